@@ -2,6 +2,7 @@
 
     ShoalError
     +-- ConfigError                  the user's input; exit code 2; the message names the key
+    |   +-- WeightsMissing           what a run begins from is not on this host, or it is something else
     +-- IdentityError                a peer is not who it should be
     |   +-- HandshakeError
     |   +-- SignatureError
@@ -47,6 +48,10 @@ class Transient:
 
 class ConfigError(ShoalError):
     """The user's input cannot be honoured: the message names the key, the value and what to do. Exit code 2."""
+
+
+class WeightsMissing(ConfigError):
+    """The weights that a run begins from are not on this host, or they are others."""
 
 
 class IdentityError(ShoalError):

@@ -48,7 +48,8 @@ def _file(tmp_path: Path, **model: object) -> str:
     return f"--config-path={tmp_path / 'run.yaml'}"
 
 
-def _shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of this checkout to its end."""
     command = [sys.executable, "-m", "shoal", *arguments]
     return subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
 
@@ -71,10 +72,10 @@ def test_a_qwen3_of_a_folder_trains_in_two_stages_and_is_computed_again_without_
     assert 5.2 < summary["eval_loss_first"] < 6.0
     assert summary["eval_loss_last"] < summary["eval_loss_first"]
     assert run.log_dir is not None
-    assert _shoal("replay", str(run.log_dir)).returncode == 0
+    assert run_shoal("replay", str(run.log_dir)).returncode == 0
     home = tmp_path / "home"
-    assert _shoal("export", str(run.log_dir), "--to", str(home)).returncode == 0
-    evaluated = _shoal("evaluate", str(home), "--json")
+    assert run_shoal("export", str(run.log_dir), "--to", str(home)).returncode == 0
+    evaluated = run_shoal("evaluate", str(home), "--json")
     assert json.loads(evaluated.stdout)["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-6)
     theirs, tokens = AutoModelForCausalLM.from_pretrained(home), torch.arange(64)[None]
     with torch.no_grad():

@@ -21,10 +21,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from shoal.checkpoint.byte_tokenizer import own_tokenizer
-from shoal.checkpoint.hf_files import tensor_files
+from shoal.checkpoint.hf_files import StoredTensors
 from shoal.checkpoint.model_source import ModelSource
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
+from shoal.model.hf.repository import Repository
 
 MODEL_TYPE: Final = "gpt2"
 ACTIVATIONS: Final = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
@@ -104,20 +105,19 @@ def open_gpt2(folder: Path, described: Mapping[str, Any], configuration: Mapping
         OSError: A file cannot be read.
     """
     config = _native_config(folder, described, configuration)
-    files = tensor_files(folder)
-    tensors = {_full_name(name): (file, name) for file in files for name in file.shapes if not _MASKS.fullmatch(name)}
+    files = StoredTensors(Repository(str(folder)))
+    tensors = {_full_name(name): name for name in files if not _MASKS.fullmatch(name)}
     is_tied = bool(described.get("tie_word_embeddings", True))
     if is_tied and _TOKENS in tensors:
         tensors[_HEAD] = tensors[_TOKENS]
     places = {_native_name(name): name for name in tensors}
 
     def shape(name: str) -> tuple[int, ...]:
-        file, stored = tensors[places[name]]
-        return file.shapes[stored][::-1] if _is_transposed(name) else file.shapes[stored]
+        stored = files.shape(tensors[places[name]])
+        return stored[::-1] if _is_transposed(name) else stored
 
     def read(name: str) -> Tensor:
-        file, stored = tensors[places[name]]
-        values = file.read(stored)
+        values = files.read(tensors[places[name]])
         if values.dtype in (torch.float16, torch.bfloat16):
             values = values.float()
         return values.t().contiguous() if _is_transposed(name) else values

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.checkpoint.byte_tokenizer import own_tokenizer
-from shoal.checkpoint.hf_files import tensor_files
+from shoal.checkpoint.hf_files import StoredTensors
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.checkpoint.model_source import ModelSource
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, StateMismatch
 from shoal.model.hf.described import FAMILY, of_the_model
 from shoal.model.hf.family import HfFamily
+from shoal.model.hf.repository import Repository
 from shoal.model.meta import build_without_values
 from shoal.model.registry import load_family
 from shoal.model.seeding import seeded
@@ -69,6 +70,61 @@ class HfForm:
                 yield stored, values.detach().contiguous()
 
 
+class StoredModel:
+    """The units of a model as a repository has them. Only the files of the units that are read are opened.
+
+    Raises:
+        ConfigError: The repository has no tensors in safetensors.
+        StateMismatch: Its tensors are of another model.
+    """
+
+    def __init__(self, repository: Repository, family: HfFamily) -> None:
+        self._name = repository.name
+        self._family = family
+        self._tensors = StoredTensors(repository)
+        try:
+            self._keys = family.stored.keys_of(self._tensors)
+        except StateMismatch as error:
+            raise StateMismatch(f"{self._name} is not of the model that config.json describes: {error}") from error
+
+    def require_size(self, index: int) -> None:
+        """Compare sizes before a unit gets its memory: what config.json says may be anything.
+
+        Raises:
+            StateMismatch: The unit is far larger than its tensors.
+        """
+        unit = build_without_values(self._family, index, 0)
+        described = sum(tensor.numel() for tensor in unit.state_dict().values())
+        there = sum(math.prod(self._tensors.shape(key)) for key in self._keys[index])
+        if described > _MOST_TIMES * there:
+            raise StateMismatch(
+                f"{self._family.unit_name(index)} in {self._name} has {there} elements in the files, and config.json "
+                f"makes it {described}: take the folder as it was written"
+            )
+
+    def unit(self, index: int) -> nn.Module:
+        """Build a unit with the values in the files.
+
+        Raises:
+            ConfigError: The hub does not give a file.
+            StateMismatch: The tensors are not those of the unit.
+            OSError: A file cannot be read.
+        """
+        self.require_size(index)
+        with seeded(0):
+            unit = self._family.build_unit(index)
+        self.fill(index, unit)
+        return unit
+
+    def fill(self, index: int, unit: nn.Module) -> None:
+        """Give a unit the values in the files. Raises as `unit`."""
+        tensors = {key: self._tensors.read(key) for key in self._keys[index]}
+        try:
+            self._family.stored.load(index, unit, tensors)
+        except StateMismatch as error:
+            raise StateMismatch(f"{self._family.unit_name(index)} in {self._name}: {error}") from error
+
+
 def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None) -> ModelSource:
     """Open a folder of transformers as a model of the family hf.
 
@@ -84,24 +140,14 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
     """
     config = _of_elsewhere(folder, described) if configuration is None else _config(folder, configuration)
     family = hf_family(config)
-    files = {name: file for file in tensor_files(folder) for name in file.shapes}
-    try:
-        keys = family.stored.keys_of(files)
-    except StateMismatch as error:
-        raise StateMismatch(f"{folder} is not of the model that its config.json describes: {error}") from error
+    stored = StoredModel(Repository(str(folder)), family)
     for index in range(family.num_units):
-        _require_size(folder, family, index, [files[key].shapes[key] for key in keys[index]])
+        stored.require_size(index)
     numbers = {family.unit_name(index): index for index in range(family.num_units)}
 
     @lru_cache(maxsize=1)
     def state_of(index: int) -> dict[str, Tensor]:
-        with seeded(0):
-            unit = family.build_unit(index)
-        try:
-            family.stored.load(index, unit, {key: files[key].read(key) for key in keys[index]})
-        except StateMismatch as error:
-            raise StateMismatch(f"{family.unit_name(index)} in {folder}: {error}") from error
-        return dict(unit.state_dict())
+        return dict(stored.unit(index).state_dict())
 
     def read(name: str) -> Tensor:
         unit, _, inner = name.removeprefix("units.").partition(".")
@@ -109,17 +155,6 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
 
     shapes = {entry.name: entry.shape for layout in stage_layouts(config) for entry in layout.entries}
     return ModelSource(folder, config, shapes, read, tokenizer=own_tokenizer(folder))
-
-
-def _require_size(folder: Path, family: HfFamily, index: int, stored: Iterable[tuple[int, ...]]) -> None:
-    """Compare sizes before a unit gets its memory: what config.json says may be anything."""
-    described = sum(tensor.numel() for tensor in build_without_values(family, index, 0).state_dict().values())
-    there = sum(math.prod(shape) for shape in stored)
-    if described > _MOST_TIMES * there:
-        raise StateMismatch(
-            f"{family.unit_name(index)} in {folder} has {there} elements in the files, and config.json makes it "
-            f"{described}: take the folder as it was written"
-        )
 
 
 def _of_elsewhere(folder: Path, described: Mapping[str, Any]) -> Config:

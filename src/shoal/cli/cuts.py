@@ -2,10 +2,11 @@
 
     a model of transformers: its config.json is read                               -> at once, without torch
                              a small twin of it proves that it may be cut          -> once, by the profiler
+                             the weights that it begins from are read and hashed   -> once, by the profiler
     by hand | one stage | the family's own figures | known from an earlier start   -> at once, without torch
     otherwise a profiler is started, a process that has torch                      -> a moment later
 
-From then on the configuration holds both, and nobody decides it again: the run's record carries it to other hosts.
+From then on the configuration holds it all, and nobody decides it again: the run's record carries it to other hosts.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[s
         found = await _unit_costs(config, host, measure=False)
     for warning in found.warnings:
         tell(logger, UnitCostsProblem(warning), notice)
+    if found.weights is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"weights": tuple(found.weights)})})
     if has_cut(config):
         return config
     counts = counts_by_cost(found.costs, config.num_stages)

@@ -1,7 +1,7 @@
 """Sections `model` and `model_pipeline`: which network, and into how many stages it is cut."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,6 +23,8 @@ _GPT_AND_RESNETS = (
     "num_classes",
     "stem",
 )
+
+_HF = ("name_or_path", "revision", "commit", "pretrained", "weights", "tie", "hf_config")
 
 
 class ModelConfig(Section):
@@ -52,8 +54,23 @@ class ModelConfig(Section):
     name_or_path: str | None = Field(
         default=None,
         min_length=1,
-        description="Model of Hugging Face whose config.json says kind and sizes: a folder, or a name on the hub. Its "
-        "weights are not taken. null: extra says them, as in {model_type: qwen3, num_hidden_layers: 4} (hf).",
+        description="Model of Hugging Face whose config.json says kind and sizes: a folder, or a name on the hub. "
+        "null: extra says them, as in {model_type: qwen3, num_hidden_layers: 4} (hf).",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Branch, tag or commit of name_or_path on the hub. null: the newest (hf).",
+    )
+    commit: str | None = Field(
+        default=None,
+        description="What revision is on the hub. null: it is asked where a run begins, and others have it from the "
+        "run (hf).",
+    )
+    pretrained: bool = Field(
+        default=False,
+        description="Begin from the weights of name_or_path, not from random ones. A server reads those of its stage "
+        "from its host's own copy of the folder, or from the hub; where there is neither, peers give them (hf).",
     )
     extra: dict[str, Any] = Field(
         default={},
@@ -70,6 +87,12 @@ class ModelConfig(Section):
         "have it from the run (hf).",
     )
 
+    weights: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], ...] | None = Field(
+        default=None,
+        description="With pretrained, the first 128 bits of the SHA-256 of each unit's weights. null: they are read "
+        "where a run begins, and others have them from the run (hf).",
+    )
+
     @field_validator("family")
     @classmethod
     def _check_family(cls, value: str) -> str:
@@ -84,7 +107,7 @@ class ModelConfig(Section):
         if self.family == "hf":
             others, instead = _GPT_AND_RESNETS, "name_or_path and extra say the sizes of a model of transformers"
         elif self.family in NATIVE_FAMILIES:
-            others, instead = ("name_or_path", "tie", "hf_config"), "only the family hf has it"
+            others, instead = _HF, "only the family hf has it"
         else:
             return None
         given = {key: cast(object, getattr(self, key)) for key in others}
@@ -95,6 +118,17 @@ class ModelConfig(Section):
             f"{', '.join(odd)}: means nothing to model.family = {self.family}, {instead}; remove it, or give a file "
             "without it (where none is given it is configs/sandbox.yaml)"
         )
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether what the weights hash to, from which the run begins, is still to be found."""
+        return self.pretrained and self.weights is None
+
+    def pretrained_problem(self) -> str | None:
+        """Return why there are no weights to begin from, or None."""
+        if not self.pretrained or self.name_or_path is not None:
+            return None
+        return "model.pretrained: give the folder of the weights, or their name on the hub, by model.name_or_path"
 
     @property
     def max_stages(self) -> int | None:

@@ -20,7 +20,10 @@ SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "model_pipeline")
 """Of these all hosts of a run have the same, but for a few keys (`config.shared`)."""
 
 NAME_OR_PATH = "model.name_or_path"
-HF_CONFIG = "model.hf_config"
+
+FOUND_BY_NAME = ("model.hf_config", "model.commit", "model.weights")
+"""What is read of `model.name_or_path` where a run begins."""
+NAMED_BY = (NAME_OR_PATH, "model.revision")
 
 UNITS_BY = ("model.family", "model.num_layers", NAME_OR_PATH, "model.extra")
 """What decides how many units there are to be cut."""
@@ -164,6 +167,7 @@ class Config(Section):
     def _check_together(self) -> "Config":
         problems = (
             self.model.keys_problem(),
+            self.model.pretrained_problem(),
             self._stage_problem(),
             self._task_problem(),
             self._heads_problem(),

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from shoal.config.dump import public_values
 from shoal.config.model import NATIVE_FAMILIES
-from shoal.config.schema import HF_CONFIG, NAME_OR_PATH, UNITS_BY, Config
+from shoal.config.schema import FOUND_BY_NAME, NAMED_BY, UNITS_BY, Config
 from shoal.config.sources import Layer
 from shoal.errors import ConfigError
 
@@ -113,8 +113,9 @@ def fork_shared(host: Config, changed: Iterable[ChangedKey], shared: Mapping[str
     for name, mine, _, origin in changed:
         if name in (_STAGES, *UNITS_BY):
             layer.put(_CUT, host.model_pipeline.cut, origin)
-        if name == NAME_OR_PATH:
-            layer.put(HF_CONFIG, host.model.hf_config, origin)
+        if name in NAMED_BY:
+            for found in FOUND_BY_NAME:
+                layer.put(found, _at(shared_configuration(host), found), origin)
         layer.put(name, mine, origin)
     config = _with_shared(host, layer.values, misfit="it does not go with the rest of the run's configuration: {}")
     if problems := config.run_problems():

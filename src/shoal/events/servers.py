@@ -49,6 +49,14 @@ class UnitCostsKnown(Event, frozen=True, tag="unit_costs.known"):
     costs: list[float]
 
 
+class WeightsRead(Event, frozen=True, tag="weights.read"):
+    """The weights that the run begins from have been read, and what each unit hashes to is part of the run."""
+
+    name_or_path: str
+    commit: str | None
+    took_s: float
+
+
 class UnitsMeasured(Event, frozen=True, tag="unit_costs.measured"):
     """The units of the model were measured, and the cut follows from their costs."""
 

@@ -54,6 +54,24 @@ class StateNobody(Event, frozen=True, tag="state.nobody"):
     reason: str
 
 
+class StartNobody(Event, frozen=True, tag="state.start_nobody"):
+    """Nobody who is there has the weights of the stage that the run begins from; this server waits for them."""
+
+    level = WARNING
+    why = "neither a server of the stage nor a mirror has the files of model.name_or_path"
+    says = "the server waits for the weights of stage {stage}: nobody has them yet"
+    do = "copy the folder of the model to this host, or run a mirror where it is (the client's host begins with one)"
+    stage: int
+
+
+class WeightsElsewhere(Event, frozen=True, tag="state.weights_elsewhere"):
+    """This server has not the weights that the run begins from, and asks its peers for those of its stage."""
+
+    says = "the weights of stage {stage} come from peers: {reason}"
+    stage: int
+    reason: str
+
+
 class StateLate(Event, frozen=True, tag="state.late"):
     """The state takes long to come; everybody is asked again for what is missing."""
 

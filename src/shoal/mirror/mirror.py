@@ -6,34 +6,44 @@ client -- Follow --> MirrorMachine -- FetchStage --> StageCopies -- fetched --> 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
+from torch import Tensor
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.inner_fetch import InnerFetch
 from shoal.averaging.round_average import Device
 from shoal.averaging.signing import unsealer
-from shoal.averaging.stage_fetch import StageFetch
+from shoal.averaging.stage_fetch import StageFetch, state_bytes
+from shoal.averaging.starts import Starts
 from shoal.checkpoint.model_layout import stage_layouts
+from shoal.checkpoint.start_weights import read_start
 from shoal.checkpoint.store import CheckpointStore
 from shoal.clock import Clock
 from shoal.config.schema import Config
+from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
-from shoal.ids import PeerId
+from shoal.events.base import tell
+from shoal.events.mirror import MirrorTooSmall
+from shoal.ids import PeerId, RunId
 from shoal.mirror.checkpoints import Checkpoints, WholeRecord
 from shoal.mirror.copies import StageCopies
 from shoal.optim.outer import OuterSgd
 from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.mirror import FetchStage, MirrorEffect, MirrorMachine
+from shoal.swarm.records import genesis_hash
 from shoal.swarm.round_effects import Send
 from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Handler
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.mirror import Follow, RunCounts
+
+logger = logging.getLogger(__name__)
 
 
 class Mirror:
@@ -68,7 +78,11 @@ class Mirror:
         chunk_bytes: int = CHUNK_BYTES,
         transfer: TransferSettings | None = None,
     ) -> None:
+        self._config = config
         self._endpoint = endpoint
+        self._device = device
+        self._free_bytes = free_bytes
+        self._notice = notice
         self._membership = membership
         self._num_stages = config.num_stages
         self._on_held = on_held
@@ -91,6 +105,15 @@ class Mirror:
             on_held=self._fetched,
             notice=notice,
         )
+        self._starts: Starts | None = None
+        if config.model.weights is not None and config.quant is None:
+            genesis = genesis_hash(RunId(run_id), config.run.seed, shared_configuration(config), authority)
+            self._starts = Starts(
+                Contents(endpoint, clock, chunk_bytes),
+                genesis,
+                view=lambda: membership.view,
+                read=self._read_start,
+            )
         self._whole: WholeRecord | None = None
         self._checkpoints: Checkpoints | None = None
         if store is not None:
@@ -99,7 +122,8 @@ class Mirror:
     @property
     def handlers(self) -> tuple[Handler, ...]:
         """Who takes the endpoint's events."""
-        return self._fetch, self._inner, self._contents, self
+        parts = self._fetch, self._inner, self._contents, self
+        return parts if self._starts is None else (self._starts, *parts)
 
     @property
     def held_rounds(self) -> dict[int, int]:
@@ -112,6 +136,8 @@ class Mirror:
             tasks.start_soon(self._contents.run)
             tasks.start_soon(self._copies.run)
             tasks.start_soon(self._dial_newcomers)
+            if self._starts is not None:
+                tasks.start_soon(self._starts.run)
             if self._checkpoints is not None:
                 tasks.start_soon(self._checkpoints.run)
 
@@ -151,6 +177,15 @@ class Mirror:
 
     # -- parts
 
+    async def _read_start(self, stage: int) -> Sequence[Tensor] | None:
+        """The weights of a stage that the run begins from, if they are on this host and it has the memory."""
+        layouts = await self._device.run(stage_layouts, self._config)
+        needed, free = state_bytes(layouts[stage]), self._free_bytes()
+        if free and needed > free:
+            tell(logger, MirrorTooSmall(needed / 1e6, free / 1e6), self._notice)
+            return None
+        return await self._device.run(read_start, self._config, stage)
+
     async def _dial_newcomers(self) -> None:
         """Connect with every replica: it may be unable to dial this host, and want what is held here."""
         dialled: set[PeerId] = set()
@@ -163,6 +198,8 @@ class Mirror:
             await self._membership.changed()
 
     def _fetched(self, stage: int, record_hash: str) -> None:
+        if self._starts is not None:
+            self._starts.withdraw()
         self._do(self._machine.fetched(stage, record_hash))
         self._say_held()
 

@@ -4,7 +4,9 @@ loop build it alike."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
+from shoal.checkpoint.start_weights import fill_start
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.data.microbatch import usual_sizes
@@ -20,7 +22,13 @@ from shoal.runtime.user_cache import user_cache
 logger = logging.getLogger(__name__)
 
 
-def configured_stage(config: Config, family: Family, stage: int, device_name: str) -> StageModule:
+Fill = Callable[[Config, StageModule], None]
+"""Gives a stage the parameters of D_0, where these do not follow from the seed."""
+
+
+def configured_stage(
+    config: Config, family: Family, stage: int, device_name: str, fill: Fill = fill_start
+) -> StageModule:
     """Build a stage with the parameters of D_0; runs on the device thread.
 
     Args:
@@ -28,10 +36,12 @@ def configured_stage(config: Config, family: Family, stage: int, device_name: st
 
     Raises:
         ConfigError: the model does not fit the configuration, there is no such device, or the stage cannot be compiled.
+        WeightsMissing: the run begins from weights that are not on this host.
     """
     device, pipeline = torch_device(device_name), config.model_pipeline
     autocast = autocast_of(config.data.precision, device)
     module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut, autocast=autocast)
+    fill(config, module)
     apply_quant(module, config.quant)
     module.to(device)
     if pipeline.compile:

@@ -11,9 +11,11 @@ from pathlib import Path
 import msgspec
 
 from shoal import log
+from shoal.checkpoint.start_weights import StartWeights
 from shoal.clock import SystemClock
+from shoal.config.schema import Config
 from shoal.events.base import emit
-from shoal.events.servers import UnitCostsEstimated, UnitCostsKnown, UnitCostsProblem
+from shoal.events.servers import UnitCostsEstimated, UnitCostsKnown, UnitCostsProblem, WeightsRead
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
@@ -44,6 +46,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
             return unit_costs(config, spec.device, clock, measure=spec.measure, cache=CostCache.of_user())
 
         found = await device.run(find)
+        weights = await device.run(_weights, config) if config.model.lacks_weights else None
     profile = found.profile
     elapsed_s = 0.0 if profile is None else round(profile.elapsed_s, 3)
     if profile is not None and profile.num_estimated:
@@ -51,4 +54,12 @@ async def main(payload: bytes, control: RoleControl) -> None:
     for warning in found.warnings:
         emit(logger, UnitCostsProblem(warning))
     emit(logger, UnitCostsKnown(found.source, elapsed_s, found.costs))
-    control.tell(CostsFound(found.costs, found.source, elapsed_s, found.warnings))
+    control.tell(CostsFound(found.costs, found.source, elapsed_s, found.warnings, weights))
+
+
+def _weights(config: Config) -> list[str]:
+    begun_s = SystemClock().now_s()
+    weights = StartWeights(config).digests()
+    took_s = round(SystemClock().now_s() - begun_s, 3)
+    emit(logger, WeightsRead(config.model.name_or_path or "", config.model.commit, took_s))
+    return list(weights)

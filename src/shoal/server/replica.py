@@ -24,18 +24,21 @@ from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import unsealer
 from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
+from shoal.averaging.starts import run_has_begun
 from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_source import StateSource
 from shoal.averaging.state_sync import StateSync
+from shoal.checkpoint.start_weights import fill_start
 from shoal.clock import Clock, SystemClock
 from shoal.codec.registry import CODECS
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.ids import PeerId, RunId
 from shoal.model.registry import load_family
+from shoal.model.stage import StageModule
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
-from shoal.pipeline.configured_stage import configured_stage
+from shoal.pipeline.configured_stage import Fill, configured_stage
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
 from shoal.pipeline.stage_compute import StageCompute
@@ -67,6 +70,7 @@ class LocalReplica:
 
     stage: int
     compute: StageCompute
+    state: ReplicaState
     worker: StageWorker
     member: RoundMember
     contents: Contents
@@ -119,6 +123,7 @@ async def build_replica(
     deaths: DeathPoints | None = None,
     snapshot_key: bytes = b"",
     snapshot_room_bytes: int = UNKNOWN_ROOM_BYTES,
+    fill: Fill | None = fill_start,
 ) -> LocalReplica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
 
@@ -137,11 +142,13 @@ async def build_replica(
         deaths: where a measurement lets the process die.
         snapshot_key: seals this peer's snapshots; the same in all its generations, and secret.
         snapshot_room_bytes: the most that is kept of other replicas' snapshots.
+        fill: gives the stage what the run begins from; None: a record stands, and D_0 is of no use.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
+        WeightsMissing: the run begins from weights that are not on this host.
     """
-    compute, state = await device.run(build_state, config, stage, device_name)
+    compute, state = await device.run(build_state, config, stage, device_name, fill or _unfilled)
     log: ReplicaLog | None = None
     if log_dir is not None:
         place = await device.run(_place, device_name)
@@ -187,7 +194,7 @@ async def build_replica(
         boundary=None if owner is None else owner.boundary,
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
-    is_behind = run_has_begun(view())
+    is_behind = fill is None or run_has_begun(view())
     patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
     sync = StateSync(contents, stage, view=view, settings=patience)
     inner = InnerExchange(
@@ -217,12 +224,11 @@ async def build_replica(
     )
     if not source.may_resume or is_behind:
         worker.start_round(1, genesis)
-    return LocalReplica(stage, compute, worker, member, contents, inner, receiver, snapshots, sender, log)
+    return LocalReplica(stage, compute, state, worker, member, contents, inner, receiver, snapshots, sender, log)
 
 
-def run_has_begun(view: SwarmView) -> bool:
-    """Whether somebody announces a record: then a server that starts has nothing that anyone may use."""
-    return any(replica.base_round > 0 for replica in view.replicas)
+def _unfilled(config: Config, module: StageModule) -> None:
+    """Leave what the seed says: it will be replaced."""
 
 
 def _place(device_name: str) -> Place:
@@ -231,7 +237,9 @@ def _place(device_name: str) -> Place:
     return place_of(device_name, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), gpu)
 
 
-def build_state(config: Config, stage: int, device_name: str) -> tuple[StageCompute, ReplicaState]:
+def build_state(
+    config: Config, stage: int, device_name: str, fill: Fill = fill_start
+) -> tuple[StageCompute, ReplicaState]:
     """Build what a replica of a stage computes with, in the state of D_0; runs on the device thread.
 
     Args:
@@ -239,8 +247,9 @@ def build_state(config: Config, stage: int, device_name: str) -> tuple[StageComp
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
+        WeightsMissing: the run begins from weights that are not on this host.
     """
-    module = configured_stage(config, load_family(config.model, config.data), stage, device_name)
+    module = configured_stage(config, load_family(config.model, config.data), stage, device_name, fill)
     optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)
     compute = StageCompute(
         module,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -14,6 +16,7 @@ import msgspec
 import torch
 
 from shoal import log
+from shoal.checkpoint.start_weights import fill_start
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
@@ -34,20 +37,23 @@ from shoal.events.servers import ServerIsReady, ServerTakesLess
 from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.model.registry import load_exact_family
+from shoal.pipeline.configured_stage import Fill
 from shoal.pipeline.device_pace import emulated_pace
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
-from shoal.runtime.launcher_messages import DialledBack, RunConcluded, ServerReady
+from shoal.runtime.launcher_messages import DialledBack, RunConcluded, ServerReady, UserNotice
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.memory import server_memory, snapshot_room, stage_needs
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import LocalReplica, build_replica
 from shoal.server.spec import ServerSpec
+from shoal.server.weights import ServerWeights
 from shoal.server.work_report import WorkReport
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.microbatch_cut import MAX_MICROBATCHES, cut
+from shoal.swarm.records import genesis_hash
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.round import Record
@@ -112,16 +118,33 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         needs = await device.run(stage_needs, config)
         server = server_of(endpoint.peer_id, record)
         stage = await _stage(spec, registry, endpoint, record, needs)
+        authority = swarm_authority(spec.swarm_key).peer_id
+        weights: ServerWeights | None = None
+        if config.model.weights is not None:
+            weights = ServerWeights(
+                config,
+                genesis_hash(RunId(spec.run_id), config.run.seed, shared_configuration(config), authority),
+                endpoint=endpoint,
+                device=device,
+                clock=clock,
+                view=lambda: registry.membership.view,
+                notice=lambda text: control.tell(UserNotice(text)),
+            )
 
         async def build(stage: int) -> LocalReplica:
             require_fit(server, needs, (stage,))
             cap = needs[stage].cap_of(server)
             if cap != server.max_microbatch_samples:
                 emit(logger, ServerTakesLess(stage, cap, asdict(memory)))
+            if weights is None:
+                return await build_from(stage, cap, fill_start)
+            return await weights.built(stage, partial(build_from, stage, cap))
+
+        async def build_from(stage: int, cap: int | None, fill: Fill | None) -> LocalReplica:
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
-                authority=swarm_authority(spec.swarm_key).peer_id,
+                authority=authority,
                 stage=stage,
                 device=device,
                 device_name=spec.device,
@@ -134,16 +157,24 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 deaths=deaths,
                 snapshot_key=hmac.digest(spec.identity_key, b"shoal snapshot", "sha256"),
                 snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap)[0]),
+                fill=fill,
             )
 
         def recorded(record: Record) -> None:
             deaths.reached("swapped", record.round)
             work.recorded(record)
+            if weights is not None:
+                weights.starts.withdraw()
 
+        connected: Collection[PeerId] = ()
+        async with AsyncExitStack() as early:
+            if weights is not None:
+                connected = await early.enter_async_context(weights.heard(endpoint))
+            replica = await build(stage)
         monitor = ReassignmentMonitor(
             endpoint=endpoint,
             announcer=Announcer(registry, record),
-            replica=await build(stage),
+            replica=replica,
             rebuild=build,
             view=lambda: registry.membership.view,
             num_stages=config.num_stages,
@@ -177,7 +208,12 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(monitor.run)
-            handlers = watched(deaths, (leaving, monitor, listener, teller))
+            starts = () if weights is None else (weights.starts,)
+            handlers = watched(deaths, (*starts, leaving, monitor, listener, teller))
+            for peer in connected:
+                peer_up(peer)
+            for handler in starts:
+                tasks.start_soon(handler.run)
             tasks.start_soon(dispatch, endpoint, handlers, peer_up, work.lost)
             threads = await device.run(torch.get_num_threads)
             emit(logger, ServerIsReady(stage, spec.device, threads, os.nice(0), endpoint.peer_id))

@@ -141,6 +141,15 @@ async def test_a_model_of_transformers_is_proven_by_a_profiler_also_where_its_cu
     assert is_settled(_config(model_pipeline={"cut": [5, 1]}))
 
 
+async def test_what_the_weights_hash_to_is_part_of_the_configuration() -> None:
+    model = {"family": "hf", "name_or_path": "./qwen", "hf_config": {"model_type": "qwen3"}, "pretrained": True}
+    config = _config(model=model, model_pipeline={"cut": [5, 1]})
+    weights = [f"{unit:032x}" for unit in range(6)]
+    told = {"costs": [1.0] * 6, "source": "static", "weights": weights}
+    found = await with_profiled_cut(config, cast("SwarmHost", Host(told)), print)
+    assert found.model.weights == tuple(weights)
+
+
 async def test_warnings_of_the_profiler_reach_the_user() -> None:
     told = {"costs": [1.0] * 6, "source": "static", "warnings": ["could not be measured"]}
     cut, _, notices = await _profiled(_config(), told)

@@ -169,10 +169,12 @@ def test_what_a_model_of_transformers_is_travels_with_the_run() -> None:
         _adopt("--model.family=hf", "--model.name-or-path=./llama", run=_hf_run())
 
 
-@pytest.mark.parametrize(("named", "known"), [("./qwen", True), ("./llama", False)])
-def test_a_run_that_goes_on_reads_the_config_again_only_of_another_model(named: str, known: bool) -> None:
-    run = shared_configuration(_hf_run())
-    host, origins = load_with_origins(None, (f"--model.name-or-path={named}",), {}, run=run)
-    assert (host.model.hf_config is not None) == known
-    forked = fork_shared(host, changed_keys(host, origins, run), run)
-    assert (forked.model.name_or_path, forked.model.hf_config is not None) == (named, known)
+@pytest.mark.parametrize(
+    ("flag", "known"),
+    [("--model.name-or-path=./qwen", True), ("--model.name-or-path=./llama", False), ("--model.revision=v2", False)],
+)
+def test_a_run_that_goes_on_reads_the_model_again_only_if_it_is_another_one(flag: str, known: bool) -> None:
+    run = shared_configuration(_hf_run(commit="c0ffee", weights=["0" * 32], pretrained=True))
+    host, origins = load_with_origins(None, (flag,), {}, run=run)
+    for model in (host.model, fork_shared(host, changed_keys(host, origins, run), run).model):
+        assert [value is not None for value in (model.hf_config, model.commit, model.weights)] == 3 * [known]

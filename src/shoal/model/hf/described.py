@@ -7,21 +7,19 @@ model.tie                           over both
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.errors import ConfigError
+from shoal.model.hf.repository import CONFIG, INSTALL, Repository
 
 if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
 
 FAMILY: Final = "hf"
-_FILE: Final = "config.json"
 # Of stored weights, of tasks with classes, of programs: nothing that a model trained from its config depends on.
 _NOT_OF_THE_MODEL: Final = frozenset(
     {
@@ -40,7 +38,6 @@ _NOT_OF_THE_MODEL: Final = frozenset(
 _IMPLEMENTATIONS: Final = ("attn_implementation", "experts_implementation")
 _OWN_CODE: Final = ("eager", "sdpa", "batched_mm", "grouped_mm")
 """Of transformers and torch. In place of flash attention transformers may take a kernel of the hub."""
-INSTALL: Final = "pip install 'shoal[hf]'"
 
 
 def with_hf_config(model: ModelConfig) -> ModelConfig:
@@ -51,7 +48,8 @@ def with_hf_config(model: ModelConfig) -> ModelConfig:
     """
     if model.family != FAMILY or model.name_or_path is None or model.hf_config is not None:
         return model
-    path = _config_file(model.name_or_path)
+    repository = Repository.of(model)
+    path = repository.path(CONFIG)
     try:
         content: object = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -61,7 +59,8 @@ def with_hf_config(model: ModelConfig) -> ModelConfig:
             f"model.name_or_path = {model.name_or_path}: {path} names no model_type, so it describes no model of "
             "transformers; give the folder of one"
         )
-    return model.model_copy(update={"hf_config": of_the_model(cast("dict[str, Any]", content))})
+    said = of_the_model(cast("dict[str, Any]", content))
+    return model.model_copy(update={"hf_config": said, "commit": repository.commit_of(path)})
 
 
 def config_values(model: ModelConfig) -> dict[str, Any]:
@@ -139,27 +138,3 @@ def _texts(value: object) -> list[str]:
     if isinstance(value, list):
         return [text for each in cast("list[object]", value) for text in _texts(each)]
     return [value] if isinstance(value, str) else []
-
-
-def _config_file(name: str) -> Path:
-    try:
-        folder = Path(name).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"model.name_or_path = {name}: there is no such folder ({error})") from error
-    if folder.is_dir():
-        if not (folder / _FILE).is_file():
-            raise ConfigError(f"model.name_or_path = {name}: this folder has no {_FILE}; give the folder of a model")
-        return folder / _FILE
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ConfigError(f"model.name_or_path = {name}: there is no such folder; give one that has a {_FILE}")
-    try:
-        hub: Any = importlib.import_module("huggingface_hub")
-    except ImportError as error:
-        raise ConfigError(f"model.name_or_path = {name}: to ask the hub needs a package: {INSTALL}") from error
-    try:
-        return Path(hub.hf_hub_download(name, _FILE))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.name_or_path = {name}: there is no such folder here, and the hub does not give its {_FILE} "
-            f"({' '.join(str(error).split())[:300]}); check the name and the network, or give a folder"
-        ) from error

@@ -6,7 +6,7 @@ Shapes: B samples, T tokens, C width, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -44,6 +44,7 @@ class HfFamily(Family):
         named: Those of them that a person has given.
         seq_len: T.
         verdicts: What earlier starts have found out; None: that is not asked, and nothing is kept.
+        parts: Tied embeddings in files become two parameters that begin alike.
 
     Raises:
         ConfigError: The values describe no model.
@@ -56,7 +57,9 @@ class HfFamily(Family):
         *,
         named: dict[str, Any] | None = None,
         verdicts: Verdicts | None = None,
+        parts: bool = False,
     ) -> None:
+        self._parts = parts
         self.values = values
         self.config = model_config(values, named or {})
         self._seq_len = seq_len
@@ -64,7 +67,9 @@ class HfFamily(Family):
 
     @classmethod
     def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
-        family = cls(config_values(model), data.seq_len, named=model.extra, verdicts=Verdicts.of_user())
+        family = cls(
+            config_values(model), data.seq_len, named=model.extra, verdicts=Verdicts.of_user(), parts=model.tie is False
+        )
         config = family.config
         if config.vocab_size < _NUM_BYTES:
             raise ConfigError(
@@ -86,7 +91,7 @@ class HfFamily(Family):
     @cached_property
     def stored(self) -> StoredUnits:
         """How the units stand in the files of transformers."""
-        return StoredUnits(self._skeleton)
+        return StoredUnits(self._skeleton, parts=self._parts)
 
     @property
     def file_config(self) -> dict[str, Any]:
@@ -96,11 +101,13 @@ class HfFamily(Family):
 
     def stored_state(self, index: int, unit: nn.Module) -> dict[str, Tensor]:
         """Return a unit's tensors as files have them, by their names there. Tied embeddings are the first unit's."""
-        state: dict[str, Tensor] = dict(unit.state_dict())
-        if self.is_tied and index == self.num_units - 1:
-            whole_names = self._skeleton.whole_names(index, state)
-            del state[whole_names[self._skeleton.embedding_names[1]]]
-        return self.stored.stored(index, state)
+        return self.stored.stored(index, self.own_state(index, unit.state_dict()))
+
+    def own_state(self, index: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what of a unit's tensors, by their names in it, no other unit has: tied embeddings are the first's."""
+        names = self._skeleton.whole_names(index, state)
+        tied = self._skeleton.embedding_names[1] if self.is_tied and index == self.num_units - 1 else None
+        return {inner: state[inner] for whole, inner in names.items() if whole != tied}
 
     @property
     def num_units(self) -> int:

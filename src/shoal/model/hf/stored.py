@@ -9,7 +9,6 @@ Which code does that is private to transformers in name. The tests of every kind
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 import re
@@ -22,13 +21,19 @@ from torch import Tensor, nn
 
 from shoal.errors import StateMismatch
 from shoal.model.hf.skeleton import Skeleton
+from shoal.model.valueless import WithoutValues
 
 
 class StoredUnits:
-    """The units of one model, as files name them."""
+    """The units of one model, as files name them.
 
-    def __init__(self, skeleton: Skeleton) -> None:
+    Args:
+        parts: Where files have no output embeddings, those of a model that is not tied begin as the input embeddings.
+    """
+
+    def __init__(self, skeleton: Skeleton, *, parts: bool = False) -> None:
         self._skeleton = skeleton
+        self._begins_alike = parts or skeleton.is_tied
         self._loading = importlib.import_module("transformers.core_model_loading")
         self._whole_names = skeleton.unit_of_each()
         self._input, self._output = skeleton.embedding_names
@@ -61,7 +66,8 @@ class StoredUnits:
                 strange.append(key)
         if strange:
             raise StateMismatch(f"these tensors are of no part of the model: {', '.join(sorted(strange)[:5])}")
-        if self._skeleton.is_tied:
+        has_head = any(self._renamed(key) == self._output for key in found[-1])
+        if self._skeleton.is_tied or (self._begins_alike and not has_head):
             # Tied embeddings stand in the files once.
             found[-1] += [key for key in found[0] if self._renamed(key) == self._input]
         return found
@@ -77,8 +83,9 @@ class StoredUnits:
             StateMismatch: They are not those of such a unit.
         """
         own = dict(unit.state_dict(keep_vars=True))
-        # A copy, because transformers puts new parameters into it.
-        host = self._skeleton.around(index, copy.deepcopy(unit))
+        # Without memory, because transformers puts new parameters into it.
+        with torch.device("meta"), WithoutValues():
+            host = self._skeleton.around(index, self._skeleton.unit(index))
         settings = importlib.import_module("transformers.modeling_utils").LoadStateDictConfig(
             weight_mapping=self._conversions, dtype=torch.float32
         )
@@ -86,9 +93,10 @@ class StoredUnits:
         names = self._skeleton.whole_names(index, own)
         missing = names.keys() & info.missing_keys
         loaded: dict[str, Tensor] = host.state_dict()
-        if self._skeleton.is_tied and self._output in names:
+        has_own = self._output not in missing
+        if self._output in names and self._begins_alike and (self._skeleton.is_tied or not has_own):
             tied = loaded[self._input]
-            if self._output not in missing and not torch.equal(loaded[self._output], tied):
+            if has_own and not torch.equal(loaded[self._output], tied):
                 raise StateMismatch(f"{self._output} is tied to {self._input}, and the files have other values of it")
             loaded[self._output] = tied
             missing.discard(self._output)

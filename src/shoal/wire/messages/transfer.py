@@ -22,22 +22,24 @@ Digest = Annotated[str, msgspec.Meta(max_length=64)]
 
 class ContentKind(enum.StrEnum):
     """What a content is: the state of a stage that a record names; what the ring of its round has made of the
-    contributions, from which that state follows; a replica at a step boundary; or what its inner optimizer knows."""
+    contributions, from which that state follows; a replica at a step boundary; what its inner optimizer knows; or the
+    weights of a stage that the run begins from."""
 
     STATE = "state"
     AVERAGE = "average"
     SNAPSHOT = "snapshot"
     INNER = "inner"
+    START = "start"
 
     @property
     def leads_to_record(self) -> bool:
-        """Whether it gives a newcomer the state that a record names."""
-        return self in (ContentKind.STATE, ContentKind.AVERAGE)
+        """Whether it gives a newcomer the state that a record names, or the run begins from."""
+        return self in (ContentKind.STATE, ContentKind.AVERAGE, ContentKind.START)
 
 
 class ContentName(Struct, frozen=True):
-    """Names a content of one stage. `digest` is the hash of the record; of a snapshot and an inner state the SHA-256 of
-    the hashes of its chunks. Both in hex."""
+    """Names a content of one stage. `digest` is the hash of the record, or what stands for D_0; of a snapshot and an
+    inner state the SHA-256 of the hashes of its chunks. All in hex."""
 
     kind: ContentKind
     stage: int
@@ -52,8 +54,8 @@ class Want(Struct, frozen=True, tag="want"):
 
 class Have(Struct, frozen=True, tag="have"):
     """It does. `chunk_hashes` are the SHA-256 of its chunks, 32 bytes each, one vector after the other. Those of a
-    state are outer parameters, outer momentum, floating and integer buffers; of an average the same without momentum; a
-    snapshot and an inner state are one vector."""
+    state are outer parameters, outer momentum, floating and integer buffers; of an average and a start the same without
+    momentum; a snapshot and an inner state are one vector."""
 
     name: ContentName
     chunk_hashes: bytes

@@ -143,7 +143,8 @@ def test_a_model_of_the_hub_is_asked_for_and_what_the_hub_says_is_passed_on(
     folder = _folder(tmp_path / "qwen")
     asked: list[tuple[str, str]] = []
 
-    def download(name: str, file: str) -> str:
+    def download(name: str, file: str, revision: str | None) -> str:
+        assert revision is None
         asked.append((name, file))
         if name == "someone/missing":
             raise OSError("404: no such repository")

@@ -1,0 +1,100 @@
+"""D_0 goes from who has it to who has not, until a record stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import torch
+from tests.alongside import alongside, until
+from torch import Tensor, nn
+
+from shoal.averaging.contents import Contents
+from shoal.averaging.starts import Starts
+from shoal.checkpoint.model_layout import StageLayout
+from shoal.clock import SystemClock
+from shoal.ids import PeerId
+from shoal.swarm.content_transfer import TransferSettings
+from shoal.swarm.view import MirrorPeer, SwarmView
+from shoal.transport.dispatch import dispatch
+from shoal.transport.memory import MemoryNetwork
+
+LAYOUT = StageLayout.of(nn.Linear(3, 2))
+WEIGHTS = [torch.arange(8.0), torch.empty(0), torch.empty(0, dtype=torch.int64)]
+SETTINGS = TransferSettings(retry_s=0.02)
+
+
+class Swarm:
+    """A mirror that has the files, or has others, and a server that has none."""
+
+    def __init__(self, given: Sequence[Tensor] | None = None) -> None:
+        network = MemoryNetwork(seed=0)
+        self.mirror, self.server = network.endpoint(PeerId("mirror")), network.endpoint(PeerId("server"))
+        self.view = SwarmView(mirrors=(MirrorPeer(self.mirror.hop),))
+        self.read: list[int] = []
+        self.given = given
+        clock = SystemClock()
+        contents = [Contents(endpoint, clock, chunk_bytes=8) for endpoint in (self.mirror, self.server)]
+        more = {"view": lambda: self.view, "settings": SETTINGS}
+        self.giving = Starts(contents[0], "genesis", read=self._read, **more)  # type: ignore[arg-type]
+        self.taking = Starts(contents[1], "genesis", **more)  # type: ignore[arg-type]
+
+    async def _read(self, stage: int) -> Sequence[Tensor] | None:
+        self.read.append(stage)
+        return self.given
+
+    async def fetched(self) -> Sequence[Tensor] | None:
+        async with alongside(self.giving.run) as tasks:
+            tasks.start_soon(self.taking.run)
+            tasks.start_soon(dispatch, self.mirror, (self.giving,))
+            tasks.start_soon(dispatch, self.server, (self.taking,))
+            return await self.taking.fetch(1, LAYOUT, self._are_right)
+
+    def _are_right(self, vectors: Sequence[Tensor]) -> bool:
+        return all(torch.equal(mine, theirs) for mine, theirs in zip(vectors, WEIGHTS, strict=True))
+
+    def commit(self) -> None:
+        """A record is mirrored."""
+        self.view = SwarmView(mirrors=(MirrorPeer(self.mirror.hop, 1),))
+
+
+async def test_what_is_wanted_is_read_once_and_given() -> None:
+    swarm = Swarm(WEIGHTS)
+    found = await swarm.fetched()
+    assert found is not None
+    assert swarm._are_right(found)
+    assert swarm.read == [1]
+
+
+async def test_once_a_record_stands_nobody_waits_for_d_0() -> None:
+    swarm = Swarm()
+    async with anyio.create_task_group() as tasks:
+
+        async def commit() -> None:
+            await until(lambda: swarm.read)
+            swarm.commit()
+
+        tasks.start_soon(commit)
+        assert await swarm.fetched() is None
+
+
+async def test_other_weights_are_not_taken_and_who_has_the_right_ones_is_waited_for() -> None:
+    swarm = Swarm([WEIGHTS[0] + 1, *WEIGHTS[1:]])
+    async with anyio.create_task_group() as tasks:
+
+        async def come() -> None:
+            await until(lambda: swarm.read)
+            await anyio.sleep(0.1)
+            swarm.commit()
+
+        tasks.start_soon(come)
+        assert await swarm.fetched() is None
+
+
+async def test_what_is_withdrawn_is_not_given() -> None:
+    swarm = Swarm(WEIGHTS)
+    swarm.giving.offer(1, WEIGHTS)
+    swarm.giving.withdraw()
+    with anyio.move_on_after(0.2):
+        assert await swarm.fetched() is None
+    assert swarm.read == []
