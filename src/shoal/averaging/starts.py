@@ -44,8 +44,9 @@ def run_has_begun(view: SwarmView) -> bool:
 
 
 def record_stands(view: SwarmView) -> bool:
-    """Whether a replica or a mirror has a record: then nobody needs D_0."""
-    return run_has_begun(view) or any(mirror.held_round > 0 for mirror in view.mirrors)
+    """Whether a replica or a mirror has a record, or the run goes on from a checkpoint: then nobody needs D_0."""
+    is_held = any(mirror.held_round > 0 for mirror in view.mirrors)
+    return is_held or run_has_begun(view) or any(client.resumed for client in view.clients)
 
 
 class Starts:

@@ -49,6 +49,10 @@ class StoredTensors:
         """
         return self._of(key).read(key)
 
+    def read_into(self, key: str, out: Tensor) -> None:
+        """See `TensorFile.read_into`. Raises as `read`."""
+        self._of(key).read_into(key, out)
+
     def _found(self) -> Mapping[str, str]:
         """The file of each key."""
         name = self._repository.name

@@ -118,9 +118,8 @@ class StoredModel:
 
     def fill(self, index: int, unit: nn.Module) -> None:
         """Give a unit the values in the files. Raises as `unit`."""
-        tensors = {key: self._tensors.read(key) for key in self._keys[index]}
         try:
-            self._family.stored.load(index, unit, tensors)
+            self._family.stored.load(index, unit, self._keys[index], self._tensors)
         except StateMismatch as error:
             raise StateMismatch(f"{self._family.unit_name(index)} in {self._name}: {error}") from error
 

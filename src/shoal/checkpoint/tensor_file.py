@@ -41,6 +41,7 @@ DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {
 }
 DTYPE_OF: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _ALIGNMENT = 8
+_PIECE_BYTES = 1 << 23
 _MAX_HEADER_BYTES = 100_000_000
 """The most that safetensors itself reads."""
 _MAX_DIMENSIONS, _MAX_ELEMENTS = 32, 1 << 50
@@ -197,6 +198,28 @@ class TensorFile:
         if not content:
             return torch.empty(place.shape, dtype=place.dtype)
         return torch.frombuffer(content, dtype=place.dtype).view(place.shape)
+
+    @torch.no_grad()
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Read one tensor, piece by piece, into another of its shape, of whose type its values become.
+
+        Raises:
+            OSError: The file cannot be read.
+            StateMismatch: The file has become shorter, or whole numbers are to become others.
+        """
+        place = self._places[name]
+        if place.dtype.is_floating_point != out.dtype.is_floating_point:
+            raise StateMismatch(f"{name} in {self._path} is {place.dtype}, the model has {out.dtype}")
+        values, size = out.view(-1), place.dtype.itemsize
+        piece = bytearray(_PIECE_BYTES)
+        with self._open() as file:
+            file.seek(place.offset)
+            for start in range(0, values.numel(), _PIECE_BYTES // size):
+                part = values[start : start + _PIECE_BYTES // size]
+                view = memoryview(piece)[: part.numel() * size]
+                if file.readinto(view) != len(view):
+                    raise self._damaged(f"it ends within {name}")
+                part.copy_(torch.frombuffer(view, dtype=place.dtype))
 
     def _open(self) -> BufferedReader | BytesIO:
         return self._path.open("rb") if self._content is None else BytesIO(self._content)

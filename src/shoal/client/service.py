@@ -89,7 +89,12 @@ async def main(payload: bytes, control: RoleControl) -> None:
         async def take_part() -> None:
             async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
                 run = RunRecord(spec.run_id, spec.config().num_stages, clock.unix_s())
-                me = ClientRecord(endpoint.addresses, clock.unix_s(), host=spec.config().network.shown_host_name)
+                me = ClientRecord(
+                    endpoint.addresses,
+                    clock.unix_s(),
+                    host=spec.config().network.shown_host_name,
+                    resumed=spec.resumed is not None,
+                )
                 if client.must_wait:
                     registry.advertise(msgspec.structs.replace(me, waits=True))
                 else:

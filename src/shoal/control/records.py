@@ -100,12 +100,14 @@ class Undialled(Struct, frozen=True):
 
 class ClientRecord(Struct, frozen=True, tag="client"):
     """A client; one that `waits` does nothing as long as it can reach another one before it. `undialled` are servers
-    that its host has dialled in vain: they may be unable to hear it over a connection."""
+    that its host has dialled in vain: they may be unable to hear it over a connection. A run that is `resumed` goes
+    on from a checkpoint, and needs no D_0."""
 
     addresses: Addresses
     join_unix_s: Amount
     maddrs: Maddrs = ()
     waits: bool = False
+    resumed: bool = False
     undialled: Annotated[tuple[Undialled, ...], msgspec.Meta(max_length=MAX_UNDIALLED)] = ()
     host: HostName = UNNAMED
 

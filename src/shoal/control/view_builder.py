@@ -101,6 +101,7 @@ def _clients(records: Iterable[VerifiedRecord]) -> list[ClientPeer]:
             record.join_unix_s,
             record.waits,
             tuple((each.peer, each.reason) for each in record.undialled),
+            record.resumed,
         )
         for opened in records
         if isinstance(record := opened.record, ClientRecord)

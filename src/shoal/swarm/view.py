@@ -128,12 +128,14 @@ class Replica(Candidate):
 
 @dataclass(frozen=True)
 class ClientPeer:
-    """A client, when it joined, whether it waits for its turn, and which servers it has dialled in vain, and why."""
+    """A client, when it joined, whether it waits for its turn, which servers it has dialled in vain, and why, and
+    whether its run goes on from a checkpoint."""
 
     hop: Hop
     join_unix_s: float
     waits: bool = False
     undialled: tuple[tuple[PeerId, str], ...] = ()
+    resumed: bool = False
 
     @property
     def peer(self) -> PeerId:

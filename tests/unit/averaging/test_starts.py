@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import anyio
+import pytest
 import torch
 from tests.alongside import alongside, until
 from torch import Tensor, nn
@@ -15,9 +16,10 @@ from shoal.checkpoint.model_layout import StageLayout
 from shoal.clock import SystemClock
 from shoal.ids import PeerId
 from shoal.swarm.content_transfer import TransferSettings
-from shoal.swarm.view import MirrorPeer, SwarmView
+from shoal.swarm.view import ClientPeer, MirrorPeer, SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages import Hop
 
 LAYOUT = StageLayout.of(nn.Linear(3, 2))
 WEIGHTS = [torch.arange(8.0), torch.empty(0), torch.empty(0, dtype=torch.int64)]
@@ -66,13 +68,16 @@ async def test_what_is_wanted_is_read_once_and_given() -> None:
     assert swarm.read == [1]
 
 
-async def test_once_a_record_stands_nobody_waits_for_d_0() -> None:
+@pytest.mark.parametrize("is_resumed", [False, True])
+async def test_once_a_record_stands_nobody_waits_for_d_0(is_resumed: bool) -> None:
     swarm = Swarm()
     async with anyio.create_task_group() as tasks:
 
         async def commit() -> None:
             await until(lambda: swarm.read)
             swarm.commit()
+            if is_resumed:
+                swarm.view = SwarmView(clients=(ClientPeer(Hop(PeerId("client"), ()), 0.0, resumed=True),))
 
         tasks.start_soon(commit)
         assert await swarm.fetched() is None

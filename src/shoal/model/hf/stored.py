@@ -14,7 +14,7 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,22 @@ from torch import Tensor, nn
 from shoal.errors import StateMismatch
 from shoal.model.hf.skeleton import Skeleton
 from shoal.model.valueless import WithoutValues
+
+
+class Tensors(Protocol):
+    """The tensors in files, by their keys."""
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    def read(self, key: str) -> Tensor:
+        """Read a tensor, in memory of its own."""
+        ...
+
+    def read_into(self, key: str, out: Tensor) -> None:
+        """Read a tensor, piece by piece, into one of its shape."""
+        ...
 
 
 class StoredUnits:
@@ -72,41 +88,75 @@ class StoredUnits:
             found[-1] += [key for key in found[0] if self._renamed(key) == self._input]
         return found
 
-    def load(self, index: int, unit: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, index: int, unit: nn.Module, keys: Iterable[str], tensors: Tensors) -> None:
         """Give a unit's parameters and buffers the values in the files.
+
+        What a file has as the unit has it goes there directly: beside the unit a large tensor takes no memory.
 
         Args:
             unit: Of `Skeleton.unit`, with memory; changed in place.
-            tensors: By the keys of `keys_of`.
+            keys: Of `keys_of`.
 
         Raises:
             StateMismatch: They are not those of such a unit.
         """
-        own = dict(unit.state_dict(keep_vars=True))
-        # Without memory, because transformers puts new parameters into it.
+        own: dict[str, Tensor] = dict(unit.state_dict(keep_vars=True))
+        names = self._skeleton.whole_names(index, own)
+        plain, others, tied = self._told_apart(keys, names)
+        problems: list[str] = []
+        for whole, key in plain.items():
+            values = own[names[whole]]
+            if tensors.shape(key) == tuple(values.shape):
+                tensors.read_into(key, values)
+            else:
+                problems.append(f"{key} of shape {tensors.shape(key)}")
+        if tied is not None and plain.get(self._output, tied) != tied:
+            values = own[names[self._output]]
+            if not torch.equal(values, tensors.read(tied).to(values.dtype)):
+                raise StateMismatch(f"{self._output} is tied to {self._input}, and the files have other values of it")
+        missing = names.keys() - plain.keys()
+        if others:
+            loaded, found = self._put_together(index, {key: tensors.read(key) for key in others})
+            problems += found
+            with torch.no_grad():
+                for whole in missing & loaded.keys():
+                    own[names[whole]].copy_(loaded[whole])
+            missing -= loaded.keys()
+        if problems := [*sorted(missing), *problems]:
+            named = ", ".join(problems[:5])
+            raise StateMismatch(f"these tensors are not there, or not as the model has them: {named}")
+
+    def _told_apart(
+        self, keys: Iterable[str], names: Mapping[str, str]
+    ) -> tuple[dict[str, str], list[str], str | None]:
+        """Return the keys of what the unit has as the files have it, by its name in the model; the other keys; and that
+        of input embeddings which a head shares."""
+        plain: dict[str, str] = {}
+        others: list[str] = []
+        tied: str | None = None
+        for key in keys:
+            whole, converter = self._rename(key)
+            whole = whole if whole in self._whole_names else key
+            if converter is None and whole in names:
+                plain[whole] = key
+            elif converter is not None or whole != self._input:
+                others.append(key)
+            else:
+                tied = key
+        if tied is not None:
+            plain.setdefault(self._output, tied)
+        return plain, others, tied if self._skeleton.is_tied else None
+
+    def _put_together(self, index: int, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+        """What transformers makes of tensors for a unit, by the names in the whole model, and what does not fit."""
         with torch.device("meta"), WithoutValues():
             host = self._skeleton.around(index, self._skeleton.unit(index))
         settings = importlib.import_module("transformers.modeling_utils").LoadStateDictConfig(
             weight_mapping=self._conversions, dtype=torch.float32
         )
-        info = self._convert(host, dict(tensors), settings)
-        names = self._skeleton.whole_names(index, own)
-        missing = names.keys() & info.missing_keys
-        loaded: dict[str, Tensor] = host.state_dict()
-        has_own = self._output not in missing
-        if self._output in names and self._begins_alike and (self._skeleton.is_tied or not has_own):
-            tied = loaded[self._input]
-            if has_own and not torch.equal(loaded[self._output], tied):
-                raise StateMismatch(f"{self._output} is tied to {self._input}, and the files have other values of it")
-            loaded[self._output] = tied
-            missing.discard(self._output)
-        problems = [*sorted(missing), *info.unexpected_keys, *info.conversion_errors, *map(str, info.mismatched_keys)]
-        if problems:
-            named = ", ".join(map(str, problems[:5]))
-            raise StateMismatch(f"these tensors are not there, or not as the model has them: {named}")
-        with torch.no_grad():
-            for whole, inner in names.items():
-                own[inner].copy_(loaded[whole])
+        info = self._convert(host, tensors, settings)
+        loaded = {name: values for name, values in host.state_dict().items() if not values.is_meta}
+        return loaded, [*info.unexpected_keys, *info.conversion_errors, *map(str, info.mismatched_keys)]
 
     def stored(self, index: int, unit_state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a unit's tensors as files have them, by their names there.
@@ -126,8 +176,12 @@ class StoredUnits:
 
     def _renamed(self, key: str) -> str:
         """The name that a key of a file has in the model; of what is put together, that of the first part."""
+        return self._rename(key)[0]
+
+    def _rename(self, key: str) -> tuple[str, str | None]:
+        """The same, with what the conversion is found by that puts it together with others."""
         prefix = self._skeleton.model.base_model_prefix
-        return self._loading.rename_source_key(key, *self._renaming, prefix, self._whole_names)[0]
+        return self._loading.rename_source_key(key, *self._renaming, prefix, self._whole_names)
 
     def _is_ignored(self, key: str) -> bool:
         """Whether it is a constant that earlier versions of transformers have saved."""
