@@ -20,11 +20,13 @@ class ServerIsReady(Event, frozen=True, tag="server.ready"):
 
 
 class ServerTakesLess(Event, frozen=True, tag="server.takes_less"):
-    """This server's memory has room for smaller microbatches only, so that trainers cut them further."""
+    """This server's memory has room for smaller microbatches only, so that trainers cut them further, or for fewer
+    steps of different trainers at the same time, so that others wait or go elsewhere."""
 
     level = WARNING
     stage: int
     cap: int | None
+    steps: int
     memory: dict[str, Any]
 
 

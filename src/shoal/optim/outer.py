@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_PART = 1 << 18
+
 
 def pseudo_gradient(outer_N: Tensor, local_N: Tensor, *, out: Tensor | None = None) -> Tensor:
     """What a replica contributes to the round: the outer parameters minus its local ones, in `out` or a new vector."""
@@ -46,11 +48,16 @@ class OuterSgd:
         Returns:
             `(theta - lr * u, v')` with `v' = mu * v + g` and `u = g + mu * v'` (Nesterov) or `u = v'`.
         """
-        new_momentum_N = momentum_N * self.momentum
-        new_momentum_N = new_momentum_N + average_N
-        if self.nesterov:
-            update_N = new_momentum_N * self.momentum
-            update_N = update_N + average_N
-        else:
-            update_N = new_momentum_N
-        return outer_N - update_N * self.lr, new_momentum_N
+        new_outer_N, new_momentum_N = torch.empty_like(outer_N), torch.empty_like(momentum_N)
+        # Part by part, so that beside the two new vectors hardly any memory is taken.
+        for start in range(0, outer_N.numel(), _PART):
+            part = slice(start, start + _PART)
+            velocity, average = new_momentum_N[part], average_N[part]
+            torch.mul(momentum_N[part], self.momentum, out=velocity)
+            velocity += average
+            update = velocity
+            if self.nesterov:
+                update = velocity * self.momentum
+                update += average
+            torch.sub(outer_N[part], update * self.lr, out=new_outer_N[part])
+        return new_outer_N, new_momentum_N

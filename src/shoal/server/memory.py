@@ -3,8 +3,8 @@
 Nothing is allocated for it: units are built on torch's meta device, with shapes and without values. The need is an
 estimate of the most that a replica takes, the same on every host, since all compute who takes which stage:
 
-    device:  parameters + optimizer state          + gradients of MAX_OPEN_STEPS steps + activations in flight, or of
-                                                     one unit in an evaluation, whose batches are larger
+    device:  parameters + optimizer state          + gradients of each open step + activations in flight, or of one
+                                                     unit in an evaluation, whose batches are larger
     host:    outer parameters, outer momentum,     + averaging, which begins when no step is open
              the vector that rounds are averaged in,
              averages for mirrors, inner states for checkpoints
@@ -36,7 +36,8 @@ from shoal.swarm.assignment import StageNeed
 from shoal.swarm.microbatch_cut import within
 
 MAX_OPEN_STEPS = 4
-"""Steps of different trainers that a replica works on at the same time; each keeps gradients of its own."""
+"""Steps of different trainers that a replica works on at the same time; each keeps gradients of its own. A replica has
+fewer where its server has not the memory for so many."""
 
 PROCESS_BYTES = 128 * 2**20
 """Of a server without its stage, measured: its own pages of interpreter and libraries, and its libp2p daemon."""
@@ -48,9 +49,8 @@ COMPILER_BYTES = 160 * 2**20
 # the one in which contributions are averaged (`averaging.round_average`), and what those who follow the run, as mirrors
 # do, read of the last two rounds (`swarm.state_keeping`).
 _HELD_VECTORS = 5
-# Those that an outer round adds for a moment: the new momentum, the update, the update times the learning rate, the new
-# parameters.
-_ROUND_VECTORS = 4
+# Those that an outer round adds for a moment: the new momentum and the new parameters.
+_ROUND_VECTORS = 2
 _FLOAT_BYTES = 4
 _BF16_BYTES = 2
 
@@ -97,7 +97,8 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
-        step_bytes=MAX_OPEN_STEPS * (parameter_bytes + 2 * buffer_bytes) + kept * tally.cast_bytes,
+        step_bytes=parameter_bytes + 2 * buffer_bytes,
+        open_bytes=kept * tally.cast_bytes,
         sample_bytes=sample_bytes,
         eval_sample_bytes=tally.largest_activation_bytes,
         host_bytes=PROCESS_BYTES
@@ -109,6 +110,7 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * buffer_bytes,
         max_samples=-(-batch // parts),
         min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),
+        max_steps=MAX_OPEN_STEPS,
     )
 
 

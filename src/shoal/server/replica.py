@@ -116,6 +116,7 @@ async def build_replica(
     view: Callable[[], SwarmView],
     log_dir: Path | None = None,
     max_microbatch_samples: int | None = None,
+    max_open_steps: int = MAX_OPEN_STEPS,
     clock: Clock | None = None,
     transfer: TransferSettings | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -136,6 +137,7 @@ async def build_replica(
         view: returns the swarm as it is now.
         log_dir: holds the replica's own log, without which a run cannot be replayed; None keeps none.
         max_microbatch_samples: the most that it takes at a time; None: any number.
+        max_open_steps: for which it has memory.
         transfer: as configured if None.
         chunk_bytes: of a state; the same on all servers.
         pace: of an emulated device; None: as fast as this device can.
@@ -184,7 +186,7 @@ async def build_replica(
         device=device,
         stage=stage,
         num_stages=config.num_stages,
-        max_open_steps=MAX_OPEN_STEPS,
+        max_open_steps=max_open_steps,
         max_microbatch_samples=max_microbatch_samples,
         max_kept=config.model_pipeline.microbatches_in_flight,
         events=sender,

@@ -134,13 +134,14 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         async def build(stage: int) -> LocalReplica:
             require_fit(server, needs, (stage,))
             cap = needs[stage].cap_of(server)
-            if cap != server.max_microbatch_samples:
-                emit(logger, ServerTakesLess(stage, cap, asdict(memory)))
+            steps = needs[stage].steps_of(server, cap)
+            if cap != server.max_microbatch_samples or steps < needs[stage].max_steps:
+                emit(logger, ServerTakesLess(stage, cap, steps, asdict(memory)))
             if weights is None:
-                return await build_from(stage, cap, fill_start)
-            return await weights.built(stage, partial(build_from, stage, cap))
+                return await build_from(stage, cap, steps, fill_start)
+            return await weights.built(stage, partial(build_from, stage, cap, steps))
 
-        async def build_from(stage: int, cap: int | None, fill: Fill | None) -> LocalReplica:
+        async def build_from(stage: int, cap: int | None, steps: int, fill: Fill | None) -> LocalReplica:
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
@@ -152,11 +153,12 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 view=lambda: registry.membership.view,
                 log_dir=Path(spec.log_dir),
                 max_microbatch_samples=cap,
+                max_open_steps=steps,
                 clock=clock,
                 pace=emulated_pace(config.emulation.call_s, config.emulation.sample_times_of(spec.index)),
                 deaths=deaths,
                 snapshot_key=hmac.digest(spec.identity_key, b"shoal snapshot", "sha256"),
-                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap)[0]),
+                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap, steps)[0]),
                 fill=fill,
             )
 

@@ -28,38 +28,44 @@ class StageNeed:
 
     Attributes:
         device_bytes: of the device that computes, always.
-        step_bytes: of the device, while steps are open.
+        step_bytes: of the device, for each open step: its gradients.
+        open_bytes: of the device, while any step is open.
         sample_bytes: likewise, for each sample of a microbatch: activations of all that are in flight.
         eval_sample_bytes: of the device, for each sample that is evaluated: steps wait meanwhile.
         host_bytes: of the host, always.
         round_bytes: of the host, while averaging: then no step is open.
         max_samples: of the largest microbatch.
         min_samples: of the smallest microbatches into which a step may be cut: replicas take a limited number of them.
+        max_steps: that a replica ever has open.
     """
 
     device_bytes: int
     step_bytes: int = 0
+    open_bytes: int = 0
     sample_bytes: int = 0
     eval_sample_bytes: int = 0
     host_bytes: int = 0
     round_bytes: int = 0
     max_samples: int = 1
     min_samples: int = 1
+    max_steps: int = 1
 
-    def of(self, server: Candidate, cap: int | None) -> tuple[int, int]:
+    def of(self, server: Candidate, cap: int | None, steps: int = 1) -> tuple[int, int]:
         """Return the bytes that the stage needs of the server's host and of its device.
 
         A server without a device of its own (`device_memory_bytes` 0) needs all of its host.
 
         Args:
             cap: the most samples in a microbatch; None: any number.
+            steps: that are open at the same time.
         """
         samples = self.max_samples if cap is None else min(cap, self.max_samples)
         evaluated = EVAL_SAMPLES if cap is None else min(cap, EVAL_SAMPLES)
-        step_bytes = self.step_bytes + max(samples * self.sample_bytes, evaluated * self.eval_sample_bytes)
+        activation_bytes = max(samples * self.sample_bytes, evaluated * self.eval_sample_bytes)
+        busy_bytes = steps * self.step_bytes + self.open_bytes + activation_bytes
         if server.device_memory_bytes:
-            return self.host_bytes + self.round_bytes, self.device_bytes + step_bytes
-        return self.host_bytes + self.device_bytes + max(step_bytes, self.round_bytes), 0
+            return self.host_bytes + self.round_bytes, self.device_bytes + busy_bytes
+        return self.host_bytes + self.device_bytes + max(busy_bytes, self.round_bytes), 0
 
     def cap_of(self, server: Candidate) -> int | None:
         """Return the most samples in a microbatch with which the stage fits into the memory of a server that it
@@ -68,6 +74,10 @@ class StageNeed:
             return server.max_microbatch_samples
         caps = self._caps(server)
         return caps[bisect_left(caps, True, key=lambda samples: not self.fits(server, samples)) - 1]
+
+    def steps_of(self, server: Candidate, cap: int | None) -> int:
+        """Return how many steps a server that the stage fits with this cap may have open: one at least."""
+        return next((steps for steps in range(self.max_steps, 1, -1) if self.fits(server, cap, steps)), 1)
 
     def fits_whole(self, server: Candidate) -> bool:
         """Whether the server's memory suffices with microbatches as large as its user lets them be."""
@@ -83,9 +93,10 @@ class StageNeed:
         cap = server.max_microbatch_samples
         return range(self.min_samples, (most if cap is None else min(cap, most)) + 1)
 
-    def fits(self, server: Candidate, cap: int | None) -> bool:
-        """Whether the server's memory suffices, with `cap` as for `of`; what is not known is taken to be enough."""
-        host_bytes, device_bytes = self.of(server, cap)
+    def fits(self, server: Candidate, cap: int | None, steps: int = 1) -> bool:
+        """Whether the server's memory suffices, with `cap` and `steps` as for `of`; what is not known is taken to be
+        enough."""
+        host_bytes, device_bytes = self.of(server, cap, steps)
         fits_host = not server.free_memory_bytes or host_bytes <= server.free_memory_bytes
         return fits_host and device_bytes <= server.device_memory_bytes
 

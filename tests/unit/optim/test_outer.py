@@ -24,6 +24,17 @@ def test_outer_steps_equal_torch_sgd_in_float64(nesterov: bool) -> None:
     torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_a_long_vector_is_stepped_part_by_part_with_the_same_bits(nesterov: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(2 * (1 << 18) + 5, generator=generator) for _ in range(3)]
+    outer = OuterSgd(lr=0.7, momentum=0.9, nesterov=nesterov)
+    whole = outer.stage(*inputs)
+    parts = [outer.stage(*each) for each in zip(*(vector.split(1000) for vector in inputs), strict=True)]
+    for number, vector in enumerate(whole):
+        assert torch.equal(vector, torch.cat([part[number] for part in parts]))
+
+
 def test_staging_changes_none_of_its_inputs() -> None:
     inputs = [torch.arange(5.0) + offset for offset in (1, 2, 3)]
     copies = [tensor.clone() for tensor in inputs]

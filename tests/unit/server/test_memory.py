@@ -90,7 +90,7 @@ def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str,
         buffer_bytes = sum(b.nbytes for b in module.buffers())
         steps = 4 * len(parameters) * (optim == "adam")
         assert need.device_bytes == (1 + moments) * parameter_bytes + steps + buffer_bytes
-        assert need.step_bytes == MAX_OPEN_STEPS * (parameter_bytes + 2 * buffer_bytes)
+        assert (need.step_bytes, need.max_steps) == (parameter_bytes + 2 * buffer_bytes, MAX_OPEN_STEPS)
         # The outer state is what a real replica holds.
         optimizer = build_inner_optimizer(parameters, InnerOptimConfig())
         state = ReplicaState(StageCompute(module, optimizer, run_seed=0, stage=stage), OuterSgd(0.7, 0.9, True))
@@ -125,7 +125,7 @@ def test_what_a_model_keeps_as_constants_is_no_state_of_a_replica() -> None:
     assert [name for name, _ in family.build_unit(0).named_buffers()] == ["embed_tokens.embed_scale"]
     for stage, need in enumerate(stage_needs(config)):
         module = build_stage(family, stage, 2, seed=0)
-        assert need.step_bytes == MAX_OPEN_STEPS * sum(p.nbytes for p in module.parameters())
+        assert need.step_bytes == sum(p.nbytes for p in module.parameters())
 
 
 def test_a_server_that_compiles_keeps_the_compiler() -> None:
@@ -180,7 +180,7 @@ def test_a_schedule_needs_what_it_holds() -> None:
 
 def test_quantised_weights_are_kept_by_each_microbatch_in_flight() -> None:
     plain, quantised = (stage_needs(config_of("gpt", quant=quant))[0] for quant in (None, {}))
-    assert quantised.step_bytes > plain.step_bytes
+    assert quantised.open_bytes > plain.open_bytes
     assert quantised.sample_bytes > plain.sample_bytes
     assert quantised.device_bytes == plain.device_bytes
 
@@ -191,7 +191,7 @@ def test_weights_that_autocast_casts_are_kept_by_each_microbatch_in_flight() -> 
     family = load_family(config_of("gpt").model, config_of("gpt").data)
     for stage, kept in ((0, 3), (1, 1)):
         matrices = sum(p.numel() for p in build_stage(family, stage, 2, seed=0).parameters() if p.dim() > 1)
-        assert mixed[stage].step_bytes - plain[stage].step_bytes == kept * 2 * matrices
+        assert mixed[stage].open_bytes - plain[stage].open_bytes == kept * 2 * matrices
         assert mixed[stage].device_bytes == plain[stage].device_bytes, "parameters stay float32"
 
 
@@ -217,7 +217,7 @@ def test_a_family_that_needs_values_is_counted_all_the_same(monkeypatch: pytest.
     monkeypatch.setattr("shoal.server.memory.load_family", lambda *_: family)
     before = torch.get_rng_state()
     first, second = stage_needs(config)
-    assert first.step_bytes + second.step_bytes == MAX_OPEN_STEPS * family.num_units * (8 * 8 * 4 + 2 * 4)
+    assert first.step_bytes + second.step_bytes == family.num_units * (8 * 8 * 4 + 2 * 4)
     assert torch.equal(torch.get_rng_state(), before), "nothing that is drawn later depends on it"
 
 

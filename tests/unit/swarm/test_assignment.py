@@ -201,6 +201,18 @@ def test_an_evaluation_counts_where_its_batches_need_more_than_the_microbatches(
     assert need.of(_candidate("capped", 0.0), 4) == (100 + 7 + 40 + 4 * 10, 0)
 
 
+@pytest.mark.parametrize(
+    ("host_bytes", "expected"),
+    [(0, 4), (107 + 80 + 4 * 40, 4), (107 + 80 + 4 * 40 - 1, 3), (107 + 80 + 40, 1), (107 + 80 + 40 - 1, 1)],
+)
+def test_a_server_has_as_many_steps_open_as_its_memory_has_room_for_and_one_at_least(
+    host_bytes: int, expected: int
+) -> None:
+    need = replace(NEED, max_steps=4)
+    assert need.steps_of(_candidate("cpu", 0.0, host_bytes), None) == expected
+    assert need.fits_whole(_candidate("cpu", 0.0, host_bytes)) == (host_bytes == 0 or host_bytes >= 107 + 80 + 40)
+
+
 def test_a_gpu_needs_room_on_both_sides() -> None:
     def gpu(host_bytes: int, device_bytes: int) -> Candidate:
         return replace(_candidate("gpu", 0.0, host_bytes), device_memory_bytes=device_bytes)
