@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError
 from shoal.model.hf.library import build_without_memory, give_values
+from shoal.model.hf.routers import router_losses
+from shoal.model.router_loss import RouterLosses
 
 
 class Skeleton:
@@ -105,7 +107,8 @@ class Skeleton:
         constants = nn.ModuleDict({name: module for name, module in owner.named_children() if _is_constant(module)})
         for module in constants.values():
             give_values(self.model, module)
-        return Part(model, constants, is_first=first is not None, is_last=last is not None)
+        routers = router_losses(model, (modules[layer + 1] for layer in mine))
+        return Part(model, constants, routers, is_first=first is not None, is_last=last is not None)
 
     def whole_names(self, index: int, inner: Iterable[str]) -> dict[str, str]:
         """Return the names in the whole model of what has these names in a unit, and the latter."""
@@ -172,9 +175,12 @@ class Part(nn.Module):
     frequencies are float32 whatever a stage computes in.
     """
 
-    def __init__(self, model: Any, constants: nn.ModuleDict, *, is_first: bool, is_last: bool) -> None:
+    def __init__(
+        self, model: Any, constants: nn.ModuleDict, routers: RouterLosses | None, *, is_first: bool, is_last: bool
+    ) -> None:
         super().__init__()
         self.constants = constants
+        self.routers = routers
         # In a tuple, where torch does not look.
         self._model = (model,)
         self._key = "input_ids" if is_first else "inputs_embeds"
