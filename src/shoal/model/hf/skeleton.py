@@ -4,9 +4,9 @@
     +-- base model
     |   +-- embeddings, dropout    embedding     what comes before the list of layers
     |   +-- list of layers         block_0 ...   the longest list there is: one entry for each of num_hidden_layers
-    |   +-- norm                   head          what comes after the list and has parameters,
+    |   +-- norm                   head          what comes after the list, with parameters or without,
     +-- output embeddings          head          and what the model has beside its base model
-        rotary and the like        every part    what has no parameters: constants
+        rotary and the like        every part    what has buffers and no parameters: constants
 
 A part runs the model's own forward, so masks, positions and rotary embeddings are made once in it: its list holds its
 own layers, each list in its config that says something of every layer is cut alike, and what belongs to another part
@@ -51,7 +51,7 @@ class Skeleton:
         names = [name for name, _ in owner.named_children()]
         at = names.index(self._list.rpartition(".")[2])
         self._before = {n: owner.get_submodule(n) for n in names[:at] if not _is_constant(owner.get_submodule(n))}
-        self._after = {n: owner.get_submodule(n) for n in names[at + 1 :] if _has_parameters(owner.get_submodule(n))}
+        self._after = {n: owner.get_submodule(n) for n in names[at + 1 :] if not _is_constant(owner.get_submodule(n))}
         self._beside = {n: m for n, m in self.model.named_children() if m is not base and _has_parameters(m)}
         self._require_complete()
         setattr(owner, names[at], nn.ModuleList())

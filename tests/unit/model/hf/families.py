@@ -86,6 +86,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "mistral": _SLIDING,
     "smollm3": _BASE,
     "granite": _BASE,
+    # Its norm behind the layers has no parameter.
+    "olmo": _BASE,
     "olmo2": _BASE,
     "olmo3": _SLIDING,
     "phi3": _BASE,
