@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ def print_check(name: str, config: Config) -> None:
     from shoal.model.hf.family import HfFamily
     from shoal.model.hf.library import is_kind
 
-    said = {"extra": {"model_type": name, **config.model.extra}} if is_kind(name) else {"name_or_path": name}
+    # A folder may be named like a kind.
+    is_of_kind = is_kind(name) and not (Path(name) / "config.json").is_file()
+    said = {"extra": {"model_type": name, **config.model.extra}} if is_of_kind else {"name_or_path": name}
     model = config.model.model_copy(update=said)
     values = config_values(model)
     family = HfFamily(values, config.data.seq_len, named=model.extra)

@@ -60,11 +60,13 @@ _COLUMNS: tuple[tuple[str, str, _Write], ...] = (
     ("loss", "loss/train", _loss),
     ("eval loss", "loss/eval", _loss),
     ("baseline", "loss/baseline", _loss),
+    ("load cv", "router/load_cv", _loss),
     ("samples/s", "samples_per_s", rate),
     ("pipelines", "pipelines", whole),
     ("peers", "alive_peers", whole),
 )
-_OF_A_STEP = frozenset({"step", "loss/train", "samples_per_s"})
+_OF_SOME_RUNS = frozenset({"loss/baseline", "router/load_cv"})
+_OF_A_STEP = frozenset({"step", "loss/train", "router/load_cv", "samples_per_s"})
 """Numbers that come with each step, and so are old when none comes. Others stand until something happens."""
 
 
@@ -103,7 +105,7 @@ class RunRow:
         ]
         for title, name, write in _COLUMNS:
             value = self._values.get(name)
-            if value is None and title == "baseline":
+            if value is None and name in _OF_SOME_RUNS:
                 continue
             cells.append(Cell(title, "-" if value is None else write(value), self._age_s(name, now_s)))
         return cells

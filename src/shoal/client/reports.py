@@ -21,7 +21,7 @@ from shoal.log import FloodGate
 from shoal.runtime.changes import Changes
 from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, RouterReport
 from shoal.wire.messages.control import EvalReport, Metrics, PeerMetrics, StepReport, TrainerDone, TrainerStuck
 
 logger = logging.getLogger(__name__)
@@ -183,6 +183,8 @@ class Reports:
                 skipped=report.skipped,
                 duration_s=report.duration_s,
                 at_s=report.at_s,
+                router_losses=tuple(router.loss for router in report.routers),
+                router_load_cvs=tuple(router.load_cv for router in report.routers),
             )
         )
         if (warning := self.divergence.step(report.skipped)) is not None:
@@ -193,6 +195,7 @@ class Reports:
                 "step": float(progress.steps),
                 "samples": float(progress.samples),
                 "loss/train": report.loss,
+                **_router_numbers(report.routers),
                 "grad_norm": report.grad_norm,
                 "lr": report.lr,
                 "step_s": report.duration_s,
@@ -228,3 +231,11 @@ class Reports:
                 self._done.add(event.slot)
             case _:
                 pass
+
+
+def _router_numbers(routers: Sequence[RouterReport]) -> dict[str, float]:
+    """What metrics have of the layers with experts, see `monitor.status.Status`; nothing where there are none."""
+    if not routers:
+        return {}
+    mean = sum(router.loss for router in routers) / len(routers)
+    return {"loss/router": mean, "router/load_cv": max(router.load_cv for router in routers)}

@@ -32,6 +32,8 @@ class StepReported(Event, frozen=True, tag="step.reported"):
         attempt: how often it was begun before.
         num_targets: labels that the loss counts.
         loss: mean over the targets, in nats.
+        router_losses: of each layer with experts, in order; 1 where its experts get as many tokens.
+        router_load_cvs: of each of those, the standard deviation of the experts' numbers of tokens over their mean.
     """
 
     level: ClassVar[int] = logging.DEBUG
@@ -44,6 +46,8 @@ class StepReported(Event, frozen=True, tag="step.reported"):
     skipped: bool
     duration_s: float
     at_s: float
+    router_losses: tuple[float, ...] = ()
+    router_load_cvs: tuple[float, ...] = ()
 
 
 class ShareEvaluated(Event, frozen=True, tag="evaluation.share"):

@@ -103,7 +103,9 @@ def _compiled(module: StageModule, sizes: Collection[int]) -> Callable[[Tensor],
     with seeded(0):
         for size in sorted(sizes):
             received = torch.zeros(size, *spec.shape, dtype=spec.torch_dtype).requires_grad_(not module.is_first)
-            output = function(received)
+            # The weight of a microbatch is no part of the code.
+            with module.weighed(1.0):
+                output = function(received)
             leaves = [leaf for leaf in (received, *module.parameters()) if leaf.requires_grad]
             if output.requires_grad:
                 torch.autograd.grad(output, leaves, torch.zeros_like(output), allow_unused=True)

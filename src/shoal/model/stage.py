@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from shoal.errors import ConfigError, LocalProtocolError
 from shoal.model.partition import cut as cut_by_costs
 from shoal.model.partition import cut_by_counts
+from shoal.model.router_loss import RouterLosses, RouterPass
 from shoal.model.seeding import seeded, unit_seed
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class Family(ABC):
         Called once for each stage that is built. What it returns holds the units, which may be quantised in place
         later, without registering them again: every cut gives a parameter the same name. If it is a module, it goes
         with the stage to its device and into its mode; it may hold constants, as buffers that are not persistent, and
-        no parameters.
+        no parameters. `RouterLosses` that it has as `routers` are trained with, and reported.
 
         Args:
             indices: Of the units in the model.
@@ -214,6 +215,7 @@ class StageModule(nn.Module):
         self._dtype = dtype
         self._autocast = autocast
         self.assembled = family.assemble(indices, units)
+        self._routers = cast("RouterLosses | None", getattr(self.assembled, "routers", None))
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._compiled_sizes: frozenset[int] = frozenset()
 
@@ -250,6 +252,17 @@ class StageModule(nn.Module):
         if self._autocast is not None and x.is_floating_point():
             x = x.to(self.output_spec.torch_dtype)
         return x
+
+    def weighed(self, weight: float) -> AbstractContextManager[list[RouterPass]]:
+        """Inside, a forward also trains the stage's routers, if it has any: see `RouterLosses.weighed`.
+
+        Args:
+            weight: The microbatch's share of the step's targets.
+        """
+        if self._routers is None:
+            return nullcontext([])
+        device = next((p.device for p in self.parameters()), torch.device("cpu"))
+        return self._routers.weighed(weight, device)
 
     def _widened(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         return tensor if tensor.is_floating_point() else tensor.to(spec.torch_dtype)

@@ -135,7 +135,7 @@ def operate(
                 compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
             return None
         case OperationKind.FORWARD:
-            output = compute.forward(key, microbatch, tensors[0])
+            output = compute.forward(key, microbatch, tensors[0], weight_of(targets, microbatch))
             # Nobody gets what the last stage puts out.
             return None if compute.module.is_last else to_wire(output)
         case OperationKind.WEIGHTS:

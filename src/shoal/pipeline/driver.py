@@ -34,7 +34,7 @@ from shoal.swarm.step_trainer import (
 )
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Hop, SampleRange, Traffic
-from shoal.wire.messages.base import ReplicaRef, Replicas
+from shoal.wire.messages.base import ReplicaRef, Replicas, RouterReport
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.step import (
     Aborted,
@@ -66,6 +66,7 @@ class StepResult:
         skipped: Committed without effect, because a gradient was not finite.
         path: The replicas of the last attempt.
         committed: Some replica has applied it. Otherwise none of the path could say, and the round's record decides.
+        routers: Of all layers with experts, in order.
     """
 
     key: StepKey
@@ -77,6 +78,7 @@ class StepResult:
     attempts: int
     path: tuple[PeerId, ...]
     committed: bool
+    routers: tuple[RouterReport, ...] = ()
 
 
 class StepDriver:
@@ -203,6 +205,7 @@ class StepDriver:
                     attempts=end.attempts,
                     path=end.path,
                     committed=end.committed,
+                    routers=end.routers,
                 )
 
     async def evaluate(

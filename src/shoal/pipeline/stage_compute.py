@@ -29,6 +29,7 @@ from shoal.errors import LocalProtocolError
 from shoal.events.base import emit
 from shoal.events.steps import StepNotSplit
 from shoal.ids import StepKey
+from shoal.model.router_loss import RouterPass, RouterTotals
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
 from shoal.optim.inner import InnerOptimizer
@@ -48,6 +49,7 @@ class _KeptForward:
     received: Tensor
     output: Tensor | None
     buffers: list[Tensor]
+    weight: float
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class _StepState:
     kept: dict[int, _KeptForward] = field(default_factory=dict[int, _KeptForward])
     later: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     loss: float = 0.0
+    routers: RouterTotals = field(default_factory=RouterTotals)
 
 
 class StageCompute:
@@ -109,24 +112,25 @@ class StageCompute:
 
     # ---- a step
 
-    def forward(self, key: StepKey, microbatch: int, input: Tensor) -> Tensor:
+    def forward(self, key: StepKey, microbatch: int, input: Tensor, weight: float = 1.0) -> Tensor:
         """Runs one forward of a stage that is not the last; microbatches of a step come in order.
 
         Args:
             key: The step's first microbatch begins it.
             input: (B, *input_spec.shape).
+            weight: The microbatch's share of the step's targets; scales the gradients of the stage's routers' loss.
 
         Returns:
             (B, *output_spec.shape), on the CPU, without gradient.
         """
         step = self._step(key)
         received, before = self._received(input), step.buffers
-        output, step.buffers = self._run(before, key, microbatch, received)
+        output = self._begin(step, key, microbatch, received, weight)
         # Also what is computed again was computed with a graph: without one, torch may choose other kernels.
         kept = (
-            _KeptForward(received, None, before)
+            _KeptForward(received, None, before, weight)
             if self.activation_checkpointing
-            else _KeptForward(received, output, [])
+            else _KeptForward(received, output, [], weight)
         )
         step.kept[microbatch] = kept
         return output.detach().cpu()
@@ -165,7 +169,7 @@ class StageCompute:
             received, output = kept.received, self._output(kept, key, microbatch)
         else:
             received = self._received(input)
-            output, step.buffers = self._run(step.buffers, key, microbatch, received)
+            output = self._begin(step, key, microbatch, received, weight)
         if not weight:
             self._differentiate(step, microbatch, output, received, torch.zeros_like(output))
             return self._input_gradient(received)
@@ -194,7 +198,7 @@ class StageCompute:
             total += float(square)
         loss = step.loss if self.module.is_last else None
         finite = math.isfinite(total) and (loss is None or math.isfinite(loss))
-        return StepTotals(total, finite, loss)
+        return StepTotals(total, finite, loss, step.routers.reports())
 
     def commit(self, key: StepKey, scale: float, lr: float, skipped: bool) -> None:
         """Applies the step: gradients times `scale`, one optimizer step with `lr`, its buffers; nothing if `skipped`.
@@ -231,19 +235,26 @@ class StageCompute:
         # The first stage's input is data: nobody needs its gradient.
         return received if self.module.is_first else received.requires_grad_()
 
+    def _begin(self, step: _StepState, key: StepKey, microbatch: int, received: Tensor, weight: float) -> Tensor:
+        """Return the output of a microbatch's first forward."""
+        output, step.buffers, passes = self._run(step.buffers, key, microbatch, received, weight)
+        step.routers.add(weight, passes)
+        return output
+
     def _run(
-        self, buffers: list[Tensor], key: StepKey, microbatch: int, received: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return the output, and the buffers as they are after it."""
+        self, buffers: list[Tensor], key: StepKey, microbatch: int, received: Tensor, weight: float
+    ) -> tuple[Tensor, list[Tensor], list[RouterPass]]:
+        """Return the output, the buffers as they are after it, and what the routers have come to."""
         seed = operation_seed(self._run_seed, key.trainer, key.number, microbatch, self._stage)
-        with seeded(seed, self._device), self._buffers.bound_to(buffers) as left:
+        weighed = self.module.weighed(weight)
+        with seeded(seed, self._device), self._buffers.bound_to(buffers) as left, weighed as passes:
             output = self.module(received)
-        return output, left
+        return output, left, passes
 
     def _output(self, kept: _KeptForward, key: StepKey, microbatch: int) -> Tensor:
         if kept.output is not None:
             return kept.output
-        return self._run(kept.buffers, key, microbatch, kept.received)[0]
+        return self._run(kept.buffers, key, microbatch, kept.received, kept.weight)[0]
 
     def _differentiate(
         self, step: _StepState, microbatch: int, root: Tensor, received: Tensor, gradient: Tensor | None

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.ids import PeerId, StepKey
+from shoal.wire.messages.base import RouterReport
 from shoal.wire.messages.step import StepMessage
 
 CLOSED = "closed"
@@ -130,8 +131,10 @@ class StepTotals:
         squared_norm: of this stage's gradients, in float64.
         finite: whether gradients and the loss are.
         loss: mean over the step's targets; None but in the last stage.
+        routers: of this stage's layers with experts, in order.
     """
 
     squared_norm: float
     finite: bool
     loss: float | None
+    routers: tuple[RouterReport, ...] = ()

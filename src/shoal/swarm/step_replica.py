@@ -328,7 +328,7 @@ class StepReplica:
         sends = step.results(operation)
         if totals is not None:
             step.prepared = True
-            sums = (totals.squared_norm, totals.finite, totals.loss)
+            sums = (totals.squared_norm, totals.finite, totals.loss, totals.routers)
             sends.append(SendStepMessage(step.trainer, Prepared(operation.key, self._stage, step.version, *sums)))
         return sends
 

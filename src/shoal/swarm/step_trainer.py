@@ -19,7 +19,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.swarm.microbatch_cut import KnownCaps, MicrobatchPart, cut
 from shoal.swarm.step_operations import BEHIND, CLOSED, SendStepMessage, decision_of, gradient_norm
 from shoal.swarm.step_path import Avoidance, candidates, choose_path
-from shoal.wire.messages.base import Hop, Replicas, SampleRange
+from shoal.wire.messages.base import Hop, Replicas, RouterReport, SampleRange
 from shoal.wire.messages.step import (
     Abort,
     Aborted,
@@ -106,6 +106,7 @@ class Finished:
     skipped: bool
     committed: bool
     attempts: int
+    routers: tuple[RouterReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +380,7 @@ class StepTrainer:
             skipped=self._commit is not None and self._commit.skipped,
             committed=any(self._answers.values()),
             attempts=self._attempts,
+            routers=tuple(router for stage in range(len(self._path)) for router in self._prepared[stage].routers),
         )
         self._end(finished)
         return []

@@ -113,7 +113,8 @@ class PlainLoop:
             # Stages meet at detached tensors, as machines do.
             hidden = hidden.detach().requires_grad_(not stage.is_first)
             received.append(hidden)
-            with seeded(operation_seed(self._run_seed, self._trainer, number, microbatch, stage.stage), self._device):
+            seed = operation_seed(self._run_seed, self._trainer, number, microbatch, stage.stage)
+            with seeded(seed, self._device), stage.weighed(weight):
                 hidden = stage(hidden)
             sent.append(hidden)
         # The mean over no target is none.

@@ -214,6 +214,7 @@ class TrainerLoop:
             skipped=result.skipped,
             duration_s=self._clock.now_s() - begun_s,
             at_s=self._clock.now_s(),
+            routers=result.routers,
         )
         if result.committed:
             self._report(report)

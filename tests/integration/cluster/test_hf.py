@@ -61,6 +61,16 @@ CASES: dict[str, Config] = {
             "activation_checkpointing": True,
         },
     ),
+    "experts, all at once": hf_config(
+        {**EXPERTS, "router_aux_loss_coef": 0.1},
+        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
+        model_pipeline={
+            "stages": 3,
+            "microbatches": 2,
+            "schedule": "zero_bubble",
+            "activation_checkpointing": True,
+        },
+    ),
     "quantised": hf_config(quant={"base": {"activation_quant": "off"}}),
     "tied in one stage": hf_config(
         {**QWEN, "tie_word_embeddings": True}, model_pipeline={"stages": 1, "microbatches": 2}
@@ -68,7 +78,7 @@ CASES: dict[str, Config] = {
 }
 
 
-@pytest.mark.usual("qwen3")
+@pytest.mark.usual("qwen3", "experts")
 @pytest.mark.parametrize("case", CASES)
 async def test_a_run_is_recorded_replayed_bit_for_bit_and_loaded_in_one_piece(
     case: str, make_cluster: MakeCluster
@@ -79,6 +89,10 @@ async def test_a_run_is_recorded_replayed_bit_for_bit_and_loaded_in_one_piece(
     assert (result.audit.steps, result.audit.duplicates, result.audit.missing) == (12, 0, 0)
     log_dir = cluster.host.log_dir
     reproduces(log_dir, config, dataset)
+    if case.startswith("experts"):
+        steps = [values for values in cluster.monitor.values if "loss/train" in values]
+        assert len(steps) == 12
+        assert all(0.9 < step["loss/router"] < 2 and 0 < step["router/load_cv"] < 2 for step in steps)
     model = shoal.load_model(log_dir / "model")
     assert held_out_loss(model, dataset.holdout) == pytest.approx(result.summary["eval_loss_last"], abs=2e-3)
     export_model(open_model(log_dir / "model"), log_dir / "taken_home")

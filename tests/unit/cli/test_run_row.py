@@ -28,6 +28,11 @@ def test_a_run_that_trains_says_so() -> None:
     )
 
 
+def test_a_model_with_experts_says_how_uneven_their_loads_are() -> None:
+    line = plain_line(_row(**{"router/load_cv": 0.312}), 104.0)
+    assert "  load cv 0.312 (4 s ago)  samples/s" in line
+
+
 def test_a_run_that_is_paused_says_so_and_what_it_will_lack() -> None:
     row = _row(paused=1.0)
     assert row.state(160.0) == "paused"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
+from msgspec import structs
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client.counters import CounterTotals
@@ -28,7 +29,7 @@ from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, RouterReport
 from shoal.wire.messages.control import (
     EvalReport,
     Metrics,
@@ -254,6 +255,18 @@ async def test_the_monitor_hears_of_steps_and_of_complete_evaluations(desk: Desk
     assert of_step["loss/train"] == 5.0
     assert of_step["pipelines"] == 2.0
     assert of_evaluation == {"loss/eval": 3.0, "samples": 4.0}
+
+
+async def test_what_routers_have_come_to_is_noted_by_layer_and_told_in_two_numbers(desk: Desk) -> None:
+    routers = (RouterReport(1.25, 0.5), RouterReport(1.75, 0.25))
+    desk.hear(0, structs.replace(step(0), routers=routers))
+    [metrics] = await desk.metrics()
+    assert (metrics["loss/router"], metrics["router/load_cv"]) == (1.5, 0.5)
+    [noted] = [event for event in desk.ledger.noted if isinstance(event, StepReported)]
+    assert (noted.router_losses, noted.router_load_cvs) == ((1.25, 1.75), (0.5, 0.25))
+    desk.hear(0, step(0, 1))
+    [metrics] = await desk.metrics()
+    assert metrics.keys().isdisjoint({"loss/router", "router/load_cv"})
 
 
 async def test_what_is_reported_again_counts_once_and_is_noted_once(desk: Desk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec import structs
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.microbatch_cut import MicrobatchPart
@@ -20,7 +21,7 @@ from shoal.swarm.step_trainer import (
     StepTrainer,
     TrainerEffect,
 )
-from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
+from shoal.wire.messages.base import Hop, ReplicaRef, Replicas, RouterReport
 from shoal.wire.messages.step import (
     Abort,
     Aborted,
@@ -110,6 +111,18 @@ def test_gradients_are_clipped_over_all_stages() -> None:
     assert machine.handle(A, Committed(KEY), 0.0) == []
     machine.handle(B, Committed(KEY), 0.0)
     assert machine.ended == Finished(KEY, (A, B), 1.5, 5.0, False, True, 1)
+
+
+def test_routers_are_those_of_all_stages_in_order_whoever_was_prepared_first() -> None:
+    machine = trainer()
+    running(machine)
+    first, second, third = (RouterReport(1.0 + stage, 0.5) for stage in range(3))
+    machine.handle(B, structs.replace(prepared(1), routers=(second, third)), 0.0)
+    machine.handle(A, structs.replace(prepared(0), routers=(first,)), 0.0)
+    for peer in (A, B):
+        machine.handle(peer, Committed(KEY), 0.0)
+    assert isinstance(machine.ended, Finished)
+    assert machine.ended.routers == (first, second, third)
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 100.0])

@@ -32,6 +32,8 @@ _FLOAT_BYTES: Final = 4
 _KEPT_OF_NORM: Final = 3
 # What goes into the softmax, what comes out of it, and what dropout leaves of that.
 _KEPT_OF_SCORES: Final = 3
+# Tokens that gated delta networks take at a time.
+_DELTA_CHUNK: Final = 64
 # Values that touching costs as much as a multiply-add each, as in `GptShape.unit_costs`.
 _TOUCHED: Final = 10
 
@@ -164,7 +166,7 @@ class HfFamily(Family):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     def activation_bytes(self, index: int) -> int:
-        """What it takes of layers with a state beside attention (Mamba) is more, by how much is not known."""
+        """As transformers' own code keeps it: kernels of other packages for layers with a state keep less."""
         hidden = self.boundary_spec(0).num_bytes
         if index == 0:
             return hidden
@@ -173,7 +175,7 @@ class HfFamily(Family):
             return hidden + 2 * self.boundary_spec(index).num_bytes
         layer = self._skeleton.layers[index - 1]
         kept = sum(self._kept(p) for name, p in layer.named_parameters() if not name.endswith("bias"))
-        return int(_FLOAT_BYTES * self._seq_len * (kept + self._kept_of_attention()))
+        return int(_FLOAT_BYTES * self._seq_len * (kept + self._kept_of_attention() + self._kept_of_state(layer)))
 
     def _kept(self, parameter: nn.Parameter) -> float:
         """Values of a token that are kept for a parameter: what a matrix takes and puts out, three times a norm."""
@@ -188,6 +190,20 @@ class HfFamily(Family):
         dropout = self._value("attention_dropout") or self._value("attn_pdrop")
         is_fused = self._skeleton.model.config._attn_implementation != "eager" and not dropout
         return 0 if is_fused else _KEPT_OF_SCORES * self.config.num_attention_heads * self._seq_len
+
+    def _kept_of_state(self, layer: nn.Module) -> float:
+        """Values of a token that a layer keeps for a state beside attention, as measured: of each head some for every
+        other token of a chunk, and for every value of a key and of what is read."""
+        if getattr(layer, "linear_attn", None) is not None:
+            heads, chunk = self._value("linear_num_value_heads"), _DELTA_CHUNK
+            of_head = 5 * chunk + 12 * self._value("linear_key_head_dim") + 7 * self._value("linear_value_head_dim")
+        elif getattr(layer, "mamba", None) is not None and (chunk := self._value("mamba_chunk_size")):
+            heads = self._value("mamba_n_heads")
+            of_head = 3 * chunk + 7 * self._value("mamba_d_head") + 5 * self._value("mamba_d_state")
+        else:
+            return 0.0
+        # The last chunk is filled up.
+        return -(-self._seq_len // chunk) * chunk / self._seq_len * heads * of_head
 
     def unit_costs(self) -> list[float]:
         width, vocabulary = self.config.hidden_size, self.config.vocab_size

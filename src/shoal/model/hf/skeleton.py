@@ -4,9 +4,9 @@
     +-- base model
     |   +-- embeddings, dropout    embedding     what comes before the list of layers
     |   +-- list of layers         block_0 ...   the longest list there is: one entry for each of num_hidden_layers
-    |   +-- norm                   head          what comes after the list and has parameters,
+    |   +-- norm                   head          what comes after the list, with parameters or without,
     +-- output embeddings          head          and what the model has beside its base model
-        rotary and the like        every part    what has no parameters: constants
+        rotary and the like        every part    what has buffers and no parameters: constants
 
 A part runs the model's own forward, so masks, positions and rotary embeddings are made once in it: its list holds its
 own layers, each list in its config that says something of every layer is cut alike, and what belongs to another part
@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError
 from shoal.model.hf.library import build_without_memory, give_values
+from shoal.model.hf.routers import router_losses
+from shoal.model.router_loss import RouterLosses
 
 
 class Skeleton:
@@ -49,7 +51,7 @@ class Skeleton:
         names = [name for name, _ in owner.named_children()]
         at = names.index(self._list.rpartition(".")[2])
         self._before = {n: owner.get_submodule(n) for n in names[:at] if not _is_constant(owner.get_submodule(n))}
-        self._after = {n: owner.get_submodule(n) for n in names[at + 1 :] if _has_parameters(owner.get_submodule(n))}
+        self._after = {n: owner.get_submodule(n) for n in names[at + 1 :] if not _is_constant(owner.get_submodule(n))}
         self._beside = {n: m for n, m in self.model.named_children() if m is not base and _has_parameters(m)}
         self._require_complete()
         setattr(owner, names[at], nn.ModuleList())
@@ -105,7 +107,8 @@ class Skeleton:
         constants = nn.ModuleDict({name: module for name, module in owner.named_children() if _is_constant(module)})
         for module in constants.values():
             give_values(self.model, module)
-        return Part(model, constants, is_first=first is not None, is_last=last is not None)
+        routers = router_losses(model, (modules[layer + 1] for layer in mine))
+        return Part(model, constants, routers, is_first=first is not None, is_last=last is not None)
 
     def whole_names(self, index: int, inner: Iterable[str]) -> dict[str, str]:
         """Return the names in the whole model of what has these names in a unit, and the latter."""
@@ -172,9 +175,12 @@ class Part(nn.Module):
     frequencies are float32 whatever a stage computes in.
     """
 
-    def __init__(self, model: Any, constants: nn.ModuleDict, *, is_first: bool, is_last: bool) -> None:
+    def __init__(
+        self, model: Any, constants: nn.ModuleDict, routers: RouterLosses | None, *, is_first: bool, is_last: bool
+    ) -> None:
         super().__init__()
         self.constants = constants
+        self.routers = routers
         # In a tuple, where torch does not look.
         self._model = (model,)
         self._key = "input_ids" if is_first else "inputs_embeds"

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from shoal.model.hf.described import transformers_version
 from shoal.model.hf.library import build_whole, model_config
+from shoal.model.hf.routers import coefficient_of, unknown_routers
 from shoal.model.hf.skeleton import Part
 from shoal.model.hf.small import few_layers, small_values
+from shoal.model.router_loss import router_loss
 from shoal.model.seeding import seeded
 from shoal.model.stage import Family, StageModule, build_stage
 
@@ -77,11 +79,11 @@ class _Whole:
         self._inputs_BT, self._labels_BT = tokens[:, :-1], tokens[:, 1:]
         ours = cast("Part", self._uncut.assembled).model
         with seeded(SEED):
-            theirs = build_whole(ours.config)
+            self._theirs = theirs = build_whole(ours.config)
         theirs.load_state_dict(ours.state_dict())
         with seeded(SEED):
-            output = theirs(input_ids=self._inputs_BT, use_cache=False).logits
-            torch.autograd.backward(family.loss(output, self._labels_BT))
+            output, loss = _forward_of(theirs, self._inputs_BT)
+            torch.autograd.backward(family.loss(output, self._labels_BT) + loss)
         self._expected = output.detach()
         gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
         own_names = {id(parameter): name for name, parameter in self._uncut.named_parameters()}
@@ -89,6 +91,8 @@ class _Whole:
 
     def difference(self) -> str:
         """Return what stages compute otherwise; empty: nothing."""
+        if found := unknown_routers(self._theirs):
+            return found
         for cut in _cuts(self._family):
             stages = [build_stage(self._family, s, len(cut), seed=SEED, cut=cut) for s in range(len(cut))]
             if found := self._difference_of(stages):
@@ -111,6 +115,16 @@ class _Whole:
         return ""
 
 
+def _forward_of(model: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits of a model of transformers, and what its routers add to the loss."""
+    coefficient = coefficient_of(model.config)
+    if not coefficient:
+        return model(input_ids=inputs, use_cache=False).logits, torch.zeros(())
+    output = model(input_ids=inputs, use_cache=False, output_router_logits=True)
+    losses = [router_loss(logits, model.config.num_experts_per_tok).loss for logits in output.router_logits or ()]
+    return output.logits, sum((loss * coefficient for loss in losses), torch.zeros(()))
+
+
 def run_stages(stages: Sequence[StageModule], inputs: Tensor, labels: Tensor) -> Tensor:
     """Run a batch forward and backward through all stages, which get gradients; returns the last one's output."""
     passed: list[tuple[Tensor, Tensor]] = []
@@ -118,7 +132,8 @@ def run_stages(stages: Sequence[StageModule], inputs: Tensor, labels: Tensor) ->
     with seeded(SEED):
         for stage in stages:
             received = x.detach().requires_grad_(x.is_floating_point())
-            x = stage(received)
+            with stage.weighed(1.0):
+                x = stage(received)
             passed.append((received, x))
     torch.autograd.backward(stages[-1].loss(x, labels))
     for (_, sent), (received, _) in reversed(list(pairwise(passed))):

@@ -1,4 +1,4 @@
-"""What the messages of all protocols share: struct base, hop, era of a chain, range of samples, kinds of traffic."""
+"""What the messages of all protocols share: struct base, router, hop, era of a chain, samples, kinds of traffic."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ class Traffic(enum.StrEnum):
     PSEUDO_GRADIENTS = "pseudo_gradients"
     STATE = "state"
     CONTROL = "control"
+
+
+class RouterReport(Struct, frozen=True):
+    """How evenly one layer's router has spread the tokens of a step over its experts. `loss`: 1 where it is even, see
+    `model.router_loss`. `load_cv`: the standard deviation of the experts' numbers of tokens, over their mean."""
+
+    loss: float
+    load_cv: float
+
+
+Routers = Annotated[tuple[RouterReport, ...], msgspec.Meta(max_length=1024)]
+"""Of layers in their order; those without experts have none."""
 
 
 class Hop(Struct, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from shoal.ids import PeerId, StepKey
 from shoal.telemetry import FIRST_BUCKET, LAST_BUCKET
-from shoal.wire.messages.base import Hop, Number, Replicas, StepRange, Struct
+from shoal.wire.messages.base import Hop, Number, Replicas, RouterReport, StepRange, Struct
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
@@ -60,7 +60,7 @@ class UpdateReplicas(Struct, frozen=True, tag="update_replicas"):
 
 class StepReport(Struct, frozen=True, tag="step_report"):
     """One step is committed (or skipped), at `at_s` on the monotonic clock of the host of trainer and client. `loss` is
-    the mean over its targets."""
+    the mean over its targets. `routers` are those of all stages, in order."""
 
     slot: int
     round: int
@@ -73,6 +73,7 @@ class StepReport(Struct, frozen=True, tag="step_report"):
     skipped: bool
     duration_s: float
     at_s: float
+    routers: tuple[RouterReport, ...] = ()
 
 
 class EvalReport(Struct, frozen=True, tag="eval_report"):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 
 from shoal.ids import PeerId, StepKey
-from shoal.wire.messages.base import Cap, Hop, SampleRange, Struct
+from shoal.wire.messages.base import Cap, Hop, Routers, SampleRange, Struct
 
 
 class StepEntry(Struct, frozen=True):
@@ -103,7 +103,7 @@ class MicrobatchDone(Struct, frozen=True, tag="mb_done"):
 
 class Prepared(Struct, frozen=True, tag="prepared"):
     """All microbatches of the step are done here. `squared_norm` sums over this stage's gradients in float64; `loss` is
-    the mean over the step's targets and comes from the last stage only."""
+    the mean over the step's targets and comes from the last stage only, `routers` from stages that have experts."""
 
     key: StepKey
     stage: int
@@ -111,6 +111,7 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     squared_norm: float
     finite: bool
     loss: float | None
+    routers: Routers = ()
 
 
 class Commit(Struct, frozen=True, tag="commit"):

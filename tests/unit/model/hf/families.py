@@ -7,9 +7,12 @@ from functools import cache
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from shoal.model.hf.family import HfFamily
 from shoal.model.hf.library import build_whole
+from shoal.model.hf.routers import unknown_routers
 from shoal.model.hf.skeleton import Part
 from shoal.model.seeding import seeded
 from shoal.model.stage import build_stage
@@ -83,6 +86,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "mistral": _SLIDING,
     "smollm3": _BASE,
     "granite": _BASE,
+    # Its norm behind the layers has no parameter.
+    "olmo": _BASE,
     "olmo2": _BASE,
     "olmo3": _SLIDING,
     "phi3": _BASE,
@@ -134,6 +139,9 @@ EXACT: dict[str, dict[str, Any]] = {
 }
 """Those that are the same when they are cut, by their `model_type`."""
 
+BALANCED = ["qwen3_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe", "qwen3_next"]
+"""Those with experts whose config has a coefficient of their routers' loss."""
+
 OPT = {
     "model_type": "opt",
     "vocab_size": 97,
@@ -169,3 +177,24 @@ def own_class(family: HfFamily, dtype: torch.dtype) -> tuple[Any, dict[str, str]
     theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
     names = {id(parameter): name for name, parameter in ours.named_parameters()}
     return theirs, {name: names[id(parameter)] for name, parameter in uncut.named_parameters()}
+
+
+def forward_of(theirs: Any, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the logits of transformers' own class, and its routers' losses by layer, from the logits that it records.
+
+    Nothing of the latter where the installed version does not record them.
+    """
+    config = theirs.config
+    if not getattr(config, "router_aux_loss_coef", None) or unknown_routers(theirs):
+        return theirs(input_ids=inputs, use_cache=False).logits, []
+    output = theirs(input_ids=inputs, use_cache=False, output_router_logits=True)
+    return output.logits, [_even(logits, config.num_experts_per_tok) for logits in output.router_logits]
+
+
+def _even(logits: Tensor, num_taken: int) -> Tensor:
+    """E times the sum over experts of their share of what is taken and their mean probability, word for word."""
+    probabilities = torch.softmax(logits, -1)
+    num_tokens, num_experts = probabilities.shape
+    taken = F.one_hot(probabilities.topk(num_taken).indices, num_experts).sum((0, 1))
+    shares = taken.to(probabilities.dtype) / (num_tokens * num_taken)
+    return num_experts * torch.sum(shares * probabilities.mean(0))

@@ -31,6 +31,30 @@ _LAYERS: dict[str, dict[str, Any]] = {
     # With dropout in its attention.
     "gpt2": {"vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
     "mixtral": {**_BASE, "num_local_experts": 4, "num_experts_per_tok": 2},
+    # With a gated delta network in place of attention.
+    "qwen3_next": {
+        **_BASE,
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "shared_expert_intermediate_size": 96,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 16,
+    },
+    # With Mamba beside attention; the tokens are half of a chunk.
+    "falcon_h1": {
+        **_BASE,
+        "mamba_d_ssm": 256,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_d_state": 64,
+        "mamba_n_groups": 1,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 256,
+    },
 }
 
 

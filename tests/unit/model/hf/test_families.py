@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from tests.unit.model.hf.families import EXACT, TOKENS, family_of, own_class
+from tests.unit.model.hf.families import EXACT, TOKENS, family_of, forward_of, own_class
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import AdamW
@@ -38,8 +38,11 @@ def _expected(kind: str, dtype: torch.dtype) -> tuple[list[Tensor], list[dict[st
     for inputs, labels in _batches():
         optimizer.zero_grad()
         with seeded(SEED):
-            logits = theirs(input_ids=inputs, use_cache=False).logits
-        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+            logits, routers = forward_of(theirs, inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        for router in routers:
+            loss = loss + router * theirs.config.router_aux_loss_coef
+        loss.backward()
         outputs.append(logits.detach())
         gradients.append({o: parameters[t].grad.clone() for o, t in names.items() if parameters[t].grad is not None})
         optimizer.step()
