@@ -104,6 +104,9 @@ class FileTokens:
             self._tokenizer: Any = package.Tokenizer.from_buffer(content)
         except Exception as error:
             raise ConfigError(f"{folder / TOKENIZER_FILE} is no tokenizer: {error}") from error
+        # As whoever saved it has prepared samples: a prompt is neither filled up nor cut.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         said = _ends(_settings(folder / "generation_config.json").get("eos_token_id")) or tuple(ends)
         self.ends = frozenset(said or self._named_end(folder))
 

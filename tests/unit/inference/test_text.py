@@ -91,3 +91,14 @@ def test_a_text_goes_on_behind_its_prompt_as_if_both_were_one(of_words: bool, tm
     stream, ids = tokens.stream(prompt), tokens.encode(text)
     said = "".join([*(stream.push(token) for token in ids), stream.flush()])
     assert said == (f" {text}" if of_words else text)
+
+
+def test_a_prompt_is_neither_cut_nor_filled_up_as_samples_may_have_been(tmp_path: Path) -> None:
+    tokenizer = trained_tokenizer(of_words=False)
+    text = 3 * TEXT
+    expected = tokenizer.encode(text).ids
+    assert 3 < len(expected) < 100
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=100)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert FileTokens(tmp_path).encode(text) == expected
