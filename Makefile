@@ -92,7 +92,8 @@ $(FLOOR)/.installed: constraints-floor.txt $(STAMP)
 	touch $@
 
 floor: setup $(FLOOR)/.installed
-	PYTHONPATH=$(FLOOR) $(PYTEST) -n $(CORES) tests/unit/model/hf tests/unit/checkpoint/test_hf_folder.py
+	PYTHONPATH=$(FLOOR) $(PYTEST) -n $(CORES) tests/unit/model/hf tests/unit/checkpoint/test_hf_folder.py \
+		tests/unit/inference/test_generation_hf.py
 
 # Seeds A to B-1 of every simulated world, or with HEAD a thousand of this commit's own; see tests/simulation/README.md.
 SEEDS ?= 0:1000

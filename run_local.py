@@ -5,6 +5,7 @@
     python run_local.py --config-path configs/resnet18_split.yaml   ResNet-18 in two stages on images of digits
     python run_local.py --num-servers 6 --baseline                  more servers, and the plain loop for comparison
     python run_local.py --diloco.inner-steps 20 --no-wandb          every key of the configuration is a flag
+    python run_local.py --config-path configs/gemma3_270m.yaml --tiny   a known model in small
     python run_local.py --help
 
 The same as `shoal run-local`.

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -101,3 +103,20 @@ def test_a_host_on_which_a_model_is_not_exact_serves_no_stage_of_it(tmp_path: Pa
         assert run.ends(150.0) != 0
         assert "the version that is installed here reads what another stage keeps" in run.output
         run.leaves_nothing()
+
+
+def test_a_known_model_in_small_trains_by_its_file_and_speaks_as_transformers_does(tmp_path: Path) -> None:
+    flags = ("--config-path=configs/gemma3_270m.yaml", "--tiny", "--no-wandb", "--data.holdout-fraction=0.01")
+    run = completed(tmp_path, *flags, within_s=150.0)
+    summary = run.summary()
+    assert (summary["stages"], summary["replicas"], summary["outer_rounds"], summary["exit"]) == (2, 4, 3, "done")
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+    assert summary["eval_loss_last"] < summary["eval_loss_first"]
+    home, wanted = tmp_path / "home", ("--prompt", "The ", "--max-tokens", "20", "--json")
+    assert run_shoal("export", str(run.log_dir), "--to", str(home)).returncode == 0
+    said = json.loads(run_shoal("generate", str(run.log_dir), *wanted).stdout)
+    assert json.loads(run_shoal("generate", str(home), *wanted).stdout) == {**said, "seed": ANY}
+    theirs: Any = AutoModelForCausalLM.from_pretrained(home)
+    ids = torch.tensor([list(b"The ")])
+    expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
+    assert said["tokens"] == expected[0, 4:].tolist()

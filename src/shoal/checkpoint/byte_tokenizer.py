@@ -38,6 +38,11 @@ def own_tokenizer(folder: Path) -> Path | None:
     return folder if (folder / TOKENIZER_FILE).is_file() and not is_byte_tokenizer(folder) else None
 
 
+def tokens_are_bytes(folder: Path, vocabulary: int) -> bool:
+    """Whether the tokens of a model from elsewhere are bytes, if it has no tokenizer of its own."""
+    return vocabulary == NUM_BYTES or (folder / TOKENIZER_FILE).is_file()
+
+
 def _tokenizer() -> dict[str, Any]:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {

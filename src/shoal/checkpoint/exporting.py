@@ -60,7 +60,7 @@ def export_model(source: ModelSource, to: Path, format: Format | None = None) ->
     config = source.config.model_copy(update={"quant": folded_quant(source.config.quant)})
     if format is None:
         format = "hf" if config.model.family in _OF_TRANSFORMERS and config.quant is None else "safetensors"
-    form = _form(config, format)
+    form = _form(config, format, is_bytes=_has_bytes(source))
     try:
         folder = WholeFolder(to)
     except OSError as error:
@@ -101,7 +101,8 @@ def import_model(source: ModelSource, to: Path) -> None:
         if source.tokenizer is not None:
             for name, content in _tokenizer_files(source).items():
                 folder.write_tokenizer(name, content)
-        folder.commit_import(source.config, source.folder.resolve().name)
+        origin = source.folder.resolve().name
+        folder.commit_import(source.config, origin, is_bytes=source.is_bytes, context=source.context)
     finally:
         folder.discard()
 
@@ -152,7 +153,7 @@ def _gpt2_entry(entry: FlatEntry) -> FlatEntry:
     return FlatEntry(name, entry.shape[::-1] if is_transposed else entry.shape, entry.dtype, entry.offset)
 
 
-def _form(config: Config, format: Format) -> _Form:
+def _form(config: Config, format: Format, *, is_bytes: bool) -> _Form:
     if format == "safetensors":
         return _NativeForm(config)
     if config.model.family not in _OF_TRANSFORMERS:
@@ -164,7 +165,7 @@ def _form(config: Config, format: Format) -> _Form:
             "--format hf: this model quantises what its layers take, for which a model of transformers has no place; "
             "use --format safetensors"
         )
-    return _Gpt2Form(config) if config.model.family == "gpt" else HfForm(config)
+    return _Gpt2Form(config) if config.model.family == "gpt" else HfForm(config, is_bytes=is_bytes)
 
 
 def _write_tensors(source: ModelSource, folder: WholeFolder, form: _Form) -> dict[str, str]:
@@ -200,8 +201,12 @@ def _state(stage: StageModule) -> dict[str, Tensor]:
     return {name: tensor.detach().to(torch.device("cpu")) for name, tensor in tensors.items()}
 
 
+def _has_bytes(source: ModelSource) -> bool:
+    return source.tokenizer is None and source.is_bytes
+
+
 def _tokenizer_files(source: ModelSource) -> dict[str, bytes]:
     if source.tokenizer is None:
-        return byte_tokenizer_files(source.config.data.seq_len)
+        return byte_tokenizer_files(source.config.data.seq_len) if source.is_bytes else {}
     found = [source.tokenizer / name for name in _TOKENIZER_FILES]
     return {path.name: path.read_bytes() for path in found if path.is_file()}

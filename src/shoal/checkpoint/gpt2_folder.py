@@ -20,7 +20,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from shoal.checkpoint.byte_tokenizer import own_tokenizer
+from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
 from shoal.checkpoint.hf_files import StoredTensors
 from shoal.checkpoint.model_source import ModelSource
 from shoal.config.schema import Config
@@ -122,7 +122,14 @@ def open_gpt2(folder: Path, described: Mapping[str, Any], configuration: Mapping
             values = values.float()
         return values.t().contiguous() if _is_transposed(name) else values
 
-    return ModelSource(folder, config, {name: shape(name) for name in places}, read, tokenizer=own_tokenizer(folder))
+    return ModelSource(
+        folder,
+        config,
+        {name: shape(name) for name in places},
+        read,
+        tokenizer=own_tokenizer(folder),
+        is_bytes=configuration is not None or tokens_are_bytes(folder, config.model.vocab_size),
+    )
 
 
 def _native_name(name: str) -> str:

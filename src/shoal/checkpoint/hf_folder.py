@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from shoal.checkpoint.byte_tokenizer import own_tokenizer
+from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
 from shoal.checkpoint.hf_files import StoredTensors
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.checkpoint.model_source import ModelSource
@@ -48,15 +48,19 @@ def hf_family(config: Config) -> HfFamily:
 class HfForm:
     """How a model of the family hf is written for transformers.
 
+    Args:
+        is_bytes: Its tokens are bytes, of which none ends a text.
+
     Attributes:
         entries: Of all tensors in the file.
         described: The content of config.json.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, is_bytes: bool) -> None:
         self._family = hf_family(config)
         self._numbers = {self._family.unit_name(index): index for index in range(self._family.num_units)}
-        self.described: dict[str, Any] | None = self._family.file_config
+        ends = {"bos_token_id": None, "eos_token_id": None} if is_bytes else {}
+        self.described: dict[str, Any] | None = {**self._family.file_config, **ends}
         self.entries: list[FlatEntry] = []
         for index in range(self._family.num_units):
             unit = build_without_values(self._family, index, config.run.seed)
@@ -137,7 +141,8 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
         StateMismatch: The tensors are not those of such a model.
         OSError: A file cannot be read.
     """
-    config = _of_elsewhere(folder, described) if configuration is None else _config(folder, configuration)
+    is_ours = configuration is not None
+    config = _config(folder, configuration) if configuration is not None else _of_elsewhere(folder, described)
     family = hf_family(config)
     stored = StoredModel(Repository(str(folder)), family)
     for index in range(family.num_units):
@@ -153,7 +158,15 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
         return state_of(numbers[unit])[inner]
 
     shapes = {entry.name: entry.shape for layout in stage_layouts(config) for entry in layout.entries}
-    return ModelSource(folder, config, shapes, read, tokenizer=own_tokenizer(folder))
+    return ModelSource(
+        folder,
+        config,
+        shapes,
+        read,
+        tokenizer=own_tokenizer(folder),
+        is_bytes=is_ours or tokens_are_bytes(folder, family.config.vocab_size),
+        context=None if is_ours else family.positions,
+    )
 
 
 def _of_elsewhere(folder: Path, described: Mapping[str, Any]) -> Config:

@@ -107,7 +107,10 @@ def _open_native(folder: Path, described: Mapping[str, Any], family: str | None)
     hashes = _hashes(folder, described, config)
     tensors = _tensors(folder / TENSORS)
     tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else None
-    return ModelSource(folder, config, tensors.shapes, tensors.read, hashes, tokenizer)
+    is_bytes, context = described.get("is_bytes") is not False, described.get("context")
+    if type(context) is not int or context < 1:
+        context = None
+    return ModelSource(folder, config, tensors.shapes, tensors.read, hashes, tokenizer, is_bytes, context)
 
 
 def _hashes(folder: Path, described: Mapping[str, Any], config: Config) -> Callable[[int], StageHashes]:

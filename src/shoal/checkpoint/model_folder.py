@@ -101,17 +101,19 @@ class ModelFolder:
         described = {"run_id": run_id, "round": record.round, "record": record_hash(signed)}
         self._commit(config, described, signed)
 
-    def commit_import(self, config: Config, origin: str) -> None:
+    def commit_import(self, config: Config, origin: str, *, is_bytes: bool = True, context: int | None = None) -> None:
         """As `commit`, of a model that no run has left.
 
         Args:
             origin: Where it is from.
+            is_bytes: As in `ModelSource`, and `context` too.
 
         Raises:
             StorageError: As `commit`.
         """
         hashes = [msgspec.to_builtins(hashes) for _, hashes in sorted(self._hashes.items())]
-        self._commit(config, {"imported_from": origin, "hashes": hashes}, None)
+        more = {"is_bytes": is_bytes, "context": context}
+        self._commit(config, {"imported_from": origin, "hashes": hashes, **more}, None)
 
     def _commit(self, config: Config, described: dict[str, Any], signed: SignedRecord | None) -> None:
         try:

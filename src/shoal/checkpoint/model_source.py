@@ -38,7 +38,9 @@ class ModelSource:
         shapes: Of all tensors that there are, by name.
         read: Gives one of them.
         hashes: What a stage has to hash to; None: nobody has said.
-        tokenizer: The folder with the tokenizer's files; None: tokens are bytes.
+        tokenizer: The folder with the tokenizer's files; None: tokens are bytes, if they are known.
+        is_bytes: False: without a tokenizer, nothing says what a token of the model is.
+        context: Tokens of the longest text; None: as many as a sample has.
         layouts: The tensors of each stage.
 
     Raises:
@@ -52,6 +54,8 @@ class ModelSource:
     read: Callable[[str], Tensor]
     hashes: Callable[[int], StageHashes | None] = _no_hashes
     tokenizer: Path | None = None
+    is_bytes: bool = True
+    context: int | None = None
     layouts: list[StageLayout] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from shoal.cli.arguments import (
     PrintConfig,
     Resume,
     Switch,
+    Tiny,
     found,
     load,
     load_client,
@@ -96,33 +97,44 @@ def run_local(
     baseline: Annotated[
         bool, Switch, Parameter(help="Also train the plain loop, one process, for comparison.")
     ] = False,
+    tiny: Tiny = False,
     resume: Resume = None,
     print_config: PrintConfig = False,
 ) -> int:
     """Train on a swarm of processes on this machine.
 
-    Without --config-path it trains configs/sandbox.yaml. With --resume it goes on with a run of this machine that was
-    lost, as it was configured; what flags say of this host counts.
+    Without --config-path it trains configs/sandbox.yaml; with --tiny any file in small. With --resume it goes on with
+    a run of this machine that was lost, as it was configured; what flags say of this host counts.
     """
     if num_servers is not None:
         flags = (*flags, "--num-servers", num_servers)
     if resume is not None:
         if baseline:
             raise ConfigError("--baseline: the plain loop is in no checkpoint; leave it out to resume the run")
-        return _resume(resume, config_path, flags, is_local=True, print_config=print_config)
+        return _resume(resume, config_path, flags, is_local=True, is_tiny=tiny, print_config=print_config)
     if print_config:
-        return _print_config(load_whole(config_path, flags))
+        return _print_config(load_whole(config_path, flags, tiny=tiny))
     from shoal.cli.early import early_start
 
     with early_start() as early:
-        config = load_whole(config_path, flags)
+        config = load_whole(config_path, flags, tiny=tiny)
         from shoal.cli.local import run_local as serve
 
         return serve(config, early, baseline=baseline)
 
 
-def _resume(wanted: str, config_path: Path | None, flags: Sequence[str], *, is_local: bool, print_config: bool) -> int:
+def _resume(
+    wanted: str,
+    config_path: Path | None,
+    flags: Sequence[str],
+    *,
+    is_local: bool,
+    is_tiny: bool,
+    print_config: bool,
+) -> int:
     """Go on with a run from a checkpoint: with servers of this host alone, or with those of others."""
+    if is_tiny:
+        raise ConfigError("--tiny and --resume: a run that goes on keeps its sizes; leave one out")
 
     def look() -> Resumption:
         # Not before: what reads checkpoints imports torch, which the fork server does at the same time.
@@ -162,23 +174,24 @@ def _peers_problem(config: Config) -> str | None:
 def start_trainer_client(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
+    tiny: Tiny = False,
     resume: Resume = None,
     print_config: PrintConfig = False,
 ) -> int:
     """Train with servers of other hosts: runs monitor, client, data server and trainers, and prints how to join.
 
-    Without --config-path it trains configs/sandbox.yaml. --num-servers says how many servers to wait for. With
-    --initial-peers it continues the run that they know, whose client's host is gone; with --resume one of which nobody
-    is left but a checkpoint.
+    Without --config-path it trains configs/sandbox.yaml; with --tiny any file in small. --num-servers says how many
+    servers to wait for. With --initial-peers it continues the run that they know, whose client's host is gone; with
+    --resume one of which nobody is left but a checkpoint.
     """
     if resume is not None:
-        return _resume(resume, config_path, flags, is_local=False, print_config=print_config)
+        return _resume(resume, config_path, flags, is_local=False, is_tiny=tiny, print_config=print_config)
     if print_config:
-        return _print_config(load_client(config_path, flags)[0])
+        return _print_config(load_client(config_path, flags, tiny=tiny)[0])
     from shoal.cli.early import early_start
 
     with early_start() as early:
-        config, origins = load_client(config_path, flags)
+        config, origins = load_client(config_path, flags, tiny=tiny)
         from shoal.cli.client_host import start_trainer_client as serve
 
         return serve(config, origins, early)

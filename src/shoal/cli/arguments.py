@@ -24,6 +24,11 @@ ConfigFlags = Annotated[
 ]
 ConfigPath = Annotated[Path | None, Parameter(help="YAML file; configs/reference.yaml explains every key.")]
 Switch = Parameter(negative=())
+Tiny = Annotated[
+    bool,
+    Switch,
+    Parameter(help="The same in small: structure as in the file, small sizes, data that shoal carries, a few rounds."),
+]
 PrintConfig = Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")]
 Resume = Annotated[
     str | None,
@@ -41,6 +46,7 @@ _OWN_FLAGS = (
     "run-locally",
     "trainer-id",
     "resume",
+    "tiny",
     "json",
     "help",
     "version",
@@ -57,16 +63,25 @@ def load(config_path: Path | None, flags: Sequence[str]) -> Config:
     """Load a configuration.
 
     Raises:
-        ConfigError: the file or a flag is wrong; `load_whole`, `load_joining` and `load_client` raise it, too.
+        ConfigError: the file or a flag is wrong; so do the other functions of this module that load one.
     """
     from shoal.config.load import load_config
 
     return load_config(config_path and found(config_path), flags, other_flags=_OWN_FLAGS)
 
 
-def load_whole(config_path: Path | None, flags: Sequence[str]) -> Config:
+def load_new(config_path: Path | None, flags: Sequence[str], *, tiny: bool = False) -> Config:
+    """Load the configuration of a run that begins; with `tiny`, in small."""
+    if not tiny:
+        return load(config_path or SANDBOX, flags)
+    from shoal.cli.tiny import load_tiny
+
+    return load_tiny(found(config_path or SANDBOX), flags, _OWN_FLAGS)
+
+
+def load_whole(config_path: Path | None, flags: Sequence[str], *, tiny: bool = False) -> Config:
     """Load the configuration of a swarm that this machine alone has to be."""
-    config = load(config_path or SANDBOX, flags)
+    config = load_new(config_path, flags, tiny=tiny)
     if problem := config.whole_swarm_problem():
         raise ConfigError(problem)
     return config
@@ -101,7 +116,9 @@ def load_joining(
     return load_joining_config(config_path and found(config_path), (*flags, *given), os.environ, _OWN_FLAGS)
 
 
-def load_client(config_path: Path | None, flags: Sequence[str]) -> tuple[Config, Mapping[str, str] | None]:
+def load_client(
+    config_path: Path | None, flags: Sequence[str], *, tiny: bool = False
+) -> tuple[Config, Mapping[str, str] | None]:
     """Load the configuration of a client's host; of one that continues a run, also what sets each key."""
     from shoal.cli.joining import PEERS_VARIABLE, load_joining_config
 
@@ -110,10 +127,12 @@ def load_client(config_path: Path | None, flags: Sequence[str]) -> tuple[Config,
     try:
         config, origins = load_joining_config(config_path and found(config_path), flags, env, _OWN_FLAGS)
     except ConfigError:
-        config = load(config_path or SANDBOX, flags)
+        config = load_new(config_path, flags, tiny=tiny)
         if config.network.initial_peers:
             raise
         return config, None
     if config.network.initial_peers:
+        if tiny:
+            raise ConfigError("--tiny and --initial-peers: a run that goes on keeps its sizes; leave one out")
         return config, origins
-    return load(config_path or SANDBOX, flags), None
+    return load_new(config_path, flags, tiny=tiny), None

@@ -12,8 +12,8 @@ from shoal.cli.arguments import AsJson, Switch
 ModelFolder = Annotated[
     Path,
     Parameter(
-        help="logs/<run_id> or the model in it, a checkpoint (round_000012), an export, an import, or a GPT-2 of "
-        "transformers."
+        help="logs/<run_id> or the model in it, a checkpoint (round_000012), an export, an import, or a folder of "
+        "transformers with weights."
     ),
 ]
 FamilyName = Annotated[
@@ -113,7 +113,10 @@ def generate(
         bool, Switch, Parameter(name="--json", help="Print one JSON object with the text, its tokens and why it ended.")
     ] = False,
 ) -> None:
-    """Print what a model says after a prompt, as it comes."""
+    """Print what a model says after a prompt, as it comes.
+
+    A folder of transformers speaks by the tokenizer.json in it, a model that was trained here by bytes.
+    """
     from shoal.cli.trained import generate as serve
     from shoal.inference.sampling import Sampling
 

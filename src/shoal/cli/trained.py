@@ -16,10 +16,11 @@ from shoal.cli.exporting import opened
 from shoal.config.load import load_config
 from shoal.data.catalog import open_source
 from shoal.errors import ConfigError
+from shoal.inference.decoders import require_generates
 from shoal.inference.evaluation import held_out_loss
-from shoal.inference.generation import Continuation, Finish, TextRequest, require_generates
+from shoal.inference.generation import Continuation, Finish, TextRequest
 from shoal.inference.sampling import Sampling
-from shoal.inference.text import ByteTokens, FileTokens, Tokens
+from shoal.inference.tokens import tokens_of
 from shoal.model.stage import StageModule
 from shoal.quant.fold import fold_weights
 
@@ -36,7 +37,7 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
         ShoalError: the model cannot be read.
     """
     with opened(model, family) as source:
-        if source.tokenizer is not None:
+        if source.tokenizer is not None or not source.is_bytes:
             raise ConfigError(
                 f"{model} has a tokenizer of its own, and the text that shoal holds out is bytes: its loss on it says "
                 "nothing"
@@ -80,9 +81,10 @@ def generate(
     with opened(model, family) as source:
         module = _whole(source, device)
         require_generates(module, str(model))
-        tokens: Tokens = ByteTokens() if source.tokenizer is None else FileTokens(source.tokenizer)
+        tokens = tokens_of(source, module)
     fold_weights(module)
-    generation = Continuation(module.double() if dtype == "float64" else module, tokens, request)
+    module = module.double() if dtype == "float64" else module
+    generation = Continuation(module, tokens, request, context=source.context)
     if as_json:
         text = "".join(generation)
         report = {"text": text, "tokens": generation.tokens, "prompt_tokens": generation.prompt_tokens}

@@ -90,6 +90,8 @@ def _unknown_flag(flag: str, other_flags: Iterable[str]) -> str:
     for removed in REMOVED:
         if plain(removed) == plain(flag.removeprefix("--")):
             return unknown_key(removed, flag, ())
+    if flag.removeprefix("--") in other_flags:
+        return f"{flag} is a flag of other commands, and means nothing to this one; remove it"
     candidates = [flag_of(name)[2:] for name in keys()] + [
         f"no-{flag_of(k.name)[2:]}" for k in keys().values() if k.is_bool
     ]

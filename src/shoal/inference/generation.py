@@ -1,26 +1,22 @@
 """One text after a prompt, in one process.
 
-prompt -> tokens -> stage 0 -> ... -> last stage -> logits -> next token -> text
-                       ^-------------------------------------------'
+prompt -> tokens -> whole model -> logits -> next token -> text
+                        ^------------------------'
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
 from shoal.errors import ConfigError
+from shoal.inference.decoders import decoder_of
 from shoal.inference.sampling import Sampling, next_token
 from shoal.inference.text import Tokens, UntilStop
-from shoal.model.decoding import BLOCK_TOKENS, DecodingUnit, Span, StageDecoder
 from shoal.model.stage import StageModule
 
 Finish = Literal["stop", "length", "context"]
-_CHUNK_TOKENS = 256
-"""Of a prompt, computed at a time: attention's scores are as many times the tokens before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +57,12 @@ class Continuation:
         finish: Why it has ended: a stop string or the model's own end, `max_tokens`, or a full context; None: not yet.
     """
 
-    def __init__(self, model: StageModule, tokens: Tokens, request: TextRequest) -> None:
+    def __init__(self, model: StageModule, tokens: Tokens, request: TextRequest, *, context: int | None = None) -> None:
         """Compute nothing yet.
 
         Args:
             model: In one piece, in eval mode, see `require_generates`.
+            context: Tokens of prompt and text together; None: as many as a sample has.
 
         Raises:
             ConfigError: The prompt does not fit the model.
@@ -75,20 +72,15 @@ class Continuation:
         self._request = request
         self._meaning = tokens
         self._prompt = tokens.encode(request.prompt)
-        self._context = model.input_spec.shape[0]
+        self._context = model.input_spec.shape[0] if context is None else context
         vocabulary = model.output_spec.shape[-1]
         if odd := [token for token in self._prompt if token >= vocabulary]:
             raise ConfigError(f"the prompt has token {odd[0]}, the model knows {vocabulary}: it has another tokenizer")
         if len(self._prompt) > self._context:
-            raise ConfigError(
-                f"the prompt has {len(self._prompt)} tokens, the model takes {self._context} (data.seq_len): shorten it"
-            )
+            raise ConfigError(f"the prompt has {len(self._prompt)} tokens, the model takes {self._context}: shorten it")
         if not self._prompt:
             raise ConfigError("the prompt has no token: give another one")
-        self._device = next(model.parameters()).device
-        num_blocks = -(-self._context // BLOCK_TOKENS)
-        self._blocks = tuple(range(num_blocks))
-        self._decoder = StageDecoder(model, num_blocks)
+        self._decoder = decoder_of(model, self._context)
 
     @property
     def prompt_tokens(self) -> int:
@@ -97,7 +89,7 @@ class Continuation:
 
     def __iter__(self) -> Generator[str]:
         """Generate; gives text as soon as it is complete."""
-        stream, until = self._meaning.stream(), UntilStop(self._request.stops)
+        stream, until = self._meaning.stream(self._prompt), UntilStop(self._request.stops)
         for token in self._generated():
             if text := until.push(stream.push(token)):
                 yield text
@@ -109,12 +101,12 @@ class Continuation:
 
     def _generated(self) -> Generator[int]:
         request = self._request
-        logits_V = self._compute(self._prompt, 0)
+        logits_V = self._decoder.logits(self._prompt)
         while True:
             # A text of the whole context has one token more: what follows its last one.
             position = len(self._prompt) + len(self.tokens)
             token = next_token(logits_V, request.sampling, position)
-            if token == self._meaning.end:
+            if token in self._meaning.ends:
                 self.finish = "stop"
                 return
             self.tokens.append(token)
@@ -125,23 +117,4 @@ class Continuation:
             if position >= self._context:
                 self.finish = "context"
                 return
-            logits_V = self._compute([token], position)
-
-    def _compute(self, tokens: Sequence[int], position: int) -> torch.Tensor:
-        """The logits after these tokens; those before them have been computed."""
-        logits: list[torch.Tensor] = []
-        for start in range(0, len(tokens), _CHUNK_TOKENS):
-            part = tokens[start : start + _CHUNK_TOKENS]
-            span = Span(0, len(part), position + start, self._blocks)
-            logits = [*self._decoder.decode(torch.tensor(part, device=self._device), (span,))]
-        return logits[0]
-
-
-def require_generates(model: StageModule, name: str) -> None:
-    """Check that a model generates text.
-
-    Raises:
-        ConfigError: Its family does not.
-    """
-    if not all(isinstance(unit, DecodingUnit) for unit in model.units.values()):
-        raise ConfigError(f"{name} is of a family that generates no text; gpt does, and families that decode")
+            logits_V = self._decoder.logits([token])

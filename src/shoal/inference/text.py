@@ -1,7 +1,7 @@
 """Text to tokens, and tokens to text as they come: never half a character, never the beginning of a stop string.
 
-A native model's tokens are bytes. One that was imported may have the files of a tokenizer of its own; the package
-`tokenizers`, which reads them, comes with the extra `hf`.
+A model that was trained here has bytes for tokens. One from elsewhere has the files of a tokenizer of its own; the
+package `tokenizers`, which reads them, comes with the extra `hf`.
 """
 
 from __future__ import annotations
@@ -35,31 +35,35 @@ class Tokens(Protocol):
     """What a model's tokens mean.
 
     Attributes:
-        end: The token that ends a text; None: there is none.
+        ends: The tokens that end a text.
     """
 
     @property
-    def end(self) -> int | None: ...
+    def ends(self) -> frozenset[int]: ...
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """The tokens of a text.
+
+        Raises:
+            ConfigError: It has none.
+        """
         ...
 
-    def stream(self) -> TextStream:
-        """Begin a text."""
+    def stream(self, after: Sequence[int] = ()) -> TextStream:
+        """Begin a text behind these tokens."""
         ...
 
 
 class ByteTokens:
     """Token i is the byte i; what is above is none."""
 
-    end = None
+    ends: frozenset[int] = frozenset()
 
     def encode(self, text: str) -> list[int]:
         """UTF-8; bytes of the command line that are none are taken as they are."""
         return list(text.encode("utf-8", "surrogateescape"))
 
-    def stream(self) -> TextStream:
+    def stream(self, after: Sequence[int] = ()) -> TextStream:
         """See `Tokens`."""
         return _ByteStream()
 
@@ -80,12 +84,15 @@ class _ByteStream:
 class FileTokens:
     """The tokens of a `tokenizer.json`.
 
+    Args:
+        ends: What ends a text, as the model's config says; a `generation_config.json` comes first, as in transformers.
+
     Raises:
         ConfigError: The package is not installed, or the files are none that it reads.
         OSError: A file cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ends: Sequence[int] = ()) -> None:
         try:
             package: Any = importlib.import_module("tokenizers")
         except ImportError as error:
@@ -97,23 +104,48 @@ class FileTokens:
             self._tokenizer: Any = package.Tokenizer.from_buffer(content)
         except Exception as error:
             raise ConfigError(f"{folder / TOKENIZER_FILE} is no tokenizer: {error}") from error
-        self.end = self._end(folder / "tokenizer_config.json")
+        # As whoever saved it has prepared samples: a prompt is neither filled up nor cut.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        said = _ends(_settings(folder / "generation_config.json").get("eos_token_id")) or tuple(ends)
+        self.ends = frozenset(said or self._named_end(folder))
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are, without those that were added for a chat or an image."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=False)
 
     def encode(self, text: str) -> list[int]:
         """See `Tokens`."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"the prompt is no text in UTF-8 ({error}), and the model's tokens are of text") from None
         return list(self._tokenizer.encode(text).ids)
 
-    def stream(self) -> TextStream:
+    def stream(self, after: Sequence[int] = ()) -> TextStream:
         """See `Tokens`."""
-        return _FileStream(self._tokenizer)
+        return _FileStream(self._tokenizer, after[-1:])
 
-    def _end(self, settings: Path) -> int | None:
-        try:
-            found: Any = json.loads(settings.read_bytes()).get("eos_token")
-        except (FileNotFoundError, ValueError, AttributeError):
-            return None
+    def _named_end(self, folder: Path) -> tuple[int, ...]:
+        found = _settings(folder / "tokenizer_config.json").get("eos_token")
         text = cast("dict[str, Any]", found).get("content") if isinstance(found, dict) else found
-        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+        return _ends(self._tokenizer.token_to_id(text)) if isinstance(text, str) else ()
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """Read a file that need not be there."""
+    try:
+        found: object = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _ends(said: object) -> tuple[int, ...]:
+    """One token or several, as files say it."""
+    found = cast("list[object]", said) if isinstance(said, list) else [said]
+    return tuple(token for token in found if isinstance(token, int))
 
 
 class _FileStream:
@@ -122,9 +154,9 @@ class _FileStream:
     So it is decoded behind the tokens whose text was given last, and not behind all others: a text may be long.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, after: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._given: list[int] = []
+        self._given = list(after)
         self._held: list[int] = []
 
     def push(self, token: int) -> str:

@@ -144,6 +144,7 @@ def test_wrong_files_are_refused_with_key_place_and_advice(text: str, parts: lis
     [
         (["--diloco.inner-step", "3"], ["--diloco.inner-step;", "did you mean --diloco.inner-steps?"]),
         (["--config-pth", "x"], ["did you mean --config-path?"]),
+        (["--config-path=x"], ["--config-path is a flag of other commands"]),
         (["--diloco.inner-steps"], ["--diloco.inner-steps needs a value"]),
         (["--diloco.inner-steps", "--no-wandb"], ["--diloco.inner-steps needs a value"]),
         (["stray"], ["'stray'"]),

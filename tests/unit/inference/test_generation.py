@@ -79,10 +79,10 @@ def test_a_seed_gives_the_same_text_and_a_stop_string_a_beginning_of_it(model: P
 def test_the_end_that_a_tokenizer_names_ends_a_text_and_is_no_part_of_it(model: Path, exported: Path) -> None:
     _, whole = text_of(TextRequest("import ", max_tokens=20), model)
     tokens = FileTokens(exported)
-    tokens.end = whole.tokens[3]
+    tokens.ends = frozenset({whole.tokens[3]})
     generation = Continuation(shoal.load_model(model), tokens, TextRequest("import ", max_tokens=20))
     "".join(generation)
-    assert generation.tokens == whole.tokens[: whole.tokens.index(tokens.end)]
+    assert generation.tokens == whole.tokens[: whole.tokens.index(whole.tokens[3])]
     assert generation.finish == "stop"
 
 
@@ -134,7 +134,7 @@ def test_what_makes_no_sense_is_named_together_before_a_model_is_looked_for(
     [
         (("generate", "{tmp}/nowhere", "--prompt", "a"), 2, "config.json does not exist: give the folder `model`"),
         (("generate", "{model}/config.json", "--prompt", "a"), 2, "does not exist: give the folder `model`"),
-        (("generate", "{model}", "--prompt", "x" * 97), 2, "has 97 tokens, the model takes 96 (data.seq_len)"),
+        (("generate", "{model}", "--prompt", "x" * 97), 2, "has 97 tokens, the model takes 96: shorten it"),
         (("generate", "{model}", "--prompt", "a", "--device", "cuda:77"), 2, "use --device auto or --device cpu"),
         (("generate", "{model}", "--prompt", "a", "--device", "tpu"), 2, "use auto, cpu, cuda or cuda:<index>"),
         (("generate", "{images}", "--prompt", "a"), 2, "is of a family that generates no text"),

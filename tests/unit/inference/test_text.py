@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unit.inference.trained_tokenizer import trained_tokenizer
 
 from shoal.checkpoint.byte_tokenizer import byte_tokenizer_files
 from shoal.errors import ConfigError
@@ -74,7 +75,30 @@ def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_text_is_the_token_that_the_files_name(from_files: FileTokens, tmp_path: Path) -> None:
-    assert from_files.end is None
+    assert not from_files.ends
     for written in ('{"eos_token": "!"}', '{"eos_token": {"content": "!"}}'):
         (tmp_path / "tokenizer_config.json").write_text(written)
-        assert FileTokens(tmp_path).end == ord("!")
+        assert FileTokens(tmp_path).ends == {ord("!")}
+
+
+@pytest.mark.parametrize("of_words", [False, True], ids=["bytes", "words"])
+def test_a_text_goes_on_behind_its_prompt_as_if_both_were_one(of_words: bool, tmp_path: Path) -> None:
+    trained_tokenizer(of_words=of_words).save(str(tmp_path / "tokenizer.json"))
+    tokens = FileTokens(tmp_path)
+    prompt = tokens.encode("A shoal 東京")
+    # "q" and the shark are single bytes to the one of words.
+    text = "fish swims 🦈q 東京! naïve"
+    stream, ids = tokens.stream(prompt), tokens.encode(text)
+    said = "".join([*(stream.push(token) for token in ids), stream.flush()])
+    assert said == (f" {text}" if of_words else text)
+
+
+def test_a_prompt_is_neither_cut_nor_filled_up_as_samples_may_have_been(tmp_path: Path) -> None:
+    tokenizer = trained_tokenizer(of_words=False)
+    text = 3 * TEXT
+    expected = tokenizer.encode(text).ids
+    assert 3 < len(expected) < 100
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=100)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert FileTokens(tmp_path).encode(text) == expected

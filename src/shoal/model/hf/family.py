@@ -78,13 +78,19 @@ class HfFamily(Family):
                 f"the vocabulary of {config.model_type} has {config.vocab_size} tokens, and text is bytes, which are "
                 f"{_NUM_BYTES}: set model.extra.vocab_size to {_NUM_BYTES} or more"
             )
-        most = getattr(config, "max_position_embeddings", None)
-        if most is not None and 0 < most < data.seq_len:
+        most = family.positions
+        if most is not None and most < data.seq_len:
             raise ConfigError(
                 f"data.seq_len = {data.seq_len} is more than the {most} positions of {config.model_type}: lower it, or "
                 f"set model.extra.max_position_embeddings to {data.seq_len}"
             )
         return family
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest text; None: the model names no limit."""
+        most = self._value("max_position_embeddings")
+        return most if most is not None and most > 0 else None
 
     @cached_property
     def _skeleton(self) -> Skeleton:

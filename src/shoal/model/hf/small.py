@@ -51,16 +51,17 @@ _NUM_HEADS: Final = _SIZES["num_attention_heads"]
 _FIRST_LAYERS: Final = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 
 
-def small_values(values: Mapping[str, Any], config: Any) -> dict[str, Any]:
+def small_values(values: Mapping[str, Any], config: Any, **sizes: int) -> dict[str, Any]:
     """Return the values of a small model of the same kind.
 
     Args:
         config: What transformers makes of `values`.
+        sizes: In place of a twin's own.
     """
     small = few_layers(values, config)
     names: Mapping[str, str] = config.attribute_map
     said: dict[str, Any] = config.to_dict()
-    for key, size in {**_SIZES, **_TOKENS}.items():
+    for key, size in {**_SIZES, **_TOKENS, **sizes}.items():
         name = names.get(key, key)
         if said.get(name) is not None:
             small[name] = size
