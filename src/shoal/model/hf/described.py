@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -98,6 +99,11 @@ def transformers_version() -> str:
         return version("transformers")
     except PackageNotFoundError as error:
         raise ConfigError(f"model.family = hf needs the package transformers, which is not here: {INSTALL}") from error
+
+
+def is_before(found: str, least: tuple[int, int]) -> bool:
+    """Return whether a version is an earlier one."""
+    return tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < least
 
 
 def of_the_model(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.errors import ConfigError
-from shoal.model.hf.described import config_values
+from shoal.model.hf.described import config_values, is_before, transformers_version
 from shoal.model.hf.library import model_config
 from shoal.model.hf.skeleton import Skeleton
 from shoal.model.hf.stored import StoredUnits
@@ -32,8 +32,11 @@ _FLOAT_BYTES: Final = 4
 _KEPT_OF_NORM: Final = 3
 # What goes into the softmax, what comes out of it, and what dropout leaves of that.
 _KEPT_OF_SCORES: Final = 3
-# Tokens that gated delta networks take at a time.
+# Tokens that gated delta networks take at a time, and what each keeps for every other one. Before transformers 5.23 a
+# loop over a chunk copied its rows.
 _DELTA_CHUNK: Final = 64
+_DELTA_KEPT, _DELTA_KEPT_BEFORE = 5, 27
+_DELTA_VERSION: Final = (5, 23)
 # Values that touching costs as much as a multiply-add each, as in `GptShape.unit_costs`.
 _TOUCHED: Final = 10
 
@@ -202,7 +205,9 @@ class HfFamily(Family):
         other token of a chunk, and for every value of a key and of what is read."""
         if getattr(layer, "linear_attn", None) is not None:
             heads, chunk = self._value("linear_num_value_heads"), _DELTA_CHUNK
-            of_head = 5 * chunk + 12 * self._value("linear_key_head_dim") + 7 * self._value("linear_value_head_dim")
+            is_loop = is_before(transformers_version(), _DELTA_VERSION)
+            of_head = (_DELTA_KEPT_BEFORE if is_loop else _DELTA_KEPT) * chunk
+            of_head += 12 * self._value("linear_key_head_dim") + 7 * self._value("linear_value_head_dim")
         elif getattr(layer, "mamba", None) is not None and (chunk := self._value("mamba_chunk_size")):
             heads = self._value("mamba_n_heads")
             of_head = 3 * chunk + 7 * self._value("mamba_d_head") + 5 * self._value("mamba_d_state")

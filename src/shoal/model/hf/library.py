@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
-import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from shoal.errors import ConfigError
-from shoal.model.hf.described import INSTALL, transformers_version
+from shoal.model.hf.described import INSTALL, is_before, transformers_version
 from shoal.model.stage import default_float32
 from shoal.model.valueless import WithoutValues
 
@@ -146,7 +145,7 @@ def _require_known(kind: str, config: Any, named: Mapping[str, Any]) -> None:
 
 def _transformers() -> Any:
     found = transformers_version()
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < _LEAST_VERSION:
+    if is_before(found, _LEAST_VERSION):
         least = ".".join(map(str, _LEAST_VERSION))
         raise ConfigError(
             f"model.family = hf needs transformers {least} or newer, of which a cut model is known to be exact, and "
