@@ -97,10 +97,12 @@ def test_no_byte_ends_a_text_of_a_model_that_was_trained_on_bytes(tmp_path: Path
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3-tied", "mixtral"])
 def test_every_form_of_a_model_says_the_same_on_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = run_model(tmp_path / "model", "qwen3")
+    kind, _, tied = kind.partition("-")
+    model = run_model(tmp_path / "model", kind, 1 if tied else 2, tie_word_embeddings=bool(tied))
     export_model(open_model(model), tmp_path / "out")
     export_model(open_model(model), tmp_path / "state", "safetensors")
     import_model(open_model(tmp_path / "out"), tmp_path / "back")
