@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from shoal.model.gpt import GptFamily
 from shoal.model.gpt_shape import GptShape
 from shoal.model.resnet import ResNet18Family
@@ -11,6 +13,23 @@ from shoal.model.stage import Family
 
 def gpt(dropout: float = 0.1) -> Family:
     return GptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout))
+
+
+class TiedGptFamily(GptFamily):
+    """A GPT whose head has the embedding's parameter, as GPT-2 has."""
+
+    @property
+    def is_tied(self) -> bool:
+        return True
+
+    def tie(self, units: nn.ModuleDict) -> None:
+        if "embedding" in units and "head" in units:
+            logits = units["head"].get_submodule("logits")
+            logits.register_parameter("weight", units["embedding"].get_parameter("token.weight"))
+
+
+def tied_gpt(dropout: float = 0.1) -> Family:
+    return TiedGptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout))
 
 
 def resnet() -> Family:

@@ -95,6 +95,7 @@ class CostsFound(PipeMessage, frozen=True):
     source: str
     elapsed_s: float
     warnings: list[str]
+    is_tied: bool
 
 
 class StatusChanged(PipeMessage, frozen=True):

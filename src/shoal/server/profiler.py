@@ -51,4 +51,4 @@ async def main(payload: bytes, control: RoleControl) -> None:
     for warning in found.warnings:
         emit(logger, UnitCostsProblem(warning))
     emit(logger, UnitCostsKnown(found.source, elapsed_s, found.costs))
-    control.tell(CostsFound(found.costs, found.source, elapsed_s, found.warnings))
+    control.tell(CostsFound(found.costs, found.source, elapsed_s, found.warnings, found.is_tied))
