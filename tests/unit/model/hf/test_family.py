@@ -222,6 +222,16 @@ def test_rotary_frequencies_stay_float32_are_no_state_and_go_where_the_stage_goe
     assert len(modules) == len({id(module) for module in modules})
 
 
+def test_constants_of_a_head_go_where_the_stage_that_hosts_it_goes() -> None:
+    stage = build_stage(_tied(), 0, 2, seed=7)
+    assert stage.head is not None
+    rotary = cast("Part", stage.head.assembled).model.model.rotary_emb
+    assert not rotary.inv_freq.is_meta
+    stage.to("meta")
+    assert rotary.inv_freq.is_meta
+    assert list(state_buffers(stage)) == []
+
+
 def test_the_mode_of_a_stage_is_that_of_the_model_that_it_runs() -> None:
     stage = build_stage(family_of("llama"), 1, 2, seed=7)
     model = cast("Part", stage.assembled).model
