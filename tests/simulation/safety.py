@@ -68,6 +68,8 @@ class StepSafety:
         chain: tuple[Seen, ...] = chains.pop()  # type: ignore[assignment]
         if tuple(seen.peer for seen in chain) != tuple(path):
             raise Broken(f"{key} holds a gradient of another path")
+        if len(set(chain)) != len(set(path)):
+            raise Broken(f"{key} has seen two versions of one replica")
         if (peer, generation) not in [(seen.peer, seen.generation) for seen in chain]:
             raise Broken(f"{key} is of an earlier round")
         if key in applied:

@@ -134,7 +134,7 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
     Args:
         described: Its `config.json`.
         configuration: Of the run that it was exported from; None: of a model from elsewhere, which is cut into one
-            stage for each unit if it can be, so that reading it takes no more memory than a unit.
+            stage for each unit, so that reading it takes no more memory than a unit.
 
     Raises:
         ConfigError: It is no causal language model that can be taken apart, or has no tensors in safetensors.
@@ -176,10 +176,10 @@ def _of_elsewhere(folder: Path, described: Mapping[str, Any]) -> Config:
         "model": {"family": FAMILY, "hf_config": of_the_model(described)},
         "data": {"seq_len": context},
     }
-    family = hf_family(whole := _config(folder, values))
-    if family.is_tied:
-        return whole
-    return _config(folder, {**values, "model_pipeline": {"cut": [1] * family.num_units}})
+    family = hf_family(_config(folder, values))
+    # The stage of tied embeddings has the last unit as well.
+    first = 2 if family.is_tied else 1
+    return _config(folder, {**values, "model_pipeline": {"cut": [first, *[1] * (family.num_units - first)]}})
 
 
 def _config(folder: Path, values: Mapping[str, Any]) -> Config:

@@ -24,7 +24,7 @@ from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.model.registry import load_family
-from shoal.model.stage import stage_ranges
+from shoal.model.stage import stage_units
 from shoal.swarm.records import outcome_of, record_hash, signed_to_json
 from shoal.wire.messages.round import Record, SignedRecord, StageHashes
 
@@ -144,6 +144,6 @@ def configuration_with_cut(config: Config) -> dict[str, Any]:
     """The run's shared configuration; with the cut in it, also where it follows from the family's figures."""
     shared = shared_configuration(config)
     family = load_family(config.model, config.data)
-    ranges = stage_ranges(family, config.num_stages, config.model_pipeline.cut)
-    cast("dict[str, Any]", shared["model_pipeline"])["cut"] = [len(units) for units in ranges]
+    stages = stage_units(family, config.num_stages, config.model_pipeline.cut)
+    cast("dict[str, Any]", shared["model_pipeline"])["cut"] = [len(units.indices) for units in stages]
     return shared

@@ -15,7 +15,7 @@ from shoal.config.schema import Config
 from shoal.errors import StateMismatch
 from shoal.model.meta import build_without_values
 from shoal.model.registry import load_family
-from shoal.model.stage import StageModule, build_stage, stage_ranges
+from shoal.model.stage import StageModule, build_stage, stage_units
 from shoal.optim.flat import FlatEntry, FlatLayout, buffers_sha256, tensor_sha256
 from shoal.quant.apply import apply_quant
 from shoal.wire.messages.round import StageHashes
@@ -50,9 +50,8 @@ def stage_layouts(config: Config) -> list[StageLayout]:
         ConfigError: the model does not fit the configuration.
     """
     family, pipeline = load_family(config.model, config.data), config.model_pipeline
-    ranges = stage_ranges(family, pipeline.stages, pipeline.cut)
     found: list[StageLayout] = []
-    for stage, indices in enumerate(ranges):
+    for stage, indices in enumerate(stage_units(family, pipeline.stages, pipeline.cut)):
         if config.quant is not None:
             # Without values torch would import its compiler for a step size: a second, when somebody waits for the end.
             module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut)
@@ -60,7 +59,7 @@ def stage_layouts(config: Config) -> list[StageLayout]:
             found.append(StageLayout.of(module))
             continue
         units = nn.ModuleDict(
-            {family.unit_name(index): build_without_values(family, index, config.run.seed) for index in indices}
+            {family.unit_name(index): build_without_values(family, index, config.run.seed) for index in indices.indices}
         )
         found.append(StageLayout.of(StageModule(family, units, indices, stage, pipeline.stages)))
     return found

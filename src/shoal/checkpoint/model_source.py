@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.checkpoint.model_layout import StageLayout, require_hashes, stage_layouts
 from shoal.config.schema import Config
 from shoal.errors import StateMismatch
 from shoal.model.precision import autocast_of
 from shoal.model.registry import load_family
-from shoal.model.stage import StageModule, build_stage
+from shoal.model.stage import StageModule, build_stage, whole_stage
 from shoal.quant.apply import apply_quant
 from shoal.wire.messages.round import StageHashes
 
@@ -104,9 +104,8 @@ class ModelSource:
             StateMismatch, OSError: As `stage`.
         """
         family = load_family(self.config.model, self.config.data)
-        units = nn.ModuleDict({name: unit for stage in self.stages() for name, unit in stage.units.items()})
-        autocast = autocast_of(self.config.data.precision, _CPU)
-        return StageModule(family, units, range(family.num_units), 0, 1, autocast).eval()
+        units = {name: unit for stage in self.stages() for name, unit in stage.units.items()}
+        return whole_stage(family, units, autocast_of(self.config.data.precision, _CPU)).eval()
 
     def _fill(self, name: str, tensor: Tensor) -> None:
         given = self.read(name)

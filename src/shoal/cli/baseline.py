@@ -14,7 +14,7 @@ from shoal.data.catalog import open_source, opening_of
 from shoal.data.feed import Feed
 from shoal.data.server import DataService
 from shoal.ids import PeerId
-from shoal.model.costs import counts_by_cost
+from shoal.model.partition import counts_by_cost
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.cost_cache import CostCache
@@ -41,7 +41,9 @@ def _with_cut(config: Config) -> Config:
     if is_settled(config):
         return config
     found = costs_on_device_thread(config, measure=not config.run.deterministic, cache=CostCache.of_user())
-    return config if has_cut(config) else with_cut(config, counts_by_cost(found.costs, config.num_stages))
+    if has_cut(config):
+        return config
+    return with_cut(config, counts_by_cost(found.costs, config.num_stages, is_tied=found.is_tied))
 
 
 async def _run(config: Config) -> None:

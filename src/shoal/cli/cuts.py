@@ -22,8 +22,9 @@ from shoal.errors import ConfigError, RemoteError
 from shoal.events.base import emit, tell
 from shoal.events.hosts import ModelCut, ProfilerLost
 from shoal.events.servers import UnitCostsProblem, UnitsMeasured
-from shoal.model.costs import counts_by_cost, static_costs
+from shoal.model.costs import static_costs
 from shoal.model.hf.described import FAMILY, with_hf_config
+from shoal.model.partition import counts_by_cost
 from shoal.runtime.launcher_messages import CostsFound
 from shoal.server.cost_cache import CostCache, cost_key
 
@@ -85,7 +86,7 @@ async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[s
         config = config.model_copy(update={"model": config.model.model_copy(update={"weights": tuple(found.weights)})})
     if has_cut(config):
         return config
-    counts = counts_by_cost(found.costs, config.num_stages)
+    counts = counts_by_cost(found.costs, config.num_stages, is_tied=found.is_tied)
     if found.source == "measured":
         tell(logger, UnitsMeasured(found.elapsed_s, list(counts)), notice)
     return with_cut(config, counts)

@@ -18,7 +18,7 @@ from shoal.cli.cuts import has_cut, with_cut, with_known_cut
 from shoal.config import Config
 from shoal.config.shared import ChangedKey, fork_shared
 from shoal.errors import ConfigError, StateMismatch
-from shoal.model.costs import counts_by_cost
+from shoal.model.partition import counts_by_cost
 from shoal.model.registry import load_family
 from shoal.model.stage import checked_unit_costs
 
@@ -58,5 +58,5 @@ def _with_family_cut(config: Config) -> Config:
     config = with_known_cut(config)
     if has_cut(config):
         return config
-    costs = checked_unit_costs(load_family(config.model, config.data))
-    return with_cut(config, counts_by_cost(costs, config.num_stages))
+    family = load_family(config.model, config.data)
+    return with_cut(config, counts_by_cost(checked_unit_costs(family), config.num_stages, is_tied=family.is_tied))

@@ -24,7 +24,7 @@ def profile_model(config: Config) -> Mapping[str, Any]:
         ConfigError: the model does not fit the configuration, or there is no such device.
     """
     from shoal.cli.cuts import profiled_device
-    from shoal.model.costs import counts_by_cost
+    from shoal.model.partition import counts_by_cost
     from shoal.server.cost_cache import microbatch_samples
 
     static = costs_on_device_thread(config, measure=False)
@@ -32,6 +32,10 @@ def profile_model(config: Config) -> Mapping[str, Any]:
     measured = costs_on_device_thread(config, measure=True)
     has_measured = measured.source == "measured"
     by_hand, decides = config.model_pipeline.cut, measured if has_measured and not config.run.deterministic else static
+
+    def cut_by(costs: Sequence[float]) -> list[int]:
+        return list(counts_by_cost(costs, config.num_stages, is_tied=static.is_tied))
+
     return {
         "family": config.model.family,
         "device": profiled_device(config),
@@ -42,9 +46,10 @@ def profile_model(config: Config) -> Mapping[str, Any]:
             for name, cost_s, own in zip(static.names, measured.costs, static.costs, strict=True)
         ],
         "stages": config.num_stages,
-        "measured_cut": list(counts_by_cost(measured.costs, config.num_stages)) if has_measured else None,
-        "static_cut": list(counts_by_cost(static.costs, config.num_stages)),
-        "cut": list(by_hand or counts_by_cost(decides.costs, config.num_stages)),
+        "is_tied": static.is_tied,
+        "measured_cut": cut_by(measured.costs) if has_measured else None,
+        "static_cut": cut_by(static.costs),
+        "cut": list(by_hand or cut_by(decides.costs)),
         "decided_by": "hand" if by_hand else decides.source,
         "elapsed_s": None if measured.profile is None else round(measured.profile.elapsed_s, 3),
         "warnings": measured.warnings,
@@ -78,7 +83,9 @@ def costs_on_device_thread(config: Config, *, measure: bool, cache: CostCache | 
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return the report as a table for people: one line for each unit, the stages of the run's cut in between."""
+    """Return the report as a table for people: one line for each unit, with its stage in the run's cut."""
+    from shoal.model.partition import units_by_counts
+
     units: Sequence[Mapping[str, Any]] = report["units"]
     cut: Sequence[int] = report["cut"]
     total_s = sum(unit["measured_s"] or 0.0 for unit in units)
@@ -88,18 +95,18 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         f"{report['microbatch_samples']} samples: forward and backward",
         f"{'stage':>5}  {'unit':<16}{'measured':>11}{'share':>8}{'own figures':>13}",
     ]
-    ends = {sum(cut[: stage + 1]): stage for stage in range(len(cut))}
-    stage, stage_s, slowest_s = 0, 0.0, 0.0
+    stages = units_by_counts(cut, len(units), len(cut), is_tied=report["is_tied"])
+    stage_of = {index: stage for stage, indices in enumerate(stages) for index in indices.indices}
+    stages_s = [0.0] * len(cut)
     for index, unit in enumerate(units):
         unit_s = unit["measured_s"]
         shown = f"{unit_s * 1000:>8.2f} ms{unit_s / total_s:>8.1%}" if unit_s is not None else f"{'-':>11}{'-':>8}"
-        lines.append(f"{stage:>5}  {unit['name']:<16}{shown}{unit['static'] / total:>13.1%}")
-        stage_s += unit_s or 0.0
-        if index + 1 in ends:
-            slowest_s, stage_s, stage = max(slowest_s, stage_s), 0.0, stage + 1
+        lines.append(f"{stage_of[index]:>5}  {unit['name']:<16}{shown}{unit['static'] / total:>13.1%}")
+        stages_s[stage_of[index]] += unit_s or 0.0
     how = {"hand": "by hand", "measured": "as measured", "static": "by the family's own figures"}[report["decided_by"]]
     lines.append(f"cut: {' + '.join(map(str, cut))} units, {how}")
     if total_s:
+        slowest_s = max(stages_s)
         lines.append(f"slowest stage: {slowest_s * 1000:.2f} ms, {slowest_s * len(cut) / total_s:.2f} times the mean")
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     return lines
@@ -145,5 +152,5 @@ def print_check(name: str, config: Config) -> None:
         if (problem := each.exactness_problem()) is not None:
             raise ConfigError(problem)
     if family.is_tied:
-        print("its embeddings are tied: it trains in one stage as it is, and in several with model.tie: false")
+        print("its embeddings are tied: the first of several stages has the head as well")
     print("every bit is the same: it can be cut at any unit", flush=True)

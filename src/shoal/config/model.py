@@ -78,7 +78,7 @@ class ModelConfig(Section):
     )
     tie: bool | None = Field(
         default=None,
-        description="Whether input and output embeddings are one parameter, which takes one stage. null: as in "
+        description="Whether input and output embeddings are one parameter, which the first stage has. null: as in "
         "config.json (hf).",
     )
     hf_config: dict[str, Any] | None = Field(

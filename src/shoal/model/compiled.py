@@ -65,11 +65,12 @@ def compile_stage(module: StageModule, sizes: Collection[int], cache: Path) -> N
         ) from None
     try:
         with _work_folder(cache, module.stage) as work, _torch_set_up(work):
-            compiled = _compiled(module, sizes)
+            compiled = [(part, _compiled(part, sizes)) for part in (module, module.head) if part is not None]
     except Exception as error:  # torch raises all sorts of them, and the module may be anybody's code
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"{stage} cannot be compiled: {reason[:600]}; train without compile") from error
-    module.compute_by(compiled, sizes)
+    for part, function in compiled:
+        part.compute_by(function, sizes)
 
 
 def require_compiler() -> None:

@@ -5,11 +5,9 @@ A run that has to be repeatable is cut by these; measured ones (`shoal.model.pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.model.gpt_shape import GptShape
-from shoal.model.partition import cut
 from shoal.model.resnet_shape import DEPTHS, ResNetShape
 
 if TYPE_CHECKING:
@@ -28,12 +26,3 @@ def static_costs(model: ModelConfig, data: DataConfig) -> list[float] | None:
     if model.family in DEPTHS:
         return ResNetShape.from_config(model.family, model, data).unit_costs()
     return None
-
-
-def counts_by_cost(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """The units of each stage so that the most expensive stage costs least.
-
-    Raises:
-        ConfigError: There are fewer units than stages.
-    """
-    return tuple(len(units) for units in cut(costs, num_stages))

@@ -13,7 +13,7 @@ from shoal.events.base import emit
 from shoal.events.servers import UnitBuilt
 from shoal.model.registry import load_family
 from shoal.model.seeding import seeded, unit_seed
-from shoal.model.stage import Family, stage_ranges
+from shoal.model.stage import Family, stage_units
 from shoal.model.valueless import WithoutValues
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def units_of(config: Config) -> Iterator[tuple[str, int, nn.Module]]:
         ConfigError: The model does not fit the configuration.
     """
     family = load_family(config.model, config.data)
-    for stage, units in enumerate(stage_ranges(family, config.num_stages, config.model_pipeline.cut)):
-        for index in units:
+    for stage, units in enumerate(stage_units(family, config.num_stages, config.model_pipeline.cut)):
+        for index in units.indices:
             yield family.unit_name(index), stage, build_without_values(family, index, config.run.seed)
 
 

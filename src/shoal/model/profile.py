@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from shoal.clock import Clock, thread_cpu_s
 from shoal.errors import ConfigError
 from shoal.model.meta import build_without_values
+from shoal.model.partition import StageUnits
 from shoal.model.seeding import seeded, unit_seed
 from shoal.model.stage import Family, StageModule, TensorSpec, checked_unit_costs, default_float32
 
@@ -245,7 +246,7 @@ class _UnitRun:
         with seeded(unit_seed(seed, self._index)), default_float32():
             unit = family.build_unit(self._index)
         units = nn.ModuleDict({family.unit_name(self._index): unit})
-        alone = range(self._index, self._index + 1)
+        alone = StageUnits(range(self._index, self._index + 1))
         self._stage: nn.Module = StageModule(family, units, alone, self._index, family.num_units).to(device)
         self.take(1)
 

@@ -14,6 +14,7 @@ from shoal.model.stage import Family
 
 if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
+    from shoal.config.schema import Config
     from shoal.config.training import DataConfig
 
 NATIVE_FAMILIES: dict[str, type[Family]] = {
@@ -32,6 +33,17 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
         ConfigError: There is no such family, its module cannot be imported, or it is no `Family`.
     """
     return family_class(model.family).from_config(model, data)
+
+
+def is_wrapped(config: Config) -> bool:
+    """Whether the first stage of a run's model has its last unit as well, see `model.partition`.
+
+    Raises:
+        ConfigError: As `load_family`.
+    """
+    if config.num_stages == 1 or family_class(config.model.family).is_tied is Family.is_tied:
+        return False
+    return load_family(config.model, config.data).is_tied
 
 
 def load_exact_family(model: ModelConfig, data: DataConfig) -> Family:

@@ -1,7 +1,7 @@
 """What a model family is, and how a stage is built from it.
 
 A family names the smallest units a model can be cut into (embedding, blocks, head). A stage is a contiguous range of
-units:
+units, and the first one of a wrapped model has the head as well (`model.partition`):
 
     unit 0 | unit 1 | unit 2 | unit 3        units.<name of unit 0> ... in the parameter names of every cut
     `---- stage 0 ---'-- stage 1 ---'
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError, LocalProtocolError
-from shoal.model.partition import cut as cut_by_costs
-from shoal.model.partition import cut_by_counts
+from shoal.model.partition import StageUnits, counts_by_cost, units_by_counts
 from shoal.model.router_loss import RouterLosses, RouterPass
 from shoal.model.seeding import seeded, unit_seed
 
@@ -127,9 +126,18 @@ class Family(ABC):
     def unit_costs(self) -> list[float]:
         """Rough relative cost of each unit's forward and backward, for an even cut."""
 
-    def cut_problem(self, num_stages: int) -> str | None:
-        """Why the model cannot be cut into so many stages, but for the number of its units; None: it can."""
-        return None
+    @property
+    def is_tied(self) -> bool:
+        """Whether the first and the last unit share a parameter: then one stage hosts both."""
+        return False
+
+    def tie(self, units: nn.ModuleDict) -> None:
+        """Makes what the units of a stage share one parameter, that of the first unit.
+
+        Args:
+            units: By name; changed in place.
+        """
+        return
 
     def exactness_problem(self) -> str | None:
         """Why the model must not be trained in stages; None: it may. Every host asks; it takes a moment."""
@@ -176,7 +184,7 @@ class _Chain:
 
 
 class StageModule(nn.Module):
-    """A contiguous part of the model; see `build_stage`.
+    """The part of the model that one replica computes; see `build_stage`.
 
     With `autocast` the units and the loss run under torch's autocast. What stages send each other then has that type:
     half the bytes, and one rounding of a stage's output and of the gradient that comes back for it.
@@ -184,17 +192,19 @@ class StageModule(nn.Module):
     Attributes:
         stage: 0..num_stages - 1.
         units: By name, in order.
+        is_last: Whether the loss is computed of what `forward` returns.
+        is_wrapped: Whether the first stage of the model has its last unit.
         input_spec: One sample of what `forward` takes.
         output_spec: One sample of what `forward` returns.
         label_spec: One sample of the labels that `loss` takes.
-        assembled: What computes over the units, see `Family.assemble`.
+        assembled: What computes over the stage's own units, see `Family.assemble`.
     """
 
     def __init__(
         self,
         family: Family,
         units: nn.ModuleDict,
-        indices: range,
+        indices: StageUnits,
         stage: int,
         num_stages: int,
         autocast: torch.dtype | None = None,
@@ -203,19 +213,30 @@ class StageModule(nn.Module):
         self.stage = stage
         self.num_stages = num_stages
         self.units = units
+        family.tie(units)
+        own = indices.own
         self._family = family
         dtype = next((p.dtype for p in units.parameters()), torch.float32)
         sent = autocast or dtype
-        received = family.input_spec() if stage == 0 else family.boundary_spec(indices.start - 1).with_float(sent)
+        received = family.input_spec() if stage == 0 else family.boundary_spec(own.start - 1).with_float(sent)
         self.input_spec: TensorSpec = received
+        self.is_last = own.stop == family.num_units
+        self.is_wrapped = num_stages > 1 and family.is_tied
         # The last one's output is for its own loss only.
-        is_last = stage == num_stages - 1
-        self.output_spec: TensorSpec = family.boundary_spec(indices.stop - 1).with_float(dtype if is_last else sent)
+        put_out = dtype if self.is_last else sent
+        self.output_spec: TensorSpec = family.boundary_spec(own.stop - 1).with_float(put_out)
         self.label_spec: TensorSpec = family.label_spec()
         self._dtype = dtype
         self._autocast = autocast
-        self.assembled = family.assemble(indices, units)
+        self.assembled = family.assemble(own, _named(family, units, own))
         self._routers = cast("RouterLosses | None", getattr(self.assembled, "routers", None))
+        # In a tuple, where torch does not look: its unit is registered once.
+        self._head: tuple[StageModule, ...] = ()
+        if indices.head:
+            units_of_head = _named(family, units, indices.head)
+            head = StageModule(family, units_of_head, StageUnits(indices.head), num_stages, num_stages, autocast)
+            self._head = (head,)
+            self.assembled_head = head.assembled
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._compiled_sizes: frozenset[int] = frozenset()
 
@@ -224,19 +245,49 @@ class StageModule(nn.Module):
         return self.stage == 0
 
     @property
-    def is_last(self) -> bool:
-        return self.stage == self.num_stages - 1
+    def head(self) -> StageModule | None:
+        """The model's last unit as a stage behind all others, where the first stage of a wrapped model hosts it; its
+        unit is one of `units`."""
+        return self._head[0] if self._head else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Runs the units on `x` (B, *input_spec.shape), which stays as it is; returns (B, *output_spec.shape).
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss is computed here: by this stage or by its head."""
+        return self.is_last or self.head is not None
+
+    def part(self, *, is_head: bool) -> StageModule:
+        """The stage itself, or its head.
+
+        Raises:
+            LocalProtocolError: It has none.
+        """
+        if not is_head:
+            return self
+        if self.head is None:
+            raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} hosts no head")
+        return self.head
+
+    def forward(self, x: Tensor, *, is_head: bool = False) -> Tensor:
+        """Runs the stage's own units on `x` (B, *input_spec.shape), which stays as it is; or its head.
 
         Whole numbers may be of any type (`TensorSpec.takes`). Which code does so depends on B and the mode alone, see
         `compute_by`: never on what came before.
+
+        Returns:
+            (B, *output_spec.shape), each of that part.
         """
+        if is_head:
+            return self.part(is_head=True)(x)
         x = self._widened(x, self.input_spec)
         if self._compiled is not None and self.training and x.shape[0] in self._compiled_sizes:
             return self._compiled(x)
         return self.computed(x)
+
+    def train(self, mode: bool = True) -> Self:
+        """As every module, and the head with it."""
+        for head in self._head:
+            head.train(mode)
+        return super().train(mode)
 
     def compute_by(self, compiled: Callable[[Tensor], Tensor], sizes: Collection[int]) -> None:
         """Has `compiled` stand for `computed` in training mode, where B is one of `sizes`."""
@@ -271,13 +322,13 @@ class StageModule(nn.Module):
         return torch.autocast(device.type, self._autocast) if self._autocast is not None else nullcontext()
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """The family's mean loss over the targets, of which there must be one; only the last stage has a loss.
+        """The family's mean loss over the targets, of which there must be one.
 
         Raises:
-            LocalProtocolError: This is not the last stage.
+            LocalProtocolError: The loss is not computed here.
         """
-        if not self.is_last:
-            raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} has no loss, only the last one has")
+        if not self.has_loss:
+            raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} has no loss, only one stage has")
         with self._casting(output.device):
             return self._family.loss(output, self._widened(labels, self.label_spec))
 
@@ -314,26 +365,36 @@ def build_stage(
     """
     if not 0 <= stage < num_stages:
         raise ConfigError(f"there is no stage {stage} of {num_stages}; choose 0 to {num_stages - 1}")
-    ranges = stage_ranges(family, num_stages, cut)
+    indices = stage_units(family, num_stages, cut)[stage]
     units = nn.ModuleDict()
-    for index in ranges[stage]:
+    for index in indices.indices:
         with seeded(unit_seed(seed, index)), default_float32():
             unit = family.build_unit(index)
         units[family.unit_name(index)] = unit.to(dtype)
-    return StageModule(family, units, ranges[stage], stage, num_stages, autocast)
+    return StageModule(family, units, indices, stage, num_stages, autocast)
 
 
-def stage_ranges(family: Family, num_stages: int, cut: Sequence[int] | None = None) -> list[range]:
+def whole_stage(family: Family, units: Mapping[str, nn.Module], autocast: torch.dtype | None = None) -> StageModule:
+    """Makes the uncut model of all its units, which may be in any order."""
+    everything = StageUnits(range(family.num_units))
+    return StageModule(family, _named(family, units, everything.own), everything, 0, 1, autocast)
+
+
+def _named(family: Family, units: Mapping[str, nn.Module] | nn.ModuleDict, indices: range) -> nn.ModuleDict:
+    """Some of the units, in order."""
+    names = map(family.unit_name, indices)
+    return nn.ModuleDict({name: units[name] for name in names})
+
+
+def stage_units(family: Family, num_stages: int, cut: Sequence[int] | None = None) -> list[StageUnits]:
     """The units of every stage: by the counts in `cut`, else evenly by cost.
 
     Raises:
         ConfigError: The model cannot be cut like this.
     """
-    if (problem := family.cut_problem(num_stages)) is not None:
-        raise ConfigError(problem)
-    if cut is not None:
-        return cut_by_counts(cut, family.num_units, num_stages)
-    return cut_by_costs(checked_unit_costs(family), num_stages)
+    if cut is None:
+        cut = counts_by_cost(checked_unit_costs(family), num_stages, is_tied=family.is_tied)
+    return units_by_counts(cut, family.num_units, num_stages, is_tied=family.is_tied)
 
 
 def checked_unit_costs(family: Family) -> list[float]:

@@ -90,7 +90,7 @@ class DeviceOperations:
             parts = parts_of(
                 operation.kind,
                 self._compute.schedule,
-                is_first=self._compute.module.is_first,
+                is_first=self._compute.module.is_first and not operation.is_head,
                 recomputes=self._compute.activation_checkpointing,
             )
             num_samples = request.microbatch_samples[operation.microbatch] if request is not None else 0
@@ -124,7 +124,8 @@ def operate(
     Returns:
         What the neighbour gets; None: it gets nothing.
     """
-    key, microbatch = operation.key, operation.microbatch
+    key, microbatch, is_head = operation.key, operation.microbatch, operation.is_head
+    module = compute.module.part(is_head=is_head)
     tensors = [from_wire(tensor) for tensor in inputs]
     match operation.kind:
         case OperationKind.DROP:
@@ -135,15 +136,16 @@ def operate(
                 compute.commit(key, operation.decision.scale, operation.decision.lr, operation.decision.skipped)
             return None
         case OperationKind.FORWARD:
-            output = compute.forward(key, microbatch, tensors[0], weight_of(targets, microbatch))
+            weight = weight_of(targets, microbatch)
+            output = compute.forward(key, microbatch, tensors[0], weight, is_head=is_head)
             # Nobody gets what the last stage puts out.
-            return None if compute.module.is_last else to_wire(output)
+            return None if module.is_last else to_wire(output)
         case OperationKind.WEIGHTS:
-            compute.weights(key, microbatch)
+            compute.weights(key, microbatch, is_head=is_head)
             return None
         case OperationKind.BACKWARD:
             gradient = compute.backward(key, microbatch, tensors[0])
         case OperationKind.LOSS:
-            received = tensors[0] if len(tensors) > 1 else None
-            gradient = compute.loss(key, microbatch, received, tensors[-1], weight_of(targets, microbatch))
-    return None if compute.module.is_first else to_wire(gradient)
+            received, weight = tensors[0] if len(tensors) > 1 else None, weight_of(targets, microbatch)
+            gradient = compute.loss(key, microbatch, received, tensors[-1], weight)
+    return None if module.is_first else to_wire(gradient)

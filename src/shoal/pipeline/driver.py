@@ -95,6 +95,7 @@ class StepDriver:
         clock: Clock,
         step_timeout_s: float,
         evaluation_window: int = 2,
+        is_wrapped: bool = False,
     ) -> None:
         """Drives nothing yet.
 
@@ -103,6 +104,7 @@ class StepDriver:
             max_grad_norm: Gradients are scaled down to this norm; None does not clip.
             step_timeout_s: Without progress, until a step is replayed.
             evaluation_window: Batches of an evaluation in flight at most.
+            is_wrapped: Whether the first stage has the head of the model as well, see `model.partition`.
         """
         self._endpoint = endpoint
         self._clock = clock
@@ -112,8 +114,11 @@ class StepDriver:
             window=window,
             max_grad_norm=max_grad_norm,
             step_timeout_s=step_timeout_s,
+            is_wrapped=is_wrapped,
         )
-        self._evaluation = EvalDriver(endpoint, clock, window=evaluation_window, timeout_s=step_timeout_s)
+        self._evaluation = EvalDriver(
+            endpoint, clock, window=evaluation_window, timeout_s=step_timeout_s, is_wrapped=is_wrapped
+        )
         self._changed = anyio.Event()
         self._timer_s = math.inf
         self._microbatches: Sequence[Microbatch] = ()
@@ -260,11 +265,11 @@ class StepDriver:
                 case Note(key, path):
                     if self._note is not None:
                         self._note(key, tuple(hop.peer for hop in path))
-                case FeedMicrobatch(key, path, number, part):
+                case FeedMicrobatch(key, number, part, inputs_to, labels_to):
                     microbatch = _part(self._microbatches, part)
                     traffic = Traffic.ACTIVATIONS
-                    self._endpoint.post(path[0], Forward(key, number), (microbatch.inputs,), traffic)
-                    self._endpoint.post(path[-1], Labels(key, number), (microbatch.labels,), traffic)
+                    self._endpoint.post(inputs_to, Forward(key, number), (microbatch.inputs,), traffic)
+                    self._endpoint.post(labels_to, Labels(key, number), (microbatch.labels,), traffic)
                 case Dial(to):
                     self._endpoint.post(to, Heartbeat())
                 case _:

@@ -18,11 +18,15 @@ from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalR
 class EvalDriver:
     """One evaluation at a time."""
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, *, window: int, timeout_s: float) -> None:
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, *, window: int, timeout_s: float, is_wrapped: bool = False
+    ) -> None:
         self._endpoint = endpoint
         self._clock = clock
         self._window = window
         self._timeout_s = timeout_s
+        # Where on a path the loss is computed.
+        self._head = 0 if is_wrapped else -1
         self._evaluation = -1
         self._path: tuple[PeerId, ...] = ()
         self._results: dict[int, EvalResult] = {}
@@ -39,7 +43,7 @@ class EvalDriver:
                 return  # it was passed on, arrived, and was answered before the connection ended
             self._refuses(peer)
             self._problem = f"{peer} refused: {message.reason}"
-        elif peer == self._path[-1]:
+        elif peer == self._path[self._head]:
             self._results.setdefault(message.microbatch, message)
         self._changed.set()
 
@@ -87,7 +91,7 @@ class EvalDriver:
         forward = EvalForward(evaluation, number, base_round, path, self._endpoint.hop)
         self._endpoint.post(path[0].peer, forward, (microbatch.inputs,), Traffic.ACTIVATIONS)
         labels = EvalLabels(evaluation, number, base_round)
-        self._endpoint.post(path[-1].peer, labels, (microbatch.labels,), Traffic.ACTIVATIONS)
+        self._endpoint.post(path[self._head].peer, labels, (microbatch.labels,), Traffic.ACTIVATIONS)
 
     async def _change(self) -> None:
         """Waits for an answer, a loss, or too long."""

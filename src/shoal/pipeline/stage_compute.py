@@ -7,7 +7,8 @@ Every open step has gradients, activations and buffers of its own, so an abort l
 
 A step is bit-equal to a plain loop: its first microbatch's gradient is assigned by autograd, later ones are added in
 place in microbatch order, and every forward draws from a seed of its own. So neither the schedule nor computing
-activations a second time changes a bit.
+activations a second time changes a bit. The head that a wrapped first stage hosts (`model.partition`) adds up gradients
+of its own, since the parameter that it shares gets some from both sides, in any order; both sums are added in the end.
 
 Shapes: B samples of a microbatch, N elements of the stage's parameters.
 """
@@ -52,18 +53,31 @@ class _KeptForward:
     weight: float
 
 
+_Place = tuple[bool, int]
+"""Whether it is the head that a wrapped first stage hosts, and the microbatch."""
+
+
 @dataclass(slots=True)
 class _StepState:
-    """What one open step holds. `later[m]` computes the gradients of the parameters that a backward has put off."""
+    """What one open step holds. `later` computes the gradients of the parameters that a backward has put off."""
 
     base: list[Tensor]
     buffers: list[Tensor]
     changes: int
     gradients: list[Tensor | None]
-    kept: dict[int, _KeptForward] = field(default_factory=dict[int, _KeptForward])
-    later: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    gradients_of_head: list[Tensor | None]
+    kept: dict[_Place, _KeptForward] = field(default_factory=dict[_Place, _KeptForward])
+    later: dict[_Place, Callable[[], None]] = field(default_factory=dict[_Place, Callable[[], None]])
     loss: float = 0.0
     routers: RouterTotals = field(default_factory=RouterTotals)
+
+    def sum_up(self) -> None:
+        """All gradients are there: those of the head join the others."""
+        for number, of_head in enumerate(self.gradients_of_head):
+            own = self.gradients[number]
+            if of_head is not None:
+                self.gradients[number] = of_head if own is None else own.add_(of_head)
+                self.gradients_of_head[number] = None
 
 
 class StageCompute:
@@ -104,6 +118,7 @@ class StageCompute:
         self._splits = schedule == Schedule.ZERO_BUBBLE
         self._is_checked = False
         self._parameters = list(module.parameters())
+        self._head_parameters = list(module.head.parameters()) if module.head is not None else []
         self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
         self._buffers = LiveBuffers(module)
         self._held_buffers = self._buffers.copy()
@@ -112,27 +127,30 @@ class StageCompute:
 
     # ---- a step
 
-    def forward(self, key: StepKey, microbatch: int, input: Tensor, weight: float = 1.0) -> Tensor:
-        """Runs one forward of a stage that is not the last; microbatches of a step come in order.
+    def forward(
+        self, key: StepKey, microbatch: int, input: Tensor, weight: float = 1.0, *, is_head: bool = False
+    ) -> Tensor:
+        """Runs one forward without a loss; microbatches of a step come in order.
 
         Args:
             key: The step's first microbatch begins it.
             input: (B, *input_spec.shape).
             weight: The microbatch's share of the step's targets; scales the gradients of the stage's routers' loss.
+            is_head: Of the head that this stage hosts, and not of its own units.
 
         Returns:
             (B, *output_spec.shape), on the CPU, without gradient.
         """
         step = self._step(key)
-        received, before = self._received(input), step.buffers
-        output = self._begin(step, key, microbatch, received, weight)
+        received, before = self._received(input, is_head), step.buffers
+        output = self._begin(step, key, microbatch, received, weight, is_head)
         # Also what is computed again was computed with a graph: without one, torch may choose other kernels.
         kept = (
             _KeptForward(received, None, before, weight)
             if self.activation_checkpointing
             else _KeptForward(received, output, [], weight)
         )
-        step.kept[microbatch] = kept
+        step.kept[is_head, microbatch] = kept
         return output.detach().cpu()
 
     def backward(self, key: StepKey, microbatch: int, gradient: Tensor) -> Tensor:
@@ -145,13 +163,13 @@ class StageCompute:
             The gradient with respect to the input, on the CPU; for the first stage an empty tensor.
         """
         step = self._step(key)
-        kept = step.kept.pop(microbatch)
-        output = self._output(kept, key, microbatch)
-        self._differentiate(step, microbatch, output, kept.received, gradient.to(self._device))
+        kept = step.kept.pop((False, microbatch))
+        output = self._output(kept, key, microbatch, False)
+        self._differentiate(step, (False, microbatch), output, kept.received, gradient.to(self._device))
         return self._input_gradient(kept.received)
 
     def loss(self, key: StepKey, microbatch: int, input: Tensor | None, labels: Tensor, weight: float) -> Tensor:
-        """Runs forward, loss and backward of the last stage; microbatches of a step come in order.
+        """Runs forward, loss and backward of the last stage, or of the head; microbatches of a step come in order.
 
         Args:
             key: The step's first microbatch begins it.
@@ -163,27 +181,32 @@ class StageCompute:
         Returns:
             As `backward`.
         """
-        step = self._step(key)
+        step, is_head = self._step(key), self.module.head is not None
+        place = (is_head, microbatch)
         if input is None:
-            kept = step.kept.pop(microbatch)
-            received, output = kept.received, self._output(kept, key, microbatch)
+            kept = step.kept.pop(place)
+            received, output = kept.received, self._output(kept, key, microbatch, is_head)
         else:
-            received = self._received(input)
-            output = self._begin(step, key, microbatch, received, weight)
+            received = self._received(input, is_head)
+            output = self._begin(step, key, microbatch, received, weight, is_head)
         if not weight:
-            self._differentiate(step, microbatch, output, received, torch.zeros_like(output))
+            self._differentiate(step, place, output, received, torch.zeros_like(output))
             return self._input_gradient(received)
         loss = self.module.loss(output, labels.to(self._device)) * weight
-        self._differentiate(step, microbatch, loss, received, None)
+        self._differentiate(step, place, loss, received, None)
         step.loss += loss.item()
         return self._input_gradient(received)
 
-    def weights(self, key: StepKey, microbatch: int) -> None:
-        """Computes what the backward of a microbatch has put off, if anything; microbatches of a step come in order."""
+    def weights(self, key: StepKey, microbatch: int, *, is_head: bool = False) -> None:
+        """Computes what the backward of a microbatch has put off, if anything; microbatches of a step come in order.
+
+        Args:
+            is_head: As in `forward`.
+        """
         step = self._step(key)
-        later = step.later.pop(microbatch, None)
+        later = step.later.pop((is_head, microbatch), None)
         if later is not None:
-            with self._own_gradients(step):
+            with self._own_gradients(step, is_head):
                 later()
             if self._device.type == "cuda":
                 # Kernels that are only queued would hold up the backward that arrives next.
@@ -192,11 +215,12 @@ class StageCompute:
     def totals(self, key: StepKey) -> StepTotals:
         """Sums the step up when all its gradients are there: squares in float64, added parameter by parameter."""
         step = self._step(key)
+        step.sum_up()
         squares = [squared_norm(gradient) for gradient in step.gradients if gradient is not None]
         total = 0.0
         for square in torch.stack(squares).cpu() if squares else ():
             total += float(square)
-        loss = step.loss if self.module.is_last else None
+        loss = step.loss if self.module.has_loss else None
         finite = math.isfinite(total) and (loss is None or math.isfinite(loss))
         return StepTotals(total, finite, loss, step.routers.reports())
 
@@ -216,7 +240,7 @@ class StageCompute:
             for gradient in step.gradients:
                 if gradient is not None:
                     gradient.mul_(scale)
-        with self._own_gradients(step):
+        with self._own_gradients(step, False):
             self.optimizer.step(lr)
         self._buffers.apply(step.base, step.buffers, step.changes)
 
@@ -226,58 +250,66 @@ class StageCompute:
 
     def _step(self, key: StepKey) -> _StepState:
         if key not in self._steps:
-            base = self._buffers.copy()
-            self._steps[key] = _StepState(base, base, self._buffers.changes, [None] * len(self._parameters))
+            base, none = self._buffers.copy(), [None] * len(self._parameters)
+            self._steps[key] = _StepState(base, base, self._buffers.changes, list(none), list(none))
         return self._steps[key]
 
-    def _received(self, input: Tensor) -> Tensor:
+    def _received(self, input: Tensor, is_head: bool) -> Tensor:
         received = input.to(self._device).detach()
         # The first stage's input is data: nobody needs its gradient.
-        return received if self.module.is_first else received.requires_grad_()
+        return received if self._takes_data(is_head) else received.requires_grad_()
 
-    def _begin(self, step: _StepState, key: StepKey, microbatch: int, received: Tensor, weight: float) -> Tensor:
+    def _takes_data(self, is_head: bool) -> bool:
+        return self.module.is_first and not is_head
+
+    def _begin(
+        self, step: _StepState, key: StepKey, microbatch: int, received: Tensor, weight: float, is_head: bool
+    ) -> Tensor:
         """Return the output of a microbatch's first forward."""
-        output, step.buffers, passes = self._run(step.buffers, key, microbatch, received, weight)
+        output, step.buffers, passes = self._run(step.buffers, key, microbatch, received, weight, is_head)
         step.routers.add(weight, passes)
         return output
 
     def _run(
-        self, buffers: list[Tensor], key: StepKey, microbatch: int, received: Tensor, weight: float
+        self, buffers: list[Tensor], key: StepKey, microbatch: int, received: Tensor, weight: float, is_head: bool
     ) -> tuple[Tensor, list[Tensor], list[RouterPass]]:
         """Return the output, the buffers as they are after it, and what the routers have come to."""
-        seed = operation_seed(self._run_seed, key.trainer, key.number, microbatch, self._stage)
+        # The head draws as a stage behind all others would.
+        stage = self.module.num_stages if is_head else self._stage
+        seed = operation_seed(self._run_seed, key.trainer, key.number, microbatch, stage)
         weighed = self.module.weighed(weight)
         with seeded(seed, self._device), self._buffers.bound_to(buffers) as left, weighed as passes:
-            output = self.module(received)
+            output = self.module(received, is_head=is_head)
         return output, left, passes
 
-    def _output(self, kept: _KeptForward, key: StepKey, microbatch: int) -> Tensor:
+    def _output(self, kept: _KeptForward, key: StepKey, microbatch: int, is_head: bool) -> Tensor:
         if kept.output is not None:
             return kept.output
-        return self._run(kept.buffers, key, microbatch, kept.received, kept.weight)[0]
+        return self._run(kept.buffers, key, microbatch, kept.received, kept.weight, is_head)[0]
 
     def _differentiate(
-        self, step: _StepState, microbatch: int, root: Tensor, received: Tensor, gradient: Tensor | None
+        self, step: _StepState, place: _Place, root: Tensor, received: Tensor, gradient: Tensor | None
     ) -> None:
         """Gives `received` its gradient, and the parameters theirs, now or later."""
         # A first stage without parameters has nothing to differentiate.
         if not root.requires_grad:
             return
-        if self._splits and self.module.is_first:
+        is_head, _ = place
+        if self._splits and self._takes_data(is_head):
             # Nobody waits for the gradient of data.
-            step.later[microbatch] = partial(torch.autograd.backward, root, gradient)
+            step.later[place] = partial(torch.autograd.backward, root, gradient)
             return
-        halves = self._halves(root, received, gradient) if self._splits else None
-        with self._own_gradients(step):
+        halves = self._halves(root, received, gradient, is_head) if self._splits else None
+        with self._own_gradients(step, is_head):
             if halves is None:
                 torch.autograd.backward(root, gradient)
             else:
                 halves.first_half(gradient)
-                step.later[microbatch] = halves.second_half
+                step.later[place] = halves.second_half
 
-    def _halves(self, root: Tensor, received: Tensor, gradient: Tensor | None) -> SplitBackward | None:
+    def _halves(self, root: Tensor, received: Tensor, gradient: Tensor | None, is_head: bool) -> SplitBackward | None:
         """How this backward is split; None if it cannot be, or if the first one was not exact."""
-        halves = split(root, received, self._parameters)
+        halves = split(root, received, self._head_parameters if is_head else self._parameters)
         if halves is not None and not self._is_checked and _tells(gradient):
             self._is_checked = True
             self._splits = halves.is_exact(gradient)
@@ -286,14 +318,15 @@ class StageCompute:
         return halves if self._splits else None
 
     @contextmanager
-    def _own_gradients(self, step: _StepState) -> Generator[None]:
-        """Inside, the parameters' `.grad` are the step's; afterwards they are None again."""
-        for parameter, gradient in zip(self._parameters, step.gradients, strict=True):
+    def _own_gradients(self, step: _StepState, is_head: bool) -> Generator[None]:
+        """Inside, the parameters' `.grad` are the step's, or the head's in it; afterwards they are None again."""
+        gradients = step.gradients_of_head if is_head else step.gradients
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         try:
             yield
         finally:
-            step.gradients = [parameter.grad for parameter in self._parameters]
+            gradients[:] = [parameter.grad for parameter in self._parameters]
             for parameter in self._parameters:
                 parameter.grad = None
 
@@ -308,7 +341,7 @@ class StageCompute:
 
         Args:
             input: (B, *input_spec.shape).
-            labels: (B, *label_spec.shape) in the last stage, else None.
+            labels: (B, *label_spec.shape) for what computes the loss, the last stage or the head; else None.
 
         Returns:
             (B, *output_spec.shape) without labels, else the mean loss, a scalar; on the CPU.
@@ -316,23 +349,24 @@ class StageCompute:
         Raises:
             LocalProtocolError: The parameters have moved on and nobody holds the old ones.
         """
+        is_head = labels is not None and self.module.head is not None
         self.module.eval()
         try:
             with self._buffers.bound_to(self._held_buffers):
-                output = self._evaluated(input.to(self._device))
+                output = self._evaluated(input.to(self._device), is_head)
         finally:
             self.module.train()
         return (output if labels is None else self.module.loss(output, labels.to(self._device))).cpu()
 
-    def _evaluated(self, input: Tensor) -> Tensor:
+    def _evaluated(self, input: Tensor, is_head: bool) -> Tensor:
         if self.version == 0:
-            return self.module(input)
+            return self.module(input, is_head=is_head)
         if self.base_parameters is None:
             raise LocalProtocolError(f"stage {self._stage} does not hold the parameters that the round started from")
         layout = self.parts.averaged.parameters.layout
         base = dict(zip(layout.names, layout.views(self.base_parameters().to(self._device)), strict=True))
         typed = {name: base[name].to(p.dtype) for name, p in self.module.named_parameters()}
-        return functional_call(self.module, typed, (input,))
+        return functional_call(self.module, typed, (input,), {"is_head": is_head})
 
     # ---- between rounds
 

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _MAX_PENDING = 1024
 
 _Pair = tuple[PeerId, int, int]
+"""Trainer, evaluation, microbatch."""
 
 
 @dataclass(slots=True)
@@ -46,13 +47,14 @@ class StageEvaluator:
         self._endpoint = endpoint
         self._compute = compute
         self._stage = stage
-        self._pending: dict[_Pair, _Batch] = {}
+        # A wrapped first stage sees a batch twice: when it begins, and where its loss is computed.
+        self._pending: dict[tuple[_Pair, bool], _Batch] = {}
         self._passed_on: dict[PeerId, tuple[int, int, PeerId]] = {}
 
     @property
     def is_ready(self) -> bool:
         """Whether a batch could be run now."""
-        return any(self._is_complete(batch) for batch in self._pending.values())
+        return any(_is_complete(batch, is_end) for (_, is_end), batch in self._pending.items())
 
     def receive(
         self,
@@ -63,12 +65,14 @@ class StageEvaluator:
         cap: int | None = None,
     ) -> None:
         """Queues an input or labels, or refuses them: the replica holds another record, or takes `cap` samples only."""
-        trainer = peer
-        spec = self._compute.module.label_spec
+        trainer, module = peer, self._compute.module
+        spec, is_end = module.label_spec, module.has_loss
         if isinstance(message, EvalForward):
             self._endpoint.introduce(message.trainer)
             trainer = message.trainer.peer
-            spec = self._compute.module.input_spec
+            if module.head is not None:
+                is_end = peer != trainer
+            spec = module.part(is_head=is_end and module.head is not None).input_spec
         num_samples = tensors[0].shape[0] if tensors and tensors[0].shape else 0
         problem = misfit(tensors, spec, num_samples) or too_large(num_samples, cap)
         if message.base_round != base_round:
@@ -82,9 +86,9 @@ class StageEvaluator:
             self._refuse(pair, problem)
             return
         # A trainer does one evaluation after the other: what waits from an earlier one waits for nothing any more.
-        for old in [p for p in self._pending if p[0] == trainer and p[1] < message.evaluation]:
+        for old in [key for key in self._pending if key[0][0] == trainer and key[0][1] < message.evaluation]:
             del self._pending[old]
-        batch = self._pending.setdefault(pair, _Batch())
+        batch = self._pending.setdefault((pair, is_end), _Batch())
         if isinstance(message, EvalForward):
             batch.request, batch.input = message, tensors[0]
         else:
@@ -95,7 +99,7 @@ class StageEvaluator:
 
         The trainer may still have a connection with that one, and would wait for an answer.
         """
-        self._pending = {pair: batch for pair, batch in self._pending.items() if pair[0] != peer}
+        self._pending = {key: batch for key, batch in self._pending.items() if key[0][0] != peer}
         self._passed_on.pop(peer, None)
         for trainer, (evaluation, microbatch, following) in list(self._passed_on.items()):
             if following == peer:
@@ -108,15 +112,15 @@ class StageEvaluator:
         Returns:
             How many samples did not fit into the device's memory; 0: all did.
         """
-        pair = next(pair for pair, batch in self._pending.items() if self._is_complete(batch))
-        batch = self._pending.pop(pair)
+        pair, is_end = next(key for key, batch in self._pending.items() if _is_complete(batch, key[1]))
+        batch = self._pending.pop((pair, is_end))
         if batch.request is None or batch.input is None:
             return 0
         if batch.labels is not None and batch.labels.shape[0] != batch.input.shape[0]:
             self._refuse(pair, "input and labels differ in their number of samples")
             return 0
         try:
-            result = await device.run(self._evaluate, batch.input, batch.labels)
+            result = await device.run(self._evaluate, batch.input, batch.labels if is_end else None)
         except (LocalProtocolError, RuntimeError, ValueError, IndexError) as error:
             emit(logger, EvaluationFailed(), error=error)
             self._refuse(pair, f"{type(error).__name__}: {error}"[:200])
@@ -126,7 +130,8 @@ class StageEvaluator:
             answer = EvalResult(evaluation, microbatch, result, batch.input.shape[0])
             self._endpoint.post(trainer, answer)
             return 0
-        following = batch.request.path[self._stage + 1]
+        # Behind the last stage of a wrapped path comes the first one.
+        following = batch.request.path[(self._stage + 1) % len(batch.request.path)]
         # Whatever was sent before it on the same connection has arrived if this has.
         self._passed_on[trainer] = (evaluation, microbatch, following.peer)
         self._endpoint.introduce(following)
@@ -134,15 +139,12 @@ class StageEvaluator:
         return 0
 
     def _evaluate(self, input: WireTensor, labels: WireTensor | None) -> WireTensor | float:
-        """Runs on the device thread: the mean loss in the last stage, else the output."""
-        if labels is not None and self._compute.module.is_last:
+        """Runs on the device thread: the mean loss where there are labels, else the output."""
+        if labels is not None:
             if not sum(targets_of(labels)):
                 return 0.0
             return float(self._compute.evaluate(from_wire(input), from_wire(labels)))
         return to_wire(self._compute.evaluate(from_wire(input)))
-
-    def _is_complete(self, batch: _Batch) -> bool:
-        return batch.input is not None and (batch.labels is not None or not self._compute.module.is_last)
 
     def _is_on_path(self, message: EvalForward) -> bool:
         module, path = self._compute.module, message.path
@@ -150,5 +152,10 @@ class StageEvaluator:
 
     def _refuse(self, pair: _Pair, reason: str) -> None:
         trainer, evaluation, microbatch = pair
-        self._pending.pop(pair, None)
+        for is_end in (False, True):
+            self._pending.pop((pair, is_end), None)
         self._endpoint.post(trainer, EvalRefused(evaluation, microbatch, reason))
+
+
+def _is_complete(batch: _Batch, is_end: bool) -> bool:
+    return batch.input is not None and (batch.labels is not None or not is_end)

@@ -35,7 +35,7 @@ from shoal.runtime.changes import Changes
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.microbatch_cut import lowered
-from shoal.swarm.open_step import Payload
+from shoal.swarm.microbatch_pass import Payload
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, SendStepMessage
 from shoal.swarm.step_replica import StepReplica
 from shoal.transport.base import Endpoint, Received
@@ -132,13 +132,14 @@ class StageWorker:
             max_open_steps=max_open_steps,
             max_microbatch_samples=max_microbatch_samples,
             schedule=compute.schedule,
+            is_wrapped=compute.module.is_wrapped,
         )
         self._max_kept = max_kept
         self._meter = DeviceMeter(endpoint.metrics, stage, self._clock)
         self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace, deaths)
         self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
         self._events = events
-        self._payloads: dict[StepKey, dict[tuple[type, int], WireTensor]] = {}
+        self._payloads: dict[StepKey, dict[tuple[bool, type, int], WireTensor]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
         self._committed_before = 0
         self._round_starts = False
@@ -275,13 +276,15 @@ class StageWorker:
             raise RoundAborted(f"round {round} cannot be closed: this replica is in round {self._machine.round}")
 
     def _on_payload(self, peer: PeerId, message: Payload, tensors: Sequence[WireTensor]) -> None:
-        if self._machine.wants(peer, message):
-            problem = payload_misfit(message, tensors, self._compute.module, self._machine.open[message.key].request)
+        if (wanted := self._machine.wanted_by(peer, message)) is not None:
+            module = self._compute.module.part(is_head=wanted.is_head)
+            problem = payload_misfit(message, tensors, module, self._machine.open[message.key].request)
             if problem is not None:
                 emit(logger, StepTensorRefused(str(message.key), peer, problem))
                 self._do(self._machine.refuse(message.key, problem))
                 return
-            self._payloads.setdefault(message.key, {})[type(message), message.microbatch] = tensors[0]
+            payloads = self._payloads.setdefault(message.key, {})
+            payloads[wanted.is_head, type(message), message.microbatch] = tensors[0]
         self._do(self._machine.handle(peer, message))
 
     # ---- work
@@ -386,8 +389,8 @@ class StageWorker:
             OperationKind.BACKWARD: (Backward,),
             OperationKind.LOSS: (Labels,) if self._compute.schedule == Schedule.GPIPE else (Forward, Labels),
         }
-        payloads = self._payloads.get(operation.key, {})
-        return [payloads.pop((kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
+        payloads, part = self._payloads.get(operation.key, {}), operation.is_head
+        return [payloads.pop((part, kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
 
     async def _remind(self) -> None:
         while True:

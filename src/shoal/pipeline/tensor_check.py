@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shoal.data.targets import targets_of
 from shoal.model.stage import StageModule, TensorSpec
-from shoal.swarm.open_step import Payload
+from shoal.swarm.microbatch_pass import Payload
 from shoal.wire.messages.step import Backward, Forward, Labels, Open
 from shoal.wire.tensors import WireTensor
 

@@ -72,8 +72,9 @@ class _ReplayedStep:
         number: place of the step in the replay.
         batches: inputs and labels of each microbatch; empty where this process needs neither.
         targets: of each microbatch, counted anew; empty where `batches` is.
-        path: names who computes which stages of it.
+        path: names who computes which stages of it; behind the last one, the head that a wrapped first stage hosts.
         replicas: by stage, those of this process.
+        num_stages: of the model.
     """
 
     number: int
@@ -82,6 +83,11 @@ class _ReplayedStep:
     targets: tuple[int, ...]
     path: list[Stretch]
     replicas: dict[int, _ReplayedReplica]
+    num_stages: int
+
+    def replica(self, place: int) -> _ReplayedReplica:
+        """Who computes what stands at this place of the path."""
+        return self.replicas[place % self.num_stages]
 
     def name(self, microbatch: int, stage: int, content: int) -> Name:
         """Of a parcel that crosses from one stretch to another one."""
@@ -222,7 +228,7 @@ class Engine:
 
     def _compute(self, action: Compute) -> Iterator[Difference]:
         began, key = action.began, action.began.key
-        path = stretches([self._crew.home(generation.number) for generation in action.generations])
+        homes = [self._crew.home(generation.number) for generation in action.generations]
         mine = {
             stage: generation
             for stage, generation in enumerate(action.generations)
@@ -230,7 +236,11 @@ class Engine:
         }
         if not mine:
             return
-        sizes, has_end = began.microbatch_samples, not {0, len(action.generations) - 1}.isdisjoint(mine)
+        replicas = {stage: self._replicas[generation.number] for stage, generation in mine.items()}
+        is_wrapped = any(replica.compute.module.is_wrapped for replica in replicas.values())
+        path = stretches([*homes, homes[0]] if is_wrapped else homes)
+        last = 0 if is_wrapped else len(homes) - 1
+        sizes, has_end = began.microbatch_samples, not {0, last}.isdisjoint(mine)
         batches = self._samples.microbatches(began.samples, sizes) if has_end else []
         step = _ReplayedStep(
             action.number,
@@ -238,9 +248,9 @@ class Engine:
             batches,
             tuple(sum(targets_of(labels)) for _, labels in batches),
             path,
-            {stage: self._replicas[generation.number] for stage, generation in mine.items()},
+            replicas,
+            len(homes),
         )
-        last = len(action.generations) - 1
         if last in mine and step.targets != began.microbatch_targets:
             # Its weight in the average of the round follows from them.
             logged = list(began.microbatch_targets)
@@ -270,14 +280,14 @@ class Engine:
         else:
             received = self._receive(step.path[number - 1].process, step.name(microbatch, start, _OUTPUT))
         forward = Operation(OperationKind.FORWARD, step.key, microbatch)
-        for stage in range(start, stop - is_last):
-            received = self._operate(step.replicas[stage], forward, [received], step.targets)
+        for place in range(start, stop - is_last):
+            received = self._operate(step.replica(place), forward, [received], step.targets)
         if not is_last:
             self._send(step.path[number + 1].process, step.name(microbatch, stop, _OUTPUT), received)
             return
         _, labels = step.batches[microbatch]
-        loss = Operation(OperationKind.LOSS, step.key, microbatch)
-        gradient = self._operate(step.replicas[stop - 1], loss, [received, labels], step.targets)
+        loss = Operation(OperationKind.LOSS, step.key, microbatch, is_head=stop > step.num_stages)
+        gradient = self._operate(step.replica(stop - 1), loss, [received, labels], step.targets)
         self._go_back(step, number, microbatch, gradient)
 
     def _go_back(self, step: _ReplayedStep, number: int, microbatch: int, gradient: WireTensor | None) -> None:
@@ -287,8 +297,8 @@ class Engine:
         if not is_last:
             gradient = self._receive(step.path[number + 1].process, step.name(microbatch, stop, _GRADIENT))
         backward = Operation(OperationKind.BACKWARD, step.key, microbatch)
-        for stage in reversed(range(start, stop - is_last)):
-            gradient = self._operate(step.replicas[stage], backward, [gradient], step.targets)
+        for place in reversed(range(start, stop - is_last)):
+            gradient = self._operate(step.replica(place), backward, [gradient], step.targets)
         if number:
             self._send(step.path[number - 1].process, step.name(microbatch, start, _GRADIENT), gradient)
 

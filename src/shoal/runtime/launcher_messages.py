@@ -95,6 +95,7 @@ class CostsFound(PipeMessage, frozen=True):
     source: str
     elapsed_s: float
     warnings: list[str]
+    is_tied: bool
     weights: list[str] | None = None  # what `model.weights` is to be; None: it is known, or there are none
 
 

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from shoal.config.quant import QuantConfig
 from shoal.config.schema import Config
 from shoal.model.meta import build_without_values
+from shoal.model.partition import StageUnits
 from shoal.model.registry import load_family
-from shoal.model.stage import Family, stage_ranges
+from shoal.model.stage import Family, stage_units
 from shoal.optim.flat import state_buffers
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.parts import AveragedParts, ReplicaParts
@@ -57,8 +58,8 @@ _BF16_BYTES = 2
 
 @dataclass(slots=True)
 class _Tally:
-    """Of one stage: parameters and buffers on the meta device, and bytes of weights of which each forward keeps a copy,
-    quantised or cast by autocast."""
+    """Of units in a row: parameters and buffers on the meta device, and bytes of weights of which each forward keeps a
+    copy, quantised or cast by autocast."""
 
     parameters: list[Tensor]
     buffers: list[Tensor]
@@ -75,21 +76,32 @@ def stage_needs(config: Config) -> tuple[StageNeed, ...]:
         ConfigError: the model does not fit the configuration.
     """
     family = load_family(config.model, config.data)
-    ranges = stage_ranges(family, config.num_stages, config.model_pipeline.cut)
-    return tuple(_need(config, family, stage, units) for stage, units in enumerate(ranges))
+    stages = stage_units(family, config.num_stages, config.model_pipeline.cut)
+    return tuple(_need(config, family, stage, units) for stage, units in enumerate(stages))
 
 
-def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed:
-    tally = _tally(config, family, stage, units)
-    averaged = AveragedParts.of(_numbered(tally.parameters), _numbered(tally.buffers))
-    replica = ReplicaParts(averaged, build_inner_optimizer(tally.parameters, config.diloco.inner_optim))
-    num_elements, parameter_bytes = averaged.parameters.layout.numel, averaged.parameters.num_bytes
+def _need(config: Config, family: Family, stage: int, units: StageUnits) -> StageNeed:
+    built = _without_values(config, family, units)
+    # A wrapped first stage computes twice for each microbatch: what goes through its own units, and through the head.
+    parts = [part for part in units if part]
+    tallies = [_tally(config, family, stage, part, built) for part in parts]
+    parameters = list(_once([each for tally in tallies for each in tally.parameters]))
+    buffers = [each for tally in tallies for each in tally.buffers]
+    averaged = AveragedParts.of(_numbered(parameters), _numbered(buffers))
+    replica = ReplicaParts(averaged, build_inner_optimizer(parameters, config.diloco.inner_optim))
+    num_elements = averaged.parameters.layout.numel
     buffer_bytes = averaged.floats.num_bytes + averaged.integers.num_bytes
-    in_flight, kept = _kept(config, is_last=stage == config.num_stages - 1)
-    received = family.input_spec() if stage == 0 else family.boundary_spec(units.start - 1)
-    sample_bytes = kept * tally.activation_bytes + tally.largest_activation_bytes + in_flight * received.num_bytes
-    batch, parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
-    device_bytes = replica.num_bytes + tally.constant_bytes
+    # Until all are there, a parameter that both share has a gradient from each.
+    gradient_bytes = sum(each.nbytes for tally in tallies for each in _once(tally.parameters))
+    largest_bytes = max(tally.largest_activation_bytes for tally in tallies)
+    cast_bytes, sample_bytes = 0, largest_bytes
+    for part, tally in zip(parts, tallies, strict=True):
+        in_flight, kept = _kept(config, is_last=part.stop == family.num_units)
+        received = family.boundary_spec(part.start - 1) if part.start else family.input_spec()
+        cast_bytes += kept * tally.cast_bytes
+        sample_bytes += kept * tally.activation_bytes + in_flight * received.num_bytes
+    batch, num_parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
+    device_bytes = replica.num_bytes + sum(tally.constant_bytes for tally in tallies)
     # The copy of its own state that is on its way to a buddy.
     snapshot_bytes = replica.num_bytes if config.diloco.snapshot_every_steps else 0
     # The copy of what the inner optimizer knew at the record of which a checkpoint was wanted last.
@@ -97,10 +109,10 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
-        step_bytes=parameter_bytes + 2 * buffer_bytes,
-        open_bytes=kept * tally.cast_bytes,
+        step_bytes=gradient_bytes + 2 * buffer_bytes,
+        open_bytes=cast_bytes,
         sample_bytes=sample_bytes,
-        eval_sample_bytes=tally.largest_activation_bytes,
+        eval_sample_bytes=largest_bytes,
         host_bytes=PROCESS_BYTES
         + compiler_bytes
         + _HELD_VECTORS * num_elements * _FLOAT_BYTES
@@ -108,10 +120,15 @@ def _need(config: Config, family: Family, stage: int, units: range) -> StageNeed
         + snapshot_bytes
         + kept_bytes,
         round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * buffer_bytes,
-        max_samples=-(-batch // parts),
-        min_samples=within([-(-batch // parts)] * parts * config.diloco.gradient_accumulation_steps),
+        max_samples=-(-batch // num_parts),
+        min_samples=within([-(-batch // num_parts)] * num_parts * config.diloco.gradient_accumulation_steps),
         max_steps=MAX_OPEN_STEPS,
     )
+
+
+def _once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:
+    """Each tensor once."""
+    return {id(tensor): tensor for tensor in tensors}.values()
 
 
 def _numbered(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -132,12 +149,21 @@ def _kept(config: Config, *, is_last: bool) -> tuple[int, int]:
     return in_flight, 1 if at_once else in_flight
 
 
-def _tally(config: Config, family: Family, stage: int, units: range) -> _Tally:
+def _without_values(config: Config, family: Family, units: StageUnits) -> nn.ModuleDict:
+    """Build the units of a stage on the meta device, those that share a parameter with that one."""
+    names = map(family.unit_name, units.indices)
+    built = (build_without_values(family, index, config.run.seed).to("meta") for index in units.indices)
+    found = nn.ModuleDict(dict(zip(names, built, strict=True)))
+    family.tie(found)
+    return found
+
+
+def _tally(config: Config, family: Family, stage: int, units: range, built: nn.ModuleDict) -> _Tally:
     tally = _Tally([], [])
     for index in units:
-        unit = build_without_values(family, index, config.run.seed)
-        tally.parameters += [torch.empty_like(parameter, device="meta") for parameter in unit.parameters()]
-        buffers = [torch.empty_like(buffer, device="meta") for _, buffer in state_buffers(unit)]
+        unit = built[family.unit_name(index)]
+        tally.parameters += unit.parameters()
+        buffers = [buffer for _, buffer in state_buffers(unit)]
         tally.buffers += buffers
         constants_too_bytes = sum(buffer.nbytes for buffer in unit.buffers())
         tally.constant_bytes += constants_too_bytes - sum(buffer.nbytes for buffer in buffers)

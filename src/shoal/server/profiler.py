@@ -54,7 +54,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     for warning in found.warnings:
         emit(logger, UnitCostsProblem(warning))
     emit(logger, UnitCostsKnown(found.source, elapsed_s, found.costs))
-    control.tell(CostsFound(found.costs, found.source, elapsed_s, found.warnings, weights))
+    control.tell(CostsFound(found.costs, found.source, elapsed_s, found.warnings, found.is_tied, weights))
 
 
 def _weights(config: Config) -> list[str]:

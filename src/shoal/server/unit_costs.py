@@ -16,7 +16,7 @@ from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.schema import Config
 from shoal.model.profile import Profile, profile_units
 from shoal.model.registry import load_exact_family
-from shoal.model.stage import Family, checked_unit_costs, stage_ranges
+from shoal.model.stage import Family, checked_unit_costs, stage_units
 from shoal.pipeline.torch_device import torch_device
 from shoal.server.cost_cache import CostCache, cost_key, microbatch_samples
 
@@ -31,12 +31,14 @@ class UnitCosts:
         costs: one number for each unit: seconds if measured or cached, relative if static.
         source: "measured" now, "cached" from an earlier start, or "static": the family's own figures.
         warnings: what the user should know, in words.
+        is_tied: whether the first and the last unit share a parameter, and are one stage's.
         profile: how the units were measured; None: they were not.
     """
 
     costs: list[float]
     source: CostSource
     names: list[str]
+    is_tied: bool
     warnings: list[str] = field(default_factory=list[str])
     profile: Profile | None = None
 
@@ -56,11 +58,11 @@ def unit_costs(
     """
     family = load_exact_family(config.model, config.data)
     # Says no where it cannot be cut like this.
-    stage_ranges(family, config.num_stages, config.model_pipeline.cut)
+    stage_units(family, config.num_stages, config.model_pipeline.cut)
     names = [family.unit_name(index) for index in range(family.num_units)]
     static = checked_unit_costs(family)
     if not measure:
-        return UnitCosts(static, "static", names)
+        return UnitCosts(static, "static", names, family.is_tied)
     where = torch_device(device)
     gpu = torch.cuda.get_device_name(where) if where.type == "cuda" else None
     key = cost_key(config, device, gpu=gpu, code=_code_of(config, family))
@@ -68,7 +70,7 @@ def unit_costs(
     if cache is not None:
         known = cache.load(key, family.num_units)
         if known.costs_s is not None:
-            return UnitCosts(known.costs_s, "cached", names)
+            return UnitCosts(known.costs_s, "cached", names, family.is_tied)
         if known.problem is not None:
             warnings.append(f"what the units cost is measured again: {known.problem}")
     try:
@@ -78,11 +80,11 @@ def unit_costs(
     except Exception as error:  # noqa: BLE001 - the family may be anybody's code, and the run goes on without figures
         reason = f"{type(error).__name__}: {error}".strip()[:300]
         warnings.append(f"the units of the model could not be measured, so its own figures decide the cut ({reason})")
-        return UnitCosts(static, "static", names, warnings)
+        return UnitCosts(static, "static", names, family.is_tied, warnings)
     problem = None if cache is None else cache.store(key, list(profile.costs_s))
     if problem is not None:
         warnings.append(f"what the units cost cannot be kept for the next start ({problem}); it is measured again then")
-    return UnitCosts(list(profile.costs_s), "measured", names, warnings, profile)
+    return UnitCosts(list(profile.costs_s), "measured", names, family.is_tied, warnings, profile)
 
 
 def _code_of(config: Config, family: Family) -> str | None:

@@ -1,9 +1,7 @@
-"""One open attempt at one replica: what has arrived, what is done, and what its device operation could be next.
+"""One open attempt at one replica: how far it is, who decides it, and what its device operation could be next.
 
-    opened -> begun (first forward) -> prepared (all gradients) -> decided -> applied
-                    \\_________________________/ \\_ settling: its trainer is lost, the path's replicas are asked
-
-Forwards, backwards and weight gradients run in microbatch order, so sums and buffers depend on no arrival.
+opened -> begun (first forward) -> prepared (all gradients) -> decided -> applied
+                \\_________________________/ \\_ settling: its trainer is lost, the path's replicas are asked
 """
 
 from __future__ import annotations
@@ -11,20 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shoal.ids import PeerId
+from shoal.swarm.microbatch_pass import MicrobatchPass, Payload
 from shoal.swarm.settlement import Settlement
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, ReadyOperation, Schedule, SendStepMessage
-from shoal.wire.messages.step import (
-    AskOutcome,
-    Backward,
-    Forward,
-    Labels,
-    MicrobatchDone,
-    Open,
-    StepEntry,
-)
-
-Payload = Forward | Labels | Backward
-"""Messages that bring a tensor."""
+from shoal.swarm.step_operations import Decision, Operation, ReadyOperation, Schedule, SendStepMessage
+from shoal.wire.messages.step import AskOutcome, Open, StepEntry
 
 
 @dataclass(slots=True)
@@ -35,15 +23,13 @@ class OpenStep:
         trainer: sent it, and is the only peer that may feed, commit and abort it.
         stage: place of this replica on the path.
         opened: place of this step in the order in which steps were opened here.
-        inputs: bitmap of the microbatches whose input has arrived; `labels` and `gradients` likewise.
-        forwards: number of forwards done, counting those inside a LOSS: microbatches 0 to this, exclusive.
-        backwards: number of backwards done, in the same order.
-        weights: number of weight gradients done; only zero_bubble separates them from the backward.
+        is_wrapped: whether the first replica of the path has the head as well, see `MicrobatchPass`.
         version: commits that this replica had applied in the round when the first forward started; -1 before.
         prepared: all gradients have been computed.
         decision: final; None until the step is to be committed.
         commit_asked: the trainer waits for an answer to its Commit.
         settlement: the answers of the other replicas; None while the trainer still decides.
+        passes: the ways of its microbatches through this replica; that through the head comes last.
     """
 
     request: Open
@@ -51,21 +37,26 @@ class OpenStep:
     stage: int
     opened: int
     schedule: Schedule = Schedule.ONE_F_ONE_B
-    inputs: int = 0
-    labels: int = 0
-    gradients: int = 0
-    forwards: int = 0
-    backwards: int = 0
-    weights: int = 0
+    is_wrapped: bool = False
     version: int = -1
     prepared: bool = False
     decision: Decision | None = None
     commit_asked: bool = False
     settlement: Settlement | None = None
     path: tuple[PeerId, ...] = field(init=False)
+    passes: tuple[MicrobatchPass, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.path = tuple(hop.peer for hop in self.request.path)
+        following = (*self.path[1:], self.path[0] if self.is_wrapped else None)
+        upstream = self.path[self.stage - 1] if self.stage else self.trainer
+        self.passes = (self._pass(upstream, following[self.stage]),)
+        if self.is_wrapped and self.stage == 0:
+            self.passes += (self._pass(self.path[-1], None, is_head=True),)
+
+    def _pass(self, upstream: PeerId, downstream: PeerId | None, *, is_head: bool = False) -> MicrobatchPass:
+        key, num_microbatches = self.request.key, len(self.request.microbatch_samples)
+        return MicrobatchPass(key, num_microbatches, self.trainer, upstream, downstream, self.schedule, is_head)
 
     @property
     def begun(self) -> bool:
@@ -83,10 +74,6 @@ class OpenStep:
         return self.settlement is not None and self.decision is None
 
     @property
-    def num_microbatches(self) -> int:
-        return len(self.request.microbatch_samples)
-
-    @property
     def num_samples(self) -> int:
         return sum(self.request.microbatch_samples)
 
@@ -95,48 +82,13 @@ class OpenStep:
         return sum(self.request.microbatch_targets)
 
     @property
-    def upstream(self) -> PeerId:
-        """From where inputs come: the previous replica, or the trainer."""
-        return self.path[self.stage - 1] if self.stage > 0 else self.trainer
+    def neighbours(self) -> frozenset[PeerId | None]:
+        """With whom it exchanges tensors."""
+        return frozenset(peer for each in self.passes for peer in (each.upstream, each.downstream))
 
-    @property
-    def downstream(self) -> PeerId | None:
-        """Where outputs go: the next replica, None for the last stage."""
-        return self.path[self.stage + 1] if self.stage + 1 < len(self.path) else None
-
-    def source_of(self, message: Payload) -> PeerId | None:
-        """Who alone may send this; None if nobody may."""
-        if not 0 <= message.microbatch < self.num_microbatches:
-            return None
-        match message:
-            case Forward():
-                return self.upstream
-            case Labels():
-                return self.trainer if self.downstream is None else None
-            case Backward():
-                return self.downstream
-
-    def has(self, message: Payload) -> bool:
-        """Whether it has arrived before."""
-        match message:
-            case Forward():
-                bitmap = self.inputs
-            case Labels():
-                bitmap = self.labels
-            case Backward():
-                bitmap = self.gradients
-        return bool(bitmap >> message.microbatch & 1)
-
-    def note(self, message: Payload) -> None:
-        """It has arrived; the driver keeps the tensor."""
-        bit = 1 << message.microbatch
-        match message:
-            case Forward():
-                self.inputs |= bit
-            case Labels():
-                self.labels |= bit
-            case Backward():
-                self.gradients |= bit
+    def pass_of(self, sender: PeerId, message: Payload) -> MicrobatchPass | None:
+        """For which pass a tensor is; None: it is not the sender's to send."""
+        return next((each for each in self.passes if each.source_of(message) == sender), None)
 
     def settle(self) -> Settlement:
         """From now on the replicas of its path decide it."""
@@ -150,18 +102,6 @@ class OpenStep:
             return []
         ask = AskOutcome(self.request.key, self.settlement.forgotten)
         return [SendStepMessage(peer, ask) for peer in self.settlement.unanswered()]
-
-    def results(self, operation: Operation) -> list[SendStepMessage]:
-        """Who gets what an operation has computed."""
-        key, microbatch = operation.key, operation.microbatch
-        match operation.kind:
-            case OperationKind.FORWARD if self.downstream is not None:
-                return [SendStepMessage(self.downstream, Forward(key, microbatch))]
-            case OperationKind.BACKWARD | OperationKind.LOSS:
-                answer = MicrobatchDone(key, microbatch) if self.stage == 0 else Backward(key, microbatch)
-                return [SendStepMessage(self.upstream, answer)]
-            case _:
-                return []
 
     def entry(self, decision: Decision) -> StepEntry:
         """How the log tells of it once it is applied."""
@@ -178,41 +118,25 @@ class OpenStep:
         )
 
     def ready(self) -> list[ReadyOperation]:
-        """What could run now: a backward or else a forward, and weight gradients that were put off."""
-        found = [] if self.prepared else [*self._next_microbatch(), *self._next_weights()]
-        return [ReadyOperation(operation, self.begun, self.opened, self.forwards - self.weights) for operation in found]
+        """What could run now, of every pass."""
+        if self.prepared:
+            return []
+        return [
+            ReadyOperation(operation, self.begun, self.opened, each.forwards - each.weights)
+            for each in self.passes
+            for operation in each.ready()
+        ]
 
-    def _next_microbatch(self) -> list[Operation]:
-        done_first = self.num_microbatches if self.schedule == Schedule.GPIPE else 0
-        if self.downstream is None and self.forwards >= done_first:
-            arrived = self.labels if done_first else self.inputs & self.labels
-            return self._operation(OperationKind.LOSS, self.backwards) if arrived >> self.backwards & 1 else []
-        if self.backwards < self.forwards and self.gradients >> self.backwards & 1:
-            return self._operation(OperationKind.BACKWARD, self.backwards)
-        return self._operation(OperationKind.FORWARD, self.forwards) if self.inputs >> self.forwards & 1 else []
-
-    def _next_weights(self) -> list[Operation]:
-        return self._operation(OperationKind.WEIGHTS, self.weights) if self.weights < self.backwards else []
-
-    def _operation(self, kind: OperationKind, microbatch: int) -> list[Operation]:
-        return [Operation(kind, self.request.key, microbatch)]
-
-    def done(self, operation: Operation) -> None:
-        """A forward, a backward or weight gradients have been computed."""
-        following = operation.microbatch + 1
-        match operation.kind:
-            case OperationKind.FORWARD:
-                self.forwards = following
-            case OperationKind.WEIGHTS:
-                self.weights = following
-            case _:
-                self.forwards, self.backwards = max(self.forwards, following), following
-                if self.schedule != Schedule.ZERO_BUBBLE:
-                    self.weights = following
+    def done(self, operation: Operation) -> list[SendStepMessage]:
+        """A forward, a backward or weight gradients have been computed; returns who gets what."""
+        done = self._pass_through(operation)
+        done.done(operation)
+        return done.results(operation)
 
     def completes(self, operation: Operation) -> bool:
         """Whether all gradients are there once the operation is done."""
-        last = operation.microbatch == self.num_microbatches - 1
-        if self.schedule == Schedule.ZERO_BUBBLE:
-            return last and operation.kind == OperationKind.WEIGHTS
-        return last and operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
+        own = self._pass_through(operation)
+        return own.completes(operation) and all(each.is_complete for each in self.passes if each is not own)
+
+    def _pass_through(self, operation: Operation) -> MicrobatchPass:
+        return self.passes[-1] if operation.is_head else self.passes[0]

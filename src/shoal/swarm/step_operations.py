@@ -99,12 +99,14 @@ class Operation:
     LOSS is forward, loss and backward of a microbatch in the last stage; with gpipe the forward has been done before.
     With zero_bubble a backward gives only the gradient of the input, and WEIGHTS those of the parameters. DROP forgets
     an attempt's gradients, activations and buffers. `microbatch` is -1 and `decision` None where they do not apply.
+    `is_head`: in the head that a wrapped first stage hosts, and not in its own units (`swarm.microbatch_pass`).
     """
 
     kind: OperationKind
     key: StepKey
     microbatch: int = -1
     decision: Decision | None = None
+    is_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class ReadyOperation:
     Attributes:
         begun: the step has run an operation here before.
         opened: place of the step in the order in which steps were opened here.
-        kept: number of the step's microbatches whose activations are kept here.
+        kept: number of the step's microbatches whose activations are kept here, for the way that it is part of.
     """
 
     operation: Operation
@@ -130,7 +132,7 @@ class StepTotals:
     Attributes:
         squared_norm: of this stage's gradients, in float64.
         finite: whether gradients and the loss are.
-        loss: mean over the step's targets; None but in the last stage.
+        loss: mean over the step's targets; None but in the stage that has the head.
         routers: of this stage's layers with experts, in order.
     """
 

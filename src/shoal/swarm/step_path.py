@@ -17,7 +17,6 @@ _SUSPECT_COST = 1e6
 
 _Pair = tuple[PeerId, PeerId]
 _Found = tuple[float, tuple[PeerId, ...]]
-_NOTHING: _Found = (0.0, ())
 
 
 class Avoidance:
@@ -117,37 +116,62 @@ def candidates(home: Sequence[Hop], replicas: Replicas) -> list[list[PeerId]]:
 
 
 def choose_path(
-    candidates: Sequence[Sequence[PeerId]], avoidance: Avoidance, now_s: float
+    candidates: Sequence[Sequence[PeerId]], avoidance: Avoidance, now_s: float, *, closes: bool = False
 ) -> tuple[PeerId, ...] | None:
     """Choose the cheapest usable path.
 
     Args:
         candidates: of each stage, best first: the home replica before all others.
+        closes: whether the last one of the path and the first one are neighbours as well: the path is wrapped.
 
     Returns:
         One peer for each stage, or None if no complete path is usable now.
     """
-    # For each peer of the current stage, the cheapest path that ends there.
-    best: dict[PeerId, _Found] = {}
-    for stage, peers in enumerate(candidates):
-        reached: dict[PeerId, _Found] = {}
+    starts = [
+        (avoidance.cost(peer, place, now_s), (peer,))
+        for place, peer in enumerate(candidates[0])
+        if avoidance.is_usable(peer, now_s)
+    ]
+    if not closes:
+        return _cheapest(_paths(starts, candidates[1:], avoidance, now_s))
+    # Which last one is best depends on the first one, so that each first one has a best path of its own.
+    closed = [
+        (cost + avoidance.pair_cost(path[-1], path[0], now_s), path)
+        for start in starts
+        for cost, path in _paths([start], candidates[1:], avoidance, now_s)
+        if avoidance.may_follow(path[-1], path[0], now_s)
+    ]
+    return _cheapest(closed)
+
+
+def _paths(
+    starts: list[_Found], candidates: Sequence[Sequence[PeerId]], avoidance: Avoidance, now_s: float
+) -> list[_Found]:
+    """Return the cheapest path to each usable peer of the last stage, from any of the starts."""
+    best = starts
+    for peers in candidates:
+        reached: list[_Found] = []
         for place, peer in enumerate(peers):
             if not avoidance.is_usable(peer, now_s):
                 continue
-            before = _before(best, peer, avoidance, now_s) if stage else [_NOTHING]
+            before = _before(best, peer, avoidance, now_s)
             if before:
                 cost, path = min(before, key=_cost)
-                reached[peer] = (cost + avoidance.cost(peer, place, now_s), (*path, peer))
+                reached.append((cost + avoidance.cost(peer, place, now_s), (*path, peer)))
         best = reached
-    return min(best.values(), key=_cost)[1] if best else None
+    return best
 
 
-def _before(best: dict[PeerId, _Found], peer: PeerId, avoidance: Avoidance, now_s: float) -> list[_Found]:
+def _cheapest(found: list[_Found]) -> tuple[PeerId, ...] | None:
+    return min(found, key=_cost)[1] if found else None
+
+
+def _before(best: list[_Found], peer: PeerId, avoidance: Avoidance, now_s: float) -> list[_Found]:
     """Return the paths that may go on with the peer, each with what that pair costs."""
     return [
-        (cost + avoidance.pair_cost(last, peer, now_s), path)
-        for last, (cost, path) in best.items()
-        if avoidance.may_follow(last, peer, now_s)
+        (cost + avoidance.pair_cost(path[-1], peer, now_s), path)
+        for cost, path in best
+        if avoidance.may_follow(path[-1], peer, now_s)
     ]
 
 

@@ -16,6 +16,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger, keys_below
 from shoal.swarm.microbatch_cut import exceeded, refusal
+from shoal.swarm.microbatch_pass import MicrobatchPass, Payload
 from shoal.swarm.open_step import OpenStep
 from shoal.swarm.step_operations import (
     BEHIND,
@@ -74,6 +75,7 @@ class StepReplica:
         max_open_steps: int,
         max_microbatch_samples: int | None = None,
         schedule: Schedule = Schedule.ONE_F_ONE_B,
+        is_wrapped: bool = False,
     ) -> None:
         self._me = me
         self._stage = stage
@@ -81,6 +83,7 @@ class StepReplica:
         self._max_open_steps = max_open_steps
         self.cap = max_microbatch_samples
         self._schedule = schedule
+        self._is_wrapped = is_wrapped
         self.round, self.base = 0, ""
         self.log: list[StepEntry] = []
         self.open: dict[StepKey, OpenStep] = {}
@@ -131,10 +134,11 @@ class StepReplica:
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} is not for a replica")
 
-    def wants(self, sender: PeerId, message: Forward | Labels | Backward) -> bool:
-        """Whether the tensor of `message` is one that an open step still waits for."""
+    def wanted_by(self, sender: PeerId, message: Payload) -> MicrobatchPass | None:
+        """Which pass of an open step still waits for the tensor of `message`."""
         step = self.open.get(message.key)
-        return step is not None and step.source_of(message) == sender and not step.has(message)
+        found = None if step is None else step.pass_of(sender, message)
+        return None if found is None or found.has(message) else found
 
     def _on_open(self, sender: PeerId, request: Open) -> list[SendStepMessage]:
         key = request.key
@@ -150,7 +154,7 @@ class StepReplica:
         if sum(not step.settling for step in self.open.values()) >= self._max_open_steps:
             return [*sends, SendStepMessage(sender, Busy(key))]
         self._ledger.opened(key)
-        self.open[key] = OpenStep(request, sender, self._stage, self._num_opened, self._schedule)
+        self.open[key] = OpenStep(request, sender, self._stage, self._num_opened, self._schedule, self._is_wrapped)
         self._num_opened += 1
         return [*sends, SendStepMessage(sender, Opened(key))]
 
@@ -165,22 +169,20 @@ class StepReplica:
             return MALFORMED
         return refusal(request.microbatch_samples, request.microbatch_targets, self.cap)
 
-    def _on_payload(self, sender: PeerId, message: Forward | Labels | Backward) -> list[SendStepMessage]:
+    def _on_payload(self, sender: PeerId, message: Payload) -> list[SendStepMessage]:
         step = self.open.get(message.key)
         if step is None:
             # Late messages of an aborted attempt are nothing; those of one that was never opened mean that we are
             # not who the sender thinks we are.
             known = not self._ledger.is_new(message.key) or self._ledger.is_fenced(message.key)
             return [] if known else [SendStepMessage(sender, Refused(message.key, UNKNOWN))]
-        if step.source_of(message) != sender:
+        own = step.pass_of(sender, message)
+        if own is None:
             raise RemoteProtocolError(
                 f"{type(message).__name__} {message.microbatch} of {message.key} does not come from {sender}"
             )
-        step.note(message)
-        if message.microbatch < step.backwards and not isinstance(message, Labels):
-            # A repeated message: answered again, never added again.
-            return step.results(Operation(OperationKind.BACKWARD, message.key, message.microbatch))
-        return []
+        own.note(message)
+        return own.answers(message)
 
     def _on_commit(self, sender: PeerId, message: Commit) -> list[SendStepMessage]:
         key = message.key
@@ -274,7 +276,7 @@ class StepReplica:
         for key, step in list(self.open.items()):
             if step.trainer == peer:
                 sends += self._settle(step)
-            elif not step.prepared and peer in (step.upstream, step.downstream):
+            elif not step.prepared and peer in step.neighbours:
                 sends.append(SendStepMessage(step.trainer, Broken(key, peer)))
         return sends
 
@@ -324,8 +326,7 @@ class StepReplica:
             return [] if step is None else self._applied(step)
         if operation.kind == OperationKind.DROP or step is None:
             return []
-        step.done(operation)
-        sends = step.results(operation)
+        sends = step.done(operation)
         if totals is not None:
             step.prepared = True
             sums = (totals.squared_norm, totals.finite, totals.loss, totals.routers)

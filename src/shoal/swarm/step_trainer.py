@@ -74,15 +74,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class FeedMicrobatch:
-    """Effect: send the input of a microbatch to the first replica of the path and its labels to the last one.
+    """Effect: send the input of a microbatch to the first replica of the path, its labels to the one with the head.
 
     `part` is where its samples lie in the microbatches of the plan.
     """
 
     key: StepKey
-    path: tuple[PeerId, ...]
     microbatch: int
     part: MicrobatchPart
+    inputs_to: PeerId
+    labels_to: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +147,23 @@ class StepTrainer:
     """
 
     def __init__(
-        self, *, trainer: int, generation: int, window: int | None, max_grad_norm: float | None, step_timeout_s: float
+        self,
+        *,
+        trainer: int,
+        generation: int,
+        window: int | None,
+        max_grad_norm: float | None,
+        step_timeout_s: float,
+        is_wrapped: bool = False,
     ) -> None:
         self._trainer = trainer
         self._generation = generation
         self._window = math.inf if window is None else window
         self._max_grad_norm = max_grad_norm
         self._timeout_s = step_timeout_s
+        self._is_wrapped = is_wrapped
+        # Where on a path the loss is computed.
+        self._head = 0 if is_wrapped else -1
         self._avoidance = Avoidance()
         self._caps = KnownCaps()
         self._phase = StepPhase.IDLE
@@ -272,7 +283,7 @@ class StepTrainer:
 
     def _open(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         found = candidates(plan.home, plan.replicas)
-        path = choose_path(found, self._avoidance, now_s)
+        path = choose_path(found, self._avoidance, now_s, closes=self._is_wrapped)
         if path is None:
             return self._wait(found, now_s)
         self._key = self._key._replace(attempt=self._key.attempt + 1)
@@ -339,7 +350,8 @@ class StepTrainer:
             return self._first_commit(plan)
         effects: list[TrainerEffect] = []
         while self._fed < len(self._parts) and self._fed - len(self._done) < self._window:
-            effects.append(FeedMicrobatch(self._key, self._path, self._fed, self._parts[self._fed]))
+            part, first, head = self._parts[self._fed], self._path[0], self._path[self._head]
+            effects.append(FeedMicrobatch(self._key, self._fed, part, first, head))
             self._fed += 1
         return effects
 
@@ -371,7 +383,7 @@ class StepTrainer:
         if not any(self._answers.values()) and not self._lost:
             # Surely applied nowhere: train the batch again.
             return self._open(plan, now_s)
-        loss = self._prepared[len(self._path) - 1].loss
+        loss = self._prepared[range(len(self._path))[self._head]].loss
         finished = Finished(
             key=self._key,
             path=self._path,

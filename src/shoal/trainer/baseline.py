@@ -7,7 +7,8 @@ microbatch goes through all stages and straight back before the next one starts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ class PlainLoop:
     """Trains a chain of stages with global gradient clipping.
 
     Attributes:
-        stages: In order; each has an optimizer of its own, as in the swarm.
+        stages: In order; each has an optimizer of its own, as in the swarm. A head that the first one hosts comes last
+            on the way of a microbatch.
     """
 
     def __init__(
@@ -46,9 +48,13 @@ class PlainLoop:
         Raises:
             ConfigError: The stages do not make a whole model.
         """
-        if [stage.stage for stage in stages] != list(range(len(stages))) or not stages[-1].is_last:
+        head = stages[0].head if stages else None
+        self._chain = tuple(stages) if head is None else (*stages, head)
+        if [stage.stage for stage in self._chain] != list(range(len(self._chain))) or not self._chain[-1].is_last:
             raise ConfigError("a plain loop needs all stages of a model, in order")
         self.stages = tuple(stages)
+        self._head_parameters = [] if head is None else list(head.parameters())
+        self._head_gradients: list[Tensor | None] = [None] * len(self._head_parameters)
         self._optimizers = [build_inner_optimizer(list(stage.parameters()), inner_optim) for stage in stages]
         self._max_grad_norm = max_grad_norm
         self._run_seed = run_seed
@@ -71,6 +77,7 @@ class PlainLoop:
         for microbatch, (inputs, labels) in enumerate(microbatches):
             weight = targets[microbatch] / max(1, sum(targets))
             loss += self._forward_backward(inputs, labels, number, microbatch, weight)
+        self._add_head_gradients()
         norm = math.sqrt(sum(self._squared_norms()))
         if math.isfinite(norm) and math.isfinite(loss):
             self._apply(norm, lr)
@@ -95,9 +102,9 @@ class PlainLoop:
             if not count:
                 continue
             hidden = inputs.to(self._device)
-            for stage in self.stages:
+            for stage in self._chain:
                 hidden = stage(hidden)
-            loss = self.stages[-1].loss(hidden, labels.to(self._device))
+            loss = self._chain[-1].loss(hidden, labels.to(self._device))
             loss_sum += loss.item() * count
             num_targets += count
         for stage in self.stages:
@@ -109,7 +116,7 @@ class PlainLoop:
         received: list[Tensor] = []
         sent: list[Tensor] = []
         hidden = inputs.to(self._device)
-        for stage in self.stages:
+        for stage in self._chain:
             # Stages meet at detached tensors, as machines do.
             hidden = hidden.detach().requires_grad_(not stage.is_first)
             received.append(hidden)
@@ -118,13 +125,32 @@ class PlainLoop:
                 hidden = stage(hidden)
             sent.append(hidden)
         # The mean over no target is none.
-        loss = self.stages[-1].loss(hidden, labels.to(self._device)) * weight if weight else 0.0 * hidden.sum()
-        torch.autograd.backward(loss)
-        for stage in reversed(self.stages[:-1]):
+        loss = self._chain[-1].loss(hidden, labels.to(self._device)) * weight if weight else 0.0 * hidden.sum()
+        with self._own_head_gradients():
+            torch.autograd.backward(loss)
+        for stage in reversed(self._chain[:-1]):
             gradient, output = received[stage.stage + 1].grad, sent[stage.stage]
             if output.requires_grad:
                 torch.autograd.backward(output, gradient)
         return loss.item()
+
+    @contextmanager
+    def _own_head_gradients(self) -> Generator[None]:
+        """Inside, the gradients of a hosted head's parameters are its own: a tied one has others beside them."""
+        others = [parameter.grad for parameter in self._head_parameters]
+        for parameter, gradient in zip(self._head_parameters, self._head_gradients, strict=True):
+            parameter.grad = gradient
+        yield
+        self._head_gradients = [parameter.grad for parameter in self._head_parameters]
+        for parameter, gradient in zip(self._head_parameters, others, strict=True):
+            parameter.grad = gradient
+
+    def _add_head_gradients(self) -> None:
+        """All gradients of a step are there: those of the head join the others."""
+        for number, parameter in enumerate(self._head_parameters):
+            of_head, self._head_gradients[number] = self._head_gradients[number], None
+            if of_head is not None:
+                parameter.grad = of_head if parameter.grad is None else parameter.grad.add_(of_head)
 
     def _squared_norms(self) -> list[float]:
         """Of each stage: squares in float64, added parameter by parameter."""

@@ -11,6 +11,7 @@ from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.death_watch import watched
 from shoal.data.feed import Feed
+from shoal.model.registry import is_wrapped
 from shoal.pipeline.driver import StepDriver
 from shoal.runtime.death_points import DeathPoints
 from shoal.trainer.loop import TrainerLoop
@@ -54,6 +55,7 @@ class Trainer:
             max_grad_norm=config.diloco.max_grad_norm,
             clock=clock,
             step_timeout_s=pipeline.forward_timeout_s + pipeline.backward_timeout_s,
+            is_wrapped=is_wrapped(config),
         )
         self._loop = TrainerLoop(
             endpoint=endpoint,

@@ -28,6 +28,7 @@ QWEN: dict[str, Any] = {
     "head_dim": 4,
     "max_position_embeddings": 64,
 }
+TIED: dict[str, Any] = {**QWEN, "tie_word_embeddings": True}
 EXPERTS: dict[str, Any] = {
     **QWEN,
     "model_type": "qwen3_moe",
@@ -72,13 +73,23 @@ CASES: dict[str, Config] = {
         },
     ),
     "quantised": hf_config(quant={"base": {"activation_quant": "off"}}),
-    "tied in one stage": hf_config(
-        {**QWEN, "tie_word_embeddings": True}, model_pipeline={"stages": 1, "microbatches": 2}
+    "tied in one stage": hf_config(TIED, model_pipeline={"stages": 1, "microbatches": 2}),
+    "tied": hf_config(TIED),
+    "tied, gpipe": hf_config(TIED, model_pipeline={"stages": 3, "microbatches": 2, "schedule": "gpipe"}),
+    "tied, zero_bubble and bf16": hf_config(
+        TIED,
+        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
+        model_pipeline={
+            "stages": 3,
+            "microbatches": 2,
+            "schedule": "zero_bubble",
+            "activation_checkpointing": True,
+        },
     ),
 }
 
 
-@pytest.mark.usual("qwen3", "experts")
+@pytest.mark.usual("qwen3", "experts", "tied")
 @pytest.mark.parametrize("case", CASES)
 async def test_a_run_is_recorded_replayed_bit_for_bit_and_loaded_in_one_piece(
     case: str, make_cluster: MakeCluster
@@ -120,11 +131,16 @@ async def test_what_is_trained_is_the_model_of_transformers_with_its_names(make_
     assert torch.equal(theirs(input_ids=tokens, use_cache=False).logits, model(tokens))
 
 
-async def test_a_stage_that_loses_a_replica_goes_on(make_cluster: MakeCluster) -> None:
-    async with make_cluster(
-        hf_config(diloco={"inner_steps": 4, "outer_steps": 2, "batch_size_per_step": 4})
-    ) as cluster:
-        cluster.when(Forward, action=lambda: cluster.kill_server(1), receiver=cluster.servers[1].peer, number=5)
+@pytest.mark.usual("qwen3-1", "tied-0")
+@pytest.mark.parametrize(("extra", "lost"), [(QWEN, 1), (TIED, 0), (TIED, 1)], ids=["qwen3-1", "tied-0", "tied-1"])
+async def test_a_stage_that_loses_a_replica_goes_on(
+    make_cluster: MakeCluster, extra: dict[str, Any], lost: int
+) -> None:
+    config = hf_config(extra, diloco={"inner_steps": 4, "outer_steps": 2, "batch_size_per_step": 4})
+    dataset = make_text(200)
+    async with make_cluster(config, dataset=dataset) as cluster:
+        cluster.when(Forward, action=lambda: cluster.kill_server(lost), receiver=cluster.servers[lost].peer, number=5)
         result = await cluster.run()
     assert result.summary["exit"] == "done"
     assert (result.audit.duplicates, result.audit.missing) == (0, 0)
+    reproduces(cluster.host.log_dir, config, dataset)

@@ -161,6 +161,7 @@ def make_swarm() -> MakeSwarm:
                     max_grad_norm=max_grad_norm,
                     clock=SystemClock(),
                     step_timeout_s=step_timeout_s,
+                    is_wrapped=family.is_tied and num_stages > 1,
                 )
                 tasks.start_soon(dispatch, endpoint, [driver])
                 swarm.drivers.append(driver)

@@ -102,12 +102,12 @@ class SmallMemory:
         self._error = error
         setattr(compute, operation, self)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         [num_samples, *_] = [len(arg) for arg in args if isinstance(arg, Tensor)]
         self.asked.append(num_samples)
         if num_samples > self._max_samples:
             raise self._error
-        return self._run(*args)
+        return self._run(*args, **named)
 
 
 ON_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.families import gpt
+from tests.families import gpt, tied_gpt
 
 from shoal.config.training import InnerOptimConfig
 from shoal.model.compiled import compile_stage
@@ -38,13 +38,13 @@ def resnet() -> Family:
     return ResNet18Family(shape)
 
 
-@pytest.mark.parametrize("case", ["gpt", "resnet18"])
+@pytest.mark.parametrize("case", ["gpt", "tied", "resnet18"])
 async def test_compiled_stages_are_bit_equal_to_a_plain_loop_of_them(
     make_swarm: MakeSwarm, user_caches: Path, case: str
 ) -> None:
     # Microbatches of 3 are compiled, those of 2 and 1 are not.
-    family = gpt(0.1) if case == "gpt" else resnet()
-    batches = (text_batches((3, 2, 3, 1)) if case == "gpt" else image_batches((3, 2, 3)))[:NUM_STEPS]
+    family = {"gpt": gpt, "tied": tied_gpt, "resnet18": resnet}[case]()
+    batches = (image_batches((3, 2, 3)) if case == "resnet18" else text_batches((3, 2, 3, 1)))[:NUM_STEPS]
 
     def prepare(module: StageModule) -> None:
         compile_stage(module, {3}, user_caches / "compiled")

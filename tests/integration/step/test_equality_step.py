@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.families import gpt, resnet
+from tests.families import gpt, resnet, tied_gpt
 from torch import Tensor, nn
 
 from shoal.codec.raw import to_wire
@@ -46,15 +46,25 @@ def image_batches(sizes: Sequence[int]) -> list[Batch]:
 CASES = {
     # Two accumulated batches of 5 in two microbatches each: unequal microbatches, one of a single sample.
     "gpt": (lambda: gpt(0.1), lambda: text_batches((3, 2, 3, 1))),
+    # The first stage has the head as well.
+    "tied": (lambda: tied_gpt(0.1), lambda: text_batches((3, 2, 3, 1))),
     "resnet18": (resnet, lambda: image_batches((3, 2, 3))),
 }
 SCHEDULE = LrSchedule("cosine", 3e-3, warmup_steps=5, total_steps=NUM_STEPS, min_lr_ratio=0.1)
 
 
-@pytest.mark.usual("gpt-2", "resnet18-3")
+@pytest.mark.usual("gpt-2", "tied-2", "resnet18-3")
 @pytest.mark.parametrize(
     ("case", "num_stages"),
-    [("gpt", 1), ("gpt", 2), ("gpt", 3), pytest.param("resnet18", 2, marks=pytest.mark.slow), ("resnet18", 3)],
+    [
+        ("gpt", 1),
+        ("gpt", 2),
+        ("gpt", 3),
+        ("tied", 2),
+        ("tied", 3),
+        pytest.param("resnet18", 2, marks=pytest.mark.slow),
+        ("resnet18", 3),
+    ],
 )
 async def test_a_pipeline_is_bit_equal_to_a_plain_loop(make_swarm: MakeSwarm, case: str, num_stages: int) -> None:
     family, batches = CASES[case][0](), CASES[case][1]()
@@ -77,12 +87,19 @@ async def test_a_pipeline_is_bit_equal_to_a_plain_loop(make_swarm: MakeSwarm, ca
             assert [entry.version for entry in replica.worker.log] == list(range(NUM_STEPS))
 
 
-@pytest.mark.usual("gpt-3-6-gpipe-True", "gpt-3-6-1f1b-False", "gpt-3-6-zero_bubble-True")
+@pytest.mark.usual(
+    "gpt-3-6-gpipe-True",
+    "gpt-3-6-1f1b-False",
+    "gpt-3-6-zero_bubble-True",
+    "tied-3-6-gpipe-False",
+    "tied-3-6-1f1b-True",
+    "tied-3-6-zero_bubble-False",
+)
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize(
     ("case", "num_stages", "num_steps"),
-    [("gpt", 1, 6), ("gpt", 3, 6), pytest.param("resnet18", 3, 3, marks=pytest.mark.slow)],
+    [("gpt", 1, 6), ("gpt", 3, 6), ("tied", 3, 6), pytest.param("resnet18", 3, 3, marks=pytest.mark.slow)],
 )
 async def test_every_schedule_trains_the_same_bits(
     make_swarm: MakeSwarm,
@@ -129,6 +146,7 @@ async def test_every_schedule_trains_the_same_bits(
     [
         ("gpt", 1, NUM_STEPS),
         ("gpt", 2, NUM_STEPS),
+        ("tied", 2, NUM_STEPS),
         ("resnet18", 1, 3),
         ("resnet18", 2, 3),
         pytest.param("resnet18", 2, NUM_STEPS, marks=pytest.mark.slow),
@@ -172,6 +190,7 @@ async def test_a_pipeline_in_mixed_precision_is_bit_equal_to_a_plain_loop(
     [
         ("gpt", 2, NUM_STEPS),
         ("gpt", 3, NUM_STEPS),
+        ("tied", 3, NUM_STEPS),
         # A step takes most of a second: most of what can differ does so in the first ones.
         ("resnet18", 2, 5),
         pytest.param("resnet18", 2, NUM_STEPS, marks=pytest.mark.slow),
@@ -180,8 +199,8 @@ async def test_a_pipeline_in_mixed_precision_is_bit_equal_to_a_plain_loop(
 async def test_a_pipeline_agrees_with_an_uncut_model(
     make_swarm: MakeSwarm, case: str, num_stages: int, num_steps: int
 ) -> None:
-    family = gpt(0.0) if case == "gpt" else resnet()
-    batches = (text_batches((3, 2)) if case == "gpt" else image_batches((8, 8)))[:num_steps]
+    family = {"gpt": gpt, "tied": tied_gpt}[case](0.0) if case != "resnet18" else resnet()
+    batches = (text_batches((3, 2)) if case != "resnet18" else image_batches((8, 8)))[:num_steps]
     # Batch norm over fewer samples amplifies the last bit of a float64 beyond 1e-9 within 20 steps of Adam.
     optim = InnerOptimConfig(adam_weight_decay=0.1)
     model, losses = train_uncut(family, batches, 0.5)
@@ -233,9 +252,12 @@ def assert_same_state(expected: StageModule, actual: StageModule) -> None:
         assert torch.equal(want, got), name
 
 
-async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(make_swarm: MakeSwarm) -> None:
-    family = resnet()
-    holdout = image_batches((4, 3, 2))[5]
+@pytest.mark.parametrize("case", ["resnet18", "tied"])
+async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(
+    make_swarm: MakeSwarm, case: str
+) -> None:
+    family, make_batches = CASES[case][0](), image_batches if case == "resnet18" else text_batches
+    holdout = make_batches((4, 3, 2))[5]
     plain = PlainLoop([build_stage(family, s, 2, seed=SEED) for s in range(2)], InnerOptimConfig(), 0.5, SEED, 0)
     expected = plain.evaluate(holdout)
     async with make_swarm(family, 2, seed=SEED, max_grad_norm=0.5) as swarm:
@@ -250,12 +272,12 @@ async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(
             )
 
         assert await evaluate(0) == expected
-        await swarm.train(image_batches((3, 2))[0], 0, 1e-2)
+        await swarm.train(make_batches((3, 2))[0], 0, 1e-2)
         assert await evaluate(1) == expected
         for [replica] in swarm.replicas:
             replica.compute.base_parameters = replica.compute.averaged.parameters.flat
         assert await evaluate(2) != expected
-        plain.step(image_batches((3, 2))[0], 0, 1e-2)
+        plain.step(make_batches((3, 2))[0], 0, 1e-2)
         for [replica] in swarm.replicas:
             replica.compute.base_parameters = None
             replica.worker.start_round(2)

@@ -86,12 +86,23 @@ class Join:
 
 
 @dataclass(slots=True)
-class Work:
-    """What a replica computes for one step; `gradients` are those of the parameters."""
+class Way:
+    """What a replica computes for one pass of a step; `gradients` are those of the parameters."""
 
     forwards: dict[int, Chain] = field(default_factory=dict[int, Chain])
     gradients: dict[int, Chain] = field(default_factory=dict[int, Chain])
     put_off: dict[int, Chain] = field(default_factory=dict[int, Chain])
+
+
+@dataclass(slots=True)
+class Work:
+    """The same for all of the step; `head` is empty but in the first stage of a wrapped run."""
+
+    own: Way = field(default_factory=Way)
+    head: Way = field(default_factory=Way)
+
+    def way(self, is_head: bool) -> Way:
+        return self.head if is_head else self.own
 
 
 class ReplicaHost:
@@ -107,10 +118,11 @@ class ReplicaHost:
             max_open_steps=world.max_open_steps,
             max_microbatch_samples=world.caps.get(self.peer),
             schedule=world.schedule,
+            is_wrapped=world.is_wrapped,
         )
         self.generation = world.new_generation(peer)
         self.work: dict[StepKey, Work] = {}
-        self.payloads: dict[tuple[StepKey, type, int], Chain] = {}
+        self.payloads: dict[tuple[StepKey, bool, type, int], Chain] = {}
         self.applied: list[StepKey] = []
         self.buffers: list[StepKey] = []
         self.joined: Join | None = None
@@ -139,8 +151,8 @@ class ReplicaHost:
             self._do(self.machine.handle(sender, message))
             self._remind_later()
             return
-        if self.machine.wants(sender, message):
-            self.payloads[message.key, type(message), message.microbatch] = envelope.tensor
+        if (wanted := self.machine.wanted_by(sender, message)) is not None:
+            self.payloads[message.key, wanted.is_head, type(message), message.microbatch] = envelope.tensor
         self._do(self.machine.handle(sender, message))
 
     def _on_hello(self, hello: Hello) -> None:
@@ -191,9 +203,10 @@ class ReplicaHost:
         for send in sends:
             message = send.message
             if isinstance(message, Backward) and not tensor:
-                # A repeated backward is answered with the gradient that was sent before.
-                work = self.work[message.key]
-                tensor = work.gradients.get(message.microbatch) or work.put_off[message.microbatch]
+                # A repeated backward is answered with the gradient that was sent before; the first stage's units send
+                # none.
+                way = self.work[message.key].way(self.stage == 0)
+                tensor = way.gradients.get(message.microbatch) or way.put_off[message.microbatch]
             if isinstance(message, Fenced):
                 self.answer_fence(send.to, message)
             else:
@@ -236,27 +249,27 @@ class ReplicaHost:
         if operation.kind == OperationKind.COMMIT:
             self._apply(key, work)
             return (), None
-        step = self.machine.open.get(key)
+        step, way, is_head = self.machine.open.get(key), work.way(operation.is_head), operation.is_head
         totals = StepTotals(1.0, key.number % 7 != 5, 1.0) if step is not None and step.completes(operation) else None
         if operation.kind == OperationKind.WEIGHTS:
-            if microbatch not in work.put_off:
+            if microbatch not in way.put_off:
                 raise Broken(f"{key} has no gradient of {microbatch} to add, or has added it")
-            self._add(work, key, microbatch, work.put_off.pop(microbatch))
+            self._add(way, key, microbatch, way.put_off.pop(microbatch))
             return (), totals
         if operation.kind == OperationKind.BACKWARD:
-            gradient = self.payloads[key, Backward, microbatch]
+            gradient = self.payloads[key, is_head, Backward, microbatch]
         else:
-            if microbatch not in work.forwards:
-                work.forwards[microbatch] = self._forward(key, self.payloads[key, Forward, microbatch])
+            if microbatch not in way.forwards:
+                way.forwards[microbatch] = self._forward(key, self.payloads[key, is_head, Forward, microbatch])
             if operation.kind == OperationKind.FORWARD:
-                return work.forwards[microbatch], None
-            gradient = work.forwards[microbatch]
-        if microbatch in work.put_off:
+                return way.forwards[microbatch], None
+            gradient = way.forwards[microbatch]
+        if microbatch in way.put_off:
             raise Broken(f"{key} does the backward of {microbatch} twice")
         if self.world.schedule == Schedule.ZERO_BUBBLE:
-            work.put_off[microbatch] = gradient
+            way.put_off[microbatch] = gradient
         else:
-            self._add(work, key, microbatch, gradient)
+            self._add(way, key, microbatch, gradient)
         return gradient, totals
 
     def _forward(self, key: StepKey, received: Chain) -> Chain:
@@ -266,18 +279,23 @@ class ReplicaHost:
     def _apply(self, key: StepKey, work: Work) -> None:
         request = self.machine.open[key].request
         path = tuple(hop.peer for hop in request.path)
-        cap = self.world.caps.get(self.peer)
-        self.world.safety.applies(self.peer, self.generation, key, work.gradients, path, SIZES, cap, self.applied)
-        self.world.safety.weighs(key, work.gradients, request.microbatch_targets, TARGETS)
+        cap, safety = self.world.caps.get(self.peer), self.world.safety
+        ways = [work.own]
+        if self.world.is_wrapped:
+            path = (*path, path[0])
+            ways += [work.head] if self.stage == 0 else []
+        for way in ways:
+            safety.applies(self.peer, self.generation, key, way.gradients, path, SIZES, cap, self.applied)
+            safety.weighs(key, way.gradients, request.microbatch_targets, TARGETS)
         self.applied.append(key)
         self.buffers.append(key)
 
-    def _add(self, work: Work, key: StepKey, microbatch: int, gradient: Chain) -> None:
-        if microbatch in work.gradients:
+    def _add(self, way: Way, key: StepKey, microbatch: int, gradient: Chain) -> None:
+        if microbatch in way.gradients:
             raise Broken(f"{key} adds the gradient of {microbatch} twice")
-        if microbatch != len(work.gradients):
+        if microbatch != len(way.gradients):
             raise Broken(f"{key} adds the gradient of {microbatch} out of order")
-        work.gradients[microbatch] = gradient
+        way.gradients[microbatch] = gradient
 
 
 class TrainerHost:
@@ -287,7 +305,12 @@ class TrainerHost:
         self.world, self.slot, self.generation = world, slot, generation
         self.peer = PeerId(f"T{slot}.{generation}")
         self.machine: StepTrainer = world.trainer_class(
-            trainer=slot, generation=generation, window=world.window, max_grad_norm=None, step_timeout_s=3.0
+            trainer=slot,
+            generation=generation,
+            window=world.window,
+            max_grad_norm=None,
+            step_timeout_s=3.0,
+            is_wrapped=world.is_wrapped,
         )
         self.round = 0
         self.steps = 0
@@ -360,11 +383,11 @@ class TrainerHost:
                     self.world.before_send(self, to, message)
                     if self.peer in network.hosts:
                         network.send(self.peer, to, Envelope(message))
-                case FeedMicrobatch(key, path, microbatch, part):
+                case FeedMicrobatch(key, microbatch, part, inputs_to, labels_to):
                     before = sum(SIZES[: part.whole])
                     samples = ("samples", before + part.start, before + part.stop)
-                    network.send(self.peer, path[0], Envelope(Forward(key, microbatch), (samples,)))
-                    network.send(self.peer, path[-1], Envelope(Labels(key, microbatch)))
+                    network.send(self.peer, inputs_to, Envelope(Forward(key, microbatch), (samples,)))
+                    network.send(self.peer, labels_to, Envelope(Labels(key, microbatch)))
                 case Note(key, path):
                     self.world.losses.followed(f"another attempt of {self.peer}")
                     self.world.ledger.note(self, key, tuple(hop.peer for hop in path))

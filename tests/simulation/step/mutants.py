@@ -26,13 +26,23 @@ class CommitsWithoutAllMicrobatches(StepReplica):
         return super().finished(operation, totals)
 
 
+class CommitsWhenItsHeadIsDone(StepReplica):
+    """Of a wrapped step, without what its other units have still to compute."""
+
+    def finished(self, operation: Operation, totals: StepTotals | None) -> list[SendStepMessage]:
+        step = self.open.get(operation.key)
+        if operation.is_head and step is not None and step.passes[-1].completes(operation):
+            totals = StepTotals(1.0, True, 1.0)
+        return super().finished(operation, totals)
+
+
 class CommitsWithoutAllWeightGradients(StepReplica):
     def finished(self, operation: Operation, totals: StepTotals | None) -> list[SendStepMessage]:
         step = self.open.get(operation.key)
         if (
             operation.kind == OperationKind.BACKWARD
             and step is not None
-            and step.backwards == step.num_microbatches - 1
+            and step.passes[0].backwards == step.passes[0].num_microbatches - 1
         ):
             totals = StepTotals(1.0, True, 1.0)
         return super().finished(operation, totals)
@@ -43,7 +53,7 @@ class AddsWeightGradientsTwice(StepReplica):
         sends = super().finished(operation, totals)
         step = self.open.get(operation.key)
         if operation.kind == OperationKind.WEIGHTS and step is not None and not step.prepared:
-            step.weights = operation.microbatch
+            step.passes[-1 if operation.is_head else 0].weights = operation.microbatch
         return sends
 
 
@@ -176,8 +186,8 @@ class AddsRepeatedBackwards(StepReplica):
     def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
         if isinstance(message, Backward):
             step = self.open.get(message.key)
-            if step is not None and not step.prepared and message.microbatch < step.backwards:
-                step.backwards = message.microbatch
+            if step is not None and not step.prepared and message.microbatch < step.passes[0].backwards:
+                step.passes[0].backwards = message.microbatch
         return super().handle(sender, message)
 
 
@@ -194,8 +204,14 @@ class WritesBuffersAtOnce(ReplicaHost):
         super()._apply(key, work)
 
 
-def _make(first_seed: int, schedule: Schedule = Schedule.ONE_F_ONE_B, **classes: type) -> tuple[Make, int]:
-    return lambda seed: World(seed, schedule=schedule, **classes), first_seed  # type: ignore[arg-type]
+def _make(
+    first_seed: int,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    *,
+    is_wrapped: bool | None = None,
+    **classes: type,
+) -> tuple[Make, int]:
+    return lambda seed: World(seed, schedule=schedule, is_wrapped=is_wrapped, **classes), first_seed  # type: ignore[arg-type]
 
 
 MUTANTS: dict[str, tuple[Make, int]] = {
@@ -213,6 +229,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (AddsRepeatedBackwards, 0),
     )
 }
+MUTANTS["CommitsWhenItsHeadIsDone"] = _make(0, is_wrapped=True, replica_class=CommitsWhenItsHeadIsDone)
 MUTANTS |= {
     mutant.__name__: _make(first_seed, Schedule.ZERO_BUBBLE, replica_class=mutant)
     for mutant, first_seed in (

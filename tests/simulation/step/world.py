@@ -27,6 +27,8 @@ STEP_LIMIT_S = 36.0
 LONE_DEATH_LIMIT_S = 3.5
 """Where nothing else goes wrong, a step that a dead replica was on is over within so long, as docs/reliability.md says:
 0.3 s and two steps, of which one takes up to 1.6 s here where two trainers share what is left."""
+WRAPPED_SHARE = 0.25
+"""Of the runs, those in which the first stage has the head as well."""
 AVOIDED_S = 1.0
 """For so long at most a trainer leaves a replica alone that it can reach (`swarm/step_trainer.py`)."""
 
@@ -39,6 +41,7 @@ class World(Replacement):
         replica_class, trainer_class: The machines, or mutants of them.
         host_class: What computes, or a mutant of it.
         schedule: Of all replicas; drawn if it is not given.
+        is_wrapped: Whether the first stage has the head as well; drawn likewise.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class World(Replacement):
         trainer_class: type[StepTrainer] = StepTrainer,
         host_class: type[ReplicaHost] = ReplicaHost,
         schedule: Schedule | None = None,
+        is_wrapped: bool | None = None,
     ) -> None:
         # Of its own source, as below: a seed without these faults is the same run as ever.
         self.own_rng = random.Random(f"own faults of {seed}")
@@ -70,6 +74,9 @@ class World(Replacement):
         self.schedule = schedule or schedule_rng.choice(list(Schedule))
         self.window = None if self.schedule == Schedule.GPIPE else 2
         self.max_kept = schedule_rng.choice([None, 1, 2])
+        # Of a source of its own: in all else the seed is the same run as ever.
+        draws_wrapped = random.Random(f"wrapping of {seed}").random() < WRAPPED_SHARE
+        self.is_wrapped = draws_wrapped if is_wrapped is None else is_wrapped
         self.generations: dict[str, int] = {}
         self._num_generations = 0
         self.losses = SingleLosses(network)

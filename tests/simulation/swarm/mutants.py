@@ -134,7 +134,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         13,
     ),
     "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 13),
-    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 4),
+    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 407),
     "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 55),
     "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 2),
 }

@@ -50,7 +50,7 @@ class ForgetsWhatItHasDenied(StepReplica):
 
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
     "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 4),
-    "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 23),
+    "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 2),
     "TakesSnapshotsOfOlderGenerations": (
         lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderGenerations),
         164,

@@ -18,6 +18,7 @@ from tests.simulation.safety import Broken, StepSafety
 from tests.simulation.step.hosts import TrainerHost
 from tests.simulation.step.hosts import is_bulk as is_tensor
 from tests.simulation.step.replacement import Replacement
+from tests.simulation.step.world import WRAPPED_SHARE
 from tests.simulation.swarm.hosts import Client, Leases, Server, Trainer
 
 from shoal.ids import PeerId, StepKey
@@ -69,6 +70,7 @@ class World(Replacement, RoundWorld):
         self.caps: dict[PeerId, int] = {}
         self.caps_rng, self.site_rng = random.Random(f"caps of {seed}"), random.Random(f"sites of {seed}")
         self.max_kept: int | None = None
+        self.is_wrapped = random.Random(f"wrapping of {seed}").random() < WRAPPED_SHARE
         super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
 
     def sizes(self) -> tuple[int, int]:

@@ -76,7 +76,8 @@ def test_tied_embeddings_stand_in_the_files_once(tmp_path: Path) -> None:
     theirs, _ = own_class(HfFamily(values, SEQ_LEN), torch.float32)
     theirs.eval().save_pretrained(tmp_path)
     source = open_model(tmp_path)
-    assert source.config.num_stages == 1
+    # A stage for each unit, but for the two ends.
+    assert source.config.num_stages == 5
     whole = source.whole()
     with torch.no_grad():
         assert torch.equal(whole(TOKENS), theirs(input_ids=TOKENS, use_cache=False).logits)

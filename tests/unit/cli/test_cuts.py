@@ -110,7 +110,7 @@ class Host:
                 handle.deliver(RoleFailed("model.family: there is no such family"))
             handle.finish(ExitStatus(script))
         else:
-            handle.deliver(CostsFound(**{"elapsed_s": 0.5, "warnings": [], **script}))
+            handle.deliver(CostsFound(**{"elapsed_s": 0.5, "warnings": [], "is_tied": False, **script}))
             handle.finish(ExitStatus(0))
         return handle
 

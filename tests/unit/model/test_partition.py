@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
-from shoal.model.partition import cut, cut_by_counts
+from shoal.model.partition import StageUnits, counts_by_cost, cut, cut_by_counts, units_by_counts
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))
@@ -47,3 +47,28 @@ def test_a_cut_by_hand_is_taken_as_it_is() -> None:
 def test_a_cut_by_hand_that_does_not_fit_is_refused(counts: list[int]) -> None:
     with pytest.raises(ConfigError, match="add up to the model's 6 units"):
         cut_by_counts(counts, num_units=6, num_stages=3)
+
+
+def test_the_first_stage_of_a_tied_model_has_both_ends_of_it() -> None:
+    costs = [1, 4, 4, 4, 4, 9]
+    assert counts_by_cost(costs, 3) == (3, 2, 1)
+    assert counts_by_cost(costs, 3, is_tied=True) == (2, 2, 2)
+    found = units_by_counts([3, 2, 1], 6, 3, is_tied=True)
+    assert found == [
+        StageUnits(range(2), range(5, 6)),
+        StageUnits(range(2, 4)),
+        StageUnits(range(4, 5)),
+    ]
+    assert [units.indices for units in found] == [(0, 1, 5), (2, 3), (4,)]
+
+
+def test_a_tied_model_in_one_stage_is_not_wrapped() -> None:
+    assert counts_by_cost([1, 4, 3], 1, is_tied=True) == (3,)
+    assert units_by_counts([3], 3, 1, is_tied=True) == [StageUnits(range(3))]
+
+
+def test_a_tied_model_has_one_stage_fewer_than_units_at_most() -> None:
+    assert counts_by_cost([1, 4, 3], 2, is_tied=True) == (2, 1)
+    for cut_it in (counts_by_cost, lambda units, stages, **tied: units_by_counts(units, 3, stages, **tied)):
+        with pytest.raises(ConfigError, match=r"cannot be cut into 3 stages; choose 1 to 2"):
+            cut_it([1, 1, 1], 3, is_tied=True)

@@ -13,7 +13,7 @@ from shoal.errors import ConfigError, LocalProtocolError
 from shoal.model.gpt import GptFamily, GptShape
 from shoal.model.resnet import ResNetFamily, ResNetShape
 from shoal.model.seeding import operation_seed, seeded
-from shoal.model.stage import Family, StageModule, TensorSpec, build_stage, stage_ranges
+from shoal.model.stage import Family, StageModule, TensorSpec, build_stage, stage_units
 from shoal.optim.flat import FlatLayout
 
 GPT = GptFamily(GptShape(seq_len=16, width=24, num_layers=3, num_heads=2, dropout=0.2))
@@ -133,7 +133,7 @@ def test_only_the_last_stage_has_a_loss() -> None:
 
 def test_a_cut_by_hand_decides_the_units() -> None:
     assert list(build_stage(GPT, 1, 2, seed=7, cut=[1, 4]).units) == ["block_0", "block_1", "block_2", "head"]
-    assert stage_ranges(GPT, 2, [4, 1]) == [range(4), range(4, 5)]
+    assert [units.own for units in stage_units(GPT, 2, [4, 1])] == [range(4), range(4, 5)]
 
 
 def test_impossible_stages_are_refused() -> None:

@@ -106,9 +106,9 @@ class Swarm:
             match effect:
                 case SendStepMessage(to, message):
                     self._post(TRAINER, to, message)
-                case FeedMicrobatch(key, path, microbatch, _):
-                    self._post(TRAINER, path[0], Forward(key, microbatch))
-                    self._post(TRAINER, path[-1], Labels(key, microbatch))
+                case FeedMicrobatch(key, microbatch, _, inputs_to, labels_to):
+                    self._post(TRAINER, inputs_to, Forward(key, microbatch))
+                    self._post(TRAINER, labels_to, Labels(key, microbatch))
                 case _:
                     pass
 
@@ -133,7 +133,9 @@ class Swarm:
         def finish() -> None:
             self._working.remove(peer)
             self._sends(peer, replica.finished(operation, StepTotals(1.0, True, 1.0) if completes else None))
-            self._done.kept[stage] = max(self._done.kept[stage], step.forwards - step.weights)
+            self._done.kept[stage] = max(
+                self._done.kept[stage], sum(each.forwards - each.weights for each in step.passes)
+            )
             self._work(peer)
 
         self._after(length_s, finish)

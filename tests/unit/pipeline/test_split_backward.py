@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import pytest
 import torch
-from tests.families import gpt, resnet
+from tests.families import gpt, resnet, tied_gpt
 from torch import Tensor, nn
 
 from shoal.config.quant import QuantConfig
@@ -336,3 +336,12 @@ def test_checkpointing_keeps_nothing_of_a_forward_but_its_input() -> None:
         run(compute, StepKey(0, 1, 0, 0), "forward", microbatch)
     gc.collect()
     assert [ref() is None for ref in kept] == [True, True]
+
+
+def test_a_head_that_the_first_stage_hosts_puts_the_gradients_of_its_own_parameters_off() -> None:
+    compute, key = computed(tied_gpt(0.0), 0, Schedule.ZERO_BUBBLE, False), StepKey(0, 1, 0, 0)
+    head = compute.module.part(is_head=True)
+    compute.loss(key, 0, drawn(head.input_spec, 2, 1, 0), drawn(head.label_spec, 2, 2, 32), 1.0)
+    before = compute.totals(key).squared_norm
+    compute.weights(key, 0, is_head=True)
+    assert compute.totals(key).squared_norm > before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.families import tied_gpt
 from torch import Tensor
 
 from shoal.config.training import InnerOptimConfig
@@ -240,3 +241,57 @@ def test_a_snapshot_of_something_else_is_refused_and_changes_nothing() -> None:
     with pytest.raises(StateMismatch, match="bytes were expected"):
         stage.start_round(trained(compute(1), range(0)).snapshot(), 0)
     assert is_same(before, [*stage.module.parameters(), *stage.module.buffers()])
+
+
+def wrapped() -> StageCompute:
+    """The first of two stages, which has the head as well."""
+    module = build_stage(tied_gpt(), 0, 2, seed=5)
+    return StageCompute(
+        module, build_inner_optimizer(list(module.parameters()), InnerOptimConfig()), run_seed=5, stage=0
+    )
+
+
+def train_wrapped(stage: StageCompute, order: str, key: StepKey = KEY) -> list[Tensor]:
+    """One step of two microbatches: `f0`, `l0` and `b0` are the forward, the loss and the backward of the first one."""
+    for step in order.split():
+        microbatch = int(step[1])
+        generator = torch.Generator().manual_seed(microbatch)
+        tokens = torch.randint(32, (2, 8), generator=generator)
+        hidden = torch.randn(2, 8, 16, generator=generator)
+        if step[0] == "f":
+            stage.forward(key, microbatch, tokens)
+        elif step[0] == "l":
+            stage.loss(key, microbatch, hidden, tokens, 0.5)
+        else:
+            stage.backward(key, microbatch, hidden)
+    totals = stage.totals(key)
+    assert totals.loss is not None
+    stage.commit(key, 1.0, 0.1, False)
+    return [*state(stage), torch.tensor([totals.squared_norm, totals.loss], dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("order", ["f0 l0 b0 f1 l1 b1", "f0 f1 l0 b0 l1 b1", "f0 f1 b0 b1 l0 l1", "l0 l1 f0 b0 f1 b1"])
+def test_in_which_order_both_parts_of_a_wrapped_stage_compute_decides_no_bit(order: str) -> None:
+    assert is_same(train_wrapped(wrapped(), order), train_wrapped(wrapped(), "f0 f1 l0 l1 b0 b1"))
+
+
+def test_a_wrapped_stage_that_drops_a_step_or_evaluates_changes_nothing() -> None:
+    stage = wrapped()
+    begun_with = stage.averaged.parameters.flat()
+    stage.base_parameters = lambda: begun_with
+    train_wrapped(stage, "f0 l0 b0")
+    before = state(stage)
+    hidden, labels = torch.ones(2, 8, 16), torch.ones(2, 8, dtype=torch.int64)
+    stage.loss(OTHER, 0, hidden, labels, 1.0)
+    stage.drop(OTHER)
+    own, of_head = stage.evaluate(labels), stage.evaluate(hidden, labels)
+    fresh = wrapped()
+    assert torch.equal(own, fresh.evaluate(labels))
+    assert torch.equal(of_head, fresh.evaluate(hidden, labels))
+    assert is_same(state(stage), before)
+    assert all(parameter.grad is None for parameter in stage.module.parameters())
+
+
+def test_a_stage_without_a_head_is_asked_for_none() -> None:
+    with pytest.raises(LocalProtocolError, match="stage 0 of 2 hosts no head"):
+        compute(0).forward(KEY, 0, image(0), is_head=True)

@@ -32,7 +32,7 @@ FROM_ROLE: list[FromRole] = [
     messages.ServerMayLeave(1, 7, True),
     messages.RunAnnounced(False),
     messages.RunConcluded("it is over", True),
-    messages.CostsFound([0.1, 2.0], "measured", 0.3, ["slow"]),
+    messages.CostsFound([0.1, 2.0], "measured", 0.3, ["slow"], is_tied=False),
     messages.StatusChanged({"loss/train": 0.1}, {"loss/train": 1e-9}),
     messages.RoleLeaving(),
     messages.RunUnwanted(),

@@ -15,7 +15,7 @@ from shoal.config import Config
 from shoal.config.training import InnerOptimConfig
 from shoal.model.gpt import GptFamily
 from shoal.model.registry import load_family
-from shoal.model.stage import Family, build_stage
+from shoal.model.stage import Family, build_stage, stage_units
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.stage_compute import StageCompute
@@ -100,6 +100,47 @@ def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str,
         outer = sum(vector.nbytes for vector in state.base) + 3 * elements * dtype.itemsize
         outer += moments * parameter_bytes + steps
         assert need.host_bytes - PROCESS_BYTES == pytest.approx(outer, abs=64)
+
+
+TIED: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "tie_word_embeddings": True,
+}
+
+
+def test_what_a_wrapped_first_stage_shares_is_counted_once_and_its_gradients_twice() -> None:
+    def config_of_tied(stages: int, **model: Any) -> Config:
+        return Config.model_validate(
+            {
+                "model": {"family": "hf", "extra": TIED, **model},
+                "data": {"seq_len": 8},
+                "model_pipeline": {"stages": stages, "microbatches": 4},
+                "diloco": {"batch_size_per_step": 8, "inner_optim": {"type": "sgd"}},
+            }
+        )
+
+    shared_bytes = 4 * 256 * 16
+    for stages in (1, 2):
+        config = config_of_tied(stages)
+        family = load_family(config.model, config.data)
+        for stage, need in enumerate(stage_needs(config)):
+            module = build_stage(family, stage, stages, seed=0)
+            parameter_bytes = sum(p.nbytes for p in module.parameters())
+            assert need.device_bytes == 2 * parameter_bytes
+            twice_bytes = shared_bytes if module.head is not None else 0
+            assert need.step_bytes == MAX_OPEN_STEPS * (parameter_bytes + twice_bytes)
+    # Three microbatches are in flight: as many inputs of the head wait, and it goes back at once.
+    [first, _] = stage_needs(config_of_tied(2))
+    hidden, logits = family.boundary_spec(0).num_bytes, family.activation_bytes(family.num_units - 1)
+    own = sum(family.activation_bytes(index) for index in stage_units(family, 2)[0].own)
+    assert first.sample_bytes == 3 * (own + family.input_spec().num_bytes) + (logits + 3 * hidden) + logits
 
 
 def test_what_a_model_keeps_as_constants_is_no_state_of_a_replica() -> None:

@@ -72,3 +72,24 @@ def test_without_a_usable_peer_for_a_stage_there_is_no_path() -> None:
         avoidance.lose(peer, 1.0)
     assert path(avoidance) is None
     assert choose_path([CANDIDATES[0], []], Avoidance(), 0.0) is None
+
+
+def test_in_a_closed_path_the_last_one_is_a_neighbour_of_the_first_one() -> None:
+    three = [[PeerId(f"{stage}{i}") for i in range(2)] for stage in "ABC"]
+    avoidance = Avoidance()
+    avoidance.avoid_pair(PeerId("C0"), PeerId("A0"), 1.0)
+    assert choose_path(three, avoidance, 0.0) == ("A0", "B0", "C0")
+    chosen = choose_path(three, avoidance, 0.0, closes=True)
+    assert chosen in (("A1", "B0", "C0"), ("A0", "B0", "C1"))
+    assert choose_path(three, avoidance, 1.0, closes=True) == ("A0", "B0", "C0")
+
+
+def test_where_no_path_closes_there_is_none_and_a_doubtful_end_is_the_last_choice() -> None:
+    alone = [[PeerId("A0")], [PeerId("B0")], [PeerId("C0"), PeerId("C1")]]
+    avoidance = Avoidance()
+    avoidance.suspect_pair(PeerId("C0"), PeerId("A0"), 1.0)
+    assert choose_path(alone, avoidance, 0.0, closes=True) == ("A0", "B0", "C1")
+    for last in alone[2]:
+        avoidance.avoid_pair(last, PeerId("A0"), 1.0)
+    assert choose_path(alone, avoidance, 0.0, closes=True) is None
+    assert choose_path([[PeerId("A0")], []], Avoidance(), 0.0, closes=True) is None

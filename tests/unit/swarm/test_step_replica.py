@@ -96,7 +96,7 @@ def test_a_repeated_backward_is_answered_again_and_not_added_again() -> None:
     begun(machine)
     machine.handle(C, Backward(KEY, 0))
     run(machine)
-    assert not machine.wants(C, Backward(KEY, 0))
+    assert not machine.wanted_by(C, Backward(KEY, 0))
     assert machine.handle(C, Backward(KEY, 0)) == [SendStepMessage(A, Backward(KEY, 0))]
     assert machine.ready() == []
 

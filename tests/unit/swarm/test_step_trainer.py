@@ -92,13 +92,33 @@ def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> 
     machine.start(plan(), 0.0)
     assert machine.handle(A, Opened(KEY), 0.0) == []
     assert machine.handle(B, Opened(KEY), 0.0) == [
-        FeedMicrobatch(KEY, (A, B), 0, MicrobatchPart(0, 0, 2)),
-        FeedMicrobatch(KEY, (A, B), 1, MicrobatchPart(1, 0, 2)),
+        FeedMicrobatch(KEY, 0, MicrobatchPart(0, 0, 2), A, B),
+        FeedMicrobatch(KEY, 1, MicrobatchPart(1, 0, 2), A, B),
     ]
     assert machine.handle(A, MicrobatchDone(KEY, 2), 0.0) == []
     assert machine.handle(B, MicrobatchDone(KEY, 0), 0.0) == []
-    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == [FeedMicrobatch(KEY, (A, B), 2, MicrobatchPart(2, 0, 1))]
+    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == [FeedMicrobatch(KEY, 2, MicrobatchPart(2, 0, 1), A, B)]
     assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == []
+
+
+def test_of_a_wrapped_model_the_first_replica_gets_the_labels_and_says_the_loss() -> None:
+    machine = StepTrainer(trainer=3, generation=2, window=1, max_grad_norm=None, step_timeout_s=10.0, is_wrapped=True)
+    assert running(machine) == [FeedMicrobatch(KEY, 0, MicrobatchPart(0, 0, 2), A, A)]
+    machine.handle(A, Prepared(KEY, 0, 0, 0.02, True, 2.5), 0.0)
+    machine.handle(B, Prepared(KEY, 1, 0, 0.02, True, None), 0.0)
+    machine.handle(A, Committed(KEY), 0.0)
+    machine.handle(B, Committed(KEY), 0.0)
+    assert isinstance(machine.ended, Finished)
+    assert machine.ended.loss == 2.5
+
+
+def test_a_wrapped_path_is_chosen_by_whether_its_ends_reach_each_other() -> None:
+    machine = StepTrainer(trainer=3, generation=2, window=1, max_grad_norm=None, step_timeout_s=10.0, is_wrapped=True)
+    three = (refs(A, A2), refs(B), refs(B2))
+    the_plan = StepPlan(1, 7, ((1,),), (), 0.1, hops(A, B, B2), three)
+    machine.start(the_plan, 0.0)
+    effects = machine.handle(B2, Broken(KEY, A), 0.0)
+    assert [to for to, kind in sent(effects) if kind is Open] == [A2, B, B2]
 
 
 def test_gradients_are_clipped_over_all_stages() -> None:

@@ -141,13 +141,10 @@ class HfFamily(Family):
         """Whether input and output embeddings are one parameter."""
         return self._skeleton.is_tied
 
-    def cut_problem(self, num_stages: int) -> str | None:
-        if num_stages == 1 or not self.is_tied:
-            return None
-        return (
-            f"{self.config.model_type} ties its output embeddings to its input embeddings, and a cut parts them: set "
-            "model.tie to false, which trains them apart, or model_pipeline.stages to 1"
-        )
+    def tie(self, units: nn.ModuleDict) -> None:
+        first, last = (self.unit_name(index) for index in (0, self.num_units - 1))
+        if self.is_tied and first in units and last in units:
+            self._skeleton.tie(units[first], units[last])
 
     def exactness_problem(self) -> str | None:
         """As a small twin shows that is cut; what was found before is not found again."""

@@ -102,13 +102,19 @@ class Skeleton:
             setattr(owner, name, _child(last, name) or nn.Identity())
         for name in self._beside:
             setattr(model, name, _child(last, name) or nn.Identity())
-        if self.is_tied and first is not None and last is not None:
-            model.get_output_embeddings().weight = model.get_input_embeddings().weight
         constants = nn.ModuleDict({name: module for name, module in owner.named_children() if _is_constant(module)})
         for module in constants.values():
             give_values(self.model, module)
         routers = router_losses(model, (modules[layer + 1] for layer in mine))
         return Part(model, constants, routers, is_first=first is not None, is_last=last is not None)
+
+    def tie(self, first: nn.Module, last: nn.Module) -> None:
+        """Make the output embeddings' parameter in the last unit the input embeddings' in the first one."""
+        (at_first, at_last) = self.embedding_names
+        input_name = self.whole_names(0, first.state_dict())[at_first]
+        output_name = self.whole_names(self.num_layers + 1, last.state_dict())[at_last]
+        output = last.get_submodule(output_name.rpartition(".")[0])
+        output.register_parameter("weight", first.get_parameter(input_name))
 
     def whole_names(self, index: int, inner: Iterable[str]) -> dict[str, str]:
         """Return the names in the whole model of what has these names in a unit, and the latter."""

@@ -126,31 +126,35 @@ def _forward_of(model: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_stages(stages: Sequence[StageModule], inputs: Tensor, labels: Tensor) -> Tensor:
-    """Run a batch forward and backward through all stages, which get gradients; returns the last one's output."""
+    """Run a batch forward and backward through all stages, which get gradients; returns the model's output.
+
+    A head that the first stage hosts comes behind the last one.
+    """
+    head = stages[0].head
+    chain = stages if head is None else [*stages, head]
     passed: list[tuple[Tensor, Tensor]] = []
     x = inputs
     with seeded(SEED):
-        for stage in stages:
+        for stage in chain:
             received = x.detach().requires_grad_(x.is_floating_point())
             with stage.weighed(1.0):
                 x = stage(received)
             passed.append((received, x))
-    torch.autograd.backward(stages[-1].loss(x, labels))
+    torch.autograd.backward(chain[-1].loss(x, labels))
     for (_, sent), (received, _) in reversed(list(pairwise(passed))):
         torch.autograd.backward(sent, received.grad)
     return x.detach()
 
 
 def _cuts(family: Family) -> Iterator[list[int]]:
-    """In one piece; and if it may be cut, each unit alone, in halves and in thirds."""
-    units = family.num_units
+    """In one piece, each unit alone, in halves and in thirds; the first stage of a tied model has its last unit too."""
+    units, least = family.num_units, 2 if family.is_tied else 1
     yield [units]
-    if family.cut_problem(2) is not None:
-        return
-    yield [1] * units
-    yield [units // 2, units - units // 2]
+    yield [least, *[1] * (units - least)]
+    half, third = max(least, units // 2), max(least, units // 3)
+    yield [half, units - half]
     if units > 3:
-        yield [units // 3, units // 3, units - 2 * (units // 3)]
+        yield [third, units // 3, units - third - units // 3]
 
 
 def _num_parameters(family: Family) -> int:

@@ -20,6 +20,8 @@ from shoal.model.hf.described import transformers_version
 from shoal.runtime.user_cache import cached_file, keep, user_cache
 
 _MAX_FILE_BYTES = 1 << 20
+_COMPARISON = 2
+"""Which comparison found a verdict; goes up when another one is made."""
 
 
 class _Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +37,7 @@ def twin_key(values: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: transformers is not installed.
     """
-    versions = [version("shoal"), version("torch"), transformers_version()]
+    versions = [_COMPARISON, version("shoal"), version("torch"), transformers_version()]
     return json.dumps([versions, values], sort_keys=True)
 
 

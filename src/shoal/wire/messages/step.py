@@ -11,7 +11,8 @@
       | <- Committed / Aborted    |                                    |
 
 `Forward`, `Labels` and `Backward` are followed by their tensors in the same frame. Evaluation has no step: each message
-names the path, nothing is kept, and the last stage answers the trainer.
+names the path, nothing is kept, and the last stage answers the trainer. Of a wrapped model the last stage sends its
+`Forward` to stage 0, which has the head: labels are for it, and the answer is its own.
 """
 
 from __future__ import annotations

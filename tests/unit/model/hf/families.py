@@ -163,9 +163,9 @@ def values_of(kind: str, **more: Any) -> dict[str, Any]:
 
 
 @cache
-def family_of(kind: str) -> HfFamily:
-    """The family of a tiny model."""
-    return HfFamily(values_of(kind), TOKENS)
+def family_of(kind: str, is_tied: bool = False) -> HfFamily:
+    """The family of a tiny model, whose embeddings may be one parameter."""
+    return HfFamily(values_of(kind, tie_word_embeddings=is_tied), TOKENS)
 
 
 def own_class(family: HfFamily, dtype: torch.dtype) -> tuple[Any, dict[str, str]]:

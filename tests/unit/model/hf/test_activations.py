@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.model.hf.family import HfFamily
+from shoal.model.partition import StageUnits
 from shoal.model.stage import StageModule
 
 _TOKENS, _SAMPLES = 128, 4
@@ -80,5 +81,5 @@ def test_a_layer_keeps_about_what_is_planned(kind: str) -> None:
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     family = HfFamily({"model_type": kind, "tie_word_embeddings": False, **tokens, **_LAYERS[kind]}, _TOKENS)
     units = nn.ModuleDict({family.unit_name(1): family.build_unit(1)})
-    stage = StageModule(family, units, range(1, 2), 1, family.num_units)
+    stage = StageModule(family, units, StageUnits(range(1, 2)), 1, family.num_units)
     assert _kept_bytes(stage) / _SAMPLES == pytest.approx(family.activation_bytes(1), rel=0.25)

@@ -1,4 +1,7 @@
-"""Every known kind of model, cut: outputs, gradients and ten steps have the bits of transformers' own class."""
+"""Every known kind of model, cut: outputs, gradients and ten steps have the bits of transformers' own class.
+
+Where its embeddings are tied, the first stage has the head as well: there is one parameter of both.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,11 @@ def _batches() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @cache
-def _expected(kind: str, dtype: torch.dtype) -> tuple[list[Tensor], list[dict[str, Tensor]], dict[str, Tensor]]:
+def _expected(
+    kind: str, dtype: torch.dtype, is_tied: bool
+) -> tuple[list[Tensor], list[dict[str, Tensor]], dict[str, Tensor]]:
     """What transformers' own class computes: outputs and gradients of each step, and the parameters in the end."""
-    theirs, names = own_class(family_of(kind), dtype)
+    theirs, names = own_class(family_of(kind, is_tied), dtype)
     theirs.train()
     parameters = dict(theirs.named_parameters())
     optimizer = AdamW(parameters.values(), lr=1e-3, foreach=False)
@@ -50,15 +55,26 @@ def _expected(kind: str, dtype: torch.dtype) -> tuple[list[Tensor], list[dict[st
 
 
 @pytest.mark.long
-@pytest.mark.usual("llama-float32-2", "gpt2-float64-4", "qwen3_next-float32-3", "gemma2-float32-2")
+@pytest.mark.usual(
+    "llama-float32-2-untied",
+    "gpt2-float64-4-untied",
+    "qwen3_next-float32-3-untied",
+    "gemma2-float32-2-untied",
+    "qwen3-float32-2-tied",
+    "gpt2-float32-3-tied",
+    "gemma3_text-float64-4-tied",
+)
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("kind", EXACT)
 def test_ten_steps_of_a_cut_model_have_the_bits_of_transformers_own_class(
-    kind: str, dtype: torch.dtype, num_stages: int
+    kind: str, dtype: torch.dtype, num_stages: int, is_tied: bool
 ) -> None:
-    outputs, gradients, parameters = _expected(kind, dtype)
-    stages = [build_stage(family_of(kind), s, num_stages, seed=7, dtype=dtype) for s in range(num_stages)]
+    outputs, gradients, parameters = _expected(kind, dtype, is_tied)
+    family = family_of(kind, is_tied)
+    assert family.is_tied == is_tied
+    stages = [build_stage(family, s, num_stages, seed=7, dtype=dtype) for s in range(num_stages)]
     named = {name: parameter for stage in stages for name, parameter in stage.named_parameters()}
     assert named.keys() == parameters.keys()
     optimizers = [AdamW(stage.parameters(), lr=1e-3, foreach=False) for stage in stages]

@@ -223,6 +223,16 @@ def test_rotary_frequencies_stay_float32_are_no_state_and_go_where_the_stage_goe
     assert len(modules) == len({id(module) for module in modules})
 
 
+def test_constants_of_a_head_go_where_the_stage_that_hosts_it_goes() -> None:
+    stage = build_stage(_tied(), 0, 2, seed=7)
+    assert stage.head is not None
+    rotary = cast("Part", stage.head.assembled).model.model.rotary_emb
+    assert not rotary.inv_freq.is_meta
+    stage.to("meta")
+    assert rotary.inv_freq.is_meta
+    assert list(state_buffers(stage)) == []
+
+
 def test_the_mode_of_a_stage_is_that_of_the_model_that_it_runs() -> None:
     stage = build_stage(family_of("llama"), 1, 2, seed=7)
     model = cast("Part", stage.assembled).model
@@ -260,13 +270,35 @@ def test_tied_embeddings_train_in_one_stage_as_one_parameter() -> None:
     assert family.exactness_problem() is None
 
 
-def test_tied_embeddings_are_refused_over_a_cut_unless_they_are_untied() -> None:
-    with pytest.raises(ConfigError, match=r"qwen3 ties .* set model\.tie to false"):
-        build_stage(_tied(), 0, 2, seed=7)
-    last = build_stage(_tied(tie=False), 1, 2, seed=7)
-    assert "units.head.lm_head.weight" in dict(last.named_parameters())
-    with pytest.raises(ConfigError, match="ties"):
-        build_stage(_load(extra=QWEN, tie=True), 0, 2, seed=7)
+def test_the_first_stage_has_both_ends_of_tied_embeddings_unless_they_are_untied() -> None:
+    for tied in (_tied(), _load(extra=QWEN, tie=True)):
+        first, last = (build_stage(tied, stage, 2, seed=7) for stage in range(2))
+        assert first.is_wrapped
+        assert last.is_wrapped
+        assert not last.has_loss
+        assert list(first.units)[-1] == "head"
+        assert first.head is not None
+        names = [name for stage in (first, last) for name, _ in stage.named_parameters()]
+        assert [name for name in names if "lm_head" in name] == []
+        assert len(names) == len(set(names))
+        shared = first.get_parameter("units.embedding.embed_tokens.weight")
+        assert any(parameter is shared for parameter in first.head.parameters())
+    untied = build_stage(_tied(tie=False), 1, 2, seed=7)
+    assert untied.is_last
+    assert "units.head.lm_head.weight" in dict(untied.named_parameters())
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_mode_of_a_stage_is_that_of_the_head_that_it_hosts(mode: bool) -> None:
+    stage = build_stage(_tied(), 0, 2, seed=7).train(not mode).train(mode)
+    assert stage.head is not None
+    assert {module.training for module in (*stage.modules(), *stage.head.modules())} == {mode}
+
+
+@pytest.mark.parametrize(("cut", "message"), [([1, 5], "give it 2 units"), ([2, 1], "add up"), ([1] * 6, "1 to 5")])
+def test_a_cut_that_parts_tied_embeddings_is_refused(cut: list[int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_stage(_tied(), 0, len(cut), seed=7, cut=cut)
 
 
 @pytest.mark.long
