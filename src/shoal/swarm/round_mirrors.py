@@ -37,7 +37,7 @@ class RoundMirrors:
         self.unanswered: set[PeerId] = set()
         self._told: dict[PeerId, Follow] = {}
         self._held: dict[PeerId, Mapping[int, Tip]] = {}
-        self._asked: set[PeerId] = set()  # those that had answered before they were asked again, and have not yet since
+        self._answered: set[PeerId] = set()  # since they were asked last: others may have led before
         self._asked_s = 0.0
         self._own: dict[int, Tip] = {}
 
@@ -65,13 +65,14 @@ class RoundMirrors:
     def lose(self, peer: PeerId) -> None:
         """A mirror cannot be reached; what it holds counts again when it answers."""
         self._held.pop(peer, None)
-        self._asked.discard(peer)
+        self._answered.discard(peer)
         self.unanswered.add(peer)
 
     def ask(self, ballot: Ballot, now_s: float) -> list[CoordinatorEffect]:
-        """Ask every mirror what it holds now: under another ballot, or before something is restored."""
+        """Ask every mirror what it holds now, under another ballot."""
         self._told.clear()
-        self._asked, self._asked_s = set(self._held), now_s
+        self._answered.clear()
+        self._asked_s = now_s
         return self.tell(ballot, None)
 
     def tell(self, ballot: Ballot, stands: Tip | None) -> list[CoordinatorEffect]:
@@ -115,17 +116,17 @@ class RoundMirrors:
             if stage not in held or is_before(held[stage], tip, self._unseal):
                 held[stage] = tip
         self._held[peer] = held
-        self._asked.discard(peer)
+        self._answered.add(peer)
         self.unanswered.discard(peer)
 
     def is_waited_for(self, patience_s: float, now_s: float) -> bool:
         """Whether a mirror that was asked less than `patience_s` ago is about to say what it holds now."""
-        return bool(self._asked) and now_s - self._asked_s < patience_s
+        return not self._held.keys() <= self._answered and now_s - self._asked_s < patience_s
 
     @property
     def is_silent(self) -> bool:
-        """Whether some mirror that is announced has not said what it holds."""
-        return not self.known.keys() <= self._held.keys()
+        """Whether some mirror that is announced has not said what it holds now."""
+        return not self.known.keys() <= self._answered
 
     @property
     def tips(self) -> set[Tip]:

@@ -85,7 +85,10 @@ def test_a_mirror_is_asked_and_told_of_each_record_once_it_stands(machine: Round
     machine.replicas({A: Hop(A, ())}, 0.0)
     assert sent(machine.lead(0.0), Follow) == {M: Follow(machine.ballot, None)}
     assert sent(says(machine, None, 0.0), Follow) == {}
-    signed = whole_round(machine)
+    machine.receive(A, state(machine), 0.0)
+    close(machine, A)
+    signed = sent(prepare(machine, stage(machine, A)), CommitRecord)[A].record
+    machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 4.0)
     assert sent(machine.tick(9.0), Follow) == {M: Follow(machine.ballot, signed)}, "repeated until it answers"
     says(machine, signed)
     assert sent(machine.tick(10.0), Follow) == {}
@@ -100,6 +103,20 @@ def test_a_record_that_is_only_prepared_is_told_to_no_mirror(machine: RoundCoord
     assert sent(machine.tick(5.0), Follow) == {}
     effects = machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 5.0)
     assert sent(effects, Follow) == {M: Follow(machine.ballot, signed)}
+
+
+def test_a_client_that_leads_again_asks_mirrors_anew_what_others_have_committed_since(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    announce(machine, M)
+    lead(machine, A)
+    says(machine, None, 0.0)
+    close(machine, A)
+    effects = machine.receive(A, StaleBallot(machine.ballot._replace(peer=PeerId("z"))), 2.0)
+    assert [type(effect) for effect in effects] == [Deposed]
+    effects = lead(machine, A)
+    assert effects == [], "M may hold what z has committed"
+    assert any(isinstance(effect, RoundReady) for effect in says(machine, None, 3.0))
 
 
 def test_no_stage_is_restored_whose_bytes_a_mirror_holds(machine: RoundCoordinatorMachine) -> None:
