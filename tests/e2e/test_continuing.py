@@ -104,7 +104,7 @@ def test_a_client_that_waits_beside_another_takes_over_by_itself_and_the_next_on
         peers = f"--initial-peers={_address_of(servers)}"
         second = hosts.run("other", "start_trainer_client.py", peers, "--no-wandb")
         second.saw("client_0", "client.waits")
-        assert "this one waits, and goes on if it is lost" in second.output
+        until(lambda: "this one waits, and goes on if it is lost" in second.output, START_S, "the line that says so")
         third = hosts.run("third", "start_trainer_client.py", peers, "--no-wandb")
         until(lambda: len(third.events("client_0", "client.waits")) == 2, START_S, "the third client, behind two")
         assert not second.events("client_0", "run.taken_over")

@@ -25,7 +25,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import dht_pb2
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
-from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_daemon
+from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_daemon, unless_it_ends
 from shoal.control.dht_launcher import WAIT_TIMEOUT_S, DhtLauncher, calm_logging, keep_time
 from shoal.control.dht_lookup import Found, QuickLookup
 from shoal.control.dht_ports import check_port_free
@@ -161,13 +161,17 @@ class DhtNode:
         try:
             self._daemon, self._node = await launcher.launch(initial_peers)
             self._lookup = QuickLookup(self._node)
-            await self._daemon.add_protobuf_handler(_GREETING, self._greet, cast(Any, dht_pb2).NodeInfo)
-            visible = await self.visible_maddrs()
+            visible = await unless_it_ends(self._daemon, self._appear(self._daemon), launcher.startup_timeout_s)
             self.maddrs, self._launcher = outward(visible), launcher.pinned(visible)
         except (P2PDaemonError, RuntimeError, OSError, EOFError) as error:
             # One that needed nobody to begin with begins anew; next time too.
             self._neighbours = ()
             raise BootstrapError(_bootstrap_message(initial_peers, error)) from error
+
+    async def _appear(self, daemon: P2P) -> tuple[str, ...]:
+        """Greet newcomers from now on; return the addresses at which they find this node."""
+        await daemon.add_protobuf_handler(_GREETING, self._greet, cast(Any, dht_pb2).NodeInfo)
+        return await self.visible_maddrs()
 
     async def visible_maddrs(self) -> tuple[str, ...]:
         """Return the multiaddresses, with peer id, under which others can join through this node."""

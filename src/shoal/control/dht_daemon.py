@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 from hivemind.p2p import P2P
@@ -32,6 +32,7 @@ CLOSE_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 5.0
 """How long p2pd may take to answer something that it knows by itself, on a machine with much else to do."""
 
+_Result = TypeVar("_Result")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -121,6 +122,26 @@ async def answers(daemon: P2P) -> bool:
         with suppress(P2PDaemonError):
             await control.call_unary_handler(daemon.peer_id, "", b"")
     return not timer.cancelled_caught
+
+
+async def unless_it_ends(daemon: P2P, calls: Coroutine[Any, Any, _Result], timeout_s: float) -> _Result:
+    """Return what calls to p2pd come to. hivemind waits for ever for the answer of one that has died.
+
+    Raises:
+        P2PDaemonError: It has ended, or has not answered in time.
+    """
+    child = child_of(daemon)
+    tasks = (asyncio.create_task(calls), asyncio.create_task(child.wait() if child is not None else asyncio.sleep(0)))
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            return tasks[0].result()
+        raise P2PDaemonError("p2pd has ended" if tasks[1].done() else f"p2pd did not answer in {timeout_s:.0f} s")
+    finally:
+        for task in tasks:
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _note_end(task: asyncio.Task[None]) -> None:

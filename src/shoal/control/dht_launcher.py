@@ -23,7 +23,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 
 from shoal.clock import SystemClock
 from shoal.control.dht_answers import believe_records_alone
-from shoal.control.dht_daemon import end_daemon, start_daemon
+from shoal.control.dht_daemon import end_daemon, start_daemon, unless_it_ends
 from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.maddrs import is_loopback
 from shoal.control.record_checker import RecordChecker
@@ -110,24 +110,27 @@ class DhtLauncher:
             use_relay=wide,
         )
         try:
-            node = await DHTNode.create(
-                daemon,
-                initial_peers=initial_peers,
-                wait_timeout=WAIT_TIMEOUT_S,
-                bootstrap_timeout=_BOOTSTRAP_GRACE_S,
-                num_replicas=REPLICAS,
-                # Reads have to be fresh, so caches would only add copies.
-                cache_locally=False,
-                cache_nearest=0,
-                record_validator=SignedRecords(self.checker),
-                # A peer behind a NAT, which cannot be dialled back, may still join: it warns.
-                strict=False,
-            )
+            node = await unless_it_ends(daemon, self._node_on(daemon, initial_peers), self.startup_timeout_s)
         except BaseException:  # cancelled or failed, a daemon that was started must not outlive this call
             await end_daemon(daemon)
             raise
         believe_records_alone(node)
         return daemon, node
+
+    async def _node_on(self, daemon: P2P, initial_peers: Sequence[str]) -> DHTNode:
+        return await DHTNode.create(
+            daemon,
+            initial_peers=initial_peers,
+            wait_timeout=WAIT_TIMEOUT_S,
+            bootstrap_timeout=_BOOTSTRAP_GRACE_S,
+            num_replicas=REPLICAS,
+            # Reads have to be fresh, so caches would only add copies.
+            cache_locally=False,
+            cache_nearest=0,
+            record_validator=SignedRecords(self.checker),
+            # A peer behind a NAT, which cannot be dialled back, may still join: it warns.
+            strict=False,
+        )
 
 
 def keep_time() -> None:

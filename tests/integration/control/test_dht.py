@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import anyio
 import pytest
+from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.proto import p2pd_pb2
 from tests.alongside import alongside
@@ -262,6 +263,27 @@ async def test_a_node_that_gets_no_answer_from_its_p2pd_says_so_and_can_be_reviv
         assert second.alive
         assert pid not in _daemons(bob.peer_id)
         assert [r.peer for r in await second.get(("stage.0",))] == [alice.peer_id]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_p2pd_that_dies_or_hangs_while_its_node_begins_is_an_error(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, create = Identity.generate(), DHTNode.create
+    struck: list[int] = []
+
+    async def strike(*arguments: Any, **settings: Any) -> DHTNode:
+        struck.extend(_daemons(alice.peer_id))
+        os.kill(struck[0], number)
+        return await create(*arguments, **settings)
+
+    monkeypatch.setattr(DHTNode, "create", strike)
+    with pytest.raises(BootstrapError, match=r"p2pd has ended|p2pd did not answer|Connection reset"):
+        await DhtNode.create(
+            alice, namespace=NAMESPACE, state_dir=tmp_path, clock=CLOCK, initial_peers=(), bootstrap_timeout_s=3.0
+        )
+    assert struck
+    assert not _daemons(alice.peer_id)
 
 
 def _control(node: DhtNode) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from tests.threads import one_thread as one_thread
 from tests.unit.model.hf.families import BALANCED, TOKENS, forward_of, own_class, values_of
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from shoal.config.training import DataConfig, InnerOptimConfig
 from shoal.data.builtin import open_pydoc_topics
+from shoal.errors import ConfigError
 from shoal.ids import StepKey
 from shoal.model.compiled import compile_stage
 from shoal.model.hf.family import HfFamily
@@ -146,6 +148,11 @@ def test_a_router_that_gets_another_gradient_is_noticed_by_the_twin(monkeypatch:
 def test_compiled_code_takes_the_weight_of_each_microbatch(tmp_path: Path) -> None:
     family = _family("mixtral", experts_implementation="batched_mm")
     plain, compiled = (build_stage(family, 1, 3, seed=1) for _ in range(2))
+    if transformers.__version__.startswith("5.9."):
+        # There the chosen experts' numbers are changed in place, which no compiled backward pass survives.
+        with pytest.raises(ConfigError, match=r"cannot be compiled: .* inplace operation"):
+            compile_stage(compiled, {2}, tmp_path)
+        return
     compile_stage(compiled, {2}, tmp_path)
     x = torch.randn(2, TOKENS, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
