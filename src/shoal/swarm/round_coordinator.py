@@ -480,9 +480,10 @@ class RoundCoordinatorMachine:
     def _lose(self, peer: PeerId, now_s: float) -> Effects:
         state = self._replicas.states.get(peer)
         if state is not None:
-            self._judgement.lost(state)
             self._restoration.hear(self._replicas.here[peer].basis.hashes, now_s)
         self._replicas.lose(peer)
+        if state is not None:
+            self._judgement.lost(state, self._replicas.states.values())
         return self._leave(peer, now_s)
 
     def _leave(self, peer: PeerId, now_s: float) -> Effects:

@@ -45,7 +45,7 @@ class Judgement:
         self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
         self._judged_prepared: set[tuple[str, int]] = set()  # the same, of records that are only prepared
         self._left: set[str] = set()
-        self._named: set[str] = set()  # hashes of all records that replicas have named
+        self._named: set[str] = set()  # hashes of the records that replicas have named, of which some could be reached
         self.heard: set[Tip] = set()
 
     def check(self, state: RoundState) -> None:
@@ -59,8 +59,9 @@ class Judgement:
             self._unseal(signed)
 
     def note(self, state: RoundState) -> bool:
-        """Take note of the records that a replica names; returns whether no replica has named one of them before."""
-        named = {record_hash(signed) for signed in _named(state)}
+        """Take note of the records that a replica names; returns whether one of them is new, or was named by nobody who
+        can be reached."""
+        named = _hashes(state)
         is_news = not named <= self._named
         self._named |= named
         return is_news
@@ -97,9 +98,11 @@ class Judgement:
         self._left |= {tip.hash for tip in new}
         return [self._chain_left(tip, choice.tip) for tip in new]
 
-    def lost(self, state: RoundState) -> None:
-        """A replica that has said this cannot be reached: what its chain becomes meanwhile is not heard."""
+    def lost(self, state: RoundState, others: Iterable[RoundState]) -> None:
+        """A replica that has said this cannot be reached, and only `others` can: what its chain becomes meanwhile is
+        not heard. When all who named a record were away, those that come back first wait for the others again."""
         self._judged.discard((tip_of(state, self._genesis).hash, state.stage))
+        self._named -= _hashes(state).difference(*map(_hashes, others))
 
     def is_held(self, tip: Tip) -> bool:
         """Whether somebody who was heard holds this record."""
@@ -121,6 +124,10 @@ class Judgement:
         used = used_samples(one)
         freed = count(subtract(used, used_samples(other)))
         return ChainLeft(left, kept, parted_after(one, other), count(used), freed)
+
+
+def _hashes(state: RoundState) -> set[str]:
+    return {record_hash(signed) for signed in _named(state)}
 
 
 def _named(state: RoundState) -> list[SignedRecord]:

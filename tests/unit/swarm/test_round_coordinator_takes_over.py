@@ -10,8 +10,16 @@ from shoal.swarm.records import record_hash, seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Deposed, RoundReady, Send, Stuck
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
-from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import AskRound, CommitRecord, Record, StageOutcome, StaleBallot, Swapped
+from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.round import (
+    AskRound,
+    CommitRecord,
+    Record,
+    SignedRecord,
+    StageOutcome,
+    StaleBallot,
+    Swapped,
+)
 
 
 @pytest.fixture
@@ -203,6 +211,34 @@ def test_what_nobody_holds_is_waited_for_once_however_many_clients_take_over() -
     machine.receive(A, state(machine, first, 1), 5.5)
     machine.receive(B, state(machine, first, 1, stage=1, prepared=prepared), 5.5)
     assert machine.tip.hash == record_hash(first), "it was named 5.5 s ago, and the limit is 5 s"
+
+
+def test_a_client_that_was_cut_off_from_everybody_waits_again_for_those_who_come_back_last() -> None:
+    machine = coordinator(num_stages=2)
+    hosts = [PeerId(name) for name in ("a", "b", "c", "d")]
+    machine.replicas({peer: Hop(peer, ()) for peer in hosts}, 0.0)
+    ours, larger = (
+        seal(Record("run", 1, ballot, "D0", (), (SampleRange(0, 0, num),), (), {}), ballot.peer, lambda _: b"")
+        for ballot, num in ((Ballot(1, ME, 0), 4), (Ballot(1, PeerId("other"), 0), 9))
+    )
+
+    def answer(peer: PeerId, now_s: float, prepared: SignedRecord | None = None) -> None:
+        record, stage = (ours if peer in hosts[:2] else larger), hosts.index(peer) % 2
+        machine.receive(peer, state(machine, record, 1, stage=stage, prepared=prepared), now_s)
+
+    machine.lead(0.0)
+    above = seal(Record("run", 2, Ballot(2, ME, 0), record_hash(larger), (), (), (), {}), ME, lambda _: b"")
+    for peer in hosts:
+        answer(peer, 0.0, above if peer == hosts[3] else None)
+    assert machine.phase is RoundPhase.ASKING, "what d has prepared is waited for"
+    for peer in hosts:
+        machine.lost(peer, 1.0)
+    for peer in (hosts[2], *hosts[:2]):
+        answer(peer, 7.0)
+    machine.tick(7.0)
+    assert machine.phase is RoundPhase.ASKING, "the larger chain lacks d, who may be about to be back"
+    answer(hosts[3], 8.0)
+    assert machine.tip.hash == record_hash(larger)
 
 
 def test_the_stage_that_lacks_a_holder_is_told_once_what_to_look_for() -> None:
