@@ -229,7 +229,7 @@ class Resumption:
         """
         world, rng, network = self.world, self.rng, self.world.network
         keepers = world.mirrors.keepers()
-        if self.is_lost or self._client is None:
+        if self.is_lost or self._client is None or network.now_s > self._end_s:
             return
         if not keepers or self._client not in network.hosts:
             if network.now_s < self._end_s - 8.0:
