@@ -1,6 +1,6 @@
 """`--tiny`: the run of a configuration in small, for a first try: the same structure, on data that shoal carries.
 
-    model      the same kind, its pattern of layers, tied or not, its experts; few layers, narrow ones
+    model      the same kind, its pattern of layers, tied or not, its experts; few layers, narrow ones; random weights
     stages     as many, at most four
     data       what shoal carries, in short samples
     training   a few short rounds
@@ -93,6 +93,12 @@ def _model_changes(model: ModelConfig, said: set[str]) -> Iterator[tuple[str, An
             f"--tiny: model.family = {model.family} is code of your own, whose sizes only you know: leave --tiny out, "
             "and give a file with small ones"
         )
+    if model.pretrained and "model.pretrained" in said:
+        raise ConfigError(
+            "--tiny and model.pretrained: a small model begins from random weights, since none fit it; leave one of "
+            "the two out"
+        )
+    yield "model.pretrained", False
     if model.family in RESNET_BLOCKS or model.family == FAMILY:
         # A resnet has the sizes that its name says, and is fast on small images.
         return
@@ -112,7 +118,7 @@ def _small_of_transformers(config: Config) -> dict[str, Any]:
     values = config_values(config.model)
     sizes = {"vocab_size": _NUM_BYTES, "max_position_embeddings": config.data.seq_len}
     small = small_values(values, model_config(values, config.model.extra), **sizes)
-    return {"name_or_path": None, "extra": {}, "hf_config": small}
+    return {"name_or_path": None, "revision": None, "commit": None, "extra": {}, "hf_config": small}
 
 
 def _value(config: Config, name: str) -> int:

@@ -32,7 +32,7 @@ from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError, RoundAborted
 from shoal.identity import Identity, swarm_authority
 from shoal.model.meta import units_of
-from shoal.quant.coverage import require_matches
+from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import (
     LEAVING_EVERY_S,
@@ -60,13 +60,13 @@ async def main(payload: bytes, control: RoleControl) -> None:
             the run is interrupted or fails.
 
     Raises:
-        ConfigError: a rule of quantisation matches nothing in the model.
+        ConfigError: the model cannot be quantised as the configuration says.
         ShoalError: the run failed.
     """
     spec = msgspec.msgpack.decode(payload, type=ClientSpec)
     config = spec.config()
     log.configure(spec.log_path.stem, Path(spec.log_dir), config.log_level)
-    require_matches(config.quant, units_of(config))
+    require_quantisable(config.quant, units_of(config))
     identity, clock = Identity(spec.identity_key), SystemClock()
     async with open_role_endpoint(spec, identity) as endpoint, counters_logged(endpoint):
         diary = Diary(Path(spec.log_dir), spec.run_id)

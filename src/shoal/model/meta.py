@@ -11,6 +11,7 @@ from torch import nn
 
 from shoal.events.base import emit
 from shoal.events.servers import UnitBuilt
+from shoal.model.partition import StageUnits
 from shoal.model.registry import load_family
 from shoal.model.seeding import seeded, unit_seed
 from shoal.model.stage import Family, stage_units
@@ -23,15 +24,25 @@ logger = logging.getLogger(__name__)
 
 
 def units_of(config: Config) -> Iterator[tuple[str, int, nn.Module]]:
-    """Build all units of a run's model without memory, one after the other; yields name, stage and unit.
+    """Build all units of a run's model without memory, stage by stage; yields name, stage and unit.
+
+    What units of a stage share is one parameter, as where it is trained.
 
     Raises:
         ConfigError: The model does not fit the configuration.
     """
     family = load_family(config.model, config.data)
     for stage, units in enumerate(stage_units(family, config.num_stages, config.model_pipeline.cut)):
-        for index in units.indices:
-            yield family.unit_name(index), stage, build_without_values(family, index, config.run.seed)
+        for name, unit in build_units_without_values(family, units, config.run.seed).items():
+            yield name, stage, unit
+
+
+def build_units_without_values(family: Family, units: StageUnits, seed: int) -> nn.ModuleDict:
+    """Build the units of a stage on the meta device, by name; those that share a parameter with that one."""
+    built = {family.unit_name(i): build_without_values(family, i, seed).to("meta") for i in units.indices}
+    found = nn.ModuleDict(built)
+    family.tie(found)
+    return found
 
 
 def build_without_values(family: Family, index: int, seed: int) -> nn.Module:

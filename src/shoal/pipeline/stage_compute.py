@@ -267,7 +267,8 @@ class StageCompute:
     ) -> Tensor:
         """Return the output of a microbatch's first forward."""
         output, step.buffers, passes = self._run(step.buffers, key, microbatch, received, weight, is_head)
-        step.routers.add(weight, passes)
+        if not is_head:
+            step.routers.add(weight, passes)
         return output
 
     def _run(
@@ -277,7 +278,7 @@ class StageCompute:
         # The head draws as a stage behind all others would.
         stage = self.module.num_stages if is_head else self._stage
         seed = operation_seed(self._run_seed, key.trainer, key.number, microbatch, stage)
-        weighed = self.module.weighed(weight)
+        weighed = self.module.part(is_head=is_head).weighed(weight)
         with seeded(seed, self._device), self._buffers.bound_to(buffers) as left, weighed as passes:
             output = self.module(received, is_head=is_head)
         return output, left, passes

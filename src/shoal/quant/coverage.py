@@ -1,9 +1,14 @@
-"""Refuses rules that change no module of the model: a misspelt path would quantise nothing, and nobody would notice."""
+"""Refuses what a model cannot be quantised by: a rule that changes no module, and a weight that is tied.
+
+A misspelt path would quantise nothing, and nobody would notice. A head that rounds the embedding's weight would leave a
+model that is saved nowhere: its embedding is as it is, its head is not, and there is one parameter of both.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 from torch import nn
@@ -11,7 +16,7 @@ from torch import nn
 from shoal.config.quant import QuantConfig, QuantRule
 from shoal.errors import ConfigError
 from shoal.quant.apply import module_path, quantisable
-from shoal.quant.rules import matches
+from shoal.quant.rules import matches, plan_module
 
 _CONDITIONS = ("name_patterns", "class_names", "stages")
 """Of a rule."""
@@ -19,17 +24,17 @@ _NEAREST = 3
 """Paths that a message names."""
 
 
-def require_matches(quant: QuantConfig | None, units: Iterable[tuple[str, int, nn.Module]]) -> None:
-    """Check that each rule matches a module that can be quantised.
+def require_quantisable(quant: QuantConfig | None, units: Iterable[tuple[str, int, nn.Module]]) -> None:
+    """Check that each rule matches a module that can be quantised, and that no weight is quantised that is tied.
 
     Args:
-        quant: None has no rules.
+        quant: None quantises nothing.
         units: All units of the model: name, stage, and the unit, whose values do not matter (`model.meta.units_of`).
 
     Raises:
-        ConfigError: Some rules match no module; the message has a line for each, with the nearest names.
+        ConfigError: Some rules match no module, or a weight is another module's too; the message has a line for each.
     """
-    if quant is None or not quant.rules:
+    if quant is None:
         return  # and nothing is built
     modules: list[tuple[str, int, nn.Module]] = []
     for unit_name, stage, unit in units:
@@ -37,8 +42,21 @@ def require_matches(quant: QuantConfig | None, units: Iterable[tuple[str, int, n
             modules.append((module_path(unit_name, name), stage, module))
     problems = (_problem(position, rule, modules) for position, rule in enumerate(quant.rules))
     found = [problem for problem in problems if problem is not None]
-    if found:
+    if found := [*found, *_tied(quant, modules)]:
         raise ConfigError("\n".join(found))
+
+
+def _tied(quant: QuantConfig, modules: list[tuple[str, int, nn.Module]]) -> Iterator[str]:
+    """Say of each weight that is quantised and another module's too what to do."""
+    owners = Counter(id(weight) for _, _, module in modules for weight in module.parameters(recurse=False))
+    for path, stage, module in modules:
+        if not quantisable(module) or owners[id(module.weight)] == 1:
+            continue
+        if plan_module(quant, path, type(module).__name__, stage).weight is not None:
+            yield (
+                f"quant: the weight of {path} is tied to another module's, which is not quantised: leave it as it is "
+                f"by a rule, {{name_patterns: [{path}], weight_quant: off}}, or part the two with model.tie: false"
+            )
 
 
 def _problem(position: int, rule: QuantRule, modules: list[tuple[str, int, nn.Module]]) -> str | None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from shoal.config.quant import QuantConfig
 from shoal.config.schema import Config
-from shoal.model.meta import build_without_values
+from shoal.model.meta import build_units_without_values
 from shoal.model.partition import StageUnits
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, stage_units
@@ -81,7 +81,7 @@ def stage_needs(config: Config) -> tuple[StageNeed, ...]:
 
 
 def _need(config: Config, family: Family, stage: int, units: StageUnits) -> StageNeed:
-    built = _without_values(config, family, units)
+    built = build_units_without_values(family, units, config.run.seed)
     # A wrapped first stage computes twice for each microbatch: what goes through its own units, and through the head.
     parts = [part for part in units if part]
     tallies = [_tally(config, family, stage, part, built) for part in parts]
@@ -147,15 +147,6 @@ def _kept(config: Config, *, is_last: bool) -> tuple[int, int]:
     # With 1f1b the last stage goes back at once.
     at_once = flow.activation_checkpointing or (is_last and flow.schedule == "1f1b")
     return in_flight, 1 if at_once else in_flight
-
-
-def _without_values(config: Config, family: Family, units: StageUnits) -> nn.ModuleDict:
-    """Build the units of a stage on the meta device, those that share a parameter with that one."""
-    names = map(family.unit_name, units.indices)
-    built = (build_without_values(family, index, config.run.seed).to("meta") for index in units.indices)
-    found = nn.ModuleDict(dict(zip(names, built, strict=True)))
-    family.tie(found)
-    return found
 
 
 def _tally(config: Config, family: Family, stage: int, units: range, built: nn.ModuleDict) -> _Tally:

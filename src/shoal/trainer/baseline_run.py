@@ -20,7 +20,7 @@ from shoal.model.meta import units_of
 from shoal.model.registry import load_family
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.configured_stage import configured_stage
-from shoal.quant.coverage import require_matches
+from shoal.quant.coverage import require_quantisable
 from shoal.runtime.device_thread import DeviceThread
 from shoal.trainer.baseline import PlainLoop
 from shoal.trainer.evaluation import eval_parts
@@ -102,7 +102,7 @@ async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdo
 
 def _build(config: Config, device_name: str) -> PlainLoop:
     family = load_family(config.model, config.data)
-    require_matches(config.quant, units_of(config))
+    require_quantisable(config.quant, units_of(config))
     stages = [configured_stage(config, family, stage, device_name) for stage in range(config.num_stages)]
     return PlainLoop(
         stages, config.diloco.inner_optim, config.diloco.max_grad_norm, run_seed=config.run.seed, trainer=0

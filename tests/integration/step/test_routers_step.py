@@ -25,8 +25,9 @@ MakeSwarm = Callable[..., Any]
 Batch = Sequence[tuple[Tensor, Tensor]]
 
 
-def family(kind: str = "mixtral") -> HfFamily:
-    return HfFamily(values_of(kind, router_aux_loss_coef=COEFFICIENT, vocab_size=256), TOKENS)
+def family(kind: str = "mixtral", is_tied: bool = False) -> HfFamily:
+    more = {"router_aux_loss_coef": COEFFICIENT, "vocab_size": 256, "tie_word_embeddings": is_tied}
+    return HfFamily(values_of(kind, **more), TOKENS)
 
 
 def batch(*num_targets: int) -> Batch:
@@ -77,18 +78,20 @@ async def test_microbatches_of_3_and_61_targets_give_the_weighted_mean(make_swar
         assert torch.allclose(found[name], gradient, rtol=1e-12, atol=1e-13), name
 
 
-@pytest.mark.usual("zero_bubble-True-bfloat16")
+@pytest.mark.usual("zero_bubble-True-bfloat16-untied", "1f1b-False-float32-tied")
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("schedule", list(Schedule))
 async def test_any_way_to_compute_a_step_has_the_bits_of_a_plain_loop(
-    make_swarm: MakeSwarm, schedule: Schedule, checkpointing: bool, autocast: torch.dtype | None
+    make_swarm: MakeSwarm, schedule: Schedule, checkpointing: bool, autocast: torch.dtype | None, is_tied: bool
 ) -> None:
-    stages = [build_stage(family("qwen3_moe"), s, 3, seed=SEED, autocast=autocast) for s in range(3)]
+    model = family("qwen3_moe", is_tied)
+    stages = [build_stage(model, s, 3, seed=SEED, autocast=autocast) for s in range(3)]
     plain = PlainLoop(stages, InnerOptimConfig(), 0.5, SEED, 0)
     options = {"schedule": schedule, "activation_checkpointing": checkpointing, "autocast": autocast}
     reported: list[Any] = []
-    async with make_swarm(family("qwen3_moe"), 3, seed=SEED, max_grad_norm=0.5, **options) as swarm:
+    async with make_swarm(model, 3, seed=SEED, max_grad_norm=0.5, **options) as swarm:
         for number, each in enumerate([batch(3, 61, 0), batch(96, 5, 7)]):
             result = await swarm.train(each, number, 1e-2)
             assert (result.loss, result.grad_norm) == plain.step(each, number, 1e-2)

@@ -51,32 +51,66 @@ def stage_of(config: Config, stage: int, fill: Callable[[Config, StageModule], N
     return module.eval()
 
 
-@pytest.mark.parametrize(("kind", "more"), [("llama", {}), ("qwen3_moe", {}), ("qwen3", {"tie_word_embeddings": True})])
+TIED = {"tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "model"),
+    [
+        ("llama", {}, {}),
+        ("qwen3_moe", {}, {}),
+        ("qwen3", TIED, {}),
+        # The norm of its head has no parameter, so that its head has nothing of its own.
+        ("olmo", TIED, {}),
+        # What is tied there begins alike here, and is trained apart.
+        ("qwen3", TIED, {"tie": False}),
+    ],
+    ids=["llama", "qwen3_moe", "qwen3-tied", "olmo-tied", "qwen3-parted"],
+)
 def test_stages_begin_as_the_model_in_the_files_whatever_the_files_are(
-    kind: str, more: dict[str, Any], tmp_path: Path
+    kind: str, more: dict[str, Any], model: dict[str, Any], tmp_path: Path
 ) -> None:
     theirs = saved(tmp_path / "many", kind, **more)
     theirs.save_pretrained(tmp_path / "one")
-    # What is tied there begins alike here, and is trained apart.
-    parted = {"tie": False} if more else {}
-    config = config_of(tmp_path / "many", **parted)
-    assert config_of(tmp_path / "one", **parted).model.weights == config.model.weights
+    config = config_of(tmp_path / "many", **model)
+    assert config_of(tmp_path / "one", **model).model.weights == config.model.weights
+    stages = [stage_of(config, 0), stage_of(config, 1)]
+    assert (stages[0].head is not None) == (bool(more) and not model)
     tokens = torch.randint(3, 97, (2, SEQ_LEN), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        logits = stage_of(config, 1)(stage_of(config, 0)(tokens))
+        logits = stages[1](stages[0](tokens))
+        if stages[0].head is not None:
+            logits = stages[0](logits, is_head=True)
         assert torch.equal(logits, theirs(input_ids=tokens, use_cache=False).logits)
 
 
-def test_tied_embeddings_of_one_stage_have_one_hash(tmp_path: Path) -> None:
-    theirs = saved(tmp_path / "tied", "qwen3", tie_word_embeddings=True)
-    config = config_of(tmp_path / "tied", num_stages=1)
-    tokens = torch.randint(3, 97, (2, SEQ_LEN), generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_tied_embeddings_are_given_and_hashed_once(tmp_path: Path, num_stages: int) -> None:
+    theirs = saved(tmp_path / "tied", "qwen3", shard="1GB", tie_word_embeddings=True)
+    config = config_of(tmp_path / "tied", num_stages=num_stages)
     module = stage_of(config, 0)
-    with torch.no_grad():
-        assert torch.equal(module(tokens), theirs(input_ids=tokens, use_cache=False).logits)
-    vectors = read_start(config, 0)
+    state = theirs.state_dict()
+    ends = sum(
+        each.numel() for name, each in state.items() if name in ("model.embed_tokens.weight", "model.norm.weight")
+    )
+    of_layers = sum(p.numel() for name, p in module.named_parameters() if ".block_" in name)
+    vectors, weights, layout = read_start(config, 0), StartWeights(config), StageLayout.of(module)
     assert vectors is not None
-    assert StartWeights(config).are_right(StageLayout.of(module), vectors)
+    assert vectors[0].numel() == ends + of_layers
+    assert weights.are_right(layout, vectors)
+    filled = stage_of(config, 0, lambda _, module: weights.fill_from(module, vectors))
+    assert all(torch.equal(*pair) for pair in zip(filled.parameters(), module.parameters(), strict=True))
+    assert filled.get_parameter("units.head.lm_head.weight") is filled.get_parameter(
+        "units.embedding.embed_tokens.weight"
+    )
+    path = tmp_path / "tied" / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["model.embed_tokens.weight"].view(torch.int32)[0, 0] ^= 1
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(WeightsMissing, match=r"^embedding of .* the run began from other weights"):
+        stage_of(config, 0)
+    vectors[0].view(torch.int32)[0] ^= 1
+    assert not weights.are_right(layout, vectors)
 
 
 def test_another_bit_is_refused_and_its_unit_named(tmp_path: Path) -> None:

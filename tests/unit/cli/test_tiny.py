@@ -74,9 +74,8 @@ def of_transformers(config: Config) -> Any:
 def test_a_known_model_has_its_published_size_and_rotary_frequencies(name: str) -> None:
     config = load_config(f"configs/{name}.yaml", (), {})
     assert len(stage_layouts(config)) == config.num_stages
-    # As it is published: for a run in stages the file parts the embeddings.
-    assert config.model.tie is False
-    published = of_transformers(config.model_copy(update={"model": config.model.model_copy(update={"tie": None})}))
+    published = of_transformers(config)
+    assert published.tie_word_embeddings
     model = build_without_memory(published)
     assert sum(parameter.numel() for parameter in model.parameters()) == KNOWN[name]
     assert getattr(published, "rope_parameters", None) == ROTARY.get(name)
@@ -130,8 +129,8 @@ def test_what_a_flag_or_the_environment_says_is_kept(
     assert (small.data.dataset_name, small.data.seq_len) == ("./corpus", 100)
     assert (small.model.num_heads, small.model.hidden_size) == (6, 48)
     path = "--config-path=configs/gemma3_270m.yaml"
-    small = printed(capsys, path, "--tiny", "--data.seq-len=100", "--model.tie=true", "--model-pipeline.stages=1")
-    assert (small.model.tie, small.num_stages) == (True, 1)
+    small = printed(capsys, path, "--tiny", "--data.seq-len=100", "--model.tie=false", "--model-pipeline.stages=1")
+    assert (small.model.tie, small.num_stages) == (False, 1)
     assert of_transformers(small).max_position_embeddings == 100
 
 
@@ -149,11 +148,14 @@ def test_a_model_of_a_folder_is_made_small_by_its_config_json(
 ) -> None:
     values = load_config("configs/gemma3_270m.yaml", (), {}).model.extra
     (tmp_path / "config.json").write_text(json.dumps(values))
-    named = ("--model.family=hf", f"--model.name-or-path={tmp_path}", "--model.tie=false")
-    (tmp_path / "run.yaml").write_text("model_pipeline: {stages: 2}")
-    small = printed(capsys, f"--config-path={tmp_path / 'run.yaml'}", "--tiny", *named)
-    assert small.model.name_or_path is None
+    named = ("--model.family=hf", f"--model.name-or-path={tmp_path}")
+    (tmp_path / "run.yaml").write_text("model: {pretrained: true}\nmodel_pipeline: {stages: 2}")
+    small = printed(capsys, path := f"--config-path={tmp_path / 'run.yaml'}", "--tiny", *named)
+    assert (small.model.name_or_path, small.model.pretrained) == (None, False)
     assert of_transformers(small).layer_types == [*["sliding_attention"] * 3, "full_attention"]
+    problem = refused(capsys, path, "--tiny", *named, "--model.pretrained", "--print-config")
+    assert "--tiny and model.pretrained: a small model begins from random weights" in problem
+    assert printed(capsys, path, "--tiny", *named, "--model.pretrained=false") == small
 
 
 def test_data_of_the_hub_and_what_is_as_large_as_they_are_become_what_shoal_carries(

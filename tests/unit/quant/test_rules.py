@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from shoal.config import load_config
@@ -9,10 +11,22 @@ from shoal.config.quant import QuantConfig, QuantScheme
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
 from shoal.model.meta import units_of
-from shoal.quant.coverage import require_matches
+from shoal.quant.coverage import require_quantisable
 from shoal.quant.rules import plan_module
 
 _BITS = {bits: QuantScheme(num_bits=bits) for bits in (3, 4, 5, 6, 8)}
+
+_TIED = {
+    "model_type": "qwen3",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "tie_word_embeddings": True,
+}
 
 
 def _weights(rules: list[dict[str, object]], path: str, kind: str = "Linear", stage: int = 1) -> QuantScheme | None:
@@ -81,7 +95,7 @@ def test_rules_that_no_module_answers_to_are_refused_all_at_once_with_what_comes
         _bits(4, name_patterns=["block_0*"], stages=[1]),
     )
     with pytest.raises(ConfigError) as caught:
-        require_matches(config.quant, units_of(config))
+        require_quantisable(config.quant, units_of(config))
     lines = str(caught.value).splitlines()
     assert [line.split(" ")[0] for line in lines] == ["quant.rules[1]", "quant.rules[2]", "quant.rules[3]"]
     paths = [
@@ -96,10 +110,28 @@ def test_rules_that_no_module_answers_to_are_refused_all_at_once_with_what_comes
 def test_a_rule_for_modules_that_cannot_be_quantised_is_refused() -> None:
     config = _gpt(_bits(4, class_names=["LayerNorm"]))
     with pytest.raises(ConfigError, match="only Linear and Conv2d are quantised"):
-        require_matches(config.quant, units_of(config))
+        require_quantisable(config.quant, units_of(config))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_weight_that_is_tied_is_not_quantised(stages: int) -> None:
+    def of_tied(quant: Mapping[str, object]) -> Config:
+        model = {"family": "hf", "extra": _TIED}
+        sections = {"model": model, "data": {"seq_len": 8}, "model_pipeline": {"stages": stages}, "quant": quant}
+        return load_config(None, sections, {})
+
+    config = of_tied({})
+    with pytest.raises(ConfigError, match=r"the weight of head\.lm_head is tied"):
+        require_quantisable(config.quant, units_of(config))
+    for quant in (
+        {"base": {"weight_quant": "off"}},
+        {"rules": [{"name_patterns": ["head.lm_head"], "weight_quant": "off"}]},
+    ):
+        config = of_tied(quant)
+        require_quantisable(config.quant, units_of(config))
 
 
 def test_rules_that_match_and_no_rules_are_fine() -> None:
     config = _gpt(_bits(4, name_patterns=["head*"]), _bits(4, stages=[0]))
-    require_matches(config.quant, units_of(config))
-    require_matches(None, ())
+    require_quantisable(config.quant, units_of(config))
+    require_quantisable(None, ())
