@@ -71,7 +71,7 @@ class _ReplayedStep:
     Attributes:
         number: place of the step in the replay.
         batches: inputs and labels of each microbatch; empty where this process needs neither.
-        targets: of each microbatch, counted anew; empty where `batches` is.
+        targets: of each microbatch, counted anew; as they are logged where `batches` is empty.
         path: names who computes which stages of it; behind the last one, the head that a wrapped first stage hosts.
         replicas: by stage, those of this process.
         num_stages: of the model.
@@ -246,7 +246,7 @@ class Engine:
             action.number,
             key,
             batches,
-            tuple(sum(targets_of(labels)) for _, labels in batches),
+            tuple(sum(targets_of(labels)) for _, labels in batches) if has_end else tuple(began.microbatch_targets),
             path,
             replicas,
             len(homes),

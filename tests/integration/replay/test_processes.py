@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
+from tests.integration.cluster.test_hf import QWEN, hf_config
 from tests.integration.replay.conftest import alter_norm, change, peer_of_first_step
 
 from shoal.cli import main
+from shoal.config.dump import dump_config
 from shoal.errors import RemoteError
 from shoal.replay import processes
 from shoal.replay.plan import plan_of
@@ -21,6 +25,7 @@ from shoal.replay.replay import replay
 from shoal.replay.run_files import read_run
 from shoal.replay.verdict import Verdict
 from shoal.runtime.frames import framed
+from shoal.testing import Cluster
 
 
 def without_time(verdict: Verdict) -> dict[str, Any]:
@@ -38,6 +43,24 @@ def test_several_processes_come_to_the_same_hashes(folder: Path, num_processes: 
     assert verdict.agrees, verdict.differences
     assert without_time(verdict) == without_time(replay(folder))
     assert told == [(number + 1, verdict.steps) for number in range(verdict.steps)]
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+async def test_a_process_that_has_no_end_of_the_model_computes_its_stage(tmp_path: Path, is_tied: bool) -> None:
+    """It reads no samples, and takes the number of their targets from the log."""
+    config = hf_config(
+        {**QWEN, "tie_word_embeddings": is_tied},
+        model_pipeline={"stages": 3, "microbatches": 2},
+        diloco={"inner_steps": 2, "outer_steps": 1},
+        servers={"replicas": 1},
+        data={"dataset_name": "pydoc-topics", "task_type": "llm", "seq_len": 16},
+    )
+    async with Cluster(config, log_dir=tmp_path) as cluster:
+        await cluster.run()
+        (tmp_path / "config.yaml").write_text(dump_config(config))
+    assert plan_of(read_run(tmp_path)).homes(2, 1) == [0, 1, 0]
+    verdict = await anyio.to_thread.run_sync(lambda: replay(tmp_path, num_processes=2))
+    assert verdict.agrees, verdict.differences
 
 
 @pytest.mark.slow
