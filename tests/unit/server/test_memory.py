@@ -135,7 +135,7 @@ def test_what_a_wrapped_first_stage_shares_is_counted_once_and_its_gradients_twi
             parameter_bytes = sum(p.nbytes for p in module.parameters())
             assert need.device_bytes == 2 * parameter_bytes
             twice_bytes = shared_bytes if module.head is not None else 0
-            assert need.step_bytes == MAX_OPEN_STEPS * (parameter_bytes + twice_bytes)
+            assert need.step_bytes == parameter_bytes + twice_bytes
     # Three microbatches are in flight: as many inputs of the head wait, and it goes back at once.
     [first, _] = stage_needs(config_of_tied(2))
     hidden, logits = family.boundary_spec(0).num_bytes, family.activation_bytes(family.num_units - 1)
