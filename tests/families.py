@@ -11,8 +11,9 @@ from shoal.model.resnet_shape import DEPTHS, ResNetShape
 from shoal.model.stage import Family
 
 
-def gpt(dropout: float = 0.1) -> Family:
-    return GptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout))
+def gpt(dropout: float = 0.1, loss_chunk: int | None = None) -> Family:
+    shape = GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout)
+    return GptFamily(shape, loss_chunk)
 
 
 class _DroppingHead(Head):
@@ -42,8 +43,9 @@ class TiedGptFamily(GptFamily):
             logits.register_parameter("weight", units["embedding"].get_parameter("token.weight"))
 
 
-def tied_gpt(dropout: float = 0.1) -> Family:
-    return TiedGptFamily(GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout))
+def tied_gpt(dropout: float = 0.1, loss_chunk: int | None = None) -> Family:
+    shape = GptShape(seq_len=8, width=16, num_layers=2, num_heads=2, vocab_size=32, dropout=dropout)
+    return TiedGptFamily(shape, loss_chunk)
 
 
 def resnet() -> Family:

@@ -76,7 +76,8 @@ class ModelSource:
         """
         config, pipeline = self.config, self.config.model_pipeline
         family = load_family(config.model, config.data)
-        module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut)
+        cut, seed = pipeline.cut, config.run.seed
+        module = build_stage(family, stage, pipeline.stages, seed=seed, cut=cut, in_chunks=False)
         # What is quantised may depend on the stage.
         apply_quant(module, config.quant)
         layouts = StageLayout.of(module)
@@ -97,15 +98,19 @@ class ModelSource:
         for stage in range(len(self.layouts)):
             yield self.stage(stage)
 
-    def whole(self) -> StageModule:
+    def whole(self, *, for_loss: bool = False) -> StageModule:
         """The model in one piece, on the CPU and in eval mode.
+
+        Args:
+            for_loss: What it puts out is for its loss alone: no logits where that is computed in chunks.
 
         Raises:
             StateMismatch, OSError: As `stage`.
         """
         family = load_family(self.config.model, self.config.data)
         units = {name: unit for stage in self.stages() for name, unit in stage.units.items()}
-        return whole_stage(family, units, autocast_of(self.config.data.precision, _CPU)).eval()
+        autocast = autocast_of(self.config.data.precision, _CPU)
+        return whole_stage(family, units, autocast, in_chunks=for_loss).eval()
 
     def _fill(self, name: str, tensor: Tensor) -> None:
         given = self.read(name)

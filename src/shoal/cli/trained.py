@@ -42,7 +42,7 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
                 f"{model} has a tokenizer of its own, and the text that shoal holds out is bytes: its loss on it says "
                 "nothing"
             )
-        module = _whole(source, device)
+        module = _whole(source, device, for_loss=True)
     data = source.config.data
     holdout = open_source(source.config).holdout
     loss = held_out_loss(module, holdout)
@@ -120,5 +120,5 @@ def _request(
     return request
 
 
-def _whole(source: ModelSource, device: str) -> StageModule:
-    return source.whole().to(profiled_device(load_config(None, {"device": device}, {})))
+def _whole(source: ModelSource, device: str, *, for_loss: bool = False) -> StageModule:
+    return source.whole(for_loss=for_loss).to(profiled_device(load_config(None, {"device": device}, {})))

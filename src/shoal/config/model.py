@@ -46,6 +46,12 @@ class ModelConfig(Section):
     )
     dropout: Fraction = Field(default=0.0, description="Share of activations set to zero while training (gpt).")
     vocab_size: PositiveInt = Field(default=256, description="Distinct tokens; text is bytes (gpt).")
+    loss_chunk_tokens: PositiveInt | None = Field(
+        default=None,
+        description="Tokens whose logits there are at a time in training and evaluation; with another number the sums "
+        "have other bits. null: as many as have 64 MiB of logits, 256 at least, and with a vocabulary of 4096 or less "
+        "those of all (gpt, hf).",
+    )
     num_classes: PositiveInt = Field(default=10, description="Classes of the images (resnets).")
     stem: Literal["cifar", "imagenet"] = Field(
         default="cifar",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.errors import LocalProtocolError
+from shoal.model.chunked_loss import chunk_tokens
 from shoal.model.decoding import KeyValues, Span, at_least_four, positions
 from shoal.model.gpt_shape import GptShape
 from shoal.model.stage import Family, TensorSpec
@@ -145,14 +146,19 @@ class Head(nn.Module):
 
 
 class GptFamily(Family):
-    """Units: the embedding, each block, the head."""
+    """Units: the embedding, each block, the head.
 
-    def __init__(self, shape: GptShape) -> None:
+    Args:
+        loss_chunk: `model.loss_chunk_tokens`.
+    """
+
+    def __init__(self, shape: GptShape, loss_chunk: int | None = None) -> None:
         self.shape = shape
+        self._loss_chunk = loss_chunk
 
     @classmethod
     def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
-        return cls(GptShape.from_config(model, data))
+        return cls(GptShape.from_config(model, data), model.loss_chunk_tokens)
 
     @property
     def num_units(self) -> int:
@@ -182,6 +188,11 @@ class GptFamily(Family):
         """Mean cross-entropy in nats per token of logits (B, T, V) and next tokens (B, T)."""
         logits = output if output.dtype == torch.float64 else output.float()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    @property
+    def loss_chunk_tokens(self) -> int | None:
+        """See `chunk_tokens`."""
+        return chunk_tokens(self.shape.vocab_size, self._loss_chunk)
 
     def activation_bytes(self, index: int) -> int:
         shape = self.shape

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -142,9 +141,21 @@ def _received(family: Family, index: int) -> TensorSpec:
     return family.input_spec() if index == 0 else family.boundary_spec(index - 1)
 
 
+def _tensor_bytes(family: Family, index: int) -> int:
+    """Bytes of a sample before the unit and behind it."""
+    received = _received(family, index).num_bytes
+    return received if family.is_in_chunks(index) else received + family.boundary_spec(index).num_bytes
+
+
 def _sample_bytes(family: Family, index: int) -> int:
-    tensors = _received(family, index).num_bytes + family.boundary_spec(index).num_bytes
-    return family.activation_bytes(index) + _GRADIENTS_TOO * tensors
+    kept = 0 if family.is_in_chunks(index) else family.activation_bytes(index)
+    return kept + _GRADIENTS_TOO * _tensor_bytes(family, index)
+
+
+def _held_bytes(family: Family, kind: _Kind) -> int:
+    """What of a unit is there for any number of samples."""
+    chunk = family.chunk_bytes if family.is_in_chunks(kind.indices[0]) else 0
+    return _GRADIENTS_TOO * kind.parameter_bytes + chunk
 
 
 def _fit_together(family: Family, kinds: Iterable[_Kind], samples: int, limits: ProfileLimits) -> bool:
@@ -152,8 +163,7 @@ def _fit_together(family: Family, kinds: Iterable[_Kind], samples: int, limits: 
     held = activations = 0
     for kind in kinds:
         index = kind.indices[0]
-        tensors = _received(family, index).num_bytes + family.boundary_spec(index).num_bytes
-        held += _GRADIENTS_TOO * kind.parameter_bytes + samples * tensors
+        held += _held_bytes(family, kind) + samples * _tensor_bytes(family, index)
         activations = max(activations, samples * _sample_bytes(family, index))
     return held + activations <= limits.memory_bytes
 
@@ -219,7 +229,7 @@ class _Group:
             run.take(samples)
 
     def _samples_in_memory(self, kind: _Kind) -> int:
-        free_bytes = self.limits.memory_bytes - _GRADIENTS_TOO * kind.parameter_bytes
+        free_bytes = self.limits.memory_bytes - _held_bytes(self.family, kind)
         return free_bytes // max(1, _sample_bytes(self.family, kind.indices[0]))
 
 
@@ -247,7 +257,7 @@ class _UnitRun:
             unit = family.build_unit(self._index)
         units = nn.ModuleDict({family.unit_name(self._index): unit})
         alone = StageUnits(range(self._index, self._index + 1))
-        self._stage: nn.Module = StageModule(family, units, alone, self._index, family.num_units).to(device)
+        self._stage = StageModule(family, units, alone, self._index, family.num_units).to(device)
         self.take(1)
 
     def take(self, samples: int) -> None:
@@ -265,9 +275,9 @@ class _UnitRun:
         self._stage.zero_grad(set_to_none=True)
         self._synchronise()
         begun_s = self._stopwatch()
-        output = cast("Tensor", self._stage(received))
+        output = self._stage(received)
         if self._is_last:
-            output, gradient = self._family.loss(output, self._target), None
+            output, gradient = self._stage.loss(output, self._target), None
         else:
             gradient = self._target
         if output.requires_grad:

@@ -30,9 +30,16 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
     """Builds the family that `model.family` names.
 
     Raises:
-        ConfigError: There is no such family, its module cannot be imported, or it is no `Family`.
+        ConfigError: There is no such family, its module cannot be imported, it is no `Family`, or its loss is not
+            computed in chunks where that is wanted.
     """
-    return family_class(model.family).from_config(model, data)
+    family = family_class(model.family).from_config(model, data)
+    if model.loss_chunk_tokens is not None and family.loss_chunk_tokens is None:
+        raise ConfigError(
+            f"model.loss_chunk_tokens = {model.loss_chunk_tokens}: the loss of model.family = {model.family} is not "
+            "computed in chunks of tokens; remove the key"
+        )
+    return family
 
 
 def is_wrapped(config: Config) -> bool:

@@ -18,12 +18,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError, LocalProtocolError
+from shoal.model.chunked_loss import ChunkedLoss
 from shoal.model.partition import StageUnits, counts_by_cost, units_by_counts
 from shoal.model.router_loss import RouterLosses, RouterPass
 from shoal.model.seeding import seeded, unit_seed
@@ -157,11 +159,33 @@ class Family(ABC):
         """
         return _Chain(units)
 
+    @property
+    def loss_chunk_tokens(self) -> int | None:
+        """Of how many labels at a time the last unit and the loss are computed; None: of a whole microbatch.
+
+        With chunks the last unit, which must not be the only one, has to compute each position of a sample that has a
+        label (B, P.., C) by itself, to draw no random numbers and to have no buffers that change. The same on every
+        host: sums over other chunks have other bits.
+        """
+        return None
+
+    def is_in_chunks(self, index: int) -> bool:
+        """Whether unit `index` is computed in chunks, with the loss."""
+        return self.loss_chunk_tokens is not None and index == self.num_units - 1
+
+    @property
+    def chunk_bytes(self) -> int:
+        """About what there is of one chunk of the loss, whatever the number of samples."""
+        last, labels = self.num_units - 1, math.prod(self.label_spec().shape)
+        logits_gradient_bytes = self.boundary_spec(last).num_bytes
+        return (self.loss_chunk_tokens or 0) * (self.activation_bytes(last) + logits_gradient_bytes) // labels
+
     def activation_bytes(self, index: int) -> int:
         """About what unit `index` keeps of one sample from its forward to its backward, without its input.
 
         It decides which machines a stage fits. Unless a family knows better, 16 times the larger of what the unit
-        takes and what it puts out: a transformer block keeps 17 times that, most others less.
+        takes and what it puts out: a transformer block keeps 17 times that, most others less. What is computed in
+        chunks is asked about as if it were not.
         """
         received = self.boundary_spec(index - 1) if index else self.input_spec()
         return _KEPT_TENSORS * max(received.num_bytes, self.boundary_spec(index).num_bytes)
@@ -194,6 +218,8 @@ class StageModule(nn.Module):
         units: By name, in order.
         is_last: Whether the loss is computed of what `forward` returns.
         is_wrapped: Whether the first stage of the model has its last unit.
+        last_unit: What computes over the model's last unit, where `loss` does that in chunks; `forward` then returns
+            what that unit takes.
         input_spec: One sample of what `forward` takes.
         output_spec: One sample of what `forward` returns.
         label_spec: One sample of the labels that `loss` takes.
@@ -208,6 +234,8 @@ class StageModule(nn.Module):
         stage: int,
         num_stages: int,
         autocast: torch.dtype | None = None,
+        *,
+        in_chunks: bool = True,
     ) -> None:
         super().__init__()
         self.stage = stage
@@ -224,25 +252,35 @@ class StageModule(nn.Module):
         self.is_wrapped = num_stages > 1 and family.is_tied
         # The last one's output is for its own loss only.
         put_out = dtype if self.is_last else sent
-        self.output_spec: TensorSpec = family.boundary_spec(own.stop - 1).with_float(put_out)
+        self._is_in_chunks = in_chunks and family.is_in_chunks(own.stop - 1)
+        before_loss = own[:-1] if self._is_in_chunks else own
+        self.output_spec: TensorSpec = family.boundary_spec(before_loss.stop - 1).with_float(put_out)
         self.label_spec: TensorSpec = family.label_spec()
         self._dtype = dtype
         self._autocast = autocast
-        self.assembled = family.assemble(own, _named(family, units, own))
+        self.assembled = _assembled(family, units, before_loss)
+        self.last_unit = _assembled(family, units, own[-1:]) if self._is_in_chunks else None
         self._routers = cast("RouterLosses | None", getattr(self.assembled, "routers", None))
         # In a tuple, where torch does not look: its unit is registered once.
         self._head: tuple[StageModule, ...] = ()
         if indices.head:
             units_of_head = _named(family, units, indices.head)
-            head = StageModule(family, units_of_head, StageUnits(indices.head), num_stages, num_stages, autocast)
+            of_head = StageUnits(indices.head)
+            head = StageModule(family, units_of_head, of_head, num_stages, num_stages, autocast, in_chunks=in_chunks)
             self._head = (head,)
-            self.assembled_head = head.assembled
+            self.assembled_head = head.last_unit or head.assembled
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._compiled_sizes: frozenset[int] = frozenset()
 
     @property
     def is_first(self) -> bool:
         return self.stage == 0
+
+    def parts_of(self, unit_name: str) -> int:
+        """As how many samples a unit gets one sample: as its positions where the loss is computed in chunks, else 1."""
+        part = self.part(is_head=self.head is not None)
+        is_in_parts = part.last_unit is not None and unit_name == list(part.units)[-1]
+        return math.prod(self.label_spec.shape) if is_in_parts else 1
 
     @property
     def head(self) -> StageModule | None:
@@ -267,21 +305,21 @@ class StageModule(nn.Module):
             raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} hosts no head")
         return self.head
 
-    def forward(self, x: Tensor, *, is_head: bool = False) -> Tensor:
+    def forward(self, x: Tensor, *, is_head: bool = False, labels: Tensor | None = None) -> Tensor:
         """Runs the stage's own units on `x` (B, *input_spec.shape), which stays as it is; or its head.
 
         Whole numbers may be of any type (`TensorSpec.takes`). Which code does so depends on B and the mode alone, see
         `compute_by`: never on what came before.
 
         Returns:
-            (B, *output_spec.shape), each of that part.
+            (B, *output_spec.shape), each of that part; or, if there are labels, its `loss`.
         """
         if is_head:
-            return self.part(is_head=True)(x)
+            return self.part(is_head=True)(x, labels=labels)
         x = self._widened(x, self.input_spec)
-        if self._compiled is not None and self.training and x.shape[0] in self._compiled_sizes:
-            return self._compiled(x)
-        return self.computed(x)
+        is_compiled = self._compiled is not None and self.training and x.shape[0] in self._compiled_sizes
+        output = self._compiled(x) if self._compiled is not None and is_compiled else self.computed(x)
+        return output if labels is None else self.loss(output, labels)
 
     def train(self, mode: bool = True) -> Self:
         """As every module, and the head with it."""
@@ -295,11 +333,14 @@ class StageModule(nn.Module):
 
     def computed(self, x: Tensor) -> Tensor:
         """As `forward`, by torch's own kernels."""
+        return self._computed_by(self.assembled, x)
+
+    def _computed_by(self, assembled: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if x.is_floating_point():
             # Under autocast too: a residual stream is added up, here and for its gradient, in the parameters' type.
             x = x.to(self._dtype)
         with self._casting(x.device):
-            x = self.assembled(x)
+            x = assembled(x)
         if self._autocast is not None and x.is_floating_point():
             x = x.to(self.output_spec.torch_dtype)
         return x
@@ -322,15 +363,27 @@ class StageModule(nn.Module):
         return torch.autocast(device.type, self._autocast) if self._autocast is not None else nullcontext()
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """The family's mean loss over the targets, of which there must be one.
+        """The family's mean loss over the targets, of which there must be one, from what `forward` returns.
 
         Raises:
             LocalProtocolError: The loss is not computed here.
         """
         if not self.has_loss:
             raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} has no loss, only one stage has")
+        if self.head is not None:
+            return self.head.loss(output, labels)
+        labels, chunk = self._widened(labels, self.label_spec), self._family.loss_chunk_tokens
         with self._casting(output.device):
-            return self._family.loss(output, self._widened(labels, self.label_spec))
+            if self.last_unit is None or chunk is None:
+                return self._family.loss(output, labels)
+            unit = self.units[self._family.unit_name(self._family.num_units - 1)]
+            trained = [parameter for parameter in unit.parameters() if parameter.requires_grad]
+            return ChunkedLoss(partial(self._loss_of_chunk, self.last_unit), labels, trained, chunk).of(output)
+
+    def _loss_of_chunk(self, last_unit: Callable[[Tensor], Tensor], received: Tensor, labels: Tensor) -> Tensor:
+        # Also where a backward computes it again.
+        with self._casting(received.device):
+            return self._family.loss(self._computed_by(last_unit, received), labels)
 
     # nn.Module's own hint says Any; callers of a stage get a tensor.
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -346,6 +399,7 @@ def build_stage(
     cut: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
     autocast: torch.dtype | None = None,
+    in_chunks: bool = True,
 ) -> StageModule:
     """Builds one stage on the CPU, in training mode.
 
@@ -359,6 +413,8 @@ def build_stage(
         dtype: Of parameters and floating buffers.
         autocast: Forwards and loss compute in this type where torch's autocast does so, and stages send each other
             tensors of it; None: all in `dtype`.
+        in_chunks: The loss is computed in chunks where the family says so (`Family.loss_chunk_tokens`); False: the last
+            stage puts out what the last unit does.
 
     Raises:
         ConfigError: The model cannot be cut like this, or there is no such stage.
@@ -371,13 +427,22 @@ def build_stage(
         with seeded(unit_seed(seed, index)), default_float32():
             unit = family.build_unit(index)
         units[family.unit_name(index)] = unit.to(dtype)
-    return StageModule(family, units, indices, stage, num_stages, autocast)
+    return StageModule(family, units, indices, stage, num_stages, autocast, in_chunks=in_chunks)
 
 
-def whole_stage(family: Family, units: Mapping[str, nn.Module], autocast: torch.dtype | None = None) -> StageModule:
-    """Makes the uncut model of all its units, which may be in any order."""
+def whole_stage(
+    family: Family, units: Mapping[str, nn.Module], autocast: torch.dtype | None = None, *, in_chunks: bool = False
+) -> StageModule:
+    """Makes the uncut model of all its units, which may be in any order. Arguments as of `build_stage`."""
     everything = StageUnits(range(family.num_units))
-    return StageModule(family, _named(family, units, everything.own), everything, 0, 1, autocast)
+    named = _named(family, units, everything.own)
+    return StageModule(family, named, everything, 0, 1, autocast, in_chunks=in_chunks)
+
+
+def _assembled(family: Family, units: nn.ModuleDict, indices: range) -> Callable[[Tensor], Tensor]:
+    """What computes over some of the units, which may be none."""
+    named = _named(family, units, indices)
+    return family.assemble(indices, named) if indices else _Chain(named)
 
 
 def _named(family: Family, units: Mapping[str, nn.Module] | nn.ModuleDict, indices: range) -> nn.ModuleDict:

@@ -10,7 +10,8 @@ Source of the idea: Qi et al. 2023 (arXiv:2401.10241), and how torch.distributed
 The first half runs the spine alone: autograd computes no gradient that nobody asked for. What arrives at a spine node
 with parameters is kept, and the second half starts there, node by node. That gives the bits of a whole backward as
 long as a parameter hangs on one spine node only; one that hangs on several (tied weights) gets its gradient in the
-first half, where autograd adds the parts up in its own order.
+first half, where autograd adds the parts up in its own order. So does one on a node that has its gradient already
+(`is_done_at_once`, as `model.chunked_loss` has it): kept for later, it would only take memory.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def split(root: Tensor, received: Tensor, parameters: Sequence[Tensor]) -> Split
     branches: dict[Node, _Branch] = {}
     at_once: list[Tensor] = []
     for number, nodes in sorted(holders.items()):
-        if len(nodes) > 1:
+        if len(nodes) > 1 or getattr(nodes[0], "is_done_at_once", False):
             at_once.append(trained[number])
         else:
             branches.setdefault(nodes[0], _Branch(nodes[0], [])).parameters.append(trained[number])

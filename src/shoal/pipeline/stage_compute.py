@@ -354,20 +354,20 @@ class StageCompute:
         self.module.eval()
         try:
             with self._buffers.bound_to(self._held_buffers):
-                output = self._evaluated(input.to(self._device), is_head)
+                given = None if labels is None else labels.to(self._device)
+                return self._evaluated(input.to(self._device), {"is_head": is_head, "labels": given}).cpu()
         finally:
             self.module.train()
-        return (output if labels is None else self.module.loss(output, labels.to(self._device))).cpu()
 
-    def _evaluated(self, input: Tensor, is_head: bool) -> Tensor:
+    def _evaluated(self, input: Tensor, options: dict[str, object]) -> Tensor:
         if self.version == 0:
-            return self.module(input, is_head=is_head)
+            return self.module(input, **options)
         if self.base_parameters is None:
             raise LocalProtocolError(f"stage {self._stage} does not hold the parameters that the round started from")
         layout = self.parts.averaged.parameters.layout
         base = dict(zip(layout.names, layout.views(self.base_parameters().to(self._device)), strict=True))
         typed = {name: base[name].to(p.dtype) for name, p in self.module.named_parameters()}
-        return functional_call(self.module, typed, (input,), {"is_head": is_head})
+        return functional_call(self.module, typed, (input,), options)
 
     # ---- between rounds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
@@ -34,6 +34,7 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
     if quant is None:
         return
     stage: int = getattr(stage_module, "stage", 0)
+    parts_of: Callable[[str], int] = getattr(stage_module, "parts_of", lambda _unit: 1)
     found = list(cast("Iterable[tuple[str, nn.Module]]", stage_module.named_modules()))
     for name, module in found:
         if not quantisable(module):
@@ -44,7 +45,10 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
         weight = module.weight
         if plan.activation is not None:
             scheme = plan.activation
-            module.input_quantiser = ActivationQuantiser(scheme.num_bits, signed=scheme.signed, dtype=weight.dtype)
+            unit_name = name.removeprefix("units.").partition(".")[0]
+            module.input_quantiser = ActivationQuantiser(
+                scheme.num_bits, signed=scheme.signed, dtype=weight.dtype, num_parts=parts_of(unit_name)
+            )
             module.input_quantiser.to(weight.device)
             module.register_forward_pre_hook(_quantise_input)
         if plan.weight is not None:

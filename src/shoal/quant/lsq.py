@@ -117,16 +117,20 @@ class ActivationQuantiser(nn.Module):
     batches but must start equal, so the mean is taken of a standard normal distribution instead: what norms put out.
     From there the step size learns.
 
+    Args:
+        num_parts: As how many samples the module gets each one.
+
     Attributes:
         step: (1,).
     """
 
-    def __init__(self, bits: int, *, signed: bool, dtype: torch.dtype) -> None:
+    def __init__(self, bits: int, *, signed: bool, dtype: torch.dtype, num_parts: int = 1) -> None:
         super().__init__()
+        self._num_parts = num_parts
         self.bounds = integer_bounds(bits, signed=signed)
         initial_step = 2 * _NORMAL_MEAN_MAGNITUDE / math.sqrt(self.bounds[1])
         self.step = nn.Parameter(torch.full((1,), initial_step, dtype=dtype))
 
     def forward(self, values: Tensor) -> Tensor:
-        features = max(1, values.numel() // max(1, values.shape[0]))
+        features = self._num_parts * max(1, values.numel() // max(1, values.shape[0]))
         return lsq_quantise(values, self.step, self.bounds, 1.0 / math.sqrt(features * self.bounds[1]))

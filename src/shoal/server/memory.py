@@ -58,13 +58,14 @@ _BF16_BYTES = 2
 
 @dataclass(slots=True)
 class _Tally:
-    """Of units in a row: parameters and buffers on the meta device, and bytes of weights of which each forward keeps a
-    copy, quantised or cast by autocast."""
+    """Of units in a row: parameters and buffers on the meta device, bytes of weights of which each forward keeps a
+    copy, quantised or cast by autocast, and what there is while a loss is computed in chunks."""
 
     parameters: list[Tensor]
     buffers: list[Tensor]
     constant_bytes: int = 0
     cast_bytes: int = 0
+    chunk_bytes: int = 0
     activation_bytes: int = 0
     largest_activation_bytes: int = 0
 
@@ -110,7 +111,7 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     return StageNeed(
         device_bytes=device_bytes,
         step_bytes=gradient_bytes + 2 * buffer_bytes,
-        open_bytes=cast_bytes,
+        open_bytes=cast_bytes + sum(tally.chunk_bytes for tally in tallies),
         sample_bytes=sample_bytes,
         eval_sample_bytes=largest_bytes,
         host_bytes=PROCESS_BYTES
@@ -166,6 +167,11 @@ def _tally(config: Config, family: Family, stage: int, units: range, built: nn.M
         if num_inputs:
             # A quantised input is kept before and after the rounding.
             activation_bytes += activation_bytes // 2
+        if family.is_in_chunks(index):
+            # Of a microbatch there is the gradient of what the unit takes. Those of its parameters are added up apart.
+            activation_bytes = family.boundary_spec(index - 1).num_bytes
+            chunk_bytes = family.chunk_bytes + bool(num_inputs) * family.chunk_bytes // 2
+            tally.chunk_bytes = chunk_bytes + sum(p.nbytes for p in unit.parameters())
         tally.activation_bytes += activation_bytes
         tally.largest_activation_bytes = max(tally.largest_activation_bytes, activation_bytes)
     return tally

@@ -73,6 +73,18 @@ CASES: dict[str, Config] = {
         },
     ),
     "quantised": hf_config(quant={"base": {"activation_quant": "off"}}),
+    "in chunks": hf_config(model={"family": "hf", "extra": QWEN, "loss_chunk_tokens": 7}),
+    "tied, in chunks and all at once": hf_config(
+        model={"family": "hf", "extra": TIED, "loss_chunk_tokens": 7},
+        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
+        model_pipeline={
+            "stages": 3,
+            "microbatches": 2,
+            "schedule": "zero_bubble",
+            "activation_checkpointing": True,
+        },
+        quant={"base": {"activation_quant": "off"}},
+    ),
     "tied in one stage": hf_config(TIED, model_pipeline={"stages": 1, "microbatches": 2}),
     "tied": hf_config(TIED),
     "tied, quantised": hf_config(

@@ -48,12 +48,15 @@ CASES = {
     "gpt": (lambda: gpt(0.1), lambda: text_batches((3, 2, 3, 1))),
     # The first stage has the head as well.
     "tied": (lambda: tied_gpt(0.1), lambda: text_batches((3, 2, 3, 1))),
+    # Chunks of the loss go over the borders of samples.
+    "chunks": (lambda: gpt(0.1, loss_chunk=5), lambda: text_batches((3, 2, 3, 1))),
+    "tied-chunks": (lambda: tied_gpt(0.0, loss_chunk=5), lambda: text_batches((3, 2, 3, 1))),
     "resnet18": (resnet, lambda: image_batches((3, 2, 3))),
 }
 SCHEDULE = LrSchedule("cosine", 3e-3, warmup_steps=5, total_steps=NUM_STEPS, min_lr_ratio=0.1)
 
 
-@pytest.mark.usual("gpt-2", "tied-2", "resnet18-3")
+@pytest.mark.usual("gpt-2", "tied-2", "chunks-2", "resnet18-3")
 @pytest.mark.parametrize(
     ("case", "num_stages"),
     [
@@ -62,6 +65,9 @@ SCHEDULE = LrSchedule("cosine", 3e-3, warmup_steps=5, total_steps=NUM_STEPS, min
         ("gpt", 3),
         ("tied", 2),
         ("tied", 3),
+        ("chunks", 1),
+        ("chunks", 2),
+        ("tied-chunks", 3),
         pytest.param("resnet18", 2, marks=pytest.mark.slow),
         ("resnet18", 3),
     ],
@@ -94,12 +100,20 @@ async def test_a_pipeline_is_bit_equal_to_a_plain_loop(make_swarm: MakeSwarm, ca
     "tied-3-6-gpipe-False",
     "tied-3-6-1f1b-True",
     "tied-3-6-zero_bubble-False",
+    "chunks-3-3-zero_bubble-True",
 )
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize(
     ("case", "num_stages", "num_steps"),
-    [("gpt", 1, 6), ("gpt", 3, 6), ("tied", 3, 6), pytest.param("resnet18", 3, 3, marks=pytest.mark.slow)],
+    [
+        ("gpt", 1, 6),
+        ("gpt", 3, 6),
+        ("tied", 3, 6),
+        ("chunks", 3, 3),
+        ("tied-chunks", 3, 3),
+        pytest.param("resnet18", 3, 3, marks=pytest.mark.slow),
+    ],
 )
 async def test_every_schedule_trains_the_same_bits(
     make_swarm: MakeSwarm,

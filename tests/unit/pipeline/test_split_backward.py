@@ -158,6 +158,7 @@ def small_resnet() -> Family:
 
 FAMILIES: dict[str, Callable[[], Family]] = {
     "gpt": gpt,
+    "chunks": lambda: gpt(loss_chunk=5),
     "resnet": small_resnet,
     "shared": lambda: Chain(linear, Recurrent, Recurrent, Recurrent),
     "branches": lambda: Chain(linear, Branches, Branches, Branches),

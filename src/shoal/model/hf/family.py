@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.errors import ConfigError
+from shoal.model.chunked_loss import chunk_tokens
 from shoal.model.hf.described import config_values, is_before, transformers_version
 from shoal.model.hf.library import model_config
 from shoal.model.hf.skeleton import Skeleton
 from shoal.model.hf.stored import StoredUnits
-from shoal.model.hf.twin import TOKENS, difference
+from shoal.model.hf.twin import CHUNK_TOKENS, TOKENS, difference
 from shoal.model.hf.verdicts import Verdicts, twin_key
 from shoal.model.stage import Family, TensorSpec
 
@@ -50,6 +51,7 @@ class HfFamily(Family):
         seq_len: T.
         verdicts: What earlier starts have found out; None: that is not asked, and nothing is kept.
         parts: Tied embeddings in files become two parameters that begin alike.
+        loss_chunk: `model.loss_chunk_tokens`.
 
     Raises:
         ConfigError: The values describe no model.
@@ -63,7 +65,9 @@ class HfFamily(Family):
         named: dict[str, Any] | None = None,
         verdicts: Verdicts | None = None,
         parts: bool = False,
+        loss_chunk: int | None = None,
     ) -> None:
+        self._loss_chunk = loss_chunk
         self._parts = parts
         self.values = values
         self.config = model_config(values, named or {})
@@ -73,7 +77,12 @@ class HfFamily(Family):
     @classmethod
     def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
         family = cls(
-            config_values(model), data.seq_len, named=model.extra, verdicts=Verdicts.of_user(), parts=model.tie is False
+            config_values(model),
+            data.seq_len,
+            named=model.extra,
+            verdicts=Verdicts.of_user(),
+            parts=model.tie is False,
+            loss_chunk=model.loss_chunk_tokens,
         )
         config = family.config
         if config.vocab_size < _NUM_BYTES:
@@ -151,7 +160,7 @@ class HfFamily(Family):
         key = twin_key(self.values)
         found = None if self._verdicts is None else self._verdicts.load(key)
         if found is None:
-            found = difference(self.values, lambda values: HfFamily(values, TOKENS))
+            found = difference(self.values, lambda values: HfFamily(values, TOKENS, loss_chunk=CHUNK_TOKENS))
             if self._verdicts is not None:
                 self._verdicts.store(key, found)
         return found or None
@@ -170,6 +179,11 @@ class HfFamily(Family):
         """Mean cross-entropy in nats per token of logits (B, T, V) and next tokens (B, T)."""
         logits = output if output.dtype == torch.float64 else output.float()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    @property
+    def loss_chunk_tokens(self) -> int | None:
+        """See `chunk_tokens`."""
+        return chunk_tokens(self.config.vocab_size, self._loss_chunk)
 
     def activation_bytes(self, index: int) -> int:
         """As transformers' own code keeps it: kernels of other packages for layers with a state keep less."""

@@ -20,7 +20,7 @@ from shoal.model.hf.described import transformers_version
 from shoal.runtime.user_cache import cached_file, keep, user_cache
 
 _MAX_FILE_BYTES = 1 << 20
-_COMPARISON = 2
+_COMPARISON = 3
 """Which comparison found a verdict; goes up when another one is made."""
 
 

@@ -17,12 +17,12 @@ from shoal.model.hf.library import model_config
 from shoal.model.hf.routers import unknown_routers
 from shoal.model.hf.skeleton import Skeleton
 from shoal.model.hf.small import small_values
-from shoal.model.hf.twin import TOKENS, difference
+from shoal.model.hf.twin import CHUNK_TOKENS, TOKENS, difference
 from shoal.model.hf.verdicts import Verdicts, twin_key
 
 
 def _difference(values: dict[str, Any]) -> str:
-    return difference(values, lambda values: HfFamily(values, TOKENS))
+    return difference(values, lambda values: HfFamily(values, TOKENS, loss_chunk=CHUNK_TOKENS))
 
 
 def _without_loss(kind: str) -> dict[str, float]:
@@ -100,6 +100,22 @@ def test_a_scale_in_the_forward_of_the_whole_model_is_refused(
 ) -> None:
     monkeypatch.setattr(transformers.LlamaModel, "forward", _scaled(transformers.LlamaModel.forward))
     assert "in 6 stages the output is another one" in _difference(values_of("llama"))
+
+
+def _mixing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward of a whole model whose logits depend on those of the other tokens."""
+
+    def mixing(self: Any, **named: Any) -> Any:
+        output = forward(self, **named)
+        output.logits = output.logits - 0.5 * output.logits.mean(1, keepdim=True)
+        return output
+
+    return mixing
+
+
+def test_a_head_that_mixes_tokens_is_refused(transformers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", _mixing(transformers.LlamaForCausalLM.forward))
+    assert "with its loss in chunks of 5 tokens gradients are others" in _difference(values_of("llama"))
 
 
 def test_another_gradient_alone_is_enough_to_be_refused(
