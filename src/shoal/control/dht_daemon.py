@@ -131,7 +131,10 @@ async def unless_it_ends(daemon: P2P, calls: Coroutine[Any, Any, _Result], timeo
         P2PDaemonError: It has ended, or has not answered in time.
     """
     child = child_of(daemon)
-    tasks = (asyncio.create_task(calls), asyncio.create_task(child.wait() if child is not None else asyncio.sleep(0)))
+    if child is None:
+        calls.close()
+        raise P2PDaemonError("p2pd has ended")
+    tasks = (asyncio.create_task(calls), asyncio.create_task(child.wait()))
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
