@@ -83,8 +83,8 @@ CASES: dict[str, Config] = {
             "schedule": "zero_bubble",
             "activation_checkpointing": True,
         },
-        quant={"base": {"activation_quant": "off"}},
     ),
+    "quantised, in chunks": hf_config(model={"family": "hf", "extra": QWEN, "loss_chunk_tokens": 7}, quant={}),
     "tied in one stage": hf_config(TIED, model_pipeline={"stages": 1, "microbatches": 2}),
     "tied": hf_config(TIED),
     "tied, quantised": hf_config(

@@ -5,9 +5,12 @@ Shapes: B samples, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+import os
+import shutil
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -24,6 +27,7 @@ from shoal.config.training import InnerOptimConfig
 from shoal.errors import ConfigError
 from shoal.ids import StepKey
 from shoal.model.chunked_loss import chunk_tokens
+from shoal.model.compiled import compile_stage
 from shoal.model.gpt import GptFamily
 from shoal.model.gpt_shape import GptShape
 from shoal.model.hf.family import HfFamily
@@ -166,36 +170,39 @@ class _Peak(TorchDispatchMode):
         self.bytes -= size
 
 
-def _compute(family: Family, stage: int, num_stages: int, schedule: Schedule = Schedule.ONE_F_ONE_B) -> StageCompute:
-    module = build_stage(family, stage, num_stages, seed=5)
+def _compute(family: Family, schedule: Schedule = Schedule.ONE_F_ONE_B) -> StageCompute:
+    """The last stage of two, with a block."""
+    module = build_stage(family, 1, 2, seed=5, cut=[family.num_units - 2, 2])
     optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
-    return StageCompute(module, optimizer, run_seed=5, stage=stage, schedule=schedule)
+    return StageCompute(module, optimizer, run_seed=5, stage=1, schedule=schedule)
 
 
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE])
-@pytest.mark.parametrize("num_samples", [4, 16])
+@pytest.mark.parametrize("num_samples", [2, 4])
 def test_a_step_holds_the_logits_of_one_chunk(schedule: Schedule, num_samples: int) -> None:
-    tokens, width, vocabulary, chunk = 32, 8, 2000, 16
+    tokens, width, vocabulary, chunk = 32, 8, 20_000, 16
     family = GptFamily(GptShape(tokens, width, 1, 1, vocab_size=vocabulary), chunk)
     hidden, labels = torch.randn(num_samples, tokens, width), torch.ones(num_samples, tokens, dtype=torch.int64)
     chunk_bytes, weight_bytes = 4 * chunk * vocabulary, 4 * width * vocabulary
-    compute = _compute(family, 1, 2, schedule)
+    compute = _compute(family, schedule)
     with _Peak() as peak:
-        for microbatch in range(2):
-            compute.loss(_KEY, microbatch, hidden, labels, 0.5)
-        # Logits, their log-softmax, its gradient and theirs; gradients so far, added up, of a chunk, as they are added.
-        at_most = 4 * chunk_bytes + 4 * weight_bytes + 40 * hidden.nbytes
+        for microbatch in range(6):
+            compute.loss(_KEY, microbatch, hidden, labels, 0.25)
+        # Logits, their log-softmax and its gradient; gradients of the step so far, of the microbatch, and of the chunk.
+        # A block keeps 32 times what it takes, with zero_bubble until the gradients of its parameters are computed.
+        at_most = 3 * chunk_bytes + 3 * weight_bytes + 6 * 32 * hidden.nbytes
         assert chunk_bytes < peak.most_bytes < at_most
-        peak.most_bytes = peak.bytes
         compute.version = 1
         compute.base_parameters = compute.averaged.parameters.flat
+        peak.most_bytes = before = peak.bytes
         compute.evaluate(hidden, labels)
-    assert peak.most_bytes < at_most
+    # No gradients: logits and their log-softmax, beside the parameters of the round.
+    assert peak.most_bytes - before < 2 * chunk_bytes + 2 * weight_bytes + 32 * hidden.nbytes
     assert at_most < num_samples * tokens * 4 * vocabulary * 2
 
 
 def test_an_evaluation_takes_the_parameters_of_the_round_for_the_last_unit_too() -> None:
-    compute = _compute(gpt(0.0, _CHUNK), 1, 2)
+    compute = _compute(gpt(0.0, _CHUNK))
     hidden, labels = torch.randn(3, _TOKENS, 16), _batch()[1]
     base, before = compute.averaged.parameters.flat().clone(), compute.evaluate(hidden, labels)
     compute.base_parameters = lambda: base
@@ -219,6 +226,32 @@ def test_gradients_are_computed_once_and_again_if_they_are_asked_for_again() -> 
     assert len(calls) == 8
     assert torch.equal(first, again)
     assert weight.grad is None
+
+
+def test_a_split_backward_computes_the_last_unit_once_for_each_chunk() -> None:
+    compute = _compute(gpt(0.0, _CHUNK), Schedule.ZERO_BUBBLE)
+    hidden, labels = torch.randn(3, _TOKENS, 16), _batch()[1]
+    compute.loss(_KEY, 0, hidden, labels, 0.5)  # the first one is compared with a whole backward
+    calls: list[int] = []
+    cast("Any", compute.module.units["head"]).register_forward_hook(lambda *_: calls.append(1))
+    compute.loss(_KEY, 1, hidden, labels, 0.5)
+    for microbatch in range(2):
+        compute.weights(_KEY, microbatch)
+    assert len(calls) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+@pytest.mark.parametrize("cut", [[2, 2], [3, 1]])
+def test_what_is_before_the_last_unit_can_be_compiled(cut: list[int], tmp_path: Path) -> None:
+    plain, compiled = (build_stage(gpt(0.0, _CHUNK), 1, 2, seed=7, cut=cut) for _ in range(2))
+    compile_stage(compiled, {3}, tmp_path / "cache")
+    hidden, labels = torch.randn(3, _TOKENS, 16), _batch()[1]
+    gradients: list[list[Tensor]] = []
+    for stage in (plain, compiled):
+        loss = stage.loss(stage(hidden), labels)
+        gradients.append(list(torch.autograd.grad(loss, list(stage.parameters()))))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
 def test_a_small_vocabulary_is_computed_in_one_piece_and_a_large_one_in_chunks() -> None:
