@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.audited.sitecustomize import FILE_VARIABLE
-from tests.e2e.launched import END_S, SMALL, START_S, Launched
+from tests.e2e.launched import END_S, SMALL, START_S, Launched, until
 from tests.e2e.test_hosts import Hosts, finished, hosts_of, invited
 
 from shoal.clock import SystemClock
@@ -177,8 +177,12 @@ def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_outpu
         secrets += [swarm.encode(), *_forms(_mac_key(swarm))]
         pids = client.processes() | servers.processes()
         assert len(pids) >= 12
-        seen = anyio.run(_stored, key, variable["INITIAL_PEERS"].split(","), tmp_path)
-        assert {name.split()[1] for name in seen} == set(TOPICS)
+
+        def stored() -> dict[str, bytes] | None:
+            found = anyio.run(_stored, key, variable["INITIAL_PEERS"].split(","), tmp_path)
+            return found if {name.split()[1] for name in found} == set(TOPICS) else None
+
+        seen = until(stored, START_S, "a record under every topic")
         for pid in pids:
             for name in ("cmdline", "environ"):
                 try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import ALL_GONE_S, END_S, ENDLESS, SMALL, START_S, Launched, launched, until
+from tests.e2e.launched import END_S, ENDLESS, SMALL, START_S, Launched, launched, until
 
 from shoal.runtime.process_info import descendants
 
@@ -47,7 +47,7 @@ def ending(run: Launched) -> None:
     run.saw("launcher", "role.exited", role="client:0")
 
 
-def _interrupted(run: Launched, moment: Moment, codes: tuple[int, ...] = (130,), within_s: float = ALL_GONE_S) -> None:
+def _interrupted(run: Launched, moment: Moment, within_s: float, codes: tuple[int, ...] = (130,)) -> None:
     moment(run)
     run.interrupt()
     assert run.ends(within_s) in codes, run.output
@@ -58,9 +58,9 @@ def _interrupted(run: Launched, moment: Moment, codes: tuple[int, ...] = (130,),
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [preloading, starting, joining])
-def test_ctrl_c_ends_a_run_that_starts(moment: Moment, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_that_starts(moment: Moment, tmp_path: Path, gone_within_s: float) -> None:
     with launched(tmp_path, *ENDLESS) as run:
-        _interrupted(run, moment)
+        _interrupted(run, moment, gone_within_s)
         assert "stopping; press Ctrl-C again" in run.output
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_leaves_nothing_and_the_next_one_starts_at_once(
         with launched(tmp_path / "second", *ENDLESS, runtime_dir=first.runtime_dir) as second:
             first.ends(gone_within_s)
             until(lambda: not first.processes(), gone_within_s, "the first run's processes are gone")
-            _interrupted(second, training, within_s=gone_within_s)
+            _interrupted(second, training, gone_within_s)
             summary = second.summary()
             assert summary["exit"] == "interrupted"
             assert summary["outer_rounds"] >= 1
@@ -93,7 +93,7 @@ def test_ctrl_c_while_the_configuration_is_read_is_silent(tmp_path: Path, gone_w
         with launched(tmp_path, *ENDLESS, f"--config-path={path}") as run:
             opened = Path(f"/proc/{run.process.pid}/fd")
             until(lambda: path in [_target(fd) for fd in opened.iterdir()], START_S, "the configuration is being read")
-            _interrupted(run, reading, within_s=gone_within_s)
+            _interrupted(run, reading, gone_within_s)
             assert run.output == ""
     finally:
         os.close(writer)
@@ -109,18 +109,18 @@ def _target(link: Path) -> Path | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [reading, preloading, starting])
-def test_a_kill_at_the_start_leaves_nothing(moment: Moment, tmp_path: Path) -> None:
+def test_a_kill_at_the_start_leaves_nothing(moment: Moment, tmp_path: Path, gone_within_s: float) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         moment(run)
         run.kill()
-        run.ends(ALL_GONE_S)
-        run.leaves_nothing()
+        run.ends(gone_within_s)
+        run.leaves_nothing(gone_within_s)
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_the_end_changes_nothing_that_was_reached(tmp_path: Path) -> None:
+def test_ctrl_c_at_the_end_changes_nothing_that_was_reached(tmp_path: Path, gone_within_s: float) -> None:
     with launched(tmp_path, *SMALL) as run:
-        _interrupted(run, ending, codes=(0,))
+        _interrupted(run, ending, gone_within_s, codes=(0,))
         assert run.summary()["exit"] == "done"
 
 
@@ -140,11 +140,11 @@ def test_a_second_ctrl_c_does_not_wait_for_a_role_that_hangs(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_one_ctrl_c_ends_a_run_with_a_role_that_hangs_within_five_seconds(tmp_path: Path) -> None:
+def test_one_ctrl_c_ends_a_run_with_a_role_that_hangs_within_five_seconds(tmp_path: Path, gone_within_s: float) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         training(run)
         os.kill(run.pid_of("server:1"), signal.SIGSTOP)
-        _interrupted(run, lambda _: None)
+        _interrupted(run, lambda _: None, gone_within_s)
 
 
 @pytest.mark.slow
@@ -154,5 +154,5 @@ def test_a_signal_to_the_launcher_alone_ends_the_run(number: signal.Signals, tmp
         joining(run)
         run.processes()
         run.process.send_signal(number)
-        assert run.ends(ALL_GONE_S) == 130
+        assert run.ends(END_S) == 130
         run.leaves_nothing(1.0)
