@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.testing import launched as launching
-from shoal.testing.launched import ALL_GONE_S, END_S, START_S, Launched, until
+from shoal.testing.launched import END_S, START_S, Launched, until
 
-__all__ = ["ALL_GONE_S", "ENDLESS", "END_S", "ROOT", "SMALL", "START_S", "Launched", "completed", "launched", "until"]
+__all__ = ["ENDLESS", "END_S", "ROOT", "SMALL", "START_S", "Launched", "completed", "launched", "until"]
 
 ROOT = Path(__file__).parents[2]
 SMALL = (

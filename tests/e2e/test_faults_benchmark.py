@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import ALL_GONE_S, END_S, ROOT, START_S, until
+from tests.e2e.launched import END_S, ROOT, START_S, until
 from tests.e2e.namespaces import why_impossible
 
 from shoal.runtime.process_info import with_environment
@@ -81,7 +81,7 @@ def _ends_everything(benchmark: Benchmark, number: signal.Signals, moment: Calla
     benchmark.process.send_signal(number)
     output, _ = benchmark.process.communicate(timeout=END_S)
     assert benchmark.process.returncode == 128 + number, output
-    until(lambda: not benchmark.others(), ALL_GONE_S, "the end of all that it has started")
+    until(lambda: not benchmark.others(), END_S, "the end of all that it has started")
     assert "Traceback" not in output
 
 

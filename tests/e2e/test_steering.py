@@ -92,7 +92,7 @@ def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_and_its_summary
         said = shoal(run, "stop", log_dir.name)
         assert said.startswith(f"run {log_dir.name} stops in round ")
         assert run.ends(END_S) == 0, run.output
-        run.leaves_nothing(1.0)
+        run.leaves_nothing()
         assert "stopped by " in run.output
         assert [each["by"] for each in run.events("client_0", "run.stopped")]
         assert run.summary()["exit"] == "interrupted"

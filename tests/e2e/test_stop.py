@@ -1,4 +1,7 @@
-"""Ctrl-C and kill -9 of the launcher at several moments: all is gone within five seconds, and a new start works."""
+"""Ctrl-C and kill -9 of the launcher at several moments: all is gone, and a new start works.
+
+With `--gone-within 5`, on an idle machine, it is judged as well whether all is gone within the five seconds promised.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.launched import END_S, ENDLESS, SMALL, START_S, Launched, launched, until
 
+from shoal.cli.farewell import GRACE_S
 from shoal.runtime.process_info import descendants
 
 pytestmark = pytest.mark.timeout(600)
@@ -51,7 +55,7 @@ def _interrupted(run: Launched, moment: Moment, within_s: float, codes: tuple[in
     moment(run)
     run.interrupt()
     assert run.ends(within_s) in codes, run.output
-    run.leaves_nothing(1.0)
+    run.leaves_nothing()
     assert "Traceback" not in run.output
     assert run.log_dir is None or not list(run.log_dir.glob("*.out")), "a role has printed something"
 
@@ -81,7 +85,7 @@ def test_a_run_that_is_killed_leaves_nothing_and_the_next_one_starts_at_once(
             assert summary["exit"] == "interrupted"
             assert summary["outer_rounds"] >= 1
             assert (summary["duplicates"], summary["missing"]) == (0, 0)
-            first.leaves_nothing(1.0)
+            first.leaves_nothing()
 
 
 def test_ctrl_c_while_the_configuration_is_read_is_silent(tmp_path: Path, gone_within_s: float) -> None:
@@ -140,11 +144,14 @@ def test_a_second_ctrl_c_does_not_wait_for_a_role_that_hangs(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_one_ctrl_c_ends_a_run_with_a_role_that_hangs_within_five_seconds(tmp_path: Path, gone_within_s: float) -> None:
+def test_one_ctrl_c_ends_a_run_with_a_role_that_hangs(tmp_path: Path, gone_within_s: float) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         training(run)
         os.kill(run.pid_of("server:1"), signal.SIGSTOP)
         _interrupted(run, lambda _: None, gone_within_s)
+        [killing] = run.events("launcher", "supervisor.killing")
+        assert "server:1" in killing["roles"]
+        assert killing["grace_s"] <= GRACE_S
 
 
 @pytest.mark.slow
@@ -155,4 +162,4 @@ def test_a_signal_to_the_launcher_alone_ends_the_run(number: signal.Signals, tmp
         run.processes()
         run.process.send_signal(number)
         assert run.ends(END_S) == 130
-        run.leaves_nothing(1.0)
+        run.leaves_nothing()

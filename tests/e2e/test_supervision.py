@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import ALL_GONE_S, END_S, ENDLESS, SMALL, START_S, Launched, launched, until
+from tests.e2e.launched import END_S, ENDLESS, SMALL, START_S, Launched, launched, until
 from tests.e2e.test_faults import ended_well, summed_up
 
 from shoal.runtime.process_info import ProcessStat, descendants, read_stat
@@ -71,7 +71,7 @@ def test_a_run_that_is_killed_after_its_fork_server_leaves_nothing(tmp_path: Pat
         # The next one imports for seconds; a role that is frozen meanwhile is nobody's but its to end.
         os.kill(run.pid_of("server:2"), signal.SIGSTOP)
         run.kill()
-        run.ends(ALL_GONE_S)
+        run.ends(END_S)
         run.leaves_nothing()
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_together_with_its_fork_server_leaves_nothing(tmp_p
         run.processes()
         os.kill(pid, signal.SIGKILL)
         run.kill()
-        run.ends(ALL_GONE_S)
+        run.ends(END_S)
         run.leaves_nothing()
 
 
@@ -95,8 +95,8 @@ def test_ctrl_c_right_after_the_loss_of_the_fork_server_ends_the_run_in_time(
         run.processes()
         os.kill(run.fork_server(), number)
         run.interrupt()
-        assert run.ends(ALL_GONE_S) == 130, run.output
-        run.leaves_nothing(1.0)
+        assert run.ends(END_S) == 130, run.output
+        run.leaves_nothing()
         assert run.summary()["exit"] == "interrupted"
         assert "Traceback" not in run.output
 
@@ -110,7 +110,7 @@ def test_a_run_whose_fork_server_is_killed_again_and_again_fails_and_leaves_noth
         assert run.ends(END_S) == 1
         assert "failed: the fork server has ended 6 times within 60 s" in run.output
         assert "Traceback" not in run.output
-        run.leaves_nothing(1.0)
+        run.leaves_nothing()
 
 
 def test_dht_daemons_are_killed_one_after_the_other_and_the_swarm_stays_as_open_as_it_was(tmp_path: Path) -> None:

@@ -33,8 +33,6 @@ START_S = 90.0
 """A start takes 6 s on an idle machine; the machine may be shared."""
 END_S = 90.0
 """For what takes seconds on an idle machine and has to end somehow; it judges nothing."""
-ALL_GONE_S = 5.0
-"""The promise: how long after Ctrl-C, or a kill of the launcher, something of a run may be left."""
 _LOOK_S = 0.02
 _OUTPUT_CHARACTERS = 2000
 """Of what a run has printed last, in an error."""
@@ -238,7 +236,7 @@ class Launched:
         except subprocess.TimeoutExpired as error:
             raise RunFailed(f"the run has not ended within {within_s} s") from error
 
-    def leftovers(self, within_s: float = ALL_GONE_S) -> list[str]:
+    def leftovers(self, within_s: float = END_S) -> list[str]:
         """Wait until nothing of the run is left, and return what still is after that time."""
 
         def left() -> list[str]:
@@ -259,7 +257,7 @@ class Launched:
             threading.Event().wait(_LOOK_S)
         return []
 
-    def leaves_nothing(self, within_s: float = ALL_GONE_S) -> None:
+    def leaves_nothing(self, within_s: float = END_S) -> None:
         """Wait until nothing of the run is left.
 
         Raises:
