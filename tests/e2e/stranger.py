@@ -2,8 +2,9 @@
 
 It begins with the first line of its standard input, and ends with the last one.
 
-Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks). Says "enough"
-after two rounds against every topic, and at the end, as JSON, how many records of each kind it has stored.
+Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks). Says "joined" when
+it takes part, "enough" after two rounds against every topic, and at the end, as JSON, how many records of each kind it has
+stored. Standard error says which topics are missing.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from shoal.testing.observed import Swarm, time_of
 
 TOPICS = {"run", "client", "mirror", "monitor", "stage.0", "stage.1"}
 ENOUGH = 2
+ENOUGH_S = 300.0
+"""In which it must have tried everything: a quiet swarm asks all nodes every two minutes."""
 _BATCH = 32
 _LOOK_S = 0.2
 
@@ -55,11 +58,18 @@ class Attack:
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
 
-    def had_enough(self, within_s: float = 2 * START_S) -> None:
+    def joined(self) -> None:
+        """Wait until it is in the DHT. While there are at most five nodes, each is asked for all topics."""
+        self._says("joined", START_S)
+
+    def had_enough(self, within_s: float = ENOUGH_S) -> None:
         """Wait until it has tried everything against every topic."""
+        self._says("enough", within_s)
+
+    def _says(self, word: str, within_s: float) -> None:
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], within_s)[0], "attacks of each kind"
-        assert self.process.stdout.readline() == "enough\n"
+        assert select.select([self.process.stdout], [], [], within_s)[0], f"{word} within {within_s} s"
+        assert self.process.stdout.readline() == f"{word}\n"
 
     def end(self) -> None:
         """Have it end, and take its counts."""
@@ -69,7 +79,7 @@ class Attack:
 
 @contextlib.contextmanager
 def attacking(initial_peers: Sequence[str], pause_s: float) -> Iterator[Attack]:
-    """Give an attacker that has joined the DHT, or will soon; it is gone afterwards."""
+    """Give an attacker that has joined the DHT; it is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="sh", dir="/tmp") as state_dir:
         aims = {"initial_peers": list(initial_peers), "state_dir": state_dir, "pause_s": pause_s}
         process = subprocess.Popen(
@@ -81,7 +91,9 @@ def attacking(initial_peers: Sequence[str], pause_s: float) -> Iterator[Attack]:
             preexec_fn=lambda: os.nice(10),
         )
         try:
-            yield Attack(process)
+            attack = Attack(process)
+            attack.joined()
+            yield attack
         finally:
             process.kill()
             process.communicate()
@@ -126,7 +138,7 @@ async def main() -> None:
     """Attack."""
     aims: dict[str, Any] = json.loads(sys.argv[1])
     clock, begun, over, stored, rounds = SystemClock(), anyio.Event(), anyio.Event(), Counter[str](), Counter[str]()
-    is_told = False
+    is_told, missing = False, TOPICS
     async with stranger(Path(aims["state_dir"]), aims["initial_peers"]) as outsider, anyio.create_task_group() as tasks:
 
         async def listen() -> None:
@@ -136,6 +148,8 @@ async def main() -> None:
             over.set()
 
         tasks.start_soon(listen)
+        sys.stdout.write("joined\n")
+        sys.stdout.flush()
         await begun.wait()
         while not over.is_set():
             held = await outsider.look()
@@ -147,7 +161,11 @@ async def main() -> None:
                 if over.is_set():
                     break
             rounds.update({each.topic for each in held})
-            if not is_told and all(rounds[topic] >= ENOUGH for topic in TOPICS):
+            left = {topic for topic in TOPICS if rounds[topic] < ENOUGH}
+            if left != missing:
+                missing = left
+                sys.stderr.write(f"not attacked {ENOUGH} times yet: {sorted(missing)}\n")
+            if not is_told and not missing:
                 is_told = True
                 sys.stdout.write("enough\n")
                 sys.stdout.flush()

@@ -1,8 +1,12 @@
-"""What `data.precision` means for the stages, and which devices can do it."""
+"""What `data.precision` means for the stages, which devices can do it, and what is kept of what autocast casts."""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
 import torch
+from torch import Tensor
 
 from shoal.errors import ConfigError
 
@@ -23,3 +27,42 @@ def autocast_of(precision: str, device: torch.device) -> torch.dtype | None:
         f"data.precision = {precision}: {device} ({name}) has no bfloat16, which GPUs have from NVIDIA Ampere on; use "
         "--device cpu on this host, or data.precision 32-true for the run"
     )
+
+
+class WeightCasts:
+    """Autocast's copies of weights, from one forward to the next, as long as the weights do not change.
+
+    Autocast forgets its copies when its outermost context ends. Each microbatch in flight would then have some of its
+    own, two bytes a parameter, and would cast all weights anew. Inside `kept`, a forward's context is not the outermost
+    one. Gradients stay as they are: each backward passes the same cast on its own.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """Nothing is cast yet.
+
+        Args:
+            parameters: What forwards inside `kept` cast; empty if nothing is.
+        """
+        self._parameters = parameters
+        self._versions = self._current()
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """Inside, on one thread and with gradients, forwards share the copies."""
+        if (current := self._current()) != self._versions:
+            self.forget()
+            self._versions = current
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            torch.autocast_decrement_nesting()
+
+    def forget(self) -> None:
+        """The copies are not needed any more, or are not of the weights as they are; those in open graphs stay."""
+        if self._parameters:
+            torch.clear_autocast_cache()
+
+    def _current(self) -> list[int]:
+        # Each change in place counts one up.
+        return [parameter._version for parameter in self._parameters]  # pyright: ignore[reportPrivateUsage]

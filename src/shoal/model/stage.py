@@ -223,6 +223,7 @@ class StageModule(nn.Module):
         input_spec: One sample of what `forward` takes.
         output_spec: One sample of what `forward` returns.
         label_spec: One sample of the labels that `loss` takes.
+        autocast: The type in which units and loss compute where torch's autocast does so; None: in the parameters'.
         assembled: What computes over the stage's own units, see `Family.assemble`.
     """
 
@@ -257,7 +258,7 @@ class StageModule(nn.Module):
         self.output_spec: TensorSpec = family.boundary_spec(before_loss.stop - 1).with_float(put_out)
         self.label_spec: TensorSpec = family.label_spec()
         self._dtype = dtype
-        self._autocast = autocast
+        self.autocast = autocast
         self.assembled = _assembled(family, units, before_loss)
         self.last_unit = _assembled(family, units, own[-1:]) if self._is_in_chunks else None
         self._routers = cast("RouterLosses | None", getattr(self.assembled, "routers", None))
@@ -341,7 +342,7 @@ class StageModule(nn.Module):
             x = x.to(self._dtype)
         with self._casting(x.device):
             x = assembled(x)
-        if self._autocast is not None and x.is_floating_point():
+        if self.autocast is not None and x.is_floating_point():
             x = x.to(self.output_spec.torch_dtype)
         return x
 
@@ -360,7 +361,7 @@ class StageModule(nn.Module):
         return tensor if tensor.is_floating_point() else tensor.to(spec.torch_dtype)
 
     def _casting(self, device: torch.device) -> AbstractContextManager[object]:
-        return torch.autocast(device.type, self._autocast) if self._autocast is not None else nullcontext()
+        return torch.autocast(device.type, self.autocast) if self.autocast is not None else nullcontext()
 
     def loss(self, output: Tensor, labels: Tensor) -> Tensor:
         """The family's mean loss over the targets, of which there must be one, from what `forward` returns.

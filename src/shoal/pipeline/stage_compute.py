@@ -30,6 +30,7 @@ from shoal.errors import LocalProtocolError
 from shoal.events.base import emit
 from shoal.events.steps import StepNotSplit
 from shoal.ids import StepKey
+from shoal.model.precision import WeightCasts
 from shoal.model.router_loss import RouterPass, RouterTotals
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
@@ -120,6 +121,7 @@ class StageCompute:
         self._parameters = list(module.parameters())
         self._head_parameters = list(module.head.parameters()) if module.head is not None else []
         self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self._casts = WeightCasts(self._parameters if module.autocast is not None else [])
         self._buffers = LiveBuffers(module)
         self._held_buffers = self._buffers.copy()
         self._steps: dict[StepKey, _StepState] = {}
@@ -192,7 +194,8 @@ class StageCompute:
         if not weight:
             self._differentiate(step, place, output, received, torch.zeros_like(output))
             return self._input_gradient(received)
-        loss = self.module.loss(output, labels.to(self._device)) * weight
+        with self._casts.kept():
+            loss = self.module.loss(output, labels.to(self._device)) * weight
         self._differentiate(step, place, loss, received, None)
         step.loss += loss.item()
         return self._input_gradient(received)
@@ -242,6 +245,7 @@ class StageCompute:
                     gradient.mul_(scale)
         with self._own_gradients(step, False):
             self.optimizer.step(lr)
+        self._casts.forget()
         self._buffers.apply(step.base, step.buffers, step.changes)
 
     def drop(self, key: StepKey) -> None:
@@ -279,7 +283,8 @@ class StageCompute:
         stage = self.module.num_stages if is_head else self._stage
         seed = operation_seed(self._run_seed, key.trainer, key.number, microbatch, stage)
         weighed = self.module.part(is_head=is_head).weighed(weight)
-        with seeded(seed, self._device), self._buffers.bound_to(buffers) as left, weighed as passes:
+        bound = self._buffers.bound_to(buffers)
+        with seeded(seed, self._device), self._casts.kept(), bound as left, weighed as passes:
             output = self.module(received, is_head=is_head)
         return output, left, passes
 
@@ -351,6 +356,8 @@ class StageCompute:
             LocalProtocolError: The parameters have moved on and nobody holds the old ones.
         """
         is_head = labels is not None and self.module.head is not None
+        # They may be of weights that a round has replaced since.
+        self._casts.forget()
         self.module.eval()
         try:
             with self._buffers.bound_to(self._held_buffers):
@@ -384,6 +391,7 @@ class StageCompute:
         self.version = version
         self._held_buffers = self._buffers.copy()
         self._steps.clear()
+        self._casts.forget()
         if resumed is not None:
             self.parts.restore(resumed)
         self._buffers.changed()

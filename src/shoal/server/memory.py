@@ -58,13 +58,15 @@ _BF16_BYTES = 2
 
 @dataclass(slots=True)
 class _Tally:
-    """Of units in a row: parameters and buffers on the meta device, bytes of weights of which each forward keeps a
-    copy, quantised or cast by autocast, and what there is while a loss is computed in chunks."""
+    """Of units in a row: parameters and buffers on the meta device, bytes of weights as autocast casts them, once for
+    all forwards of a version, bytes of quantised weights, of which each forward keeps its own, and what there is while
+    a loss is computed in chunks."""
 
     parameters: list[Tensor]
     buffers: list[Tensor]
     constant_bytes: int = 0
     cast_bytes: int = 0
+    quantised_bytes: int = 0
     chunk_bytes: int = 0
     activation_bytes: int = 0
     largest_activation_bytes: int = 0
@@ -95,11 +97,11 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     # Until all are there, a parameter that both share has a gradient from each.
     gradient_bytes = sum(each.nbytes for tally in tallies for each in _once(tally.parameters))
     largest_bytes = max(tally.largest_activation_bytes for tally in tallies)
-    cast_bytes, sample_bytes = 0, largest_bytes
+    quantised_bytes, sample_bytes = 0, largest_bytes
     for part, tally in zip(parts, tallies, strict=True):
         in_flight, kept = _kept(config, is_last=part.stop == family.num_units)
         received = family.boundary_spec(part.start - 1) if part.start else family.input_spec()
-        cast_bytes += kept * tally.cast_bytes
+        quantised_bytes += kept * tally.quantised_bytes
         sample_bytes += kept * tally.activation_bytes + in_flight * received.num_bytes
     batch, num_parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
     device_bytes = replica.num_bytes + sum(tally.constant_bytes for tally in tallies)
@@ -110,8 +112,9 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
-        step_bytes=gradient_bytes + 2 * buffer_bytes,
-        open_bytes=cast_bytes + sum(tally.chunk_bytes for tally in tallies),
+        # Each commit makes a version, whose casts the steps that began with it keep until they end.
+        step_bytes=gradient_bytes + 2 * buffer_bytes + sum(tally.cast_bytes for tally in tallies),
+        open_bytes=quantised_bytes + sum(tally.chunk_bytes for tally in tallies),
         sample_bytes=sample_bytes,
         eval_sample_bytes=largest_bytes,
         host_bytes=PROCESS_BYTES
@@ -159,10 +162,11 @@ def _tally(config: Config, family: Family, stage: int, units: range, built: nn.M
         tally.buffers += buffers
         constants_too_bytes = sum(buffer.nbytes for buffer in unit.buffers())
         tally.constant_bytes += constants_too_bytes - sum(buffer.nbytes for buffer in buffers)
-        weights, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
-        tally.cast_bytes += weights
-        if config.data.precision == "bf16-mixed":
-            tally.cast_bytes += sum(_BF16_BYTES * p.numel() for p in unit.parameters() if p.dim() > 1)
+        quantised, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
+        casts = _BF16_BYTES if config.data.precision == "bf16-mixed" else 0
+        tally.quantised_bytes += sum(weight.nbytes + casts * weight.numel() for weight in quantised)
+        once = [p for p in unit.parameters() if p.dim() > 1 and not any(p is weight for weight in quantised)]
+        tally.cast_bytes += sum(casts * p.numel() for p in once)
         activation_bytes = family.activation_bytes(index)
         if num_inputs:
             # A quantised input is kept before and after the rounding.
@@ -177,17 +181,17 @@ def _tally(config: Config, family: Family, stage: int, units: range, built: nn.M
     return tally
 
 
-def _quantised(unit: nn.Module, unit_name: str, stage: int, quant: QuantConfig | None) -> tuple[int, int]:
-    """Return the bytes of the weights that are quantised in each forward, and how many inputs are."""
-    weight_bytes = num_inputs = 0
+def _quantised(unit: nn.Module, unit_name: str, stage: int, quant: QuantConfig | None) -> tuple[list[Tensor], int]:
+    """Return the weights that are quantised in each forward, and how many inputs are."""
+    weights, num_inputs = list[Tensor](), 0
     for name, module in cast("Iterable[tuple[str, nn.Module]]", unit.named_modules()):
         if quant is None or not quantisable(module):
             continue
         plan = plan_module(quant, module_path(unit_name, name), type(module).__name__, stage)
         if plan.weight is not None:
-            weight_bytes += module.weight.nbytes
+            weights.append(module.weight)
         num_inputs += plan.activation is not None
-    return weight_bytes, num_inputs
+    return weights, num_inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from tests.families import tied_gpt
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.config.training import InnerOptimConfig
 from shoal.errors import LocalProtocolError, StateMismatch
@@ -23,9 +28,9 @@ class TinyNet(ResNetFamily):
     bottleneck = False
 
 
-def compute(stage: int) -> StageCompute:
+def compute(stage: int, autocast: torch.dtype | None = None) -> StageCompute:
     shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
-    module = build_stage(TinyNet(shape), stage, 2, seed=5)
+    module = build_stage(TinyNet(shape), stage, 2, seed=5, autocast=autocast)
     optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
     return StageCompute(module, optimizer, run_seed=5, stage=stage)
 
@@ -295,3 +300,76 @@ def test_a_wrapped_stage_that_drops_a_step_or_evaluates_changes_nothing() -> Non
 def test_a_stage_without_a_head_is_asked_for_none() -> None:
     with pytest.raises(LocalProtocolError, match="stage 0 of 2 hosts no head"):
         compute(0).forward(KEY, 0, image(0), is_head=True)
+
+
+class CountedCasts(TorchDispatchMode):
+    """Counts how often each of a module's weights is cast."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        super().__init__()
+        self.counts: Counter[int] = Counter()
+        self._numbers = {weight.data_ptr(): number for number, weight in enumerate(weights)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self._numbers:
+            self.counts[self._numbers[args[0].data_ptr()]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def in_bfloat16(stage: StageCompute, key: StepKey, seed: int = 0) -> None:
+    """As `run`, of a stage that sends bfloat16."""
+    for microbatch in range(2):
+        stage.forward(key, microbatch, image(seed + microbatch))
+    for microbatch in range(2):
+        stage.backward(key, microbatch, (torch.ones(3, 64, 4, 4) / (1 + microbatch + seed)).bfloat16())
+
+
+def test_each_weight_is_cast_once_for_all_microbatches_and_steps_of_a_version() -> None:
+    stage = compute(0, torch.bfloat16)
+    with CountedCasts(list(stage.module.parameters())) as casts:
+        in_bfloat16(stage, OTHER)
+        in_bfloat16(stage, KEY, seed=1)
+        assert set(casts.counts.values()) == {1}
+        stage.commit(OTHER, 1.0, 0.01, False)
+        stage.commit(KEY, 1.0, 0.01, False)
+        in_bfloat16(stage, KEY)
+    assert set(casts.counts.values()) == {2}
+
+
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have autocast cast anew in each forward, as it does by itself."""
+    monkeypatch.setattr(torch, "autocast_increment_nesting", lambda: 0)
+    monkeypatch.setattr(torch, "autocast_decrement_nesting", lambda: 0)
+
+
+def test_casts_that_are_kept_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained_in_bfloat16() -> list[Tensor]:
+        stage = compute(0, torch.bfloat16)
+        held = stage.averaged.parameters.flat()
+        stage.base_parameters = lambda: held
+        evaluated: list[Tensor] = []
+        for step in range(3):
+            in_bfloat16(stage, KEY, seed=step)
+            evaluated.append(stage.evaluate(image(9)))
+            stage.commit(KEY, 1.0, 0.01, False)
+            # Between rounds, weights are replaced in place.
+            if step == 1:
+                with torch.no_grad():
+                    for parameter in stage.module.parameters():
+                        parameter.mul_(0.5)
+                stage.start_round()
+        return [*state(stage), *evaluated]
+
+    kept = trained_in_bfloat16()
+    forgetful(monkeypatch)
+    assert is_same(kept, trained_in_bfloat16())
+
+
+def test_an_evaluation_never_takes_casts_of_weights_that_were_replaced_since() -> None:
+    stage, fresh = compute(0, torch.bfloat16), compute(0, torch.bfloat16)
+    in_bfloat16(stage, KEY)
+    for each in (stage, fresh):
+        with torch.no_grad():
+            for parameter in each.module.parameters():
+                parameter.add_(0.5)
+    assert torch.equal(stage.evaluate(image(3)), fresh.evaluate(image(3)))
