@@ -2,9 +2,9 @@
 
 It begins with the first line of its standard input, and ends with the last one.
 
-Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks). Says "joined" when
-it takes part, "enough" after two rounds against every topic, and at the end, as JSON, how many records of each kind it has
-stored. Standard error says which topics are missing.
+Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks). Says "joined"
+when it takes part, "enough" after two rounds against every topic, and at the end, as JSON, how many records of each
+kind it has stored. Standard error says which topics are missing.
 """
 
 from __future__ import annotations

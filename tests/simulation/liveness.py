@@ -50,14 +50,27 @@ def within(took_s: float, limit_s: float, what: str) -> None:
 
 
 def keeps_going(
-    kernel: Kernel, end_s: float, limit_s: float, progress: Callable[[], int], is_over: Callable[[], bool] | None = None
+    kernel: Kernel,
+    end_s: float,
+    limit_s: float,
+    progress: Callable[[], int],
+    is_over: Callable[[], bool] | None = None,
+    leader: Callable[[], object] = lambda: None,
+    most_changes: int = 0,
 ) -> None:
-    """Run until `end_s`, or until it is over; meanwhile something more is done in each `limit_s` of virtual time."""
-    done, since_s = progress(), kernel.now_s
-    while kernel.now_s < end_s and not (is_over is not None and is_over()):
-        kernel.run(min(kernel.now_s + LOOK_S, end_s), is_over)
+    """Run until `end_s`, or until it is over; meanwhile something more is done in each `limit_s` of virtual time.
+
+    A fault may leave clients that contest. Whoever comes to lead waits anew for what the one before it has left, and so
+    has the limit once more, also after `end_s`. But they must come to an end: before anything more is done the leader
+    changes `most_changes` times at most.
+    """
+    done, leads, since_s, num_changes = progress(), leader(), kernel.now_s, 0
+    while (kernel.now_s < end_s or num_changes) and not (is_over is not None and is_over()):
+        kernel.run(kernel.now_s + LOOK_S, is_over)
         if progress() != done:
-            done, since_s = progress(), kernel.now_s
+            done, leads, since_s, num_changes = progress(), leader(), kernel.now_s, 0
+        elif leader() != leads and num_changes < most_changes:
+            leads, since_s, num_changes = leader(), kernel.now_s, num_changes + 1
         within(kernel.now_s - since_s, limit_s, f"what follows {done}")
 
 

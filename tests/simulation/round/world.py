@@ -16,7 +16,7 @@ from tests.simulation.round.mirrors import Copy, MirrorHost, Mirrors
 from tests.simulation.round.resuming import Keeping, Resumption
 from tests.simulation.safety import Broken, ChainSafety, SampleSafety, Split
 
-from shoal.ids import PeerId, StepKey
+from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.mirror import MirrorMachine
 from shoal.swarm.records import seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
@@ -35,7 +35,8 @@ END_S = 42.0
 LAST_S = 60.0
 ROUND_LIMIT_S = 12.0
 """After the last fault a round ends so long after the one before, in virtual time: a record that nobody can finish is
-waited for, then a quorum that does not end is proposed anew (`drop_after_s` and `stage_timeout_s` below)."""
+waited for, then a quorum that does not end is proposed anew (`drop_after_s` and `stage_timeout_s` below). A client that
+still contests with the one that leads, and takes its ballot from it, begins to wait when it has chosen."""
 _ON_RECORDS = frozenset((PrepareRecord, CommitRecord))
 
 
@@ -105,6 +106,7 @@ class World:
         self.network = Network(seed, self.is_bulk, None if faults else Manners())
         self.has_faults, self.client_class = faults, client_class
         self.is_split = False
+        self.leads: Ballot | None = None  # of the client that was the last to choose a record to go on from
         rng = self.network.rng
         self.member_class, self.coordinator_class, self.host_class = member_class, coordinator_class, host_class
         self.num_stages, self.num_slots = self.sizes()
@@ -409,14 +411,20 @@ class World:
         """
         try:
             self.network.run(SETTLED_S)
-            before = max(self.chain.committed, default=0)
-            liveness.keeps_going(self.network, END_S, ROUND_LIMIT_S, lambda: max(self.chain.committed, default=0))
+            before = self.newest_round()
+            liveness.keeps_going(
+                self.network, END_S, ROUND_LIMIT_S, self.newest_round, None, lambda: self.leads, len(self.clients)
+            )
             liveness.given_time(self.network, LAST_S, self.is_enough)
         except Split:
             self.is_split = True
         else:
             self.mirrors.have_followed(before)
             liveness.nobody_left_behind({h.peer: h.machine.tip.round for h in self.replica_hosts()})
+        return self.newest_round()
+
+    def newest_round(self) -> int:
+        """The newest round with a committed record."""
         return max(self.chain.committed, default=0)
 
 
