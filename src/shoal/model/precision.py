@@ -41,7 +41,8 @@ class WeightCasts:
         """Nothing is cast yet.
 
         Args:
-            parameters: What forwards inside `kept` cast; empty if nothing is.
+            parameters: What forwards inside `kept` cast; empty if the stage is computed without autocast. What a family
+                casts by itself then lives as long as its own context.
         """
         self._parameters = parameters
         self._versions = self._current()
@@ -49,6 +50,9 @@ class WeightCasts:
     @contextmanager
     def kept(self) -> Generator[None]:
         """Inside, on one thread and with gradients, forwards share the copies."""
+        if not self._parameters:
+            yield
+            return
         if (current := self._current()) != self._versions:
             self.forget()
             self._versions = current
@@ -58,11 +62,29 @@ class WeightCasts:
         finally:
             torch.autocast_decrement_nesting()
 
+    @contextmanager
+    def set_aside(self) -> Generator[None]:
+        """Inside, a forward without gradients casts what it needs, takes no copy and leaves those that are there."""
+        if not self._parameters:
+            yield
+            return
+        was_enabled = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            torch.autocast_decrement_nesting()
+            torch.set_autocast_cache_enabled(was_enabled)
+
     def forget(self) -> None:
-        """The copies are not needed any more, or are not of the weights as they are; those in open graphs stay."""
+        """The copies are not needed any more, or are not of the weights as they are; those in open graphs stay.
+
+        Whoever steps an optimizer calls this: fused ones count no change of the weights.
+        """
         if self._parameters:
             torch.clear_autocast_cache()
 
     def _current(self) -> list[int]:
-        # Each change in place counts one up.
-        return [parameter._version for parameter in self._parameters]  # pyright: ignore[reportPrivateUsage]
+        # Copying into a weight counts one up, as rounds and snapshots do.
+        return [parameter._version for parameter in self._parameters]

@@ -238,6 +238,7 @@ class StageCompute:
             raise LocalProtocolError(f"{key} cannot be committed: it was not run to its end here")
         self.version += 1
         if skipped:
+            self._forget_if_idle()
             return
         if scale != 1.0:
             for gradient in step.gradients:
@@ -245,18 +246,23 @@ class StageCompute:
                     gradient.mul_(scale)
         with self._own_gradients(step, False):
             self.optimizer.step(lr)
-        self._casts.forget()
+        self._casts.forget()  # of the weights before
         self._buffers.apply(step.base, step.buffers, step.changes)
 
     def drop(self, key: StepKey) -> None:
         """Forgets the step, if there is one."""
         self._steps.pop(key, None)
+        self._forget_if_idle()
 
     def _step(self, key: StepKey) -> _StepState:
         if key not in self._steps:
             base, none = self._buffers.copy(), [None] * len(self._parameters)
             self._steps[key] = _StepState(base, base, self._buffers.changes, list(none), list(none))
         return self._steps[key]
+
+    def _forget_if_idle(self) -> None:
+        if not self._steps:
+            self._casts.forget()
 
     def _received(self, input: Tensor, is_head: bool) -> Tensor:
         received = input.to(self._device).detach()
@@ -356,11 +362,9 @@ class StageCompute:
             LocalProtocolError: The parameters have moved on and nobody holds the old ones.
         """
         is_head = labels is not None and self.module.head is not None
-        # They may be of weights that a round has replaced since.
-        self._casts.forget()
         self.module.eval()
         try:
-            with self._buffers.bound_to(self._held_buffers):
+            with self._casts.set_aside(), self._buffers.bound_to(self._held_buffers):
                 given = None if labels is None else labels.to(self._device)
                 return self._evaluated(input.to(self._device), {"is_head": is_head, "labels": given}).cpu()
         finally:

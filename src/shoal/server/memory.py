@@ -97,12 +97,17 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     # Until all are there, a parameter that both share has a gradient from each.
     gradient_bytes = sum(each.nbytes for tally in tallies for each in _once(tally.parameters))
     largest_bytes = max(tally.largest_activation_bytes for tally in tallies)
-    quantised_bytes, sample_bytes = 0, largest_bytes
+    # Autocast casts a weight once for a version; compiled code does so in each forward, and then each keeps its own.
+    is_cast_once = not config.model_pipeline.compile
+    own_bytes, sample_bytes = 0, largest_bytes
     for part, tally in zip(parts, tallies, strict=True):
         in_flight, kept = _kept(config, is_last=part.stop == family.num_units)
         received = family.boundary_spec(part.start - 1) if part.start else family.input_spec()
-        quantised_bytes += kept * tally.quantised_bytes
+        own_bytes += kept * (tally.quantised_bytes + (0 if is_cast_once else tally.cast_bytes))
         sample_bytes += kept * tally.activation_bytes + in_flight * received.num_bytes
+    # Each commit makes a version. A step keeps the casts of the versions with which its microbatches went forward: one,
+    # where trainers are about equally fast.
+    cast_bytes = sum(tally.cast_bytes for tally in tallies) if is_cast_once else 0
     batch, num_parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
     device_bytes = replica.num_bytes + sum(tally.constant_bytes for tally in tallies)
     # The copy of its own state that is on its way to a buddy.
@@ -112,9 +117,8 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
-        # Each commit makes a version, whose casts the steps that began with it keep until they end.
-        step_bytes=gradient_bytes + 2 * buffer_bytes + sum(tally.cast_bytes for tally in tallies),
-        open_bytes=quantised_bytes + sum(tally.chunk_bytes for tally in tallies),
+        step_bytes=gradient_bytes + 2 * buffer_bytes + cast_bytes,
+        open_bytes=own_bytes + sum(tally.chunk_bytes for tally in tallies),
         sample_bytes=sample_bytes,
         eval_sample_bytes=largest_bytes,
         host_bytes=PROCESS_BYTES

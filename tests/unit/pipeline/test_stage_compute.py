@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.families import tied_gpt
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.config.training import InnerOptimConfig
@@ -334,6 +334,59 @@ def test_each_weight_is_cast_once_for_all_microbatches_and_steps_of_a_version() 
         stage.commit(KEY, 1.0, 0.01, False)
         in_bfloat16(stage, KEY)
     assert set(casts.counts.values()) == {2}
+
+
+def test_an_evaluation_leaves_the_casts_of_open_steps_where_they_are() -> None:
+    stage = compute(0, torch.bfloat16)
+    with CountedCasts(list(stage.module.parameters())) as casts:
+        stage.forward(KEY, 0, image(0))
+        stage.evaluate(image(9))
+        before = dict(casts.counts)
+        stage.forward(KEY, 1, image(1))
+    assert casts.counts == before
+
+
+@pytest.mark.parametrize("end", ["dropped", "skipped"])
+def test_a_stage_without_open_steps_keeps_no_casts(end: str) -> None:
+    stage = compute(0, torch.bfloat16)
+    with CountedCasts(list(stage.module.parameters())) as casts:
+        in_bfloat16(stage, KEY)
+        if end == "dropped":
+            stage.drop(KEY)
+        else:
+            stage.commit(KEY, 1.0, 0.01, True)
+        in_bfloat16(stage, OTHER)
+    assert set(casts.counts.values()) == {2}
+
+
+class CastsByItself(nn.Module):
+    """Casts a unit's weights itself, in a stage that is computed in float32."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.unit(x).float()
+
+
+def test_what_a_family_casts_by_itself_is_never_of_weights_that_were_trained_since() -> None:
+    class Own(TinyNet):
+        def build_unit(self, index: int) -> nn.Module:
+            unit = super().build_unit(index)
+            return CastsByItself(unit) if index == 0 else unit
+
+    shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
+    module = build_stage(Own(shape), 0, 2, seed=5)
+    optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
+    stage = StageCompute(module, optimizer, run_seed=5, stage=0)
+    before = stage.forward(KEY, 0, image(0)).clone()
+    stage.backward(KEY, 0, torch.ones_like(before))
+    stage.commit(KEY, 1.0, 0.5, False)
+    trained = stage.forward(OTHER, 0, image(0))
+    torch.clear_autocast_cache()
+    assert torch.equal(trained, stage.forward(OTHER, 1, image(0)))
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:

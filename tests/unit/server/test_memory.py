@@ -25,6 +25,7 @@ from shoal.server.memory import (
     PROCESS_BYTES,
     UNKNOWN_ROOM_BYTES,
     ServerMemory,
+    StageNeed,
     server_memory,
     snapshot_room,
     stage_needs,
@@ -235,6 +236,16 @@ def test_what_autocast_casts_is_kept_once_by_each_open_step() -> None:
         assert mixed[stage].step_bytes - plain[stage].step_bytes == 2 * matrices
         assert mixed[stage].open_bytes == plain[stage].open_bytes
         assert mixed[stage].device_bytes == plain[stage].device_bytes, "parameters stay float32"
+
+
+def test_what_compiled_code_casts_is_kept_by_each_microbatch_in_flight() -> None:
+    def mixed(**flow: Any) -> StageNeed:
+        sections = {"data": {"seq_len": 32, "precision": "bf16-mixed"}, "model_pipeline": {"stages": 2, **flow}}
+        return stage_needs(config_of("gpt", **sections))[0]
+
+    eager, compiled = mixed(), mixed(compile=True)
+    cast_bytes = eager.step_bytes - compiled.step_bytes
+    assert compiled.open_bytes - eager.open_bytes == 3 * cast_bytes > 0
 
 
 class Stubborn(nn.Module):
