@@ -24,7 +24,7 @@ class Run:
 
     def judged(self, most_changes: int) -> None:
         liveness.keeps_going(
-            self.kernel, END_S, LIMIT_S, lambda: self.done, None, lambda: self.leader, most_changes=most_changes
+            self.kernel, END_S, LIMIT_S, lambda: self.done, leader=lambda: self.leader, most_changes=most_changes
         )
 
     def _do(self) -> None:

@@ -278,7 +278,7 @@ class ClientHost:
                     self.world.committed(self.peer, record, signed)
                 case RoundReady(tip):
                     self.tip = tip
-                    self.world.leads = self.machine.ballot
+                    self.world.led_under = self.machine.ballot
                     self.world.checks.begins(self)
                     self.world.resumption.begins(self)
                 case Stuck(stages):

@@ -106,7 +106,7 @@ class World:
         self.network = Network(seed, self.is_bulk, None if faults else Manners())
         self.has_faults, self.client_class = faults, client_class
         self.is_split = False
-        self.leads: Ballot | None = None  # of the client that was the last to choose a record to go on from
+        self.led_under: Ballot | None = None  # of the client that was the last to choose a record to go on from
         rng = self.network.rng
         self.member_class, self.coordinator_class, self.host_class = member_class, coordinator_class, host_class
         self.num_stages, self.num_slots = self.sizes()
@@ -413,7 +413,12 @@ class World:
             self.network.run(SETTLED_S)
             before = self.newest_round()
             liveness.keeps_going(
-                self.network, END_S, ROUND_LIMIT_S, self.newest_round, None, lambda: self.leads, len(self.clients)
+                self.network,
+                END_S,
+                ROUND_LIMIT_S,
+                self.newest_round,
+                leader=lambda: self.led_under,
+                most_changes=len(self.clients),
             )
             liveness.given_time(self.network, LAST_S, self.is_enough)
         except Split:

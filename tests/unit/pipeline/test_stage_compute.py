@@ -28,9 +28,11 @@ class TinyNet(ResNetFamily):
     bottleneck = False
 
 
-def compute(stage: int, autocast: torch.dtype | None = None) -> StageCompute:
+def compute(
+    stage: int, autocast: torch.dtype | None = None, family_class: type[ResNetFamily] = TinyNet
+) -> StageCompute:
     shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
-    module = build_stage(TinyNet(shape), stage, 2, seed=5, autocast=autocast)
+    module = build_stage(family_class(shape), stage, 2, seed=5, autocast=autocast)
     optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
     return StageCompute(module, optimizer, run_seed=5, stage=stage)
 
@@ -377,10 +379,7 @@ def test_what_a_family_casts_by_itself_is_never_of_weights_that_were_trained_sin
             unit = super().build_unit(index)
             return CastsByItself(unit) if index == 0 else unit
 
-    shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
-    module = build_stage(Own(shape), 0, 2, seed=5)
-    optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
-    stage = StageCompute(module, optimizer, run_seed=5, stage=0)
+    stage = compute(0, family_class=Own)
     before = stage.forward(KEY, 0, image(0)).clone()
     stage.backward(KEY, 0, torch.ones_like(before))
     stage.commit(KEY, 1.0, 0.5, False)
