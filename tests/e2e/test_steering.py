@@ -35,7 +35,8 @@ def shoal(run: Launched, *words: str, code: int = 0) -> str:
 def elsewhere(hosts: Hosts, host: str, word: str, *flags: str, code: int = 0, start: str = "steering") -> str:
     """Run a command on a host of a swarm; return what it prints."""
     asked = hosts.run(host, "-m", "shoal", word, *flags, start=start)
-    assert asked.ends(START_S) == code, asked.output
+    ended = asked.ends(START_S)
+    assert ended == code, f"{word} on {host}: exit code {ended}: {asked.output}"
     return asked.output
 
 

@@ -34,9 +34,10 @@ from shoal.transport.reach import why_unreachable
 from shoal.transport.tls import tls_contexts
 from shoal.wire.messages import Message
 
-_FIND_S = 5.0
-"""How long the registry is asked for a run: the initial peers are in the swarm and answer at once."""
-_ANSWER_S = 5.0
+_FIND_S = 10.0
+"""How long the registry is asked for a run: the initial peers are in the swarm, and answer at once unless their hosts
+are very busy."""
+_ANSWER_S = 10.0
 _PAUSE_S = 0.3
 
 
@@ -125,17 +126,21 @@ class Observer:
                 node, Greeter(self.swarm_key, config.experiment_prefix), config.network.initial_peers
             )
             deadline = Deadline.after(self.clock, _FIND_S)
-            num_stages = 0
-            while (run := membership.view.run) is None or num_stages != run.num_stages:
-                if run is None and deadline.expired():
-                    raise BootstrapError(
-                        f"the swarm is there, but announces no run called {config.experiment_prefix}: "
-                        "it has ended, or has not begun"
-                    )
-                num_stages = 0 if run is None else run.num_stages
-                membership.update(await node.get(topics(num_stages)))
-                if membership.view.run is None:
+            num_stages = None
+            while not deadline.expired():
+                run = membership.view.run
+                # The client has a topic of its own, which may be found later than that of its run.
+                if run is not None and num_stages == run.num_stages and membership.view.clients:
+                    break
+                asked, num_stages = num_stages, 0 if run is None else run.num_stages
+                if asked == num_stages:
                     await self.clock.sleep_s(_PAUSE_S)
+                membership.update(await node.get(topics(num_stages)))
+        if membership.view.run is None:
+            raise BootstrapError(
+                f"the swarm is there, but announces no run called {config.experiment_prefix}: "
+                "it has ended, or has not begun"
+            )
         return membership.view
 
     async def ask(self, view: SwarmView, question: Message, kind: type[Answer]) -> tuple[Answer | None, str]:
