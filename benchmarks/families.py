@@ -240,7 +240,7 @@ def plain_loss(config: Config, seed: int, num_samples: int) -> float:
 
 def loss_of(model: Any, source: Source, indices: Any, *, with_routers: bool = False) -> torch.Tensor:
     """Mean cross-entropy of samples that all have as many targets, and the routers' own loss where they have one."""
-    inputs, labels = (torch.from_numpy(array).long() for array in source.read(indices))
+    inputs, labels = (torch.from_numpy(array).long() for array in source.read(indices).everything)
     coefficient = getattr(model.config, "router_aux_loss_coef", 0.0) if with_routers else 0.0
     found = model(input_ids=inputs, use_cache=False, **({"output_router_logits": True} if coefficient else {}))
     loss = F.cross_entropy(found.logits.flatten(0, 1), labels.flatten())

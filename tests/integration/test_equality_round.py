@@ -28,6 +28,7 @@ from shoal.codec.cast import BF16, FP16
 from shoal.codec.plain import PLAIN
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.identity import Identity
 from shoal.ids import PeerId
@@ -94,7 +95,7 @@ class Swarm:
         result = await self.drivers[slot].train(
             round=round,
             number=number,
-            microbatches=[Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch],
+            microbatches=[Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batch],
             samples=(SampleRange(slot, number * 100, number * 100 + sum(len(y) for _, y in batch)),),
             lr=LR,
             path=tuple(stage[slot].endpoint.hop for stage in self.replicas),

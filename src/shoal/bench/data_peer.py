@@ -19,6 +19,7 @@ from shoal.bench.data_samples import BATCHES, MEASURED_S, gigabytes_per_s, make_
 from shoal.bench.peer import Calls, Seat
 from shoal.clock import SystemClock
 from shoal.data.feed import Feed
+from shoal.data.fields import Fields
 from shoal.data.server import DataService
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
 from shoal.errors import RemoteError
@@ -59,10 +60,10 @@ class InMemorySource(Source):
     def in_memory(self) -> bool:
         return True
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         # With mode "raise", the default, numpy gathers into a buffer of its own first.
-        np.take(self._samples, indices, axis=0, out=inputs, mode="clip")
-        np.take(self._classes, indices, out=labels, mode="clip")
+        np.take(self._samples, indices, axis=0, out=batch.inputs, mode="clip")
+        np.take(self._classes, indices, out=batch.labels, mode="clip")
 
 
 class Consumer:
@@ -90,7 +91,7 @@ class Consumer:
                 batch = await self._feed.lease(_ROUND, step)
                 if batch is None:
                     raise RemoteError(f"the data server has no batch for step {step}")
-                use(batch.inputs.view(np.float32), batch.labels.view(np.int64))
+                use(batch.fields.inputs.view(np.float32), batch.fields.labels.view(np.int64))
                 self._feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
 
         async with anyio.create_task_group() as group:

@@ -145,4 +145,4 @@ def _read(config: Config) -> list[tuple[Tensor, Tensor]]:
     source, size = open_source(config).train, config.diloco.batch_size_per_step
     starts = range(0, min(_BATCHES * size, source.num_samples - size + 1), size)
     batches = [source.read(np.arange(start, start + size, dtype=np.int64)) for start in starts]
-    return [(torch.tensor(inputs), torch.tensor(labels)) for inputs, labels in batches]
+    return [(torch.tensor(inputs), torch.tensor(labels)) for inputs, labels, _ in batches]

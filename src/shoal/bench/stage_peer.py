@@ -21,6 +21,7 @@ from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
 from shoal.config.model import ModelPipelineConfig
 from shoal.config.training import InnerOptimConfig
+from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.errors import InvariantViolation
 from shoal.ids import PeerId, RunId
@@ -123,7 +124,7 @@ class _StagePeer:
             result = await self._driver.train(
                 round=1,
                 number=self._number,
-                microbatches=[Microbatch(to_wire(x), to_wire(x), spec.samples) for x in tokens[1:]],
+                microbatches=[Microbatch(Fields(to_wire(x), to_wire(x)), spec.samples) for x in tokens[1:]],
                 samples=(SampleRange(0, self._number, self._number + 1),),
                 lr=1e-3,
                 path=self._path,

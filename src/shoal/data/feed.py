@@ -20,6 +20,7 @@ import numpy as np
 
 from shoal.clock import Backoff, Clock
 from shoal.config.schema import Config
+from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch, cut, microbatches
 from shoal.data.pool import map_pool
 from shoal.data.source import Array
@@ -58,15 +59,13 @@ class LeasedBatch:
     """One batch in the data server's memory; valid until it is acknowledged or given back.
 
     Attributes:
-        inputs: (n, ...) read-only view.
-        labels: (n, ...) read-only view.
+        fields: (n, ...) read-only views.
         samples: where the batch lies in the shuffled passes; empty for held-out data.
         num_samples: n.
         ticket: the data server's name for the batch.
     """
 
-    inputs: Array
-    labels: Array
+    fields: Fields[Array]
     samples: tuple[SampleRange, ...]
     num_samples: int
     ticket: int
@@ -74,8 +73,7 @@ class LeasedBatch:
     def microbatches(self, config: Config) -> list[Microbatch]:
         """Return the microbatches of a training step, in their order, as views of the batch."""
         return microbatches(
-            self.inputs,
-            self.labels,
+            self.fields,
             batch_samples=config.diloco.batch_size_per_step,
             samples_per_step=config.diloco.samples_per_step,
             num_microbatches=config.model_pipeline.microbatches,
@@ -84,7 +82,7 @@ class LeasedBatch:
 
     def cut(self, max_parts: int) -> list[Microbatch]:
         """Return the batch in at most `max_parts` parts of equal size, a last one perhaps smaller, as views."""
-        return cut(self.inputs, self.labels, max_parts)
+        return cut(self.fields, max_parts)
 
 
 @dataclass(slots=True)
@@ -333,8 +331,9 @@ def _read(batch: LeasedBatch | NoBatch) -> LeasedBatch:
 
 
 def _open(ready: BatchReady, pool: mmap.mmap) -> LeasedBatch:
-    inputs, labels = (_view(pool, place, ready.num_samples) for place in (ready.inputs, ready.labels))
-    return LeasedBatch(inputs, labels, ready.samples, ready.num_samples, ready.ticket)
+    places = Fields(ready.inputs, ready.labels, ready.context)
+    fields = places.each(lambda place: _view(pool, place, ready.num_samples))
+    return LeasedBatch(fields, ready.samples, ready.num_samples, ready.ticket)
 
 
 def _lost(pending: _Pending) -> ConnectionLost:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
+from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
 from shoal.data.text import text_dataset
 from shoal.errors import ConfigError
@@ -73,11 +74,11 @@ class HubImages(Source):
     def num_samples(self) -> int:
         return len(self._table)
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         rows: dict[str, Sequence[Any]] = self._table[indices.tolist()]
         for place, image in enumerate(rows[self._image_column]):
-            inputs[place] = self._pixels(cast("PilImage", image))
-        labels[...] = np.asarray(rows[self._label_column], dtype=np.int64)
+            batch.inputs[place] = self._pixels(cast("PilImage", image))
+        batch.labels[...] = np.asarray(rows[self._label_column], dtype=np.int64)
 
     def _pixels(self, image: PilImage) -> NDArray[np.float32]:
         mode = "L" if self._channels == 1 else "RGB"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, Indices, Source
 
 
@@ -55,11 +56,11 @@ class GreyImages(Source):
         """True: see `Source.in_memory`."""
         return True
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         resized_nHW = resize_nearest(self._pixels_nhw[indices], self._size)
         values_nHW = ((resized_nHW / self._max_pixel - self._mean) / self._std).astype(np.float32)
-        inputs[...] = values_nHW[:, None]
-        labels[...] = self._classes_n[indices]
+        batch.inputs[...] = values_nHW[:, None]
+        batch.labels[...] = self._classes_n[indices]
 
 
 def resize_nearest(pixels_nhw: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

@@ -6,51 +6,60 @@ parts are views; nothing is copied.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from shoal.data.fields import Fields
 from shoal.data.source import Array
 from shoal.data.targets import targets_of
 from shoal.wire.tensors import WireTensor
 
 
 class Microbatch(NamedTuple):
-    """Part of a batch, ready to be posted: inputs for the first stage, labels for the last one.
+    """Part of a batch, ready to be posted.
 
-    The memory behind both must stay as it is until the step has ended.
+    The memory behind it must stay as it is until the step has ended.
 
     Attributes:
-        inputs: (n, ...).
-        labels: (n, ...).
+        fields: (n, ...).
         num_samples: n, at least 1.
     """
 
-    inputs: WireTensor
-    labels: WireTensor
+    fields: Fields[WireTensor]
     num_samples: int
+
+    @property
+    def for_first_stage(self) -> tuple[WireTensor, ...]:
+        """What the first stage gets: the inputs, and the context, which each stage hands on."""
+        return (self.fields.inputs, *self.fields.context.values())
+
+    @property
+    def for_loss(self) -> tuple[WireTensor, ...]:
+        """What goes to where the loss is."""
+        return (self.fields.labels,)
 
     @property
     def targets(self) -> tuple[int, ...]:
         """How many targets each sample has, see `data.targets`."""
-        return targets_of(self.labels)
+        return targets_of(self.fields.labels)
 
     def rows(self, start: int, stop: int) -> Microbatch:
         """Return samples [start, stop) as views."""
         if stop - start == self.num_samples:
             return self
-        return Microbatch(self.inputs.rows(start, stop), self.labels.rows(start, stop), stop - start)
+        return Microbatch(self.fields.each(lambda tensor: tensor.rows(start, stop)), stop - start)
 
 
-def cut(inputs: Array, labels: Array, max_parts: int) -> list[Microbatch]:
-    """Return `inputs` and `labels` (n, ...) in at most `max_parts` parts, as even as whole samples allow."""
-    size = -(-len(inputs) // max_parts)
-    return _slices(inputs, labels, size)
+def cut(batch: Fields[Array], max_parts: int) -> list[Microbatch]:
+    """Return a batch (n, ...) in at most `max_parts` parts, as even as whole samples allow."""
+    num_samples = len(batch.inputs)
+    return _slices(batch, range(num_samples), -(-num_samples // max_parts))
 
 
 def microbatches(
-    inputs: Array,
-    labels: Array,
+    batch: Fields[Array],
     *,
     batch_samples: int,
     samples_per_step: int,
@@ -63,21 +72,21 @@ def microbatches(
     so that it needs no more memory. With `keeps_size` only the number changes, and only the last one may be smaller.
 
     Args:
-        inputs: (n, ...).
-        labels: (n, ...).
+        batch: (n, ...).
         batch_samples: `diloco.batch_size_per_step`.
         samples_per_step: of a usual step batch: `gradient_accumulation_steps` times `batch_samples`.
         num_microbatches: the most into which `batch_samples` are cut.
         keeps_size: stages are compiled for `usual_sizes`.
     """
-    if keeps_size and len(inputs) != samples_per_step:
-        return _slices(inputs, labels, -(-batch_samples // num_microbatches))
-    if len(inputs) > samples_per_step:
-        return _slices(inputs, labels, _even(len(inputs), -(-batch_samples // num_microbatches)))
+    num_samples = len(batch.inputs)
+    if keeps_size and num_samples != samples_per_step:
+        return _slices(batch, range(num_samples), -(-batch_samples // num_microbatches))
+    if num_samples > samples_per_step:
+        return _slices(batch, range(num_samples), _even(num_samples, -(-batch_samples // num_microbatches)))
     parts: list[Microbatch] = []
-    for start in range(0, len(inputs), batch_samples):
-        stop = start + batch_samples
-        parts += cut(inputs[start:stop], labels[start:stop], num_microbatches)
+    for start in range(0, num_samples, batch_samples):
+        samples = range(start, min(start + batch_samples, num_samples))
+        parts += _slices(batch, samples, -(-len(samples) // num_microbatches))
     return parts
 
 
@@ -97,7 +106,13 @@ def _even(num_samples: int, most: int) -> int:
     return -(-num_samples // -(-num_samples // most))
 
 
-def _slices(inputs: Array, labels: Array, size: int) -> list[Microbatch]:
-    starts = range(0, len(inputs), size)
-    pairs = [(inputs[start : start + size], labels[start : start + size]) for start in starts]
-    return [Microbatch(wire_view(x), wire_view(y), len(x)) for x, y in pairs]
+def _slices(batch: Fields[Array], samples: range, size: int) -> list[Microbatch]:
+    parts: list[Microbatch] = []
+    for start in range(samples.start, samples.stop, size):
+        stop = min(start + size, samples.stop)
+        parts.append(Microbatch(batch.each(partial(_rows, start=start, stop=stop)), stop - start))
+    return parts
+
+
+def _rows(array: Array, start: int, stop: int) -> WireTensor:
+    return wire_view(array[start:stop])

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from shoal.data.fields import Fields
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import Array, DataSet, Indices, Source
 from shoal.errors import SampleError
@@ -70,15 +71,15 @@ def indices_of(content: Content, order: PassOrder) -> Indices:
     return np.concatenate([np.arange(item.start, item.stop, dtype=np.int64) for item in content.samples])
 
 
-def prepare(dataset: DataSet, indices: Indices, inputs: Array, labels: Array, *, is_holdout: bool) -> None:
-    """Write samples `indices` (n) into `inputs` (n, ...) and `labels` (n, ...).
+def prepare(dataset: DataSet, indices: Indices, batch: Fields[Array], *, is_holdout: bool) -> None:
+    """Write samples `indices` (n) into the arrays (n, ...) of a batch.
 
     Raises:
         SampleError: one of them cannot be read, decoded or written.
     """
     source = dataset.holdout if is_holdout else dataset.train
     try:
-        source.read_into(indices, inputs, labels)
+        source.read_into(indices, batch)
     except Exception as error:  # what a decoder raises is its own business; whoever runs the data set needs the sample
         kind = "held-out sample" if is_holdout else "training sample"
         which = ", ".join(map(str, _culprits(source, indices.tolist())))

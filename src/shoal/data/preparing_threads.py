@@ -112,8 +112,8 @@ class PreparingThreads:
     def _fill(self, job: Job) -> None:
         content = job.content
         memory = self._pool.memory(job.place, self._layout.num_places(content.num_samples))
-        inputs, labels = self._layout.arrays(memory, content.num_samples)
-        prepare(self._dataset, indices_of(content, self._order), inputs, labels, is_holdout=content.is_holdout)
+        batch = self._layout.arrays(memory, content.num_samples)
+        prepare(self._dataset, indices_of(content, self._order), batch, is_holdout=content.is_holdout)
 
     def _report(self) -> None:
         self._report_due = False

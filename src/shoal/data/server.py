@@ -362,7 +362,7 @@ class DataService:
 
     def _hand_over(self, waiter: _Waiter, place: int) -> None:
         content = waiter.content
-        inputs, labels = self._layout.tensor_places(self.pool.offset_bytes(place), content.num_samples)
+        places = self._layout.tensor_places(self.pool.offset_bytes(place), content.num_samples)
         ticket = next(self._tickets)
         self._holdings[ticket] = _Holding(waiter.peer, waiter.lease, place)
         if waiter.lease is not None:
@@ -372,8 +372,9 @@ class DataService:
             pool=self.pool.path,
             pool_bytes=self.pool.num_bytes,
             ticket=ticket,
-            inputs=inputs,
-            labels=labels,
+            inputs=places.inputs,
+            labels=places.labels,
+            context=dict(places.context),
             samples=() if content.is_holdout else content.samples,
             num_samples=content.num_samples,
         )

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.data.fields import Fields
 from shoal.errors import ConfigError
 
 Indices = NDArray[np.int64]
@@ -38,6 +40,10 @@ class ArraySpec:
         """Bytes of one sample."""
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
+    def empty(self, num_samples: int) -> Array:
+        """Return a new array (num_samples, *shape) whose values are anything."""
+        return np.empty((num_samples, *self.shape), dtype=self.dtype)
+
 
 class Source(ABC):
     """Samples that can be read by index, from any thread, in any order."""
@@ -53,6 +59,16 @@ class Source(ABC):
         """What the loss gets for one sample."""
 
     @property
+    def context(self) -> Mapping[str, ArraySpec]:
+        """What every stage gets for one sample beside what the stage before puts out, by name; none unless said."""
+        return {}
+
+    @property
+    def fields(self) -> Fields[ArraySpec]:
+        """All that there is of one sample."""
+        return Fields(self.inputs, self.labels, self.context)
+
+    @property
     @abstractmethod
     def num_samples(self) -> int:
         """Number of samples; indices are 0..num_samples-1."""
@@ -63,20 +79,18 @@ class Source(ABC):
         return False
 
     @abstractmethod
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        """Write samples `indices` (n) into `inputs` (n, *inputs.shape) and `labels` (n, *labels.shape)."""
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        """Write samples `indices` (n) into the arrays (n, ...) of a batch, of the types and shapes of `fields`."""
 
-    def read(self, indices: Indices) -> tuple[Array, Array]:
-        """Return samples `indices` (n) as new arrays: inputs (n, ...) and labels (n, ...)."""
-        inputs = np.empty((len(indices), *self.inputs.shape), dtype=self.inputs.dtype)
-        labels = np.empty((len(indices), *self.labels.shape), dtype=self.labels.dtype)
-        self.read_into(indices, inputs, labels)
-        return inputs, labels
+    def read(self, indices: Indices) -> Fields[Array]:
+        """Return samples `indices` (n) as new arrays (n, ...)."""
+        batch = self.fields.each(lambda spec: spec.empty(len(indices)))
+        self.read_into(indices, batch)
+        return batch
 
-    def sample(self, index: int) -> tuple[Array, Array]:
+    def sample(self, index: int) -> Fields[Array]:
         """Return one sample as new arrays, without the batch dimension."""
-        inputs, labels = self.read(np.array([index], dtype=np.int64))
-        return inputs[0], labels[0]
+        return self.read(np.array([index], dtype=np.int64)).each(lambda array: array[0])
 
 
 class Selection(Source):
@@ -96,6 +110,10 @@ class Selection(Source):
         return self._source.labels
 
     @property
+    def context(self) -> Mapping[str, ArraySpec]:
+        return self._source.context
+
+    @property
     def num_samples(self) -> int:
         return len(self._chosen)
 
@@ -103,8 +121,8 @@ class Selection(Source):
     def in_memory(self) -> bool:
         return self._source.in_memory
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        self._source.read_into(self._chosen[indices], inputs, labels)
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        self._source.read_into(self._chosen[indices], batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +141,9 @@ class DataSet:
     num_classes: int
 
     @property
-    def inputs(self) -> ArraySpec:
-        """What the first stage gets for one sample."""
-        return self.train.inputs
-
-    @property
-    def labels(self) -> ArraySpec:
-        """What the loss gets for one sample."""
-        return self.train.labels
+    def fields(self) -> Fields[ArraySpec]:
+        """All that there is of one sample."""
+        return self.train.fields
 
 
 def split(source: Source, holdout_fraction: float) -> tuple[Source, Source]:
@@ -142,9 +155,15 @@ def split(source: Source, holdout_fraction: float) -> tuple[Source, Source]:
         ConfigError: there are fewer than two samples.
     """
     num_holdout = holdout_size(source.num_samples, holdout_fraction)
+    train, holdout = split_indices(source.num_samples, num_holdout)
+    return Selection(source, train), Selection(source, holdout)
+
+
+def split_indices(num_samples: int, num_holdout: int) -> tuple[Indices, Indices]:
+    """Return which samples are trained on and which `num_holdout` are held out, both in ascending order."""
     generator = np.random.Philox(_SPLIT_SEED)
-    order = np.argsort(generator.random_raw(source.num_samples), kind="stable").astype(np.int64)
-    return Selection(source, np.sort(order[num_holdout:])), Selection(source, np.sort(order[:num_holdout]))
+    order = np.argsort(generator.random_raw(num_samples), kind="stable").astype(np.int64)
+    return np.sort(order[num_holdout:]), np.sort(order[:num_holdout])
 
 
 def holdout_size(num_samples: int, holdout_fraction: float) -> int:

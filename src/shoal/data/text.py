@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, holdout_size
 from shoal.errors import ConfigError
 
@@ -41,9 +42,9 @@ class ByteText(Source):
         """True: see `Source.in_memory`."""
         return True
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        inputs[...] = self._inputs_nT[indices]
-        labels[...] = self._labels_nT[indices]
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        batch.inputs[...] = self._inputs_nT[indices]
+        batch.labels[...] = self._labels_nT[indices]
 
 
 def text_dataset(name: str, text: bytes | bytearray, seq_len: int, holdout_fraction: float) -> DataSet:

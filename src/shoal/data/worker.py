@@ -59,8 +59,8 @@ class Worker:
         """
         indices = np.frombuffer(order.indices, dtype=np.int64)
         memory = self._pool.memory(order.place, self._layout.num_places(len(indices)))
-        inputs, labels = self._layout.arrays(memory, len(indices))
-        prepare(self.dataset, indices, inputs, labels, is_holdout=order.is_holdout)
+        batch = self._layout.arrays(memory, len(indices))
+        prepare(self.dataset, indices, batch, is_holdout=order.is_holdout)
 
 
 def serve(orders: Iterator[Order], pool_fd: int) -> Iterator[Report]:

@@ -24,9 +24,9 @@ def held_out_loss(model: StageModule, holdout: Source) -> float:
     loss_sum, num_targets = 0.0, 0
     for start in range(0, holdout.num_samples, EVAL_SAMPLES):
         indices = np.arange(start, min(start + EVAL_SAMPLES, holdout.num_samples), dtype=np.int64)
-        inputs, labels = (wire_view(array) for array in holdout.read(indices))
-        if count := sum(targets_of(labels)):
-            output = model(from_wire(inputs).to(device))
-            loss_sum += model.loss(output, from_wire(labels).to(device)).item() * count
+        batch = holdout.read(indices).each(wire_view)
+        if count := sum(targets_of(batch.labels)):
+            inputs, labels, *context = (from_wire(tensor).to(device) for tensor in batch.everything)
+            loss_sum += model.loss(model(inputs, *context), labels).item() * count
             num_targets += count
     return loss_sum / max(1, num_targets)

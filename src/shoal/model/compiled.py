@@ -95,18 +95,19 @@ def require_compiler() -> None:
         )
 
 
-def _compiled(module: StageModule, sizes: Collection[int]) -> Callable[[Tensor], Tensor]:
+def _compiled(module: StageModule, sizes: Collection[int]) -> Callable[..., Tensor]:
     """Return what computes the stage for these sizes, which torch compiles when it is first run with each of them."""
     # torch's own hint leaves open what it takes.
-    function = cast("Callable[[Tensor], Tensor]", torch.compile(module.computed, fullgraph=True, dynamic=False))  # pyright: ignore[reportUnknownMemberType]
-    spec = module.input_spec
+    function = cast("Callable[..., Tensor]", torch.compile(module.computed, fullgraph=True, dynamic=False))  # pyright: ignore[reportUnknownMemberType]
+    spec, *others = module.forward_specs
     before = [buffer.clone() for buffer in module.buffers()]
     with seeded(0):
         for size in sorted(sizes):
             received = torch.zeros(size, *spec.shape, dtype=spec.torch_dtype).requires_grad_(not module.is_first)
+            context = [torch.zeros(size, *each.shape, dtype=each.torch_dtype) for each in others]
             # The weight of a microbatch is no part of the code.
             with module.weighed(1.0):
-                output = function(received)
+                output = function(received, *context)
             leaves = [leaf for leaf in (received, *module.parameters()) if leaf.requires_grad]
             if output.requires_grad:
                 torch.autograd.grad(output, leaves, torch.zeros_like(output), allow_unused=True)
@@ -114,9 +115,9 @@ def _compiled(module: StageModule, sizes: Collection[int]) -> Callable[[Tensor],
         for buffer, old in zip(module.buffers(), before, strict=True):
             buffer.copy_(old)
 
-    def run(x: Tensor) -> Tensor:
+    def run(x: Tensor, *context: Tensor) -> Tensor:
         with torch.compiler.set_stance("fail_on_recompile"):
-            return function(x)
+            return function(x, *context)
 
     return run
 

@@ -112,6 +112,14 @@ class Family(ABC):
     def label_spec(self) -> TensorSpec:
         """What a label is for `loss`."""
 
+    def context_specs(self) -> Mapping[str, TensorSpec]:
+        """What every stage gets of a sample beside what the stage before puts out, by name; nothing unless said.
+
+        It is handed on unchanged, as whole numbers or floats that nobody needs a gradient of, and units (or what
+        `assemble` returns) take it behind their tensor, in this order. What computes in chunks does without.
+        """
+        return {}
+
     @abstractmethod
     def boundary_spec(self, index: int) -> TensorSpec:
         """What unit `index` puts out for one sample; for the last unit, the model's output."""
@@ -145,11 +153,12 @@ class Family(ABC):
         """Why the model must not be trained in stages; None: it may. Every host asks; it takes a moment."""
         return None
 
-    def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[[Tensor], Tensor]:
+    def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[..., Tensor]:
         """Returns how a stage computes over its units: unless a family says otherwise, one after the other.
 
         Called once for each stage that is built. What it returns holds the units, which may be quantised in place
-        later, without registering them again: every cut gives a parameter the same name. If it is a module, it goes
+        later, without registering them again: every cut gives a parameter the same name. It takes a tensor, and behind
+        it those of `context_specs`, but for a unit that computes in chunks. If it is a module, it goes
         with the stage to its device and into its mode; it may hold constants, as buffers that are not persistent, and
         no parameters. `RouterLosses` that it has as `routers` are trained with, and reported.
 
@@ -201,9 +210,9 @@ class _Chain:
     def __init__(self, units: nn.ModuleDict) -> None:
         self._units = units
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *context: Tensor) -> Tensor:
         for unit in self._units.values():
-            x = unit(x)
+            x = unit(x, *context)
         return x
 
 
@@ -223,6 +232,7 @@ class StageModule(nn.Module):
         input_spec: One sample of what `forward` takes.
         output_spec: One sample of what `forward` returns.
         label_spec: One sample of the labels that `loss` takes.
+        forward_specs: One sample of what `forward` takes, and of the context.
         autocast: The type in which units and loss compute where torch's autocast does so; None: in the parameters'.
         assembled: What computes over the stage's own units, see `Family.assemble`.
     """
@@ -257,6 +267,7 @@ class StageModule(nn.Module):
         before_loss = own[:-1] if self._is_in_chunks else own
         self.output_spec: TensorSpec = family.boundary_spec(before_loss.stop - 1).with_float(put_out)
         self.label_spec: TensorSpec = family.label_spec()
+        self.forward_specs: tuple[TensorSpec, ...] = (received, *family.context_specs().values())
         self._dtype = dtype
         self.autocast = autocast
         self.assembled = _assembled(family, units, before_loss)
@@ -270,7 +281,7 @@ class StageModule(nn.Module):
             head = StageModule(family, units_of_head, of_head, num_stages, num_stages, autocast, in_chunks=in_chunks)
             self._head = (head,)
             self.assembled_head = head.last_unit or head.assembled
-        self._compiled: Callable[[Tensor], Tensor] | None = None
+        self._compiled: Callable[..., Tensor] | None = None
         self._compiled_sizes: frozenset[int] = frozenset()
 
     @property
@@ -306,20 +317,20 @@ class StageModule(nn.Module):
             raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} hosts no head")
         return self.head
 
-    def forward(self, x: Tensor, *, is_head: bool = False, labels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *context: Tensor, is_head: bool = False, labels: Tensor | None = None) -> Tensor:
         """Runs the stage's own units on `x` (B, *input_spec.shape), which stays as it is; or its head.
 
-        Whole numbers may be of any type (`TensorSpec.takes`). Which code does so depends on B and the mode alone, see
-        `compute_by`: never on what came before.
+        Behind `x` comes the context (`Family.context_specs`). Whole numbers may be of any type (`TensorSpec.takes`).
+        Which code runs depends on B and the mode alone, see `compute_by`: never on what came before.
 
         Returns:
             (B, *output_spec.shape), each of that part; or, if there are labels, its `loss`.
         """
         if is_head:
-            return self.part(is_head=True)(x, labels=labels)
-        x = self._widened(x, self.input_spec)
+            return self.part(is_head=True)(x, *context, labels=labels)
+        taken = [self._widened(tensor, spec) for tensor, spec in zip((x, *context), self.forward_specs, strict=False)]
         is_compiled = self._compiled is not None and self.training and x.shape[0] in self._compiled_sizes
-        output = self._compiled(x) if self._compiled is not None and is_compiled else self.computed(x)
+        output = self._compiled(*taken) if self._compiled is not None and is_compiled else self.computed(*taken)
         return output if labels is None else self.loss(output, labels)
 
     def train(self, mode: bool = True) -> Self:
@@ -328,20 +339,20 @@ class StageModule(nn.Module):
             head.train(mode)
         return super().train(mode)
 
-    def compute_by(self, compiled: Callable[[Tensor], Tensor], sizes: Collection[int]) -> None:
+    def compute_by(self, compiled: Callable[..., Tensor], sizes: Collection[int]) -> None:
         """Has `compiled` stand for `computed` in training mode, where B is one of `sizes`."""
         self._compiled, self._compiled_sizes = compiled, frozenset(sizes)
 
-    def computed(self, x: Tensor) -> Tensor:
+    def computed(self, x: Tensor, *context: Tensor) -> Tensor:
         """As `forward`, by torch's own kernels."""
-        return self._computed_by(self.assembled, x)
+        return self._computed_by(self.assembled, x, *context)
 
-    def _computed_by(self, assembled: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _computed_by(self, assembled: Callable[..., Tensor], x: Tensor, *context: Tensor) -> Tensor:
         if x.is_floating_point():
             # Under autocast too: a residual stream is added up, here and for its gradient, in the parameters' type.
             x = x.to(self._dtype)
         with self._casting(x.device):
-            x = assembled(x)
+            x = assembled(x, *context)
         if self.autocast is not None and x.is_floating_point():
             x = x.to(self.output_spec.torch_dtype)
         return x
@@ -381,7 +392,7 @@ class StageModule(nn.Module):
             trained = [parameter for parameter in unit.parameters() if parameter.requires_grad]
             return ChunkedLoss(partial(self._loss_of_chunk, self.last_unit), labels, trained, chunk).of(output)
 
-    def _loss_of_chunk(self, last_unit: Callable[[Tensor], Tensor], received: Tensor, labels: Tensor) -> Tensor:
+    def _loss_of_chunk(self, last_unit: Callable[..., Tensor], received: Tensor, labels: Tensor) -> Tensor:
         # Also where a backward computes it again.
         with self._casting(received.device):
             return self._family.loss(self._computed_by(last_unit, received), labels)
@@ -440,7 +451,7 @@ def whole_stage(
     return StageModule(family, named, everything, 0, 1, autocast, in_chunks=in_chunks)
 
 
-def _assembled(family: Family, units: nn.ModuleDict, indices: range) -> Callable[[Tensor], Tensor]:
+def _assembled(family: Family, units: nn.ModuleDict, indices: range) -> Callable[..., Tensor]:
     """What computes over some of the units, which may be none."""
     named = _named(family, units, indices)
     return family.assemble(indices, named) if indices else _Chain(named)

@@ -119,6 +119,8 @@ def operate(
     """Compute one operation; runs on the device thread.
 
     Args:
+        inputs: Of a forward what the stage takes and the context, of a backward the gradient, of a loss the labels,
+            behind those of a forward where none was done before.
         targets: Of each microbatch of the step.
 
     Returns:
@@ -137,7 +139,7 @@ def operate(
             return None
         case OperationKind.FORWARD:
             weight = weight_of(targets, microbatch)
-            output = compute.forward(key, microbatch, tensors[0], weight, is_head=is_head)
+            output = compute.forward(key, microbatch, tensors[0], weight, *tensors[1:], is_head=is_head)
             # Nobody gets what the last stage puts out.
             return None if module.is_last else to_wire(output)
         case OperationKind.WEIGHTS:
@@ -146,6 +148,7 @@ def operate(
         case OperationKind.BACKWARD:
             gradient = compute.backward(key, microbatch, tensors[0])
         case OperationKind.LOSS:
-            received, weight = tensors[0] if len(tensors) > 1 else None, weight_of(targets, microbatch)
-            gradient = compute.loss(key, microbatch, received, tensors[-1], weight)
+            *taken, labels = tensors
+            received = taken[0] if taken else None
+            gradient = compute.loss(key, microbatch, received, labels, weight_of(targets, microbatch), *taken[1:])
     return None if module.is_first else to_wire(gradient)

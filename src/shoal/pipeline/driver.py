@@ -268,8 +268,8 @@ class StepDriver:
                 case FeedMicrobatch(key, number, part, inputs_to, labels_to):
                     microbatch = _part(self._microbatches, part)
                     traffic = Traffic.ACTIVATIONS
-                    self._endpoint.post(inputs_to, Forward(key, number), (microbatch.inputs,), traffic)
-                    self._endpoint.post(labels_to, Labels(key, number), (microbatch.labels,), traffic)
+                    self._endpoint.post(inputs_to, Forward(key, number), microbatch.for_first_stage, traffic)
+                    self._endpoint.post(labels_to, Labels(key, number), microbatch.for_loss, traffic)
                 case Dial(to):
                     self._endpoint.post(to, Heartbeat())
                 case _:

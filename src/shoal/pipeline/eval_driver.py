@@ -89,9 +89,9 @@ class EvalDriver:
         self, evaluation: int, number: int, base_round: int, microbatch: Microbatch, path: tuple[Hop, ...]
     ) -> None:
         forward = EvalForward(evaluation, number, base_round, path, self._endpoint.hop)
-        self._endpoint.post(path[0].peer, forward, (microbatch.inputs,), Traffic.ACTIVATIONS)
+        self._endpoint.post(path[0].peer, forward, microbatch.for_first_stage, Traffic.ACTIVATIONS)
         labels = EvalLabels(evaluation, number, base_round)
-        self._endpoint.post(path[self._head].peer, labels, (microbatch.labels,), Traffic.ACTIVATIONS)
+        self._endpoint.post(path[self._head].peer, labels, microbatch.for_loss, Traffic.ACTIVATIONS)
 
     async def _change(self) -> None:
         """Waits for an answer, a loss, or too long."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +49,7 @@ class _KeptForward:
     """Of a forward whose backward is still to come. Without `output` it is computed again, from `buffers`."""
 
     received: Tensor
+    context: tuple[Tensor, ...]
     output: Tensor | None
     buffers: list[Tensor]
     weight: float
@@ -130,7 +131,7 @@ class StageCompute:
     # ---- a step
 
     def forward(
-        self, key: StepKey, microbatch: int, input: Tensor, weight: float = 1.0, *, is_head: bool = False
+        self, key: StepKey, microbatch: int, input: Tensor, weight: float = 1.0, *context: Tensor, is_head: bool = False
     ) -> Tensor:
         """Runs one forward without a loss; microbatches of a step come in order.
 
@@ -138,6 +139,7 @@ class StageCompute:
             key: The step's first microbatch begins it.
             input: (B, *input_spec.shape).
             weight: The microbatch's share of the step's targets; scales the gradients of the stage's routers' loss.
+            context: (B, ...) each, as the module's `context_specs`.
             is_head: Of the head that this stage hosts, and not of its own units.
 
         Returns:
@@ -145,12 +147,13 @@ class StageCompute:
         """
         step = self._step(key)
         received, before = self._received(input, is_head), step.buffers
-        output = self._begin(step, key, microbatch, received, weight, is_head)
+        given = self._given(context)
+        output = self._begin(step, key, microbatch, (received, *given), weight, is_head)
         # Also what is computed again was computed with a graph: without one, torch may choose other kernels.
         kept = (
-            _KeptForward(received, None, before, weight)
+            _KeptForward(received, given, None, before, weight)
             if self.activation_checkpointing
-            else _KeptForward(received, output, [], weight)
+            else _KeptForward(received, given, output, [], weight)
         )
         step.kept[is_head, microbatch] = kept
         return output.detach().cpu()
@@ -170,7 +173,9 @@ class StageCompute:
         self._differentiate(step, (False, microbatch), output, kept.received, gradient.to(self._device))
         return self._input_gradient(kept.received)
 
-    def loss(self, key: StepKey, microbatch: int, input: Tensor | None, labels: Tensor, weight: float) -> Tensor:
+    def loss(
+        self, key: StepKey, microbatch: int, input: Tensor | None, labels: Tensor, weight: float, *context: Tensor
+    ) -> Tensor:
         """Runs forward, loss and backward of the last stage, or of the head; microbatches of a step come in order.
 
         Args:
@@ -179,6 +184,7 @@ class StageCompute:
             labels: (B, *label_spec.shape).
             weight: The microbatch's share of the step's targets; scales loss and gradients. Without a target there is
                 no loss, and its gradients are zeros.
+            context: As in `forward`; nothing if that was run before.
 
         Returns:
             As `backward`.
@@ -190,7 +196,7 @@ class StageCompute:
             received, output = kept.received, self._output(kept, key, microbatch, is_head)
         else:
             received = self._received(input, is_head)
-            output = self._begin(step, key, microbatch, received, weight, is_head)
+            output = self._begin(step, key, microbatch, (received, *self._given(context)), weight, is_head)
         if not weight:
             self._differentiate(step, place, output, received, torch.zeros_like(output))
             return self._input_gradient(received)
@@ -269,20 +275,39 @@ class StageCompute:
         # The first stage's input is data: nobody needs its gradient.
         return received if self._takes_data(is_head) else received.requires_grad_()
 
+    def _given(self, context: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(each.to(self._device) for each in context)
+
     def _takes_data(self, is_head: bool) -> bool:
         return self.module.is_first and not is_head
 
     def _begin(
-        self, step: _StepState, key: StepKey, microbatch: int, received: Tensor, weight: float, is_head: bool
+        self,
+        step: _StepState,
+        key: StepKey,
+        microbatch: int,
+        taken: tuple[Tensor, ...],
+        weight: float,
+        is_head: bool,
     ) -> Tensor:
-        """Return the output of a microbatch's first forward."""
-        output, step.buffers, passes = self._run(step.buffers, key, microbatch, received, weight, is_head)
+        """Return the output of a microbatch's first forward.
+
+        Args:
+            taken: What the stage gets, and the context.
+        """
+        output, step.buffers, passes = self._run(step.buffers, key, microbatch, taken, weight, is_head)
         if not is_head:
             step.routers.add(weight, passes)
         return output
 
     def _run(
-        self, buffers: list[Tensor], key: StepKey, microbatch: int, received: Tensor, weight: float, is_head: bool
+        self,
+        buffers: list[Tensor],
+        key: StepKey,
+        microbatch: int,
+        taken: tuple[Tensor, ...],
+        weight: float,
+        is_head: bool,
     ) -> tuple[Tensor, list[Tensor], list[RouterPass]]:
         """Return the output, the buffers as they are after it, and what the routers have come to."""
         # The head draws as a stage behind all others would.
@@ -291,13 +316,14 @@ class StageCompute:
         weighed = self.module.part(is_head=is_head).weighed(weight)
         bound = self._buffers.bound_to(buffers)
         with seeded(seed, self._device), self._casts.kept(), bound as left, weighed as passes:
-            output = self.module(received, is_head=is_head)
+            output = self.module(*taken, is_head=is_head)
         return output, left, passes
 
     def _output(self, kept: _KeptForward, key: StepKey, microbatch: int, is_head: bool) -> Tensor:
         if kept.output is not None:
             return kept.output
-        return self._run(kept.buffers, key, microbatch, kept.received, kept.weight, is_head)[0]
+        taken = (kept.received, *kept.context)
+        return self._run(kept.buffers, key, microbatch, taken, kept.weight, is_head)[0]
 
     def _differentiate(
         self, step: _StepState, place: _Place, root: Tensor, received: Tensor, gradient: Tensor | None
@@ -348,12 +374,13 @@ class StageCompute:
     # ---- evaluation
 
     @torch.no_grad()
-    def evaluate(self, input: Tensor, labels: Tensor | None = None) -> Tensor:
+    def evaluate(self, input: Tensor, labels: Tensor | None = None, *context: Tensor) -> Tensor:
         """Runs one forward in eval mode with the parameters and buffers that the round started from.
 
         Args:
             input: (B, *input_spec.shape).
             labels: (B, *label_spec.shape) for what computes the loss, the last stage or the head; else None.
+            context: As in `forward`.
 
         Returns:
             (B, *output_spec.shape) without labels, else the mean loss, a scalar; on the CPU.
@@ -366,19 +393,20 @@ class StageCompute:
         try:
             with self._casts.set_aside(), self._buffers.bound_to(self._held_buffers):
                 given = None if labels is None else labels.to(self._device)
-                return self._evaluated(input.to(self._device), {"is_head": is_head, "labels": given}).cpu()
+                taken = self._given((input, *context))
+                return self._evaluated(taken, {"is_head": is_head, "labels": given}).cpu()
         finally:
             self.module.train()
 
-    def _evaluated(self, input: Tensor, options: dict[str, object]) -> Tensor:
+    def _evaluated(self, taken: tuple[Tensor, ...], options: dict[str, object]) -> Tensor:
         if self.version == 0:
-            return self.module(input, **options)
+            return self.module(*taken, **options)
         if self.base_parameters is None:
             raise LocalProtocolError(f"stage {self._stage} does not hold the parameters that the round started from")
         layout = self.parts.averaged.parameters.layout
         base = dict(zip(layout.names, layout.views(self.base_parameters().to(self._device)), strict=True))
         typed = {name: base[name].to(p.dtype) for name, p in self.module.named_parameters()}
-        return functional_call(self.module, typed, (input,), options)
+        return functional_call(self.module, typed, taken, options)
 
     # ---- between rounds
 

@@ -36,7 +36,7 @@ class _Batch:
     """One evaluation batch: input and labels come from different peers, in any order."""
 
     request: EvalForward | None = None
-    input: WireTensor | None = None
+    taken: Sequence[WireTensor] = ()
     labels: WireTensor | None = None
 
 
@@ -66,15 +66,15 @@ class StageEvaluator:
     ) -> None:
         """Queues an input or labels, or refuses them: the replica holds another record, or takes `cap` samples only."""
         trainer, module = peer, self._compute.module
-        spec, is_end = module.label_spec, module.has_loss
+        specs, is_end = (module.label_spec,), module.has_loss
         if isinstance(message, EvalForward):
             self._endpoint.introduce(message.trainer)
             trainer = message.trainer.peer
             if module.head is not None:
                 is_end = peer != trainer
-            spec = module.part(is_head=is_end and module.head is not None).input_spec
+            specs = module.part(is_head=is_end and module.head is not None).forward_specs
         num_samples = tensors[0].shape[0] if tensors and tensors[0].shape else 0
-        problem = misfit(tensors, spec, num_samples) or too_large(num_samples, cap)
+        problem = misfit(tensors, specs, num_samples) or too_large(num_samples, cap)
         if message.base_round != base_round:
             problem = f"this replica holds the record of round {base_round}, not {message.base_round}"
         elif isinstance(message, EvalForward) and not self._is_on_path(message):
@@ -90,7 +90,7 @@ class StageEvaluator:
             del self._pending[old]
         batch = self._pending.setdefault((pair, is_end), _Batch())
         if isinstance(message, EvalForward):
-            batch.request, batch.input = message, tensors[0]
+            batch.request, batch.taken = message, tensors
         else:
             batch.labels = tensors[0]
 
@@ -114,20 +114,21 @@ class StageEvaluator:
         """
         pair, is_end = next(key for key, batch in self._pending.items() if _is_complete(batch, key[1]))
         batch = self._pending.pop((pair, is_end))
-        if batch.request is None or batch.input is None:
+        if batch.request is None or not batch.taken:
             return 0
-        if batch.labels is not None and batch.labels.shape[0] != batch.input.shape[0]:
+        num_samples = batch.taken[0].shape[0]
+        if batch.labels is not None and batch.labels.shape[0] != num_samples:
             self._refuse(pair, "input and labels differ in their number of samples")
             return 0
         try:
-            result = await device.run(self._evaluate, batch.input, batch.labels if is_end else None)
+            result = await device.run(self._evaluate, batch.taken, batch.labels if is_end else None)
         except (LocalProtocolError, RuntimeError, ValueError, IndexError) as error:
             emit(logger, EvaluationFailed(), error=error)
             self._refuse(pair, f"{type(error).__name__}: {error}"[:200])
-            return batch.input.shape[0] if is_out_of_memory(error) else 0
+            return num_samples if is_out_of_memory(error) else 0
         trainer, evaluation, microbatch = pair
         if not isinstance(result, WireTensor):
-            answer = EvalResult(evaluation, microbatch, result, batch.input.shape[0])
+            answer = EvalResult(evaluation, microbatch, result, num_samples)
             self._endpoint.post(trainer, answer)
             return 0
         # Behind the last stage of a wrapped path comes the first one.
@@ -135,16 +136,17 @@ class StageEvaluator:
         # Whatever was sent before it on the same connection has arrived if this has.
         self._passed_on[trainer] = (evaluation, microbatch, following.peer)
         self._endpoint.introduce(following)
-        self._endpoint.post(following.peer, batch.request, (result,), Traffic.ACTIVATIONS)
+        self._endpoint.post(following.peer, batch.request, (result, *batch.taken[1:]), Traffic.ACTIVATIONS)
         return 0
 
-    def _evaluate(self, input: WireTensor, labels: WireTensor | None) -> WireTensor | float:
+    def _evaluate(self, taken: Sequence[WireTensor], labels: WireTensor | None) -> WireTensor | float:
         """Runs on the device thread: the mean loss where there are labels, else the output."""
-        if labels is not None:
-            if not sum(targets_of(labels)):
-                return 0.0
-            return float(self._compute.evaluate(from_wire(input), from_wire(labels)))
-        return to_wire(self._compute.evaluate(from_wire(input)))
+        received, *context = map(from_wire, taken)
+        if labels is None:
+            return to_wire(self._compute.evaluate(received, None, *context))
+        if not sum(targets_of(labels)):
+            return 0.0
+        return float(self._compute.evaluate(received, from_wire(labels), *context))
 
     def _is_on_path(self, message: EvalForward) -> bool:
         module, path = self._compute.module, message.path
@@ -158,4 +160,4 @@ class StageEvaluator:
 
 
 def _is_complete(batch: _Batch, is_end: bool) -> bool:
-    return batch.input is not None and (batch.labels is not None or not is_end)
+    return bool(batch.taken) and (batch.labels is not None or not is_end)

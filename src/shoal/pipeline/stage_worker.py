@@ -139,12 +139,12 @@ class StageWorker:
         self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace, deaths)
         self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
         self._events = events
-        self._payloads: dict[StepKey, dict[tuple[bool, type, int], WireTensor]] = {}
+        self._payloads: dict[StepKey, dict[tuple[bool, type, int], Sequence[WireTensor]]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
         self._committed_before = 0
         self._round_starts = False
         self._was_evaluation = False
-        self._results: tuple[Sequence[SendStepMessage], WireTensor | None] | None = None
+        self._results: tuple[Sequence[SendStepMessage], Sequence[WireTensor]] | None = None
         self._changed = Changes()
 
     # ---- state
@@ -284,7 +284,7 @@ class StageWorker:
                 self._do(self._machine.refuse(message.key, problem))
                 return
             payloads = self._payloads.setdefault(message.key, {})
-            payloads[wanted.is_head, type(message), message.microbatch] = tensors[0]
+            payloads[wanted.is_head, type(message), message.microbatch] = tensors
         self._do(self._machine.handle(peer, message))
 
     # ---- work
@@ -354,7 +354,11 @@ class StageWorker:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))
             kept.append((operation.microbatch, result.tensor))
         version = self._machine.version
-        self._results = (self._machine.finished(operation, result.totals), result.tensor)
+        sent = () if result.tensor is None else (result.tensor,)
+        if operation.kind == OperationKind.FORWARD:
+            # What every stage gets is handed on.
+            sent += tuple(inputs[1:])
+        self._results = (self._machine.finished(operation, result.totals), sent)
         self._meter.committed(self._machine.log[version:])
         if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
             self._payloads.pop(key, None)
@@ -390,7 +394,8 @@ class StageWorker:
             OperationKind.LOSS: (Labels,) if self._compute.schedule == Schedule.GPIPE else (Forward, Labels),
         }
         payloads, part = self._payloads.get(operation.key, {}), operation.is_head
-        return [payloads.pop((part, kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
+        taken = [payloads.pop((part, kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
+        return [tensor for tensors in taken for tensor in tensors]
 
     async def _remind(self) -> None:
         while True:
@@ -403,14 +408,14 @@ class StageWorker:
 
     # ---- effects
 
-    def _do(self, sends: Sequence[SendStepMessage], tensor: WireTensor | None = None) -> None:
+    def _do(self, sends: Sequence[SendStepMessage], computed: Sequence[WireTensor] = ()) -> None:
         for send in sends:
             match send.message:
                 case Forward():
-                    if tensor is not None:
-                        self._endpoint.post(send.to, send.message, (tensor,), Traffic.ACTIVATIONS)
+                    if computed:
+                        self._endpoint.post(send.to, send.message, computed, Traffic.ACTIVATIONS)
                 case Backward(key, microbatch):
-                    gradient = tensor if tensor is not None else self._sent_gradient(key, microbatch)
+                    gradient = computed[0] if computed else self._sent_gradient(key, microbatch)
                     if gradient is not None:
                         self._endpoint.post(send.to, send.message, (gradient,), Traffic.GRADIENTS)
                 case _:

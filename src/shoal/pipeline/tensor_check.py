@@ -11,14 +11,15 @@ from shoal.wire.messages.step import Backward, Forward, Labels, Open
 from shoal.wire.tensors import WireTensor
 
 
-def misfit(tensors: Sequence[WireTensor], spec: TensorSpec, num_samples: int) -> str | None:
-    """What is wrong with the tensors of a message that carries one of `num_samples` samples; None if nothing is."""
-    if len(tensors) != 1:
-        return f"one tensor expected, got {len(tensors)}"
-    expected = (num_samples, *spec.shape)
-    dtype, shape = tensors[0].dtype, tensors[0].shape
-    if not spec.takes(dtype) or tuple(shape) != expected:
-        return f"{spec.dtype}{list(expected)} expected, got {dtype}{list(shape)}"
+def misfit(tensors: Sequence[WireTensor], specs: Sequence[TensorSpec], num_samples: int) -> str | None:
+    """What is wrong with the tensors of a message that carries those of `num_samples` samples; None if nothing is."""
+    if len(tensors) != len(specs):
+        return f"{len(specs)} tensors expected, got {len(tensors)}"
+    for tensor, spec in zip(tensors, specs, strict=True):
+        expected = (num_samples, *spec.shape)
+        dtype, shape = tensor.dtype, tensor.shape
+        if not spec.takes(dtype) or tuple(shape) != expected:
+            return f"{spec.dtype}{list(expected)} expected, got {dtype}{list(shape)}"
     return None
 
 
@@ -26,12 +27,12 @@ def payload_misfit(message: Payload, tensors: Sequence[WireTensor], module: Stag
     """The same for a message of a step at a stage; labels must also have the targets that the step was opened with."""
     match message:
         case Forward():
-            spec = module.input_spec
+            specs = module.forward_specs
         case Labels():
-            spec = module.label_spec
+            specs = (module.label_spec,)
         case Backward():
-            spec = module.output_spec
-    problem = misfit(tensors, spec, request.microbatch_samples[message.microbatch])
+            specs = (module.output_spec,)
+    problem = misfit(tensors, specs, request.microbatch_samples[message.microbatch])
     if problem is None and isinstance(message, Labels):
         found, wanted = sum(targets_of(tensors[0])), request.microbatch_targets[message.microbatch]
         if found != wanted:

@@ -17,6 +17,7 @@ from shoal.codec.raw import from_wire, to_wire
 from shoal.codec.registry import CODECS
 from shoal.collective.sequential import reduce_in_turn
 from shoal.config.schema import Config
+from shoal.data.fields import Fields
 from shoal.data.targets import targets_of
 from shoal.errors import StateMismatch
 from shoal.ids import StepKey
@@ -70,7 +71,7 @@ class _ReplayedStep:
 
     Attributes:
         number: place of the step in the replay.
-        batches: inputs and labels of each microbatch; empty where this process needs neither.
+        batches: what there is of each microbatch; empty where this process needs nothing of it.
         targets: of each microbatch, counted anew; as they are logged where `batches` is empty.
         path: names who computes which stages of it; behind the last one, the head that a wrapped first stage hosts.
         replicas: by stage, those of this process.
@@ -79,7 +80,7 @@ class _ReplayedStep:
 
     number: int
     key: StepKey
-    batches: Sequence[tuple[WireTensor, WireTensor]]
+    batches: Sequence[Fields[WireTensor]]
     targets: tuple[int, ...]
     path: list[Stretch]
     replicas: dict[int, _ReplayedReplica]
@@ -88,6 +89,10 @@ class _ReplayedStep:
     def replica(self, place: int) -> _ReplayedReplica:
         """Who computes what stands at this place of the path."""
         return self.replicas[place % self.num_stages]
+
+    def context(self, microbatch: int) -> tuple[WireTensor, ...]:
+        """What every stage gets of a microbatch."""
+        return tuple(self.batches[microbatch].context.values()) if self.batches else ()
 
     def name(self, microbatch: int, stage: int, content: int) -> Name:
         """Of a parcel that crosses from one stretch to another one."""
@@ -241,20 +246,21 @@ class Engine:
         path = stretches([*homes, homes[0]] if is_wrapped else homes)
         last = 0 if is_wrapped else len(homes) - 1
         sizes, has_end = began.microbatch_samples, not {0, last}.isdisjoint(mine)
-        batches = self._samples.microbatches(began.samples, sizes) if has_end else []
+        needs_samples = has_end or self._samples.has_context
+        batches = self._samples.microbatches(began.samples, sizes) if needs_samples else []
+        logged = tuple(began.microbatch_targets)
         step = _ReplayedStep(
             action.number,
             key,
             batches,
-            tuple(sum(targets_of(labels)) for _, labels in batches) if has_end else tuple(began.microbatch_targets),
+            tuple(sum(targets_of(batch.labels)) for batch in batches) if needs_samples else logged,
             path,
             replicas,
             len(homes),
         )
-        if last in mine and step.targets != began.microbatch_targets:
+        if last in mine and step.targets != logged:
             # Its weight in the average of the round follows from them.
-            logged = list(began.microbatch_targets)
-            what = f"step {key}: {list(step.targets)} targets in its microbatches, its log says {logged}"
+            what = f"step {key}: {list(step.targets)} targets in its microbatches, its log says {list(logged)}"
             yield Difference(action.round, last, action.generations[last].peer, what)
         for turn in turns(len(path), range(len(sizes))):
             if path[turn.stretch].process != self._crew.process:
@@ -276,18 +282,19 @@ class Engine:
         is_last = number == len(step.path) - 1
         received: WireTensor | None
         if start == 0:
-            received, _ = step.batches[microbatch]
+            received = step.batches[microbatch].inputs
         else:
             received = self._receive(step.path[number - 1].process, step.name(microbatch, start, _OUTPUT))
+        context = step.context(microbatch)
         forward = Operation(OperationKind.FORWARD, step.key, microbatch)
         for place in range(start, stop - is_last):
-            received = self._operate(step.replica(place), forward, [received], step.targets)
+            received = self._operate(step.replica(place), forward, [received, *context], step.targets)
         if not is_last:
             self._send(step.path[number + 1].process, step.name(microbatch, stop, _OUTPUT), received)
             return
-        _, labels = step.batches[microbatch]
+        labels = step.batches[microbatch].labels
         loss = Operation(OperationKind.LOSS, step.key, microbatch, is_head=stop > step.num_stages)
-        gradient = self._operate(step.replica(stop - 1), loss, [received, labels], step.targets)
+        gradient = self._operate(step.replica(stop - 1), loss, [received, *context, labels], step.targets)
         self._go_back(step, number, microbatch, gradient)
 
     def _go_back(self, step: _ReplayedStep, number: int, microbatch: int, gradient: WireTensor | None) -> None:

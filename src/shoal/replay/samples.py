@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, pairwise
-
-import numpy as np
 
 from shoal.config.schema import Config
 from shoal.data.catalog import open_source
+from shoal.data.fields import Fields
 from shoal.data.microbatch import wire_view
 from shoal.data.preparation import Content, indices_of, prepare
 from shoal.data.shuffle import PassOrder
@@ -36,8 +36,13 @@ class Samples:
         """Samples of a pass."""
         return self._dataset.train.num_samples
 
-    def microbatches(self, samples: Ranges, sizes: Sequence[int]) -> list[tuple[WireTensor, WireTensor]]:
-        """Return inputs and labels of each microbatch.
+    @property
+    def has_context(self) -> bool:
+        """Whether every stage gets something of a sample."""
+        return bool(self._dataset.train.context)
+
+    def microbatches(self, samples: Ranges, sizes: Sequence[int]) -> list[Fields[WireTensor]]:
+        """Return what there is of each microbatch.
 
         Args:
             sizes: samples of each microbatch, in order.
@@ -46,9 +51,8 @@ class Samples:
             SampleError: a sample cannot be prepared.
         """
         content = Content(samples)
-        spec_in, spec_out = self._dataset.inputs, self._dataset.labels
-        inputs = np.empty((content.num_samples, *spec_in.shape), dtype=spec_in.dtype)
-        labels = np.empty((content.num_samples, *spec_out.shape), dtype=spec_out.dtype)
-        prepare(self._dataset, indices_of(content, self._order), inputs, labels, is_holdout=False)
+        batch = self._dataset.fields.each(lambda spec: spec.empty(content.num_samples))
+        prepare(self._dataset, indices_of(content, self._order), batch, is_holdout=False)
+        whole = batch.each(wire_view)
         bounds = pairwise(accumulate(sizes, initial=0))
-        return [(wire_view(inputs[start:stop]), wire_view(labels[start:stop])) for start, stop in bounds]
+        return [whole.each(partial(WireTensor.rows, start=start, stop=stop)) for start, stop in bounds]

@@ -61,22 +61,22 @@ class PlainLoop:
         self._trainer = trainer
         self._device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
 
-    def step(self, microbatches: Sequence[tuple[Tensor, Tensor]], number: int, lr: float) -> tuple[float, float]:
+    def step(self, microbatches: Sequence[tuple[Tensor, ...]], number: int, lr: float) -> tuple[float, float]:
         """Trains one step; a step whose loss or gradients are not finite changes nothing.
 
         Args:
-            microbatches: Inputs (B, ...) and labels (B, ...) of each; B may differ.
+            microbatches: Inputs (B, ...), labels (B, ...) and the context of each; B may differ.
             number: Of the step, counted from 0 over the whole run.
 
         Returns:
             The mean loss over the targets, and the norm of the gradients over all stages before clipping.
         """
         buffers_before = [[buffer.clone() for buffer in stage.buffers()] for stage in self.stages]
-        targets = [_num_targets(labels) for _, labels in microbatches]
+        targets = [_num_targets(labels) for _, labels, *_ in microbatches]
         loss = 0.0
-        for microbatch, (inputs, labels) in enumerate(microbatches):
+        for microbatch, (inputs, labels, *context) in enumerate(microbatches):
             weight = targets[microbatch] / max(1, sum(targets))
-            loss += self._forward_backward(inputs, labels, number, microbatch, weight)
+            loss += self._forward_backward(inputs, labels, context, number, microbatch, weight)
         self._add_head_gradients()
         norm = math.sqrt(sum(self._squared_norms()))
         if math.isfinite(norm) and math.isfinite(loss):
@@ -88,7 +88,7 @@ class PlainLoop:
         return loss, norm
 
     @torch.no_grad()
-    def evaluate(self, microbatches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, int]:
+    def evaluate(self, microbatches: Sequence[tuple[Tensor, ...]]) -> tuple[float, int]:
         """Runs the model in eval mode.
 
         Returns:
@@ -97,13 +97,13 @@ class PlainLoop:
         loss_sum, num_targets = 0.0, 0
         for stage in self.stages:
             stage.eval()
-        for inputs, labels in microbatches:
+        for inputs, labels, *context in microbatches:
             count = _num_targets(labels)
             if not count:
                 continue
-            hidden = inputs.to(self._device)
+            hidden, *given = (tensor.to(self._device) for tensor in (inputs, *context))
             for stage in self._chain:
-                hidden = stage(hidden)
+                hidden = stage(hidden, *given)
             loss = self._chain[-1].loss(hidden, labels.to(self._device))
             loss_sum += loss.item() * count
             num_targets += count
@@ -111,18 +111,20 @@ class PlainLoop:
             stage.train()
         return loss_sum, num_targets
 
-    def _forward_backward(self, inputs: Tensor, labels: Tensor, number: int, microbatch: int, weight: float) -> float:
+    def _forward_backward(
+        self, inputs: Tensor, labels: Tensor, context: Sequence[Tensor], number: int, microbatch: int, weight: float
+    ) -> float:
         """One microbatch through all stages and back; returns its weighted loss."""
         received: list[Tensor] = []
         sent: list[Tensor] = []
-        hidden = inputs.to(self._device)
+        hidden, *given = (tensor.to(self._device) for tensor in (inputs, *context))
         for stage in self._chain:
             # Stages meet at detached tensors, as machines do.
             hidden = hidden.detach().requires_grad_(not stage.is_first)
             received.append(hidden)
             seed = operation_seed(self._run_seed, self._trainer, number, microbatch, stage.stage)
             with seeded(seed, self._device), stage.weighed(weight):
-                hidden = stage(hidden)
+                hidden = stage(hidden, *given)
             sent.append(hidden)
         # The mean over no target is none.
         loss = self._chain[-1].loss(hidden, labels.to(self._device)) * weight if weight else 0.0 * hidden.sum()

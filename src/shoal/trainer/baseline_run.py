@@ -109,5 +109,5 @@ def _build(config: Config, device_name: str) -> PlainLoop:
     )
 
 
-def _tensors(parts: list[Microbatch]) -> list[tuple[Tensor, Tensor]]:
-    return [(from_wire(part.inputs), from_wire(part.labels)) for part in parts]
+def _tensors(parts: list[Microbatch]) -> list[tuple[Tensor, ...]]:
+    return [tuple(map(from_wire, part.fields.everything)) for part in parts]

@@ -47,7 +47,7 @@ def uncut_loss(module: Any, holdout: Source) -> float:
     losses: list[float] = []
     with torch.no_grad():
         for index in range(holdout.num_samples):
-            inputs, labels = (torch.from_numpy(array) for array in holdout.read(np.array([index])))
+            inputs, labels = (torch.from_numpy(array) for array in holdout.read(np.array([index])).everything)
             losses.append(module.loss(module(inputs), labels).item())
     return sum(losses) / len(losses)
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import anyio
+import anyio.to_thread
 import pytest
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
@@ -276,7 +277,7 @@ async def test_a_p2pd_that_dies_or_hangs_while_its_node_begins_is_an_error(
         struck.extend(_daemons(alice.peer_id))
         os.kill(struck[0], number)
         # On a busy machine a thread of it that has not noticed yet may still answer all that a node asks.
-        os.waitid(os.P_PID, struck[0], os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        await anyio.to_thread.run_sync(os.waitid, os.P_PID, struck[0], os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         return await create(*arguments, **settings)
 
     monkeypatch.setattr(DHTNode, "create", strike)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
 from shoal.data.worker_messages import Opening
 from shoal.errors import ConfigError
@@ -51,16 +52,16 @@ class Trapped(Source):
     def num_samples(self) -> int:
         return self._num_samples
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         trap = self._trap
         if trap.fails in indices:
             raise ValueError("broken picture")
         if trap.kills in indices:
-            self._kill(inputs)
+            self._kill(batch.inputs)
         if trap.hangs in indices:
             threading.Event().wait()
-        inputs[...] = indices[:, None] + np.arange(5)
-        labels[...] = indices + self._first
+        batch.inputs[...] = indices[:, None] + np.arange(5)
+        batch.labels[...] = indices + self._first
 
     def _kill(self, inputs: Array) -> None:
         once = self._trap.once

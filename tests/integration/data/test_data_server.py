@@ -104,9 +104,9 @@ async def test_a_trainer_leases_over_a_socket_and_another_process_sees_the_same_
         for step in range(3):
             batch = await feed.lease(1, step)
             assert batch is not None
-            inputs, labels = source.read(order[16 * step : 16 * step + 16])
-            assert np.array_equal(batch.inputs, inputs)
-            assert np.array_equal(batch.labels, labels)
+            inputs, labels, _ = source.read(order[16 * step : 16 * step + 16])
+            assert np.array_equal(batch.fields.inputs, inputs)
+            assert np.array_equal(batch.fields.labels, labels)
             feed.note(StepKey(0, 1, step, 0), (), batch)
             feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
         client.post(hop.peer, RecordSamples(1, ()))

@@ -38,11 +38,11 @@ async def all_batches(at: Host, num_slots: int = 2) -> list[bytes]:
             for feed in feeds:
                 batch = await feed.lease(round_number, step)
                 assert batch is not None
-                seen.append(batch.inputs.tobytes() + batch.labels.tobytes())
+                seen.append(batch.fields.inputs.tobytes() + batch.fields.labels.tobytes())
                 recorded += batch.samples
         at.tell(RecordSamples(round_number, tuple(recorded)))
     held_out = await feeds[0].read_holdout(3, 20)
-    return [*seen, held_out.inputs.tobytes() + held_out.labels.tobytes()]
+    return [*seen, held_out.fields.inputs.tobytes() + held_out.fields.labels.tobytes()]
 
 
 async def test_batches_have_the_same_bits_and_order_with_no_one_and_three_workers() -> None:
@@ -66,8 +66,8 @@ async def test_a_batch_that_takes_several_places_is_whole(num_workers: int) -> N
         held = [await at.trainer(slot).lease(1, 0) for slot in (0, 1)]
         for batch, num_samples in zip(held, (96, 32), strict=True):
             assert batch is not None
-            assert len(set(batch.labels.tolist())) == num_samples
-            assert np.array_equal(batch.inputs, batch.labels[:, None] + np.arange(5, dtype=np.float32))
+            assert len(set(batch.fields.labels.tolist())) == num_samples
+            assert np.array_equal(batch.fields.inputs, batch.fields.labels[:, None] + np.arange(5, dtype=np.float32))
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])

@@ -17,6 +17,7 @@ from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
 from shoal.config.model import ModelPipelineConfig
 from shoal.config.training import InnerOptimConfig
+from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.ids import PeerId, StepKey
 from shoal.model.stage import Family, StageModule, build_stage
@@ -74,7 +75,7 @@ class Swarm:
         return await self.drivers[trainer].train(
             round=round,
             number=number,
-            microbatches=[Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch],
+            microbatches=[Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batch],
             samples=(SampleRange(0, number * 100, number * 100 + sum(len(y) for _, y in batch)),),
             lr=lr,
             path=self.path(home),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.errors import NoPipeline, RoundAborted
 from shoal.ids import PeerId
@@ -163,7 +164,7 @@ async def test_another_error_of_the_device_changes_no_cap(make_swarm: MakeSwarm)
 
 async def test_an_evaluation_that_does_not_fit_lowers_the_cap_for_the_next(make_swarm: MakeSwarm) -> None:
     [batch, *_] = text_batches((6,))
-    microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch]
+    microbatches = [Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batch]
     async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
         [replica] = swarm.replicas[0]
         SmallMemory(replica.compute, 3, ON_CPU, "evaluate")
@@ -183,7 +184,7 @@ async def test_an_evaluation_that_does_not_fit_lowers_the_cap_for_the_next(make_
 
 async def test_an_evaluation_is_cut_as_well_and_refused_where_it_is_not(make_swarm: MakeSwarm) -> None:
     [batch, *_] = text_batches((5, 2))
-    microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch]
+    microbatches = [Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batch]
     plain = PlainLoop([build_stage(gpt(0.1), s, 2, seed=SEED) for s in range(2)], InnerOptimConfig(), 0.5, SEED, 0)
     async with make_swarm(gpt(0.1), 2, seed=SEED, caps={TAIL: 2}) as swarm:
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.schedule import LrSchedule
@@ -176,7 +177,7 @@ async def test_a_pipeline_in_mixed_precision_is_bit_equal_to_a_plain_loop(
     exact_stages = [build_stage(family, s, num_stages, seed=SEED) for s in range(num_stages)]
     exact = PlainLoop(exact_stages, InnerOptimConfig(), 0.5, SEED, 0)
     async with make_swarm(family, num_stages, max_grad_norm=0.5, **mixed) as swarm:
-        holdout = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batches[0]]
+        holdout = [Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batches[0]]
 
         async def evaluate(number: int) -> tuple[float, int]:
             return await swarm.drivers[0].evaluate(
@@ -278,7 +279,7 @@ async def test_evaluation_is_that_of_the_parameters_that_the_round_started_from(
         for [replica] in swarm.replicas:
             flat = replica.compute.averaged.parameters.flat()
             replica.compute.base_parameters = lambda flat=flat: flat
-        microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in holdout]
+        microbatches = [Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in holdout]
 
         async def evaluate(number: int) -> tuple[float, int]:
             return await swarm.drivers[0].evaluate(

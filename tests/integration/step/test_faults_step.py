@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.errors import NoPipeline, RoundClosed
 from shoal.ids import PeerId
@@ -366,6 +367,6 @@ async def test_evaluation_over_a_replica_that_is_behind_is_refused(make_swarm: M
     from shoal.errors import RoundAborted
 
     async with make_swarm(family(), 2) as swarm:
-        microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch(0)]
+        microbatches = [Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batch(0)]
         with pytest.raises(RoundAborted, match="record of round 0, not 1"):
             await swarm.drivers[0].evaluate(evaluation=1, base_round=1, microbatches=microbatches, path=swarm.refs())

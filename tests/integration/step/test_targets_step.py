@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.codec.raw import to_wire
 from shoal.config.training import InnerOptimConfig
+from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.errors import NoPipeline
 from shoal.ids import PeerId
@@ -88,7 +89,7 @@ async def test_any_path_gives_the_gradient_of_the_whole_batch(
 async def test_an_evaluation_is_the_mean_over_targets(make_swarm: MakeSwarm) -> None:
     loss, _ = whole_gradients()
     async with make_swarm(gpt(0.0), 2, seed=SEED, dtype=torch.float64) as swarm:
-        microbatches = [Microbatch(to_wire(x), to_wire(y), len(y)) for x, y in batch()]
+        microbatches = [Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batch()]
         total, num_targets = await swarm.drivers[0].evaluate(
             evaluation=1, base_round=0, microbatches=microbatches, path=swarm.refs()
         )

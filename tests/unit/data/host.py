@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 from tests.windows import leased
 
 from shoal.data.feed import Feed, LeasedBatch
+from shoal.data.fields import Fields
 from shoal.data.server import DataService
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
 from shoal.data.worker_messages import Opening
@@ -43,9 +44,9 @@ class Numbers(Source):
     def num_samples(self) -> int:
         return self._num_samples
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        inputs[...] = indices[:, None]
-        labels[...] = indices + self._first
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        batch.inputs[...] = indices[:, None]
+        batch.labels[...] = indices + self._first
 
 
 @dataclass
@@ -109,8 +110,8 @@ async def host(
 
 
 def labels_of(batch: LeasedBatch) -> list[int]:
-    assert np.array_equal(batch.inputs[:, 0], batch.labels.astype(np.float32) % 1000)
-    return batch.labels.tolist()
+    assert np.array_equal(batch.fields.inputs[:, 0], batch.fields.labels.astype(np.float32) % 1000)
+    return batch.fields.labels.tolist()
 
 
 def key(slot: int, number: int, generation: int = 1) -> StepKey:

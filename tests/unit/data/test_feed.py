@@ -82,10 +82,10 @@ async def test_the_view_of_a_batch_is_shared_read_only_memory() -> None:
         batch = await at.trainer(0).lease(1, 0)
         assert batch is not None
         with pytest.raises(ValueError, match="read-only"):
-            batch.inputs[0, 0] = 1.0
+            batch.fields.inputs[0, 0] = 1.0
         at.service.pool.memory(0)[:4] = 0
         at.service.pool.memory(1)[:4] = 0
-        assert batch.inputs[0, 0] == 0.0
+        assert batch.fields.inputs[0, 0] == 0.0
         assert sum(part.num_samples for part in batch.cut(3)) == 4
 
 
@@ -114,7 +114,7 @@ async def test_an_offer_that_cannot_be_true_is_refused(place: TensorPlace) -> No
         at.group.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
         good = TensorPlace("int64", (2,), 0)
-        at.endpoint.post(at.endpoints[0].peer_id, BatchReady(0, pool.path, pool.num_bytes, 0, place, good, (), 2))
+        at.endpoint.post(at.endpoints[0].peer_id, BatchReady(0, pool.path, pool.num_bytes, 0, place, good, (), 2, {}))
         await settle(lambda: bool(failed))
         assert "data server offers" in failed[0]
 
@@ -143,14 +143,14 @@ async def test_a_batch_is_that_of_the_data_server_that_has_sent_it_though_anothe
         places = TensorPlace("float32", (2, 3), 0), TensorPlace("int64", (2,), 64)
         with Pool(place_bytes=4096, num_places=1) as pool:
             pool.memory(0)[64:] = 1
-            ready = BatchReady(0, pool.path, pool.num_bytes, 7, *places, (SampleRange(0, 0, 2),), 2)
+            ready = BatchReady(0, pool.path, pool.num_bytes, 7, *places, (SampleRange(0, 0, 2),), 2, {})
             feed.receive(Received(SERVER, ready))
             feed.peer_lost(SERVER)
         with Pool(place_bytes=4096, num_places=1) as other:
             assert other.path == pool.path
             await settle(lambda: bool(got))
         assert got[0] is not None
-        assert got[0].labels.tolist() == [0x0101010101010101] * 2
+        assert got[0].fields.labels.tolist() == [0x0101010101010101] * 2
 
 
 async def test_a_pool_that_cannot_be_mapped_is_asked_for_again_and_then_named() -> None:
@@ -167,7 +167,7 @@ async def test_a_pool_that_cannot_be_mapped_is_asked_for_again_and_then_named() 
         at.group.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
         places = TensorPlace("float32", (2, 3), 0), TensorPlace("int64", (2,), 64)
-        ready = BatchReady(0, "/proc/0/fd/99", 4096, 7, *places, (SampleRange(0, 0, 2),), 2)
+        ready = BatchReady(0, "/proc/0/fd/99", 4096, 7, *places, (SampleRange(0, 0, 2),), 2, {})
         for _ in range(3):
             with pytest.raises(RemoteProtocolError, match="cannot be opened"):
                 feed.receive(Received(SERVER, ready))

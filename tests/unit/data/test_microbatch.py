@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.data.fields import Fields
 from shoal.data.microbatch import cut, microbatches, usual_sizes
 
 
@@ -18,23 +19,25 @@ def arrays(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("num_samples", [1, 2, 5, 8, 9])
 def test_parts_are_those_of_torch_chunk(num_samples: int, max_parts: int) -> None:
     inputs, labels = arrays(num_samples)
-    parts = cut(inputs, labels, max_parts)
+    parts = cut(Fields(inputs, labels), max_parts)
     expected = torch.arange(num_samples).chunk(max_parts)
     assert [part.num_samples for part in parts] == [len(chunk) for chunk in expected]
     for part, chunk in zip(parts, expected, strict=True):
-        assert part.inputs.shape == (len(chunk), 3)
-        assert np.frombuffer(part.inputs.data, np.float32).tolist() == inputs[chunk.numpy()].ravel().tolist()
-        assert np.frombuffer(part.labels.data, np.int64).tolist() == chunk.tolist()
+        assert part.fields.inputs.shape == (len(chunk), 3)
+        assert np.frombuffer(part.fields.inputs.data, np.float32).tolist() == inputs[chunk.numpy()].ravel().tolist()
+        assert np.frombuffer(part.fields.labels.data, np.int64).tolist() == chunk.tolist()
 
 
 def test_each_accumulated_batch_is_cut_by_itself() -> None:
     inputs, labels = arrays(11)
     sizes = [
-        p.num_samples for p in microbatches(inputs, labels, batch_samples=4, samples_per_step=12, num_microbatches=2)
+        p.num_samples
+        for p in microbatches(Fields(inputs, labels), batch_samples=4, samples_per_step=12, num_microbatches=2)
     ]
     assert sizes == [2, 2, 2, 2, 2, 1]
     sizes = [
-        p.num_samples for p in microbatches(inputs, labels, batch_samples=5, samples_per_step=15, num_microbatches=2)
+        p.num_samples
+        for p in microbatches(Fields(inputs, labels), batch_samples=5, samples_per_step=15, num_microbatches=2)
     ]
     assert sizes == [3, 2, 3, 2, 1]
 
@@ -47,13 +50,13 @@ def test_a_batch_above_the_usual_size_has_more_microbatches_and_no_larger_ones(
     num_samples: int, sizes: list[int]
 ) -> None:
     inputs, labels = arrays(num_samples)
-    parts = microbatches(inputs, labels, batch_samples=15, samples_per_step=15, num_microbatches=4)
+    parts = microbatches(Fields(inputs, labels), batch_samples=15, samples_per_step=15, num_microbatches=4)
     assert [part.num_samples for part in parts] == sizes
 
 
 def test_a_batch_below_the_usual_size_has_smaller_microbatches_and_not_fewer() -> None:
     inputs, labels = arrays(7)
-    parts = microbatches(inputs, labels, batch_samples=64, samples_per_step=64, num_microbatches=4)
+    parts = microbatches(Fields(inputs, labels), batch_samples=64, samples_per_step=64, num_microbatches=4)
     assert [part.num_samples for part in parts] == [2, 2, 2, 1]
 
 
@@ -64,20 +67,24 @@ def test_microbatches_that_keep_their_size_are_fewer_or_more_and_only_the_last_o
     num_samples: int, sizes: list[int]
 ) -> None:
     inputs, labels = arrays(num_samples)
-    parts = microbatches(inputs, labels, batch_samples=15, samples_per_step=15, num_microbatches=4, keeps_size=True)
+    parts = microbatches(
+        Fields(inputs, labels), batch_samples=15, samples_per_step=15, num_microbatches=4, keeps_size=True
+    )
     assert [part.num_samples for part in parts] == sizes
 
 
 @pytest.mark.parametrize(("batch", "parts"), [(15, 4), (16, 4), (5, 2), (3, 1), (4, 4), (9, 4)])
 def test_the_usual_sizes_are_those_of_a_usual_batch(batch: int, parts: int) -> None:
-    usual = microbatches(*arrays(2 * batch), batch_samples=batch, samples_per_step=2 * batch, num_microbatches=parts)
+    usual = microbatches(
+        Fields(*arrays(2 * batch)), batch_samples=batch, samples_per_step=2 * batch, num_microbatches=parts
+    )
     assert {part.num_samples for part in usual} == usual_sizes(batch, parts)
 
 
 def test_parts_are_views_and_not_copies() -> None:
     inputs, labels = arrays(4)
-    parts = cut(inputs, labels, 2)
+    parts = cut(Fields(inputs, labels), 2)
     inputs[3, 0] = 99.0
     labels[0] = 42
-    assert np.frombuffer(parts[1].inputs.data, np.float32)[3] == 99.0
-    assert np.frombuffer(parts[0].labels.data, np.int64)[0] == 42
+    assert np.frombuffer(parts[1].fields.inputs.data, np.float32)[3] == 99.0
+    assert np.frombuffer(parts[0].fields.labels.data, np.int64)[0] == 42

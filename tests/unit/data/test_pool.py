@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.windows import num_free
 
+from shoal.data.fields import Fields
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool, map_pool
 from shoal.data.source import ArraySpec
@@ -87,19 +88,21 @@ def test_a_segment_smaller_than_said_is_refused() -> None:
 
 
 @pytest.mark.parametrize("num_samples", [1, 5, 6, 14])
-def test_inputs_and_labels_of_a_batch_do_not_overlap_and_lie_where_they_are_said_to_be(num_samples: int) -> None:
-    layout = BatchLayout(ArraySpec("float32", (3,)), ArraySpec("int64", ()), max_samples=5)
+def test_the_fields_of_a_batch_do_not_overlap_and_lie_where_they_are_said_to_be(num_samples: int) -> None:
+    context = {"lengths": ArraySpec("uint16", ()), "positions": ArraySpec("int32", (7,))}
+    layout = BatchLayout(Fields(ArraySpec("float32", (3,)), ArraySpec("int64", ()), context), max_samples=5)
     num_places = layout.num_places(num_samples)
     assert num_places == -(-num_samples // 5)
     with Pool(place_bytes=layout.place_bytes, num_places=4) as pool:
         memory = pool.memory(1, num_places)
         memory[:] = 255
-        inputs, labels = layout.arrays(memory, num_samples)
-        inputs[...] = np.arange(3 * num_samples).reshape(num_samples, 3)
-        labels[...] = np.arange(100, 100 + num_samples)
+        batch = layout.arrays(memory, num_samples)
+        for number, array in enumerate(batch.everything):
+            array[...] = np.arange(array.size).reshape(array.shape) + number
         whole = map_pool(pool.path, pool.num_bytes)
         places = layout.tensor_places(pool.offset_bytes(1), num_samples)
-        for place, array in zip(places, (inputs, labels), strict=True):
+        assert list(batch.context) == list(places.context) == ["lengths", "positions"]
+        for place, array in zip(places.everything, batch.everything, strict=True):
             seen = np.frombuffer(whole, place.dtype, count=array.size, offset=place.offset_bytes).reshape(place.shape)
             assert np.array_equal(seen, array)
             assert place.offset_bytes % 64 == 0

@@ -125,14 +125,14 @@ async def test_a_dead_trainers_batch_and_its_memory_stay_until_it_is_released() 
         at.tell(PlanRound(1, 1, StepRange(0, 1)))
         batch = await at.trainer(0).lease(1, 0)
         assert batch is not None
-        before = batch.labels.tolist()
+        before = batch.fields.labels.tolist()
         at.network.kill(at.endpoints[0].peer_id)
         successor = at.trainer(0, generation=2)
         assert await successor.lease(1, 0) is None
         reader = at.trainer(-1)
         for start in range(0, 150, 50):
             reader.give_back(await reader.read_holdout(start, start + 50))
-        assert batch.labels.tolist() == before
+        assert batch.fields.labels.tolist() == before
         at.tell(ReleaseTrainer(0, 1, 1, (), (), {}, complete=True))
         again = await successor.lease(1, 0)
         assert again is not None
@@ -219,7 +219,7 @@ async def test_a_late_message_does_not_touch_the_next_batch_of_the_same_trainer(
         assert new is not None
         feed.acknowledge(key(0, 0), old, committed=True)
         feed.give_back(old)
-        before = new.labels.tolist()
+        before = new.fields.labels.tolist()
         got: list[LeasedBatch] = []
 
         async def read() -> None:
@@ -229,7 +229,7 @@ async def test_a_late_message_does_not_touch_the_next_batch_of_the_same_trainer(
         await feed.hello()
         await anyio.wait_all_tasks_blocked()
         assert got == []
-        assert new.labels.tolist() == before
+        assert new.fields.labels.tolist() == before
         feed.give_back(new)
         await settle(lambda: bool(got))
 

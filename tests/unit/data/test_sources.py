@@ -32,7 +32,7 @@ def text_of_pydoc() -> bytes:
 def test_a_text_sample_is_a_window_and_its_labels_are_the_window_one_byte_on() -> None:
     dataset = open_source(config({"seq_len": 32}))
     text = text_of_pydoc()
-    inputs, labels = dataset.train.read(np.array([7, 0]))
+    inputs, labels, _ = dataset.train.read(np.array([7, 0]))
     assert inputs.dtype == labels.dtype == np.uint8
     assert inputs[0].tolist() == list(text[7 * 32 : 8 * 32])
     assert labels[0].tolist() == list(text[7 * 32 + 1 : 8 * 32 + 1])
@@ -45,7 +45,7 @@ def test_the_end_of_a_text_is_held_out_and_shares_no_byte_with_the_rest() -> Non
     dataset = text_dataset("numbers", text, seq_len=10, holdout_fraction=0.25)
     seen = [set(), set()]
     for part, source in enumerate((dataset.train, dataset.holdout)):
-        inputs, labels = source.read(np.arange(source.num_samples))
+        inputs, labels, _ = source.read(np.arange(source.num_samples))
         seen[part] = {*inputs.ravel().tolist(), *labels.ravel().tolist()}
         assert np.array_equal(inputs.ravel() + 1, labels.ravel())
     assert not seen[0] & seen[1]
@@ -57,7 +57,7 @@ def test_the_end_of_a_text_is_held_out_and_shares_no_byte_with_the_rest() -> Non
 @pytest.mark.parametrize("seq_len", [1, 7, 64])
 def test_the_last_window_of_a_text_still_has_all_its_labels(seq_len: int) -> None:
     source = ByteText(np.arange(65, dtype=np.uint8), seq_len)
-    _, labels = source.sample(source.num_samples - 1)
+    _, labels, _ = source.sample(source.num_samples - 1)
     assert labels.shape == (seq_len,)
     assert labels[-1] == source.num_samples * seq_len
 
@@ -71,7 +71,7 @@ def test_digits_are_scaled_images_with_their_classes() -> None:
     dataset = open_source(config(DIGITS, RESNET))
     assert dataset.train.num_samples + dataset.holdout.num_samples == 1797
     assert dataset.holdout.num_samples == 90
-    inputs, labels = dataset.train.read(np.arange(dataset.train.num_samples))
+    inputs, labels, _ = dataset.train.read(np.arange(dataset.train.num_samples))
     assert inputs.shape == (1707, 3, 20, 20)
     assert inputs.dtype == np.float32
     assert np.array_equal(inputs[:, 0], inputs[:, 2])
@@ -206,7 +206,9 @@ def test_images_of_the_hub_are_resized_and_scaled(monkeypatch: pytest.MonkeyPatc
     dataset = open_source(config(data, RESNET))
     assert dataset.num_classes == 10
     everything = [source.read(np.arange(source.num_samples)) for source in (dataset.train, dataset.holdout)]
-    values = {int(label): pixels for inputs, labels in everything for pixels, label in zip(inputs, labels, strict=True)}
+    values = {
+        int(label): pixels for inputs, labels, _ in everything for pixels, label in zip(inputs, labels, strict=True)
+    }
     assert sorted(values) == list(range(10))
     assert values[0].shape == (channels, 6, 6)
     assert (values[0] == 1.0).all()

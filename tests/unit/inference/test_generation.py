@@ -200,7 +200,7 @@ def test_evaluate_says_the_held_out_loss_of_the_data_of_the_model(
     losses: list[float] = []
     with torch.no_grad():
         for index in range(holdout.num_samples):
-            inputs, labels = (torch.from_numpy(array)[None] for array in holdout.sample(index))
+            inputs, labels = (torch.from_numpy(array)[None] for array in holdout.sample(index).everything)
             losses.append(module.loss(module(inputs), labels).item())
     assert report["eval_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
     assert (report["samples"], report["dataset"]) == (len(losses), "pydoc-topics")

@@ -15,6 +15,7 @@ from tests.alongside import alongside, until
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.data.feed import LeasedBatch
+from shoal.data.fields import Fields
 from shoal.errors import NoPipeline, RemoteProtocolError, RoundAborted, RoundClosed
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.driver import StepResult
@@ -93,7 +94,7 @@ class Feed:
 
     def _batch(self, ticket: int) -> LeasedBatch:
         array = np.zeros((4, 2), dtype=np.int64)
-        return LeasedBatch(array, array, (SampleRange(0, 4 * ticket, 4 * ticket + 4),), 4, ticket)
+        return LeasedBatch(Fields(array, array), (SampleRange(0, 4 * ticket, 4 * ticket + 4),), 4, ticket)
 
 
 @dataclass

@@ -141,7 +141,7 @@ class HfFamily(Family):
     def build_unit(self, index: int) -> nn.Module:
         return self._skeleton.unit(index)
 
-    def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[[Tensor], Tensor]:
+    def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[..., Tensor]:
         """The model's own forward, see `Part`: the units are the modules in it."""
         return self._skeleton.part(indices, units)
 

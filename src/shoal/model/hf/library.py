@@ -29,7 +29,7 @@ def is_kind(name: str) -> bool:
     Raises:
         ConfigError: transformers is not installed.
     """
-    return name in _transformers().CONFIG_MAPPING
+    return name in transformers_package().CONFIG_MAPPING
 
 
 def model_config(values: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
@@ -42,7 +42,7 @@ def model_config(values: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: There is no such kind of model, or a value is none of it.
     """
-    transformers = _transformers()
+    transformers = transformers_package()
     given = dict(values)
     kind: str = given.pop("model_type")
     kinds: list[str] = list(transformers.CONFIG_MAPPING)
@@ -73,7 +73,7 @@ def build_without_memory(config: Any) -> Any:
     Raises:
         ConfigError: The config is of another kind of model, or no model can be made of it.
     """
-    transformers = _transformers()
+    transformers = transformers_package()
     try:
         with torch.device("meta"), WithoutValues(), default_float32():
             model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False)
@@ -88,7 +88,11 @@ def build_without_memory(config: Any) -> Any:
 def build_whole(config: Any) -> Any:
     """Build the model on the CPU as transformers does, in training mode."""
     with default_float32():
-        return _transformers().AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False).train()
+        return (
+            transformers_package()
+            .AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False)
+            .train()
+        )
 
 
 def give_values(model: Any, module: nn.Module, around: nn.Module | None = None) -> None:
@@ -143,7 +147,12 @@ def _require_known(kind: str, config: Any, named: Mapping[str, Any]) -> None:
             )
 
 
-def _transformers() -> Any:
+def transformers_package() -> Any:
+    """Return the package transformers.
+
+    Raises:
+        ConfigError: It is not installed, or too old.
+    """
     found = transformers_version()
     if is_before(found, _LEAST_VERSION):
         least = ".".join(map(str, _LEAST_VERSION))

@@ -197,12 +197,20 @@ class Part(nn.Module):
         """The model, whose modules are those of the units."""
         return self._model[0]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Computes."""
+    def forward(self, x: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """Computes.
+
+        Args:
+            positions_BT: Of the tokens in their texts, of which a sample may have several: each begins at 0, and no
+                token sees another text's. None: a sample is one text.
+        """
         model = self.model
+        options: dict[str, Any] = {self._key: x, "use_cache": False}
+        if positions_BT is not None:
+            options["position_ids"] = positions_BT
         if self._is_last:
-            return model(**{self._key: x}, use_cache=False).logits
-        return model.base_model(**{self._key: x}, use_cache=False).last_hidden_state
+            return model(**options).logits
+        return model.base_model(**options).last_hidden_state
 
     def train(self, mode: bool = True) -> Self:
         """As every module, and the model's own modules with it."""

@@ -113,7 +113,8 @@ class ReadHoldout(Struct, frozen=True, tag="read_holdout"):
 
 class BatchReady(Struct, frozen=True, tag="batch_ready"):
     """Answer to Lease and Read*: the batch lies in the pool until it is acknowledged or given back. `samples` is empty
-    for held-out data; `ticket` names this hand-over in later messages and is never used again."""
+    for held-out data; `ticket` names this hand-over in later messages and is never used again. `context`: what every
+    stage gets, by name, in the order in which it travels."""
 
     request: int
     pool: str
@@ -123,6 +124,7 @@ class BatchReady(Struct, frozen=True, tag="batch_ready"):
     labels: TensorPlace
     samples: tuple[SampleRange, ...]
     num_samples: int
+    context: dict[str, TensorPlace]
 
 
 class NoBatch(Struct, frozen=True, tag="no_batch"):

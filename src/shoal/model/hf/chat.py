@@ -1,0 +1,136 @@
+"""Conversations as a tokenizer's chat template writes them, and which of their tokens are an assistant's answers.
+
+    messages, tools -> template -> text, and where in it answers are -> tokens, of which each answer's are targets
+
+A template may mark answers by `{% generation %}`. Where it does not, an answer is what the template adds to the
+messages before it and the prompt for an answer. That holds only if it writes the same again when other messages follow,
+which is checked for each conversation: a template that takes the thoughts out of earlier answers has no such places.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import ConfigError, SampleError
+from shoal.model.hf.library import transformers_package
+
+_MARKS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_ASSISTANT: Final = "assistant"
+
+Message = dict[str, Any]
+
+
+class ChatTokens(NamedTuple):
+    """A conversation.
+
+    Attributes:
+        tokens: (n,) int64.
+        is_target: (n,) bool: the token has a character of an answer.
+    """
+
+    tokens: NDArray[np.int64]
+    is_target: NDArray[np.bool_]
+
+
+class ChatTemplate:
+    """The template of a tokenizer.
+
+    Args:
+        folder: Of the tokenizer.
+        name: For messages.
+
+    Raises:
+        ConfigError: transformers is not installed, or the tokenizer has no template or is none that it reads.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        package = transformers_package()
+        try:
+            self._tokenizer: Any = package.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:
+            raise ConfigError(f"data.tokenizer = {name}: transformers cannot read it ({error})") from error
+        if not self._tokenizer.is_fast:
+            raise ConfigError(
+                f"data.tokenizer = {name}: it does not say where its tokens stand in a text; give one "
+                "with a tokenizer.json"
+            )
+        try:
+            self._text: str = self._tokenizer.get_chat_template()
+        except ValueError as error:
+            raise ConfigError(
+                f"data.tokenizer = {name} has no chat template, by which conversations become text; put a "
+                "chat_template.jinja into its folder"
+            ) from error
+        self._templates: Any = importlib.import_module("transformers.utils.chat_template_utils")
+        self._has_marks = _MARKS.search(self._text) is not None
+
+    def encode(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> ChatTokens:
+        """Return the tokens of a conversation.
+
+        Args:
+            messages: Each with a `role`, and most with a `content`.
+            tools: JSON schemas of functions that the assistant may call.
+
+        Raises:
+            SampleError: The template refuses the messages, or does not tell where the answers are.
+        """
+        text, answers = self._marked(messages, tools) if self._has_marks else self._compared(messages, tools)
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        tokens = np.array(encoding["input_ids"], dtype=np.int64)
+        places = np.array(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        is_target = np.zeros(len(tokens), dtype=np.bool_)
+        for start, stop in answers:
+            is_target |= (places[:, 0] < stop) & (places[:, 1] > start)
+        return ChatTokens(tokens, is_target)
+
+    def _marked(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text, and where answers are in it, as the template marks them."""
+        texts, places = self._rendered(messages, tools, return_assistant_tokens_mask=True)
+        return texts[0], [(start, stop) for start, stop in places[0]]
+
+    def _compared(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text, and where answers are in it, as the template writes fewer messages."""
+        whole: str = self._rendered(messages, tools)[0][0]
+        answers: list[tuple[int, int]] = []
+        for number, message in enumerate(messages):
+            if message["role"] != _ASSISTANT:
+                continue
+            asked: str = self._rendered(messages[:number], tools, add_generation_prompt=True)[0][0]
+            answered: str = self._rendered(messages[: number + 1], tools)[0][0]
+            if not answered.startswith(asked) or not whole.startswith(answered):
+                raise SampleError(
+                    f"the chat template writes message {number + 1}, an answer, otherwise when it is the last one or "
+                    "when it is asked for, so nothing tells which tokens are its: give a template that marks answers "
+                    "by {% generation %}"
+                )
+            answers.append((len(asked), len(answered)))
+        return whole, answers
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Message] | None, **options: bool) -> Any:
+        """Return the text of one conversation and the places of answers, each in a list."""
+        try:
+            return self._templates.render_jinja_template(
+                conversations=[[_without_nothing(message) for message in messages]],
+                tools=None if tools is None else list(tools),
+                chat_template=self._text,
+                **options,
+                **self._tokenizer.special_tokens_map,
+            )
+        except Exception as error:
+            raise SampleError(f"the chat template refuses it: {type(error).__name__}: {error}") from error
+
+
+def _without_nothing(message: Message) -> Message:
+    """A table has all keys in all rows; a template asks whether there is one."""
+    return {key: value for key, value in message.items() if value is not None}
