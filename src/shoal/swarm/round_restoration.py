@@ -97,11 +97,13 @@ class Restoration:
     def due(
         self, record: Record | None, stages: Iterable[int], here: Mapping[PeerId, Here], silent: bool, now_s: float
     ) -> dict[int, Basis]:
-        """Return what the stages go on from whose bytes of `record` are lost.
+        """Return what the stages go on from whose holders of `record` are lost.
 
-        The bytes are certainly lost if all their holders have come back without them. Until then a holder may only be
-        frozen or cut off, and the machine waits for it. Of a rebase record, which has no members, somebody may hold
-        them who was never seen.
+        If a replica has the record's own bytes all the same, it was left out, or holds the record of another chain that
+        names the same bytes. Then the stage goes on from these, also if others have newer ones: those can only be of
+        another chain. Else the bytes are certainly lost if all their holders have come back without them. Until then a
+        holder may only be frozen or cut off, and the machine waits for it. Of a rebase record, which has no members,
+        somebody may hold them who was never seen.
 
         Args:
             record: the one that stands, or is to stand.
@@ -116,12 +118,12 @@ class Restoration:
             if outcome is None or not bases:
                 continue
             holders = {*outcome.members, *(self._seen.get(stage, ()) if record == self._record else ())}
-            is_held = any(basis.hashes == outcome.hashes for basis in bases)  # by one that was left out
-            is_certain = not silent and not is_held and bool(holders) and holders <= peers
+            own = [basis for basis in bases if basis.hashes == outcome.hashes]
+            is_certain = not silent and not own and bool(holders) and holders <= peers
             since_s = self.missing.get(stage, now_s)
-            since_s = since_s if is_held else max(since_s, self._heard_s.get(outcome.hashes, since_s))
+            since_s = since_s if own else max(since_s, self._heard_s.get(outcome.hashes, since_s))
             if is_certain or now_s - since_s >= self.patience_s:
-                found[stage] = newest(bases)
+                found[stage] = newest(own or bases)
         return found
 
     def is_better(self, here: Here) -> bool:

@@ -108,6 +108,13 @@ def test_the_newest_bytes_are_taken_and_broken_ones_never(restoration: Restorati
     assert due(restoration, 10.0, a=broken) == {}
 
 
+def test_the_record_s_own_bytes_are_taken_before_newer_ones_of_another_chain(restoration: Restoration) -> None:
+    newer = Basis(7, StageHashes("p7", "m7", ""))
+    same = Basis(6, OWN.hashes)
+    assert due(restoration, 9.9, a=same, b=newer) == {}
+    assert due(restoration, 10.0, a=same, b=newer) == {0: same}, "the other chain's record names the same bytes"
+
+
 def test_only_the_bytes_that_stand_fit(restoration: Restoration) -> None:
     assert restoration.fits(Here(0, OWN))
     assert not restoration.fits(Here(0, FRESH))
