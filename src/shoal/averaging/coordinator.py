@@ -222,10 +222,8 @@ class RoundCoordinator:
             return
         if round != self._machine.tip.round + 1:
             raise LocalProtocolError(f"round {round} cannot be closed, the run is in round {self.round}")
-        now_s = self._clock.now_s()
-        join_by_s = None if join_within_s is None else now_s + join_within_s
-        request = CloseRequest(round, dict(slots), dict(generations or {}), join_by_s, keep)
-        self._do(self._machine.close(request, now_s))
+        request = CloseRequest(round, dict(slots), dict(generations or {}), join_within_s, keep)
+        self._do(self._machine.close(request, self._clock.now_s()))
 
     async def finish_round(self, round: int) -> RoundOutcome:
         """Wait until the record of a round that is being closed is committed, and swapped by all reachable replicas.

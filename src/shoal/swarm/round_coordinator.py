@@ -101,7 +101,7 @@ class RoundCoordinatorMachine:
         self._judgement = Judgement(self.ballot, settings.genesis, unseal)
         self._trains = self._ready = False  # the tip was announced as ready: a round is being trained on it
         self._unsaid: Tip | None = None  # the tip before, while it is not known that anybody has swapped to this one
-        self._request: CloseRequest | None = None
+        self._asked: CloseRequest | None = None  # until its record stands: as long as that may have to go, it counts
         self._joins, self._quorums = RoundJoins(), RoundQuorums()
         self._preparation = RecordPreparation(settings.run_id, seal, unseal)
         self._since_s = self._tick_at_s = 0.0
@@ -112,6 +112,11 @@ class RoundCoordinatorMachine:
     def holders(self) -> Mapping[PeerId, int] | None:
         """The replicas that hold the tip and take part, with their stages; None while that is not known."""
         return None if self.phase in (RoundPhase.WAITING, RoundPhase.ASKING) else self._replicas.holders(self.tip)
+
+    @property
+    def _request(self) -> CloseRequest | None:
+        """What was asked of the round after the tip; what was asked of another one says nothing about this one."""
+        return self._asked if self._asked is not None and self._asked.round == self.tip.round + 1 else None
 
     @property
     def _record(self) -> Record | None:
@@ -153,8 +158,8 @@ class RoundCoordinatorMachine:
         return self._mirrors.name(known) + self._advance(now_s)
 
     def close(self, request: CloseRequest, now_s: float) -> Effects:
-        """End the round as soon as this client leads and everyone has the record before."""
-        self._request = request
+        """End the round as soon as this client leads and everyone has the record before; until its record stands."""
+        self._asked = request
         self._tick_at_s = now_s + self.settings.retry_s
         return self._advance(now_s)
 
@@ -299,9 +304,10 @@ class RoundCoordinatorMachine:
         self.phase, self._num_contests = RoundPhase.IDLE, 0
         others: Iterable[PeerId] = ()
         if choice.tip.hash != self.tip.hash:
-            if self._trains and not self._judgement.is_own(choice.tip, self.tip):
+            if not self._judgement.is_own(choice.tip, self.tip):
+                self._asked = None
+                effects += [Overtaken(choice.tip)] if self._trains else []
                 self._trains = False
-                effects.append(Overtaken(choice.tip))
             self._set_tip(choice.tip)
             if self._judgement.is_held(choice.tip):
                 effects += self._say()
@@ -415,7 +421,7 @@ class RoundCoordinatorMachine:
             self._ready = self._trains = True
             effects.append(RoundReady(self.tip, self._replicas.holders(self.tip), self._replicas.sent_bytes))
         if self.phase is RoundPhase.IDLE and self._ready and self._request is not None:
-            self.phase = RoundPhase.JOINING
+            self.phase, self._since_s = RoundPhase.JOINING, now_s
             self._joins.restart()
             effects += self._send_close()
         if self.phase is RoundPhase.JOINING and self._request is not None:
@@ -450,8 +456,8 @@ class RoundCoordinatorMachine:
         """Settle the steps in doubt, once all have joined; then propose the quorums, without who contradicts."""
         holders = self._replicas.holders(self.tip)
         joins = self._joins.keep(holders)
-        late = request.join_by_s is not None and now_s >= request.join_by_s
-        is_waiting = bool(holders.keys() - joins.keys()) and not late
+        is_late = request.join_within_s is not None and now_s - self._since_s >= request.join_within_s
+        is_waiting = bool(holders.keys() - joins.keys()) and not is_late
         if is_waiting or self._stages.without({join.stage for join in joins.values()}):
             return []
         orders = self._joins.settle()
@@ -532,7 +538,6 @@ class RoundCoordinatorMachine:
         self.tip, self._unsaid = tip, self.tip if tip.signed is not None else None
         self._replicas.readmit()
         self._ready = False
-        self._request = None
         self._preparation.clear()
         self._joins, self._quorums = RoundJoins(), RoundQuorums()
         self._restoration.begin(self._record)
@@ -543,7 +548,7 @@ class RoundCoordinatorMachine:
         signed = self.tip.signed
         if self._unsaid is None or signed is None:
             return []
-        self._unsaid = None
+        self._unsaid = self._asked = None
         record = self._unseal(signed)
         self._recorded = used_samples(record)  # of this chain, whoever coordinated it
         return [RecordCommitted(record, signed)]

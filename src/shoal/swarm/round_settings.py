@@ -39,14 +39,14 @@ class CloseRequest:
     Attributes:
         slots: place of each home replica in its stage's ring; spares come last.
         generations: the lowest of each trainer that may still act.
-        join_by_s: when to go on without replicas that have not joined (monotonic); None: never, while reachable.
+        join_within_s: how long those that are told to join are waited for, each time anew; None: while reachable.
         keep: a checkpoint of its record is wanted.
     """
 
     round: int
     slots: Mapping[PeerId, int]
     generations: Mapping[int, int]
-    join_by_s: float | None = None
+    join_within_s: float | None = None
     keep: bool = False
 
 

@@ -15,9 +15,11 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CloseSteps,
     CoordinatorEffect,
+    Deposed,
     Fetch,
     Journal,
     MemberEffect,
+    Overtaken,
     Pin,
     RecordCommitted,
     ReplicaOut,
@@ -210,6 +212,7 @@ class ClientHost:
             world.resumption.tip_of(peer),
         )
         self.tip: Tip | None = None
+        self._closed: Tip | None = None  # on top of which it has ended the round
         self.keep_rule = KeepRule(every_rounds=2, every_s=math.inf, last_round=0)
         self.stuck: tuple[int, ...] = ()
         self.led_s = 0.0
@@ -243,9 +246,11 @@ class ClientHost:
         self._act(self.machine.mirrors(hops, self.now_s))
 
     def close(self) -> None:
-        if self.tip is not None:
+        """End the round; as in production once, and what becomes of it is the machine's alone."""
+        if self.tip is not None and self.tip != self._closed:
+            self._closed = self.tip
             slots = {peer: int(peer.split(".")[1]) for peer in self.world.replicas}
-            round = self.machine.tip.round + 1
+            round = self.tip.round + 1
             keep = self.keep_rule.is_due(round, self.now_s)
             self.world.checks.closes(self.machine.ballot, round, keep)
             self._act(self.machine.close(CloseRequest(round, slots, {}, keep=keep), self.now_s))
@@ -276,6 +281,8 @@ class ClientHost:
                     if record.keep:
                         self.keep_rule.begun(record.round, self.now_s)
                     self.world.committed(self.peer, record, signed)
+                case Overtaken() | Deposed():
+                    self.tip = self._closed = None
                 case RoundReady(tip):
                     self.tip = tip
                     self.world.led_under = self.machine.ballot

@@ -58,8 +58,8 @@ class WantsNoCheckpoint(RoundCoordinatorMachine):
     """Forgets that its client wants a checkpoint of the record."""
 
     def _prepare(self) -> CoordinatorEffects:
-        if self._request is not None:
-            self._request = replace(self._request, keep=False)
+        if self._asked is not None:
+            self._asked = replace(self._asked, keep=False)
         return super()._prepare()
 
 

@@ -85,8 +85,10 @@ def lead(machine: RoundCoordinatorMachine, *peers: PeerId) -> list[CoordinatorEf
     return effects
 
 
-def close(machine: RoundCoordinatorMachine, *peers: PeerId, join_by_s: float | None = None) -> list[CoordinatorEffect]:
-    effects = machine.close(CloseRequest(1, {}, {}, join_by_s), 1.0)
+def close(
+    machine: RoundCoordinatorMachine, *peers: PeerId, join_within_s: float | None = None
+) -> list[CoordinatorEffect]:
+    effects = machine.close(CloseRequest(1, {}, {}, join_within_s), 1.0)
     for peer in peers:
         effects = machine.receive(peer, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
     return effects
@@ -209,9 +211,20 @@ def test_unanswered_questions_are_repeated(machine: RoundCoordinatorMachine) -> 
 
 def test_late_replicas_are_waited_for_only_until_the_deadline(machine: RoundCoordinatorMachine) -> None:
     lead(machine, A, B)
-    close(machine, A, join_by_s=10.0)
-    assert not sent(machine.tick(9.0), Propose)
+    close(machine, A, join_within_s=9.0)
+    assert not sent(machine.tick(9.9), Propose)
     assert sent(machine.tick(10.0), Propose).keys() == {A}
+
+
+def test_who_was_lost_while_the_round_ended_is_given_as_long_to_join_again(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    close(machine, A, B, join_within_s=9.0)
+    machine.lost(A, 2.0)
+    machine.lost(B, 2.0)
+    machine.receive(B, state(machine), 100.0)
+    machine.receive(A, state(machine), 100.0)
+    assert not sent(machine.receive(A, Join(machine.ballot, 1, 0, 0, (), (), ()), 100.0), Propose)
+    assert sent(machine.receive(B, Join(machine.ballot, 1, 0, 0, (), (), ()), 100.1), Propose).keys() == {A, B}
 
 
 def test_a_quorum_that_does_not_end_is_proposed_anew(machine: RoundCoordinatorMachine) -> None:

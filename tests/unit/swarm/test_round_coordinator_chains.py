@@ -10,7 +10,7 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash, seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import ChainLeft, CoordinatorEffect, Overtaken, RoundReady, Send
-from shoal.swarm.round_settings import RoundSettings
+from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.wire.messages.base import Era, Hop, SampleRange
 from shoal.wire.messages.round import (
     AskRound,
@@ -19,6 +19,7 @@ from shoal.wire.messages.round import (
     Record,
     RoundState,
     SignedRecord,
+    StageHashes,
     StageOutcome,
     Swapped,
 )
@@ -75,6 +76,32 @@ def test_the_larger_chain_stands_and_who_trains_on_the_other_one_is_overtaken(
     loser = A if here is SMALL else B
     commit = CommitRecord(machine.ballot, LARGE, record_hash(SMALL))
     assert Send(loser, commit) in effects
+
+
+def test_a_client_that_was_overtaken_has_no_round_ended_until_it_asks_anew_also_if_that_record_has_to_go() -> None:
+    machine, _ = met(LARGE, SMALL)
+    machine.receive(B, Swapped(1, 0, record_hash(LARGE), BYTES, {}), 2.0)
+    machine.close(CloseRequest(2, {}, {}), 3.0)
+    assert machine.phase is RoundPhase.JOINING
+    other = Ballot(3, PeerId("D"), 1)
+    outcome = StageOutcome(0, 0, (B,), (1,), StageHashes("p2", "", ""), 0)
+    eras = (Era(1, unsealed(LARGE).ballot), Era(2, other))
+    prepared = seal(
+        Record("run", 2, other, record_hash(LARGE), (outcome,), (), (), {}, (), eras), other.peer, lambda _: b""
+    )
+
+    def says(peer: PeerId, record: SignedRecord | None = None, refused: str = "") -> list[CoordinatorEffect]:
+        state = RoundState(machine.ballot, 0, 1, LARGE, record, Hop(peer, ()), refused, Basis(1, BYTES))
+        return machine.receive(peer, state, 5.0)
+
+    says(B, prepared)
+    effects = [*says(A), *says(B, prepared)]
+    assert [type(effect) for effect in effects if not isinstance(effect, Send)] == [Overtaken]
+    says(A, refused="it has not staged these bytes")
+    machine.lead(7.0)
+    machine.lost(B, 7.0)
+    assert isinstance(says(A)[-1], RoundReady)
+    assert (machine.tip.hash, machine.phase) == (record_hash(LARGE), RoundPhase.IDLE)
 
 
 def test_a_chain_that_was_left_is_not_chosen_among_again() -> None:

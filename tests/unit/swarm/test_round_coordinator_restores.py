@@ -26,6 +26,7 @@ from shoal.swarm.round_effects import (
     CoordinatorEffect,
     Deposed,
     Journal,
+    RecordCommitted,
     ReplicaIn,
     ReplicaOut,
     Restored,
@@ -37,6 +38,7 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
     AskRound,
     Basis,
+    Close,
     CommitRecord,
     Join,
     RecordPrepared,
@@ -227,18 +229,47 @@ def test_who_has_better_bytes_than_its_stage_was_restored_from_refuses_what_it_w
     assert machine.holders == {B: 0}
 
 
-def test_what_belongs_to_a_record_that_is_dropped_restores_nothing(machine: RoundCoordinatorMachine) -> None:
-    """All have prepared it, and are lost before anybody is known to have swapped: the record before stands again."""
+def dropped(machine: RoundCoordinatorMachine, *asked: int) -> list[CoordinatorEffect]:
+    """All have prepared record 2, and are lost before anybody is known to have swapped: record 1 stands again. Then the
+    client has these rounds ended."""
     signed = whole_round(machine)
-    machine.close(CloseRequest(2, {}, {}), 5.0)
+    machine.close(CloseRequest(2, {}, {}, keep=True), 5.0)
     machine.receive(A, Join(machine.ballot, 2, 0, 0, (), (), ()), 5.0)
     [journal] = machine.receive(A, Staged(machine.ballot, 2, 0, 0, NEXT), 6.0)
     assert isinstance(journal, Journal)
     machine.journaled(journal.digest)
     machine.receive(A, RecordPrepared(machine.ballot, 2, journal.digest), 7.0)
     assert machine.tip.hash == journal.digest
+    for round in asked:
+        machine.close(CloseRequest(round, {}, {}), 7.0)
     machine.replicas({B: Hop(B, ())}, 8.0)
     machine.lead(8.0)
-    effects = machine.receive(B, state(machine, signed, 1), 8.0)
+    return machine.receive(B, state(machine, signed, 1), 8.0)
+
+
+def test_what_belongs_to_a_record_that_is_dropped_restores_nothing(machine: RoundCoordinatorMachine) -> None:
+    effects = dropped(machine)
     assert [effect for effect in effects if isinstance(effect, Restored)] == []
     assert machine.holders == {B: 0}
+
+
+def test_a_round_whose_record_is_dropped_is_ended_again_as_its_client_has_asked_once(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    assert sent(dropped(machine), Close) == {B: Close(machine.ballot, 2)}
+    machine.receive(B, Join(machine.ballot, 2, 0, 0, (), (), ()), 9.0)
+    [journal] = machine.receive(B, Staged(machine.ballot, 2, 0, 0, NEXT), 9.0)
+    assert isinstance(journal, Journal)
+    assert journal.record.keep, "as it was asked for this round"
+    machine.journaled(journal.digest)
+    machine.receive(B, RecordPrepared(machine.ballot, 2, journal.digest), 9.0)
+    effects = machine.receive(B, Swapped(2, 0, journal.digest, NEXT, {}), 9.0)
+    assert [type(effect) for effect in effects] == [RecordCommitted, RoundReady]
+
+
+def test_what_was_asked_of_the_round_after_a_record_that_is_dropped_does_not_end_the_one_before(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    effects = dropped(machine, 3)
+    assert RoundReady(machine.tip, {B: 0}, {}) in effects
+    assert sent(effects, Close) == {}
