@@ -148,11 +148,11 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     for mutant, first_seed in (
         (RestoresWhatIsMirrored, 32),
         (WaitsForNoMirror, 101),
-        (AsksNoMirror, 22),
+        (AsksNoMirror, 32),
         (HintsNothingThatIsKept, 67),
         (CountsMirrorsThatAreGone, 44),
         (ForgetsMirroredRecords, 15),
-        (RepeatsNoFollow, 154),
+        (RepeatsNoFollow, 11),
     )
 }
 MUTANTS |= {
@@ -160,5 +160,5 @@ MUTANTS |= {
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, SplitWorld, mirror_class=mutant)
-    for mutant, first_seed in ((GoesBack, 55), (StaysOnItsChain, 0))
+    for mutant, first_seed in ((GoesBack, 55), (StaysOnItsChain, 28))
 }

@@ -232,7 +232,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
         (NoPreparation, 4839),
-        (NoJournal, 1),
+        (NoJournal, 2),
         (WantsNoCheckpoint, 0),
         (NoTakeoverOfPreparedRecords, 952),
         (NoEpochs, 7),
@@ -240,14 +240,14 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (AsksOnce, 1),
         (RepeatsSeldom, 17),
         (MixesBases, 339),
-        (TakesAnyStart, 0),
+        (TakesAnyStart, 9),
         (NamesNoBases, 9),
         (CommitsBeforeAnybodySwaps, 37),
     )
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, member_class=mutant)
-    for mutant, first_seed in ((NoHashCheck, 1), (NoPromise, 4), (FetchesOnce, 11), (GivesRestoredBytes, 18))
+    for mutant, first_seed in ((NoHashCheck, 1), (NoPromise, 0), (FetchesOnce, 9), (GivesRestoredBytes, 9))
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, host_class=mutant)

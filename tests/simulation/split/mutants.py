@@ -153,11 +153,11 @@ def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld
 
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
-    "WaitsForNoChain": _make(33, coordinator_class=WaitsForNoChain),
+    "WaitsForNoChain": _make(9, coordinator_class=WaitsForNoChain),
     "KeepsTheFirstFate": _meets(1652, coordinator_class=KeepsTheFirstFate),
     "LeavesOutTheLast": _meets(3368, coordinator_class=LeavesOutTheLast),
     "FollowsTheNewest": _meets(373, member_class=FollowsTheNewest),
-    "IsSilentAboutMistakes": _meets(792, member_class=IsSilentAboutMistakes),
+    "IsSilentAboutMistakes": _meets(1115, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
     "TakesAnySteps": _make(459, host_class=TakesAnySteps),

@@ -128,13 +128,13 @@ class TakesAnyReplicaForAWitness(LeaseTable):
 MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "JoinsTooEarly": (lambda seed: World(seed, host_class=JoinsTooEarly), 0),
     "TrainsOnInTheOldRound": (lambda seed: World(seed, host_class=TrainsOnInTheOldRound), 0),
-    "MovesLeasesAtOnce": (lambda seed: World(seed, table_class=MovesLeasesAtOnce), 13),
+    "MovesLeasesAtOnce": (lambda seed: World(seed, table_class=MovesLeasesAtOnce), 25),
     "CountsTheLostAsSettled": (
         lambda seed: World(seed, table_class=CountsTheLostAsSettled, takeover_class=_HearsOfNobodyElse),
-        13,
+        25,
     ),
-    "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 13),
+    "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 25),
     "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 407),
-    "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 55),
-    "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 2),
+    "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 24),
+    "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 25),
 }

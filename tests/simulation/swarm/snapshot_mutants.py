@@ -49,7 +49,7 @@ class ForgetsWhatItHasDenied(StepReplica):
 
 
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
-    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 4),
+    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 10),
     "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 2),
     "TakesSnapshotsOfOlderGenerations": (
         lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderGenerations),
