@@ -17,25 +17,28 @@ from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE, byte_tokenizer_files
 from shoal.checkpoint.gpt2_folder import gpt2_config, gpt2_name
 from shoal.checkpoint.hf_folder import HfForm
 from shoal.checkpoint.loading import YAML, open_model
-from shoal.checkpoint.model_folder import CONFIG, TENSORS, ModelFolder, configuration_with_cut
+from shoal.checkpoint.model_folder import CONFIG, TENSORS, TOKENIZER, ModelFolder, configuration_with_cut
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
 from shoal.checkpoint.model_source import ModelSource
 from shoal.checkpoint.tensor_file import TensorFileWriter
 from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, StateMismatch
+from shoal.model.hf.tokenizer import end_of_document
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256
 from shoal.quant.fold import fold_weights, folded_quant
 
 Format = Literal["hf", "safetensors"]
 _OF_TRANSFORMERS: Final = ("gpt", "hf")
+_NO_ENDS: Final[Mapping[str, int | None]] = {"bos_token_id": None, "eos_token_id": None}
 _TOKENIZER_FILES: Final = (
     TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
+    "chat_template.jinja",
     "generation_config.json",
 )
 """Of a model of transformers, copied as they are."""
@@ -60,7 +63,7 @@ def export_model(source: ModelSource, to: Path, format: Format | None = None) ->
     config = source.config.model_copy(update={"quant": folded_quant(source.config.quant)})
     if format is None:
         format = "hf" if config.model.family in _OF_TRANSFORMERS and config.quant is None else "safetensors"
-    form = _form(config, format, is_bytes=_has_bytes(source))
+    form = _form(config, format, _ends(source))
     try:
         folder = WholeFolder(to)
     except OSError as error:
@@ -72,6 +75,9 @@ def export_model(source: ModelSource, to: Path, format: Format | None = None) ->
             folder.write_json(CONFIG, form.described)
             for name, content in _tokenizer_files(source).items():
                 folder.write(name, content)
+        elif source.tokenizer is not None:
+            for name, content in _tokenizer_files(source).items():
+                folder.write(f"{TOKENIZER}/{name}", content)
         _require_equal(folder.aside, config, digests)
         folder.put_into_place()
     except OSError as error:
@@ -137,10 +143,10 @@ class _NativeForm:
 class _Gpt2Form:
     """The family gpt as a GPT-2 of transformers."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, ends: Mapping[str, int | None]) -> None:
         native = [entry for layout in stage_layouts(config) for entry in layout.entries]
         self.entries = [_gpt2_entry(entry) for entry in native]
-        self.described: dict[str, Any] | None = gpt2_config(config)
+        self.described: dict[str, Any] | None = gpt2_config(config, {**_NO_ENDS, **ends})
 
     def tensors(self, stage: StageModule) -> Iterator[tuple[str, Tensor]]:
         for name, values in _state(stage).items():
@@ -153,7 +159,7 @@ def _gpt2_entry(entry: FlatEntry) -> FlatEntry:
     return FlatEntry(name, entry.shape[::-1] if is_transposed else entry.shape, entry.dtype, entry.offset)
 
 
-def _form(config: Config, format: Format, *, is_bytes: bool) -> _Form:
+def _form(config: Config, format: Format, ends: Mapping[str, int | None]) -> _Form:
     if format == "safetensors":
         return _NativeForm(config)
     if config.model.family not in _OF_TRANSFORMERS:
@@ -165,7 +171,7 @@ def _form(config: Config, format: Format, *, is_bytes: bool) -> _Form:
             "--format hf: this model quantises what its layers take, for which a model of transformers has no place; "
             "use --format safetensors"
         )
-    return _Gpt2Form(config) if config.model.family == "gpt" else HfForm(config, is_bytes=is_bytes)
+    return _Gpt2Form(config, ends) if config.model.family == "gpt" else HfForm(config, ends)
 
 
 def _write_tensors(source: ModelSource, folder: WholeFolder, form: _Form) -> dict[str, str]:
@@ -201,8 +207,15 @@ def _state(stage: StageModule) -> dict[str, Tensor]:
     return {name: tensor.detach().to(torch.device("cpu")) for name, tensor in tensors.items()}
 
 
-def _has_bytes(source: ModelSource) -> bool:
-    return source.tokenizer is None and source.is_bytes
+def _ends(source: ModelSource) -> dict[str, int | None]:
+    """Return which tokens begin and end a text, as far as the run knows better than the config of its model."""
+    if source.tokenizer is None:
+        # Bytes are text and nothing else.
+        return dict(_NO_ENDS) if source.is_bytes else {}
+    data, model = source.config.data, source.config.model
+    if data.tokenizer is None or data.tokenizer == model.name_or_path:
+        return {}
+    return {**_NO_ENDS, "eos_token_id": end_of_document(_tokenizer_files(source))}
 
 
 def _tokenizer_files(source: ModelSource) -> dict[str, bytes]:

@@ -66,8 +66,12 @@ def gpt2_name(name: str) -> tuple[str, bool]:
     return f"transformer.h.{block[1]}.{_PLACES[block[2]]}.{kind}", _is_transposed(name)
 
 
-def gpt2_config(config: Config) -> dict[str, Any]:
-    """The `config.json` of a native gpt."""
+def gpt2_config(config: Config, ends: Mapping[str, int | None]) -> dict[str, Any]:
+    """The `config.json` of a native gpt.
+
+    Args:
+        ends: What begins and ends a text.
+    """
     model = config.model
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -83,9 +87,7 @@ def gpt2_config(config: Config) -> dict[str, Any]:
         "resid_pdrop": model.dropout,
         "attn_pdrop": 0.0,
         "tie_word_embeddings": False,
-        # Bytes are text and nothing else: no token begins or ends it.
-        "bos_token_id": None,
-        "eos_token_id": None,
+        **ends,
         "dtype": "float32",
         **_FIXED,
     }
@@ -128,7 +130,7 @@ def open_gpt2(folder: Path, described: Mapping[str, Any], configuration: Mapping
         {name: shape(name) for name in places},
         read,
         tokenizer=own_tokenizer(folder),
-        is_bytes=configuration is not None or tokens_are_bytes(folder, config.model.vocab_size),
+        is_bytes=tokens_are_bytes(folder, config.model.vocab_size) if configuration is None else config.data.has_bytes,
     )
 
 

@@ -49,17 +49,16 @@ class HfForm:
     """How a model of the family hf is written for transformers.
 
     Args:
-        is_bytes: Its tokens are bytes, of which none ends a text.
+        ends: What begins and ends a text, in place of what the model's own config says.
 
     Attributes:
         entries: Of all tensors in the file.
         described: The content of config.json.
     """
 
-    def __init__(self, config: Config, *, is_bytes: bool) -> None:
+    def __init__(self, config: Config, ends: Mapping[str, int | None]) -> None:
         self._family = hf_family(config)
         self._numbers = {self._family.unit_name(index): index for index in range(self._family.num_units)}
-        ends = {"bos_token_id": None, "eos_token_id": None} if is_bytes else {}
         self.described: dict[str, Any] | None = {**self._family.file_config, **ends}
         self.entries: list[FlatEntry] = []
         for index in range(self._family.num_units):
@@ -164,7 +163,7 @@ def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[s
         shapes,
         read,
         tokenizer=own_tokenizer(folder),
-        is_bytes=is_ours or tokens_are_bytes(folder, family.config.vocab_size),
+        is_bytes=config.data.has_bytes if is_ours else tokens_are_bytes(folder, family.config.vocab_size),
         context=None if is_ours else family.positions,
     )
 

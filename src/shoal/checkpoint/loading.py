@@ -33,6 +33,7 @@ from shoal.config.schema import Config
 from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
 from shoal.identity import verify
 from shoal.model.hf.described import FAMILY
+from shoal.model.hf.tokenizer import kept_tokenizer
 from shoal.model.stage import StageModule
 from shoal.swarm.records import outcome_of, record_hash, signed_from_json, unseal
 from shoal.wire.messages.round import Record, StageHashes
@@ -106,11 +107,20 @@ def _open_native(folder: Path, described: Mapping[str, Any], family: str | None)
     config = _configuration(described.get("configuration"), family, folder / CONFIG)
     hashes = _hashes(folder, described, config)
     tensors = _tensors(folder / TENSORS)
-    tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_dir() else None
-    is_bytes, context = described.get("is_bytes") is not False, described.get("context")
+    tokenizer = _tokenizer(folder, config)
+    is_bytes = config.data.has_bytes and described.get("is_bytes") is not False
+    context = described.get("context")
     if type(context) is not int or context < 1:
         context = None
     return ModelSource(folder, config, tensors.shapes, tensors.read, hashes, tokenizer, is_bytes, context)
+
+
+def _tokenizer(folder: Path, config: Config) -> Path | None:
+    """Return where the files of its tokenizer are: in the folder, or where this host keeps those of runs."""
+    if (folder / TOKENIZER).is_dir():
+        return folder / TOKENIZER
+    kept = kept_tokenizer(config.data.tokenizer_hash or "")
+    return None if kept is None else kept.folder
 
 
 def _hashes(folder: Path, described: Mapping[str, Any], config: Config) -> Callable[[int], StageHashes]:
@@ -137,7 +147,8 @@ def _open_export(folder: Path, family: str | None) -> ModelSource:
     """Open a state dict with the configuration of the run beside it."""
     config = _configuration(_yaml(folder / YAML), family, folder / YAML)
     tensors = _tensors(folder / TENSORS)
-    return ModelSource(folder, config, tensors.shapes, tensors.read)
+    tokenizer, is_bytes = _tokenizer(folder, config), config.data.has_bytes
+    return ModelSource(folder, config, tensors.shapes, tensors.read, tokenizer=tokenizer, is_bytes=is_bytes)
 
 
 def _open_checkpoint(folder: Path, family: str | None) -> ModelSource:
@@ -177,7 +188,8 @@ def _open_checkpoint(folder: Path, family: str | None) -> ModelSource:
             raise RecordRejected(f"record {manifest.round} does not speak of stage {stage} of {folder}")
         return outcome.hashes
 
-    source = ModelSource(folder, config, shapes, read, hashes)
+    tokenizer, is_bytes = _tokenizer(folder, config), config.data.has_bytes
+    source = ModelSource(folder, config, shapes, read, hashes, tokenizer, is_bytes)
     dtypes.update((entry.name, entry.dtype) for layout in source.layouts for entry in layout.entries)
     return source
 

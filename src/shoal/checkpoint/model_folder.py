@@ -5,7 +5,7 @@
     record.json         that record, signed; what it says of each stage is what the tensors hash to
 
 A model that comes from elsewhere (`shoal import`) has no record: its config.json says where it is from and what the
-tensors of each stage hash to, and `tokenizer/` holds the files of its tokenizer, unless its tokens are bytes.
+tensors of each stage hash to. `tokenizer/` holds the files of the tokenizer, unless tokens are bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from shoal.checkpoint.tensor_file import TensorFileWriter
 from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
+from shoal.model.hf.tokenizer import kept_tokenizer
 from shoal.model.registry import load_family
 from shoal.model.stage import stage_units
 from shoal.swarm.records import outcome_of, record_hash, signed_to_json
@@ -99,6 +100,10 @@ class ModelFolder:
             StorageError: It cannot be written, or something is missing.
         """
         described = {"run_id": run_id, "round": record.round, "record": record_hash(signed)}
+        kept = kept_tokenizer(config.data.tokenizer_hash or "")
+        if kept is not None:
+            for name, content in kept.files.items():
+                self.write_tokenizer(name, content)
         self._commit(config, described, signed)
 
     def commit_import(self, config: Config, origin: str, *, is_bytes: bool = True, context: int | None = None) -> None:

@@ -7,6 +7,7 @@ import anyio.to_thread
 from rich.console import Console
 
 from shoal.cli.cuts import has_cut, is_settled, profiled_device, with_cut, with_known_cut
+from shoal.cli.display import print_event
 from shoal.cli.model import costs_on_device_thread
 from shoal.clock import SystemClock
 from shoal.config import Config
@@ -53,7 +54,7 @@ async def _run(config: Config) -> None:
     server, trainer = (network.endpoint(PeerId(name)) for name in ("data_server", "baseline"))
     service = DataService(
         endpoint=server,
-        dataset=await anyio.to_thread.run_sync(open_source, config, abandon_on_cancel=True),
+        dataset=await anyio.to_thread.run_sync(open_source, config, print_event, abandon_on_cancel=True),
         samples_per_step=config.diloco.samples_per_step,
         seed=config.run.seed,
         deterministic=config.run.deterministic,

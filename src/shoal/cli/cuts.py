@@ -1,5 +1,6 @@
 """What a run's model is and where it is cut: decided once, on the host of its first client, before any server starts.
 
+    the tokenizer of text is found, or trained by a process                        -> once, without torch
     a model of transformers: its config.json is read                               -> at once, without torch
                              a small twin of it proves that it may be cut          -> once, by the profiler
                              the weights that it begins from are read and hashed   -> once, by the profiler
@@ -15,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from shoal.cli.devices import devices_of_servers, name_of_gpu
+from shoal.cli.display import print_event
 from shoal.cli.exits import USER_ERROR
 from shoal.cli.host import SwarmHost
 from shoal.config import Config
@@ -42,12 +44,18 @@ def is_settled(config: Config) -> bool:
 
 
 def with_known_cut(config: Config, cache: CostCache | None = None) -> Config:
-    """Return the configuration with the model, and with the cut if that can be told without torch.
+    """Return the configuration with model and tokenizer, and with the cut if that can be told without torch.
 
     Raises:
-        ConfigError: the model is not there, or it cannot be cut into so many stages.
+        ConfigError: model or tokenizer are not there, or do not go together, or it cannot be cut into so many stages.
+        StorageError: the tokenizer cannot be kept.
+        RemoteError: who trains it was killed.
     """
     config = config.model_copy(update={"model": with_hf_config(config.model)})
+    if config.data.tokenizer is not None:
+        from shoal.data.text_corpus import with_tokenizer  # most runs have none
+
+        config = with_tokenizer(config, print_event)
     if has_cut(config):
         return config
     costs = static_costs(config.model, config.data)

@@ -18,6 +18,7 @@ from rich.text import Text
 from shoal.cli.output import discard_stdout
 from shoal.cli.run_row import Cell, duration
 from shoal.clock import Clock, SystemClock, utc_time_of_day
+from shoal.events.base import Event
 
 PLAIN_INTERVAL_S = 5.0
 _REFRESH_PER_S = 4.0
@@ -138,3 +139,9 @@ def _numbers(cells: Sequence[Cell]) -> str:
     known = (cell for cell in cells if cell.text != "-")
     ages = ((cell, "" if cell.age_s is None else f" ({duration(cell.age_s)} ago)") for cell in known)
     return "  ".join(f"{cell.title} {cell.text}{age}" for cell, age in ages)
+
+
+def print_event(event: Event) -> None:
+    """Print what a person is to see of an event, where there is no live row yet."""
+    if text := event.say():
+        print(text, flush=True)

@@ -84,6 +84,10 @@ def _changes(config: Config, said: set[str]) -> Iterator[tuple[str, Any]]:
         yield from _EMBEDDED[config.data.task_type].items()
         yield "data.dataset_config", None
         yield "data.dataset_split", "train"
+        yield "data.eval_split", None
+    # The small model is one of bytes.
+    yield "data.tokenizer", None
+    yield "data.tokenizer_hash", None
     yield from _model_changes(config.model, said)
 
 

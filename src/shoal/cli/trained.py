@@ -37,7 +37,8 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
         ShoalError: the model cannot be read.
     """
     with opened(model, family) as source:
-        if source.tokenizer is not None or not source.is_bytes:
+        is_own = source.config.data.tokenizer is None
+        if is_own and (source.tokenizer is not None or not source.is_bytes):
             raise ConfigError(
                 f"{model} has a tokenizer of its own, and the text that shoal holds out is bytes: its loss on it says "
                 "nothing"

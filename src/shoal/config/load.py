@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from shoal.config.base import split_list
 from shoal.config.flags import from_flags
 from shoal.config.keys import keys
-from shoal.config.schema import FOUND_BY_NAME, NAMED_BY, SHARED_SECTIONS, UNITS_BY, Config
+from shoal.config.schema import FOUND_BY, SHARED_SECTIONS, UNITS_BY, Config
 from shoal.config.sources import Layer, from_env, from_file, from_mapping
 from shoal.errors import ConfigError
 
@@ -104,9 +104,10 @@ def load_with_origins(
             decided.drop(name)
     elif not layer.origins.keys().isdisjoint(UNITS_BY):
         decided.drop("model_pipeline.cut")
-    if any(name in layer.origins and _value(layer, name) != _value(decided, name) for name in NAMED_BY):
-        for name in FOUND_BY_NAME:
-            decided.drop(name)
+    for name, found in FOUND_BY.items():
+        if name in layer.origins and _value(layer, name) != _value(decided, name):
+            for each in found:
+                decided.drop(each)
     decided.merge(layer)
     layer = decided
     if run == {}:

@@ -45,7 +45,9 @@ class ModelConfig(Section):
         "(gpt).",
     )
     dropout: Fraction = Field(default=0.0, description="Share of activations set to zero while training (gpt).")
-    vocab_size: PositiveInt = Field(default=256, description="Distinct tokens; text is bytes (gpt).")
+    vocab_size: PositiveInt = Field(
+        default=256, description="Distinct tokens: 256 for bytes, else at least those of data.tokenizer (gpt)."
+    )
     loss_chunk_tokens: PositiveInt | None = Field(
         default=None,
         description="Tokens whose logits there are at a time in training and evaluation; with another number the sums "

@@ -21,9 +21,13 @@ SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "model_pipeline")
 
 NAME_OR_PATH = "model.name_or_path"
 
-FOUND_BY_NAME = ("model.hf_config", "model.commit", "model.weights")
-"""What is read of `model.name_or_path` where a run begins."""
-NAMED_BY = (NAME_OR_PATH, "model.revision")
+_OF_THE_MODEL = ("model.hf_config", "model.commit", "model.weights")
+FOUND_BY: Mapping[str, tuple[str, ...]] = {
+    NAME_OR_PATH: _OF_THE_MODEL,
+    "model.revision": _OF_THE_MODEL,
+    "data.tokenizer": ("data.tokenizer_hash",),
+}
+"""What is found by a name where a run begins, and is not known any more under another name."""
 
 UNITS_BY = ("model.family", "model.num_layers", NAME_OR_PATH, "model.extra")
 """What decides how many units there are to be cut."""
@@ -168,6 +172,7 @@ class Config(Section):
         problems = (
             self.model.keys_problem(),
             self.model.pretrained_problem(),
+            self._text_problem(),
             self._stage_problem(),
             self._task_problem(),
             self._heads_problem(),
@@ -203,6 +208,14 @@ class Config(Section):
         if wanted != task:
             return f"model.family = {family} needs data.task_type = {wanted}, not {task}; change one of them"
         return None
+
+    def _text_problem(self) -> str | None:
+        data = self.data
+        given = {"tokenizer": data.tokenizer, "eval_split": data.eval_split, "max_documents": data.max_documents}
+        odd = [f"data.{key} = {value}" for key, value in given.items() if value is not None]
+        if data.task_type == "llm" or not odd:
+            return None
+        return f"{', '.join(odd)}: means nothing to data.task_type = {data.task_type}, only text has it; remove it"
 
     def _heads_problem(self) -> str | None:
         if self.model.family == "gpt" and self.model.hidden_size % self.model.num_heads:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from shoal.config.dump import public_values
 from shoal.config.model import NATIVE_FAMILIES
-from shoal.config.schema import FOUND_BY_NAME, NAMED_BY, UNITS_BY, Config
+from shoal.config.schema import FOUND_BY, UNITS_BY, Config
 from shoal.config.sources import Layer
 from shoal.errors import ConfigError
 
@@ -39,7 +39,7 @@ def shared_configuration(config: Config) -> dict[str, Any]:
     values = public_values(config)
     shared = {name: values[name] for name in ("experiment_prefix", "run", "data", "model", "diloco", "quant")}
     shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in _PIPELINE}
-    for host_field in ("hf_token", "num_workers"):
+    for host_field in ("hf_token", "num_workers", "cache_dir"):
         shared["data"].pop(host_field)
     return shared
 
@@ -65,7 +65,9 @@ def has_same_samples(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         one: what `shared_configuration` returned.
         other: the same of another run.
     """
-    data = [{key: value for key, value in each["data"].items() if key != "precision"} for each in (one, other)]
+    # What a run of an earlier version does not say has its default.
+    defaults = shared_configuration(Config())["data"]
+    data = [{**defaults, **each["data"], "precision": None, "max_bad_fraction": None} for each in (one, other)]
     return data[0] == data[1] and one["run"]["seed"] == other["run"]["seed"]
 
 
@@ -113,9 +115,8 @@ def fork_shared(host: Config, changed: Iterable[ChangedKey], shared: Mapping[str
     for name, mine, _, origin in changed:
         if name in (_STAGES, *UNITS_BY):
             layer.put(_CUT, host.model_pipeline.cut, origin)
-        if name in NAMED_BY:
-            for found in FOUND_BY_NAME:
-                layer.put(found, _at(shared_configuration(host), found), origin)
+        for found in FOUND_BY.get(name, ()):
+            layer.put(found, _at(shared_configuration(host), found), origin)
         layer.put(name, mine, origin)
     config = _with_shared(host, layer.values, misfit="it does not go with the rest of the run's configuration: {}")
     if problems := config.run_problems():

@@ -1,10 +1,21 @@
 """Sections `run`, `data` and `diloco`: what is trained on, for how long, and with which optimizers."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
 from shoal.config.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+
+LEAST_TRAINED = 257
+"""Tokens of the smallest tokenizer that is trained."""
+
+
+def trained_size(tokenizer: str | None) -> int | None:
+    """Return how many tokens a tokenizer is to have that is to be trained: `train:1024`; None: it is another one."""
+    found = re.fullmatch(r"train:(\d{1,9})", tokenizer or "")
+    return int(found[1]) if found else None
 
 
 class RunConfig(Section):
@@ -40,7 +51,8 @@ class DataConfig(Section):
         min_length=1,
         description='Built in, no download: "pydoc-topics" (English text), "digits" (8x8 images). Or a folder of the '
         "client's host, as ./corpus, with text files, or images in one folder for each class, or parquet, JSON lines "
-        'or CSV with columns "text", or "image" and "label". Any other name is loaded from the Hugging Face hub.',
+        'or CSV with columns "text", or "image" and "label"; for text also one file, a pattern as ./corpus/*.parquet, '
+        "or token files (token_dtype). Any other name is loaded from the Hugging Face hub.",
     )
     dataset_config: str | None = Field(default=None, description='Subset of a hub data set, e.g. "wikitext-2-raw-v1".')
     dataset_split: str = Field(default="train", min_length=1, description="Split of a hub data set that is trained on.")
@@ -48,6 +60,50 @@ class DataConfig(Section):
         default=None,
         description="Token for gated hub data sets; the environment variable HF_TOKEN serves as well. Never written "
         "to logs or to the resolved configuration.",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="What makes tokens of text: a folder with a tokenizer.json, a name on the Hugging Face hub, or "
+        "train:1024, a byte-level BPE of at most so many tokens, trained on the first 16 MiB of the text. null: tokens "
+        "are bytes.",
+    )
+    tokenizer_hash: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="The SHA-256 of the tokenizer and of which token ends a document. null: it is found where a run "
+        "begins, and others have it from the run.",
+    )
+    text_column: str = Field(
+        default="text", min_length=1, description="Column of parquet, JSON lines, CSV and the hub with the text (llm)."
+    )
+    eval_split: str | None = Field(
+        default=None,
+        min_length=1,
+        description="What is evaluated on, of text: a split of the data set, or a file, folder or pattern with a / in "
+        "it. null: holdout_fraction of what is trained on.",
+    )
+    max_documents: PositiveInt | None = Field(
+        default=None,
+        description="Only so many documents, the first ones, are taken of text; of the hub no more than these are "
+        "downloaded. null: all.",
+    )
+    max_bad_fraction: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Documents that cannot be read or are no text are skipped and counted; a larger share of them ends "
+        "the run.",
+    )
+    token_dtype: Literal["uint8", "uint16", "int32"] | None = Field(
+        default=None,
+        description="What is trained on are token files: *.bin, whole numbers of this type one after the other, or "
+        "*.npy, arrays of it. null: it is text.",
+    )
+    cache_dir: Path | None = Field(
+        default=None,
+        description="Where this host keeps tokens of text from one start to the next; may be emptied. null: tokens in "
+        "the user's cache folder of shoal.",
     )
     num_workers: int = Field(
         default=0,
@@ -70,6 +126,19 @@ class DataConfig(Section):
     holdout_fraction: float = Field(
         default=0.05, gt=0, lt=1, description="Share of the samples that is kept for evaluation and never trained on."
     )
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the tokens of text are its bytes."""
+        return self.tokenizer is None and self.token_dtype is None
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _check_tokenizer(cls, value: str | None) -> str | None:
+        size = trained_size(value)
+        if size is not None and size < LEAST_TRAINED:
+            raise ValueError(f"the bytes and the end of a text are {LEAST_TRAINED} tokens: train at least so many")
+        return value
 
     @field_validator("precision", mode="before")
     @classmethod

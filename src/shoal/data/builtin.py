@@ -31,11 +31,16 @@ def open_pydoc_topics(data: DataConfig) -> DataSet:
     Raises:
         ConfigError: the task is not text, or `data.seq_len` is too long.
     """
+    _require_task(data, "llm")
+    text = "".join(pydoc_topics()).encode()
+    return text_dataset(data.dataset_name, text, data.seq_len, data.holdout_fraction)
+
+
+def pydoc_topics() -> list[str]:
+    """Return the topics in the order of their names."""
     from pydoc_data.topics import topics  # half a megabyte that only this data set needs
 
-    _require_task(data, "llm")
-    text = "".join(topics[name] for name in sorted(topics)).encode()
-    return text_dataset(data.dataset_name, text, data.seq_len, data.holdout_fraction)
+    return [topics[name] for name in sorted(topics)]
 
 
 def open_digits(data: DataConfig) -> DataSet:
@@ -63,6 +68,9 @@ BUILTINS: Final[Mapping[str, Callable[[DataConfig], DataSet]]] = MappingProxyTyp
     {"pydoc-topics": open_pydoc_topics, "digits": open_digits}
 )
 """The names of data sets that need no network, and how to open them."""
+
+TEXTS: Final[Mapping[str, Callable[[], list[str]]]] = MappingProxyType({"pydoc-topics": pydoc_topics})
+"""The documents of those that are text."""
 
 
 def _require_task(data: DataConfig, task: str) -> None:

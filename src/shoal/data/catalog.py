@@ -1,37 +1,64 @@
 """From the configuration to a data set.
 
 The name of the data set decides where it comes from, never whether there is a network: built-in names are read from
-this installation, every other name from the Hugging Face hub.
+this installation, files and folders from this host, every other name from the Hugging Face hub.
 """
 
 from __future__ import annotations
+
+import logging
 
 from shoal.config.dump import config_to_json
 from shoal.config.load import config_from_json
 from shoal.config.schema import Config
 from shoal.data.builtin import BUILTINS
-from shoal.data.huggingface import open_hub
+from shoal.data.huggingface import open_images
 from shoal.data.source import DataSet
+from shoal.data.text_corpus import Say, open_text, require_vocabulary
 from shoal.data.worker_messages import Opening
 from shoal.errors import ConfigError
+from shoal.events.base import Event, emit
+
+logger = logging.getLogger(__name__)
 
 
-def open_source(config: Config) -> DataSet:
+def log_event(event: Event) -> None:
+    """Write what happens to the log, where nobody watches."""
+    emit(logger, event)
+
+
+def open_source(config: Config, say: Say = log_event) -> DataSet:
     """Open the data set that the configuration names. Reads files, so call it from a worker thread.
+
+    Args:
+        say: told what happens while text is made into tokens, which may take long.
 
     Raises:
         ConfigError: there is no such data set, it cannot be reached, it does not fit `data.task_type`, or it has more
             classes than the model.
+        StorageError: the tokens of its text cannot be kept.
+        RemoteError: who makes them was killed.
     """
     data, model = config.data, config.model
-    dataset = BUILTINS.get(data.dataset_name, open_hub)(data)
-    key, limit = ("vocab_size", model.vocab_size) if data.task_type == "llm" else ("num_classes", model.num_classes)
-    if limit < dataset.num_classes:
+    name = f"data.dataset_name = {data.dataset_name}"
+    if data.task_type == "llm":
+        dataset = open_text(config, say) if _is_made_to_tokens(config) else BUILTINS[data.dataset_name](data)
+        require_vocabulary(config, dataset.num_classes, name)
+        return dataset
+    dataset = BUILTINS.get(data.dataset_name, open_images)(data)
+    if model.num_classes < dataset.num_classes:
         raise ConfigError(
-            f"model.{key} = {limit} is too small for data.dataset_name = {data.dataset_name}: it has "
-            f"{dataset.num_classes} different labels; set model.{key} to at least {dataset.num_classes}"
+            f"model.num_classes = {model.num_classes} is too small for {name}: it has {dataset.num_classes} different "
+            f"labels; set model.num_classes to at least {dataset.num_classes}"
         )
     return dataset
+
+
+def _is_made_to_tokens(config: Config) -> bool:
+    """Whether its tokens lie on the disk: those of a small text that shoal carries are its bytes, in memory."""
+    data = config.data
+    said = (data.tokenizer, data.eval_split, data.max_documents)
+    return data.dataset_name not in BUILTINS or any(value is not None for value in said)
 
 
 def opening_of(config: Config) -> Opening:

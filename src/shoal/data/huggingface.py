@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub: text as bytes, images decoded when they are read.
+"""Data sets of the Hugging Face hub: tables of text, images decoded when they are read.
 
 `datasets` is an optional dependency and slow to import, so it is imported when a hub data set is opened. A data set
 that was downloaded before opens from its cache.
@@ -18,12 +18,10 @@ from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
 from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
-from shoal.data.text import text_dataset
 from shoal.errors import ConfigError
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
-_TEXT_COLUMN = "text"
 _BUILTIN_NAMES = " and ".join(f'"{name}"' for name in BUILTINS)
 
 
@@ -87,36 +85,59 @@ class HubImages(Source):
         return (pixels_HWC.transpose(2, 0, 1) / 255.0 - 0.5) / 0.5
 
 
-def open_hub(data: DataConfig) -> DataSet:
-    """Open a data set of the hub, downloading what is not in its cache.
+def open_images(data: DataConfig) -> DataSet:
+    """Open images of the hub, downloading what is not in its cache.
 
     Raises:
         ConfigError: `datasets` is not installed, the data set cannot be reached or does not exist, or it has no columns
-            that fit `data.task_type`.
+            of images and their classes.
     """
-    table = _load(data)
-    if data.task_type == "llm":
-        return _open_text(table, data)
-    return _open_images(table, data)
+    return _of_table(load_table(data, data.dataset_split), data)
 
 
-def _load(data: DataConfig) -> HubTable:
+def load_table(data: DataConfig, split: str) -> HubTable:
+    """Return a split of a data set, all of it on this host.
+
+    Raises:
+        ConfigError: `datasets` is not installed, or the data set cannot be reached or does not exist.
+    """
     datasets = _import("datasets", data)
-    token = data.hf_token.get_secret_value() if data.hf_token else None
     try:
-        loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=data.dataset_split, token=token)
+        loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=split, token=_token(data))
     except (OSError, ValueError) as error:
-        # OSError: no network, no such data set (DatasetNotFoundError), gated; ValueError: no such subset or split.
-        is_local = Path(data.dataset_name).is_dir()
-        hub = "the Hugging Face hub, which needs a network (no folder here is called so)"
-        tried = "this folder" if is_local else hub
-        check = "its files" if is_local else "the name and the connection"
-        raise ConfigError(
-            f"data.dataset_name = {data.dataset_name} (dataset_config {data.dataset_config}, dataset_split "
-            f"{data.dataset_split}) could not be loaded from {tried}: {error}. "
-            f"Check {check}, or use a data set that needs no network: {_BUILTIN_NAMES}"
-        ) from error
+        raise _not_loaded(data, split, error) from error
     return cast("HubTable", loaded)
+
+
+def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
+    """Return a split of a data set, fetched as it is read, and a text that is another one when the hub has another.
+
+    Raises:
+        ConfigError: As `load_table`.
+    """
+    datasets = _import("datasets", data)
+    try:
+        builder = datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=_token(data))
+        return builder.as_streaming_dataset(split=split), str(builder.hash)
+    except (OSError, ValueError) as error:
+        raise _not_loaded(data, split, error) from error
+
+
+def _token(data: DataConfig) -> str | None:
+    return data.hf_token.get_secret_value() if data.hf_token else None
+
+
+def _not_loaded(data: DataConfig, split: str, error: Exception) -> ConfigError:
+    # OSError: no network, no such data set (DatasetNotFoundError), gated; ValueError: no such subset or split.
+    is_local = Path(data.dataset_name).is_dir()
+    hub = "the Hugging Face hub, which needs a network (no folder here is called so)"
+    tried = "this folder" if is_local else hub
+    check = "its files" if is_local else "the name and the connection"
+    return ConfigError(
+        f"data.dataset_name = {data.dataset_name} (dataset_config {data.dataset_config}, dataset_split "
+        f"{split}) could not be loaded from {tried}: {error}. "
+        f"Check {check}, or use a data set that needs no network: {_BUILTIN_NAMES}"
+    )
 
 
 def _import(package: str, data: DataConfig) -> Any:
@@ -129,24 +150,14 @@ def _import(package: str, data: DataConfig) -> Any:
         ) from error
 
 
-def _open_text(table: HubTable, data: DataConfig) -> DataSet:
-    if _TEXT_COLUMN not in table.column_names:
-        raise _misfit(table, data, f'a column "{_TEXT_COLUMN}"')
-    text = bytearray()
-    for row in cast("Sequence[str]", table[_TEXT_COLUMN]):
-        text += row.encode()
-        text += b"\n"
-    return text_dataset(data.dataset_name, text, data.seq_len, data.holdout_fraction)
-
-
-def _open_images(table: HubTable, data: DataConfig) -> DataSet:
+def _of_table(table: HubTable, data: DataConfig) -> DataSet:
     image_column = next((name for name in _IMAGE_COLUMNS if name in table.column_names), None)
     label_column = next((name for name in _LABEL_COLUMNS if name in table.column_names), None)
     if image_column is None or label_column is None:
-        raise _misfit(table, data, f"one of the columns {_IMAGE_COLUMNS} and one of {_LABEL_COLUMNS}")
+        raise misfit(table, data, f"one of the columns {_IMAGE_COLUMNS} and one of {_LABEL_COLUMNS}")
     num_classes = getattr(table.features[label_column], "num_classes", None)
     if not isinstance(num_classes, int):
-        raise _misfit(table, data, f'class labels in its column "{label_column}"')
+        raise misfit(table, data, f'class labels in its column "{label_column}"')
     if data.num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
     _import("PIL", data)
@@ -155,7 +166,8 @@ def _open_images(table: HubTable, data: DataConfig) -> DataSet:
     return DataSet(data.dataset_name, train, holdout, num_classes=num_classes)
 
 
-def _misfit(table: HubTable, data: DataConfig, needed: str) -> ConfigError:
+def misfit(table: HubTable, data: DataConfig, needed: str) -> ConfigError:
+    """The error of a table that lacks a column."""
     return ConfigError(
         f"data.task_type = {data.task_type} needs {needed}; data.dataset_name = {data.dataset_name} has "
         f"{table.column_names}: choose another data set or task"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -18,11 +20,11 @@ from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.server import DataService
 from shoal.data_server.spec import DataServerSpec
-from shoal.events.base import emit
+from shoal.events.base import Event, emit, tell
 from shoal.events.data import DatasetOpened
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import RoleReady
+from shoal.runtime.launcher_messages import RoleReady, UserNotice
 from shoal.runtime.sealed_memory import has_memfd
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
@@ -49,8 +51,18 @@ async def main(spec: bytes, control: RoleControl) -> None:
 
 
 async def _serve(start: DataServerSpec, config: Config, control: RoleControl) -> None:
-    # A download may take long: stopping does not wait for it.
-    dataset = await anyio.to_thread.run_sync(open_source, config, abandon_on_cancel=True)
+    loop = asyncio.get_running_loop()
+
+    def show(event: Event) -> None:
+        tell(logger, event, lambda text: control.tell(UserNotice(text)))
+
+    def say(event: Event) -> None:
+        # Of a thread that nobody waits for any more, nobody hears.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(show, event)
+
+    # A download, or making tokens of text, may take long: stopping does not wait for it.
+    dataset = await anyio.to_thread.run_sync(open_source, config, say, abandon_on_cancel=True)
     socket_path = Path(start.socket_path)
     emit(logger, DatasetOpened(dataset.name, dataset.train.num_samples, dataset.holdout.num_samples))
     # The client dials its data server: no address is needed.

@@ -58,3 +58,59 @@ class DataWorkerDied(Event, frozen=True, tag="data_worker.died"):
     index: int
     pid: int
     status: str
+
+
+class TokensProgress(Event, frozen=True, tag="tokens.progress"):
+    """Text is made into tokens, which is done once and kept on the disk."""
+
+    dataset: str
+    percent: float | None
+    mb_per_s: float
+    left_s: float | None
+
+    def say(self) -> str:
+        known = "" if self.percent is None else f", {self.percent} %, {self.left_s} s left"
+        return f"making tokens of {self.dataset}: {self.mb_per_s} MB/s{known}"
+
+
+class TokensBuilt(Event, frozen=True, tag="tokens.built"):
+    """Text was made into tokens; the next start finds them on the disk."""
+
+    says = "{dataset} has {tokens} tokens, of {text_bytes} bytes in {documents} documents ({seconds} s)"
+    dataset: str
+    tokens: int
+    text_bytes: int
+    documents: int
+    seconds: float
+    path: str
+
+
+class TokensDamaged(Event, frozen=True, tag="tokens.damaged"):
+    """Tokens that were kept on the disk are not as they were written; they are made again."""
+
+    level = WARNING
+    says = "kept tokens are damaged: {reason}"
+    why = "The disk is not sound, or somebody has written there."
+    do = "They are made again."
+    reason: str
+
+
+class DocumentsSkipped(Event, frozen=True, tag="documents.skipped"):
+    """Documents that cannot be read, or are no text, are left out of the data set."""
+
+    level = WARNING
+    says = "{skipped} of {documents} documents of {dataset} are left out; the first ones: {first}"
+    why = "They cannot be read or are no text."
+    do = "Mend them, or leave them out of the data set; data.max_bad_fraction says how many are too many."
+    dataset: str
+    skipped: int
+    documents: int
+    first: str
+
+
+class TokenizerTraining(Event, frozen=True, tag="tokenizer.training"):
+    """A tokenizer is trained on the first part of the text, which is done once and kept on the disk."""
+
+    says = "training a tokenizer of {tokens} tokens on {dataset}"
+    dataset: str
+    tokens: int

@@ -22,6 +22,12 @@ def tokens_of(source: ModelSource, model: StageModule) -> Tokens:
         OSError: A file cannot be read.
     """
     if source.tokenizer is None:
+        data = source.config.data
+        if data.tokenizer is not None:
+            raise ConfigError(
+                f"{source.folder} was trained with data.tokenizer = {data.tokenizer}, whose files are neither there "
+                f"nor kept on this host: take those from the host of the run's client to {source.folder / 'tokenizer'}"
+            )
         if not source.is_bytes:
             raise ConfigError(
                 f"{source.folder} has no {TOKENIZER_FILE}, and its tokens are no bytes: put the files of its tokenizer "

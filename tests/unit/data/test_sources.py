@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.data.corpora import make_tokens_here
 
 from shoal.config import Config
 from shoal.data.catalog import open_source
@@ -170,10 +172,11 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, table: Any) -> FakeHub:
     return hub
 
 
-def test_text_of_the_hub_is_joined_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_the_hub_is_joined_byte_by_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make_tokens_here(monkeypatch)
     hub = use_hub(monkeypatch, FakeTable(text=["déjà", "vu " * 20]))
     data = {"dataset_name": "wikitext", "dataset_config": "small", "seq_len": 4, "hf_token": "secret"}
-    dataset = open_source(config(data))
+    dataset = open_source(config({**data, "cache_dir": str(tmp_path)}))
     assert hub.asked == ("wikitext", "small", "train", "secret")
     assert bytes(dataset.train.sample(0)[0].astype(np.uint8)) == "déjà".encode()[:4]
     assert bytes(dataset.train.sample(1)[0].astype(np.uint8)) == "déjà".encode()[4:] + b"\nv"
@@ -225,11 +228,13 @@ def test_images_of_the_hub_are_resized_and_scaled(monkeypatch: pytest.MonkeyPatc
 )
 def test_a_hub_data_set_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch, table: Any, message: str) -> None:
     use_hub(monkeypatch, table)
+    make_tokens_here(monkeypatch)
     with pytest.raises(ConfigError, match=message):
         open_source(config({"dataset_name": "nosuch"}))
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
+    make_tokens_here(monkeypatch)
     with pytest.raises(ConfigError, match=r"not built in.*pip install 'shoal\[hf\]'"):
         open_source(config({"dataset_name": "wikitext"}))

@@ -1,0 +1,214 @@
+"""Which tokenizer a run has: its files, found by name where the run begins, and kept on each host by their hash.
+
+    folder | hub | trained  -> read once, checked, kept under its hash in the user's cache -> data.tokenizer_hash
+    data.tokenizer_hash     -> who makes tokens of text, and who writes a model: the same files, or an error
+
+The hash is that of tokenizer.json and of the token that ends a document: together they decide what a text's tokens are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from shoal.config.training import trained_size
+from shoal.errors import ConfigError, StorageError
+from shoal.model.hf.repository import INSTALL, Repository
+from shoal.runtime.user_cache import keep, user_cache
+
+if TYPE_CHECKING:
+    from shoal.config.schema import Config
+
+TOKENIZER: Final = "tokenizer.json"
+SETTINGS: Final = "tokenizer_config.json"
+FILES: Final = (TOKENIZER, SETTINGS, "special_tokens_map.json", "chat_template.jinja")
+"""Of a tokenizer, as transformers names them; all but the first may be absent."""
+_FACTS: Final = "shoal.json"
+_ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""The token that ends a document, of a tokenizer that does not say which one does."""
+
+
+class TokenizerFacts(msgspec.Struct, frozen=True):
+    """What is known of a tokenizer without reading it.
+
+    Attributes:
+        vocabulary: Tokens are 0..vocabulary-1.
+        end: The token that ends a document; None: it has none.
+    """
+
+    vocabulary: int
+    end: int | None
+
+
+@dataclass(frozen=True)
+class KeptTokenizer:
+    """A tokenizer on this host.
+
+    Attributes:
+        folder: Holds those of `FILES` that it has.
+    """
+
+    folder: Path
+    hash: str
+    facts: TokenizerFacts
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Its files by name.
+
+        Raises:
+            OSError: One cannot be read.
+        """
+        return {name: (self.folder / name).read_bytes() for name in FILES if (self.folder / name).is_file()}
+
+
+def kept_tokenizer(hash: str) -> KeptTokenizer | None:
+    """Return the tokenizer with this hash if this host has it, as it was put there."""
+    folder = _folder(hash)
+    try:
+        content = (folder / TOKENIZER).read_bytes()
+        facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=TokenizerFacts)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return KeptTokenizer(folder, hash, facts) if _hash(content, facts.end) == hash else None
+
+
+def keep_tokenizer(files: Mapping[str, bytes], name: str) -> KeptTokenizer:
+    """Check a tokenizer, and put its files where this host keeps them.
+
+    Args:
+        name: For messages.
+
+    Raises:
+        ConfigError: The package tokenizers is not installed, or does not read this tokenizer.
+        StorageError: The user's cache cannot be written.
+    """
+    content = files[TOKENIZER]
+    numbers: dict[str, int] = read_tokenizer(content, name).get_vocab(with_added_tokens=True)
+    if not numbers:
+        raise ConfigError(f"data.tokenizer = {name}: it has no tokens; give another one")
+    facts = TokenizerFacts(max(numbers.values()) + 1, end_of_document(files))
+    hash = _hash(content, facts.end)
+    folder = _folder(hash)
+    try:
+        for file, written in files.items():
+            keep(folder / file, written)
+        keep(folder / _FACTS, msgspec.json.encode(facts))
+    except OSError as error:
+        said = error.strerror or error
+        raise StorageError(f"cannot keep the tokenizer in {folder} ({said}): free space there") from error
+    return KeptTokenizer(folder, hash, facts)
+
+
+def read_tokenizer(content: bytes, name: str) -> Any:
+    """Return a `tokenizers.Tokenizer`.
+
+    Args:
+        content: Of its tokenizer.json.
+        name: For messages.
+
+    Raises:
+        ConfigError: The package is not installed, or does not read it.
+    """
+    package = tokenizers_package(name)
+    try:
+        tokenizer = package.Tokenizer.from_buffer(content)
+    except Exception as error:
+        raise ConfigError(
+            f"data.tokenizer = {name}: its {TOKENIZER} cannot be read ({error}); give another one"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def tokenizers_package(name: str) -> Any:
+    """Return the package `tokenizers`.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        return importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise ConfigError(
+            f"data.tokenizer = {name} needs the package tokenizers, which is not here: {INSTALL}"
+        ) from error
+
+
+def named_tokenizer(config: Config) -> KeptTokenizer:
+    """Return the tokenizer that `data.tokenizer` names by a folder or on the hub, from there.
+
+    Raises:
+        ConfigError: There is none, or it cannot be read.
+        StorageError: The user's cache cannot be written.
+    """
+    model, name = config.model, config.data.tokenizer or ""
+    revision = (model.commit or model.revision) if name == model.name_or_path else None
+    repository = Repository(name, revision, key="data.tokenizer")
+    found = {TOKENIZER: repository.path(TOKENIZER)}
+    found |= {file: path for file in FILES[1:] if (path := repository.path_if_any(file)) is not None}
+    try:
+        files = {file: path.read_bytes() for file, path in found.items()}
+    except OSError as error:
+        raise ConfigError(f"data.tokenizer = {name}: {error.filename} cannot be read ({error.strerror})") from error
+    return keep_tokenizer(files, name)
+
+
+def require_hash(found: KeptTokenizer, config: Config) -> KeptTokenizer:
+    """Return what was found, if it is the tokenizer of the run.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    data = config.data
+    if data.tokenizer_hash not in (None, found.hash):
+        is_trained = trained_size(data.tokenizer) is not None
+        why = "the text or the package tokenizers is not what it was" if is_trained else "its files are others"
+        raise ConfigError(
+            f"data.tokenizer = {data.tokenizer} is not the tokenizer that the run began with ({found.hash[:12]}, not "
+            f"{data.tokenizer_hash[:12] if data.tokenizer_hash else ''}): {why}; bring those from the host that began "
+            f"it, which keeps them in {_folder(data.tokenizer_hash or '')}"
+        )
+    return found
+
+
+def _folder(hash: str) -> Path:
+    return user_cache("tokenizers") / hash[:32]
+
+
+def _hash(content: bytes, end: int | None) -> str:
+    return hashlib.sha256(hashlib.sha256(content).digest() + f"end {end}".encode()).hexdigest()
+
+
+def end_of_document(files: Mapping[str, bytes]) -> int | None:
+    """Return the token that ends a document, of the files of a tokenizer by name; None: it has none.
+
+    It is the one that the settings call `eos_token`, or one that has a usual name.
+    """
+    said = _object(files.get(SETTINGS, b"{}")).get("eos_token")
+    named: object = cast("dict[str, Any]", said).get("content") if isinstance(said, dict) else said
+    numbers = _added(files[TOKENIZER])
+    return next((numbers[name] for name in (named, *_ENDS) if isinstance(name, str) and name in numbers), None)
+
+
+def _added(content: bytes) -> dict[str, int]:
+    """Return the tokens that stand for no text, which a tokenizer.json lists beside the others."""
+    found = _object(content).get("added_tokens")
+    listed = cast("list[Any]", found) if isinstance(found, list) else []
+    tokens = [cast("dict[str, Any]", each) for each in listed if isinstance(each, dict)]
+    return {str(token.get("content")): token["id"] for token in tokens if isinstance(token.get("id"), int)}
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        found: object = msgspec.json.decode(content)
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,0 +1,388 @@
+"""Text on the disk as tokens: what is read, what they are, that they are found again, and what a wrong choice says."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.data.corpora import make_tokens_here, of_folder, write_json_lines, write_parquet
+from tokenizers import Tokenizer
+
+from shoal.config import Config
+from shoal.config.load import load_with_origins
+from shoal.config.shared import has_same_samples, shared_configuration
+from shoal.data import text_corpus
+from shoal.data.catalog import open_source
+from shoal.data.source import Source
+from shoal.data.text_corpus import with_tokenizer
+from shoal.data.token_cache import TokenCache
+from shoal.errors import ConfigError, RemoteError
+from shoal.events.base import Event
+from shoal.events.data import DocumentsSkipped, TokenizerTraining, TokensBuilt, TokensDamaged
+from shoal.model.hf.tokenizer import kept_tokenizer
+
+TEXTS = [f"déjà vu number {number} is about the {number * 7} birds of the woods" for number in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_tokens_here(monkeypatch)
+
+
+def tokens_of(source: Source) -> list[int]:
+    """All inputs of a source, one window after the other."""
+    inputs, labels = source.read(np.arange(source.num_samples))
+    assert np.array_equal(inputs.ravel()[1:], labels.ravel()[:-1])
+    return inputs.ravel().tolist()
+
+
+def all_tokens(config: Config, said: list[Event] | None = None) -> list[int]:
+    dataset = open_source(config, (said if said is not None else []).append)
+    return [*tokens_of(dataset.train), *tokens_of(dataset.holdout)]
+
+
+def test_without_a_tokenizer_the_documents_of_all_files_are_their_bytes_with_a_line_s_end_behind_each(
+    tmp_path: Path,
+) -> None:
+    corpus = tmp_path / "corpus"
+    write_json_lines(corpus / "a.jsonl", TEXTS[:10])
+    write_parquet(corpus / "b.parquet", TEXTS[10:20])
+    (corpus / "c.csv").write_text("n,text\n1,\"one,\ntwo\"\n2,three\n")
+    (corpus / "d.txt").write_bytes("first line\r\n\nsecond: é".encode())
+    dataset = open_source(of_folder(corpus, {"seq_len": 1}))
+    expected = "".join(f"{text}\n" for text in (*TEXTS[:20], "one,\ntwo", "three", "first line\n\nsecond: é")).encode()
+    assert dataset.inputs.dtype == "uint8"
+    assert bytes(tokens_of(dataset.train)) == expected[: dataset.train.num_samples]
+    assert bytes(tokens_of(dataset.holdout)) == expected[-1 - dataset.holdout.num_samples : -1]
+    assert dataset.num_classes == 256
+
+
+def test_a_large_file_of_text_is_read_in_parts_and_comes_out_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.data.documents._PIECE_CHARACTERS", 50)
+    (tmp_path / "corpus").mkdir()
+    text = "\n".join(TEXTS) + "\n"
+    (tmp_path / "corpus" / "one.txt").write_text(text)
+    dataset = open_source(of_folder(tmp_path / "corpus", {"seq_len": 1, "holdout_fraction": 0.001}))
+    assert bytes(tokens_of(dataset.train)) == text.encode()[: dataset.train.num_samples]
+
+
+def trained(tmp_path: Path, said: list[Event], size: int = 300, **data: Any) -> Config:
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS[:20])
+    write_parquet(tmp_path / "corpus" / "b.parquet", TEXTS[20:])
+    config = of_folder(tmp_path / "corpus", {"tokenizer": f"train:{size}", **data}, vocab_size=size)
+    return with_tokenizer(config, said.append)
+
+
+def test_the_tokens_of_a_trained_tokenizer_decode_to_the_documents_with_an_end_behind_each(tmp_path: Path) -> None:
+    config = trained(tmp_path, [], seq_len=1, holdout_fraction=0.001)
+    kept = kept_tokenizer(config.data.tokenizer_hash or "")
+    assert kept is not None
+    dataset = open_source(config)
+    assert dataset.inputs.dtype == "uint16"
+    tokenizer = Tokenizer.from_file(str(kept.folder / "tokenizer.json"))
+    text = tokenizer.decode(tokens_of(dataset.train), skip_special_tokens=False)
+    whole = "".join(f"{each}<|endoftext|>" for each in TEXTS)
+    assert whole.startswith(text)
+    assert len(text) > len(whole) - 40
+    assert kept.facts.end == tokenizer.token_to_id("<|endoftext|>")
+
+
+def test_a_tokenizer_is_trained_and_tokens_are_made_once_and_found_again_afterwards(tmp_path: Path) -> None:
+    said: list[Event] = []
+    config = trained(tmp_path, said)
+    first = all_tokens(config, said)
+    assert [type(event) for event in said] == [TokenizerTraining, TokensBuilt]
+    said.clear()
+    again = trained_again(config, said)
+    assert again.data.tokenizer_hash == config.data.tokenizer_hash
+    assert all_tokens(again, said) == first
+    assert not said
+
+
+def trained_again(config: Config, said: list[Event]) -> Config:
+    unknown = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer_hash": None})})
+    return with_tokenizer(unknown, said.append)
+
+
+def test_training_a_tokenizer_again_gives_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = trained(tmp_path, [])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    said: list[Event] = []
+    assert trained_again(config, said).data.tokenizer_hash == config.data.tokenizer_hash
+    assert isinstance(said[0], TokenizerTraining)
+
+
+def kept_file(tmp_path: Path) -> Path:
+    (path,) = (tmp_path / "kept").glob("*.tokens")
+    return path
+
+
+@pytest.mark.parametrize("how", ["cut off", "a byte changed", "without its description", "description cut off"])
+def test_kept_tokens_that_are_damaged_are_noticed_and_made_again(tmp_path: Path, how: str) -> None:
+    config = trained(tmp_path, [])
+    first = all_tokens(config)
+    path = kept_file(tmp_path)
+    whole = path.read_bytes()
+    described = path.with_suffix(".json")
+    match how:
+        case "cut off":
+            path.write_bytes(whole[:-2])
+        case "a byte changed":
+            stat = path.stat()
+            path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+        case "description cut off":
+            described.write_bytes(described.read_bytes()[:20])
+        case _:
+            described.unlink()
+    said: list[Event] = []
+    assert all_tokens(config, said) == first
+    assert any(isinstance(event, TokensBuilt) for event in said)
+    assert any(isinstance(event, TokensDamaged) for event in said) == (how != "without its description")
+    assert path.read_bytes() == whole
+
+
+def test_kept_tokens_with_another_time_are_compared_and_used(tmp_path: Path) -> None:
+    config = trained(tmp_path, [])
+    first = all_tokens(config)
+    os.utime(kept_file(tmp_path), ns=(1, 1))
+    said: list[Event] = []
+    assert all_tokens(config, said) == first
+    assert not said
+
+
+def test_other_documents_have_other_tokens(tmp_path: Path) -> None:
+    config = of_folder(tmp_path / "corpus", {"seq_len": 1, "holdout_fraction": 0.001})
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
+    first = all_tokens(config)
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS[::-1])
+    assert all_tokens(config) != first
+
+
+def test_of_two_who_make_the_same_tokens_at_once_one_waits_and_finds_them(tmp_path: Path) -> None:
+    config = of_folder(tmp_path / "corpus")
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
+    documents = text_corpus.documents_here(config, None)
+    assert documents is not None
+    cache = text_corpus.cache_of(config.data, documents, "bytes")
+    said: list[Event] = []
+    waiting = threading.Thread(target=all_tokens, args=(config, said))
+    with TokenCache.locked(cache):
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        assert not said
+    waiting.join()
+    assert [type(event) for event in said] == [TokensBuilt]
+
+
+def test_documents_that_cannot_be_read_are_left_out_counted_and_named(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:5], None, 7, "lone \ud800 half"])
+    with (tmp_path / "corpus" / "a.jsonl").open("a") as file:
+        file.write("{broken\n")
+    write_parquet(tmp_path / "corpus" / "b.parquet", [*TEXTS[5:9], None])
+    said: list[Event] = []
+    config = of_folder(tmp_path / "corpus", {"seq_len": 1, "max_bad_fraction": 0.5})
+    read = tokens_of(open_source(config, said.append).train)
+    assert bytes(read) == "".join(f"{text}\n" for text in TEXTS[:9]).encode()[: len(read)]
+    (skipped,) = (event for event in said if isinstance(event, DocumentsSkipped))
+    assert (skipped.skipped, skipped.documents) == (5, 14)
+    for where in ("a.jsonl:6", "a.jsonl:7", "a.jsonl:8", "a.jsonl:9", "b.parquet:5"):
+        assert where in skipped.first
+
+
+def test_too_many_documents_that_cannot_be_read_end_the_run_also_when_their_tokens_are_kept(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:9], None])
+    with pytest.raises(ConfigError, match=r"1 of 10 documents .* data\.max_bad_fraction = 0\.01: a\.jsonl:10"):
+        all_tokens(of_folder(tmp_path / "corpus"))
+    all_tokens(of_folder(tmp_path / "corpus", {"max_bad_fraction": 0.1}))
+    with pytest.raises(ConfigError, match=r"1 of 10 documents"):
+        all_tokens(of_folder(tmp_path / "corpus"))
+
+
+def test_another_column_a_split_for_evaluation_and_a_number_of_documents_are_taken(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "corpus" / "train.jsonl", TEXTS[:10], column="body")
+    write_parquet(tmp_path / "corpus" / "validation.parquet", TEXTS[10:20], column="body")
+    data = {"seq_len": 1, "text_column": "body", "eval_split": "validation", "max_documents": 3}
+    dataset = open_source(of_folder(tmp_path / "corpus", data))
+    assert bytes(tokens_of(dataset.train)) == "".join(f"{text}\n" for text in TEXTS[:3]).encode()[:-1]
+    assert bytes(tokens_of(dataset.holdout)) == "".join(f"{text}\n" for text in TEXTS[10:13]).encode()[:-1]
+    by_file = {**data, "eval_split": str(tmp_path / "corpus" / "validation.parquet")}
+    assert tokens_of(open_source(of_folder(tmp_path / "corpus", by_file)).holdout) == tokens_of(dataset.holdout)
+
+
+def test_a_pattern_names_files_and_a_text_that_shoal_carries_has_a_tokenizer_too(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "a.jsonl", TEXTS[:3])
+    write_json_lines(tmp_path / "b.jsonl", TEXTS[3:])
+    first = all_tokens(of_folder(tmp_path / "[a].jsonl", {"seq_len": 1}))
+    assert len(first) < len("".join(TEXTS[:3]).encode()) + 4
+    topics = of_folder(tmp_path, {"dataset_name": "pydoc-topics", "tokenizer": "train:260"}, vocab_size=260)
+    assert open_source(with_tokenizer(topics, print)).num_classes == 260
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".npy"])
+def test_token_files_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "corpus").mkdir()
+    tokens = (np.arange(1000) % 300).astype(np.uint16)
+    for part, values in enumerate((tokens[:700], tokens[700:])):
+        path = tmp_path / "corpus" / f"{part}{suffix}"
+        if suffix == ".npy":
+            np.save(path, values)
+        else:
+            values.tofile(path)
+    data = {"token_dtype": "uint16", "seq_len": 1}
+    config = of_folder(tmp_path / "corpus", data, vocab_size=300)
+    dataset = open_source(config)
+    assert dataset.inputs.dtype == "uint16"
+    assert dataset.num_classes == 300
+    assert tokens_of(dataset.train) == tokens[: dataset.train.num_samples].tolist()
+    with pytest.raises(ConfigError, match=r"model\.vocab_size = 298 is too small .* 300 different tokens"):
+        open_source(of_folder(tmp_path / "corpus", data, vocab_size=298))
+    kept_file(tmp_path).unlink()
+    with pytest.raises(ConfigError, match=r"the token 299, and the model .* 0 to 297"):
+        open_source(of_folder(tmp_path / "corpus", data, vocab_size=298))
+    with pytest.raises(ConfigError, match=r"data\.token_dtype"):
+        open_source(of_folder(tmp_path / "corpus", {"seq_len": 1}, vocab_size=300))
+
+
+def tokenizer_folder(tmp_path: Path) -> Path:
+    kept = kept_tokenizer(trained(tmp_path, []).data.tokenizer_hash or "")
+    assert kept is not None
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, content in kept.files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_a_tokenizer_of_a_folder_is_known_by_its_hash_and_needed_no_more_afterwards(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path)
+    config = with_tokenizer(of_folder(tmp_path / "corpus", {"tokenizer": str(folder)}, vocab_size=300), print)
+    first = all_tokens(config)
+    for path in folder.iterdir():
+        path.unlink()
+    assert all_tokens(config) == first
+    assert shared_configuration(config)["data"]["tokenizer_hash"] == config.data.tokenizer_hash
+
+
+def test_a_host_with_another_tokenizer_under_the_name_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tokenizer_folder(tmp_path)
+    config = with_tokenizer(of_folder(tmp_path / "corpus", {"tokenizer": str(folder)}, vocab_size=300), print)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["merges"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another host"))
+    with pytest.raises(ConfigError, match=r"not the tokenizer that the run began with .* its files are others"):
+        open_source(config)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"tokenizer": "./nosuch"}, r"data\.tokenizer = \./nosuch: there is no such folder"),
+        ({"tokenizer": "{tmp_path}"}, r"this folder has no tokenizer\.json"),
+        ({"tokenizer": "{tmp_path}/odd"}, r"its tokenizer\.json cannot be read"),
+        ({"tokenizer": "train:290"}, r"model\.vocab_size = 256 is too small for .* = train:290: it has 290"),
+        ({"tokenizer": "train:300", "dataset_name": "{tmp_path}/t.bin"}, r"tokens already"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_says_why(tmp_path: Path, data: dict[str, str], message: str) -> None:
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
+    (tmp_path / "t.bin").write_bytes(bytes(100))
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "tokenizer.json").write_text("{}")
+    data = {key: value.replace("{tmp_path}", str(tmp_path)) for key, value in data.items()}
+    with pytest.raises(ConfigError, match=message):
+        with_tokenizer(of_folder(tmp_path / "corpus", data), print)
+
+
+def test_without_the_package_a_tokenizer_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"package tokenizers, which is not here: pip install 'shoal\[hf\]'"):
+        with_tokenizer(of_folder(tmp_path / "corpus", {"tokenizer": "train:300"}), print)
+
+
+@pytest.mark.parametrize(
+    ("files", "data", "message"),
+    [
+        ({"a.jsonl": b"", "b.bin": b""}, {}, r"b\.bin holds tokens and a\.jsonl text"),
+        ({"train.jsonl": b""}, {"eval_split": "validation"}, r"data\.eval_split = validation: no file .* train\.jsonl"),
+        ({"a.jsonl": b""}, {"eval_split": "./no/such"}, r"data\.eval_split = \./no/such: there is no such file"),
+        ({"a.parquet": b"PAR1"}, {}, r"a\.parquet is no parquet file"),
+        ({"a.csv": b"n,body\n1,x\n"}, {}, r'a\.csv has no column "text" but n, body'),
+        ({"a.jsonl": b'{"text": "few"}\n'}, {}, r"has 4 tokens: too few for data\.seq_len = 8"),
+    ],
+)
+def test_files_that_cannot_be_used_say_why(
+    tmp_path: Path, files: dict[str, bytes], data: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    for name, content in files.items():
+        (tmp_path / "corpus" / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        open_source(of_folder(tmp_path / "corpus", data))
+
+
+@pytest.mark.parametrize("data", [{"tokenizer": "train:300"}, {"eval_split": "test"}, {"max_documents": 3}])
+def test_what_only_text_has_is_refused_of_images(data: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"means nothing to data\.task_type = cv"):
+        Config.model_validate({"data": {"task_type": "cv", **data}, "model": {"family": "resnet18"}})
+
+
+def test_a_tokenizer_smaller_than_the_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="257 tokens"):
+        Config.model_validate({"data": {"tokenizer": "train:256"}})
+
+
+def test_what_was_found_of_a_tokenizer_counts_only_under_its_name() -> None:
+    run = {"data": {"tokenizer": "one", "tokenizer_hash": "0" * 64}}
+    same, _ = load_with_origins(None, ["--data.tokenizer=one"], {}, run=run)
+    other, _ = load_with_origins(None, ["--data.tokenizer=two"], {}, run=run)
+    assert same.data.tokenizer_hash == "0" * 64
+    assert other.data.tokenizer_hash is None
+
+
+def test_runs_have_the_same_samples_only_with_the_same_tokenizer_and_older_ones_had_none() -> None:
+    now = shared_configuration(Config())
+    assert "cache_dir" not in now["data"]
+    of_before = {**now, "data": {key: value for key, value in now["data"].items() if "tokenizer" not in key}}
+    assert has_same_samples(now, of_before)
+    assert not has_same_samples(now, {**now, "data": {**now["data"], "tokenizer_hash": "0" * 64}})
+
+
+def test_another_process_makes_the_tokens_and_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = trained(tmp_path, [])
+    expected = all_tokens(config)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    elsewhere = config.model_copy(update={"data": config.data.model_copy(update={"cache_dir": tmp_path / "other"})})
+    said: list[Event] = []
+    assert all_tokens(elsewhere, said) == expected
+    assert [type(event) for event in said] == [TokensBuilt]
+    (tmp_path / "corpus" / "c.csv").write_text("n\n1\n")
+    with pytest.raises(ConfigError, match=r"no column"):
+        all_tokens(config)
+
+
+def test_when_the_process_that_makes_tokens_is_killed_the_message_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(text_corpus, "_MAKER", "this")
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
+    with pytest.raises(RemoteError, match=r"has ended with \d+ before it was done"):
+        open_source(of_folder(tmp_path / "corpus"))
