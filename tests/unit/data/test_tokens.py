@@ -6,10 +6,14 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tests.unit.data.corpora import make_tokens_here, of_folder, write_json_lines, write_parquet
 from tokenizers import Tokenizer
@@ -19,6 +23,7 @@ from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
 from shoal.data import text_corpus
 from shoal.data.catalog import open_source
+from shoal.data.shuffle import permutation
 from shoal.data.source import Source
 from shoal.data.text_corpus import with_tokenizer
 from shoal.data.token_cache import TokenCache
@@ -229,6 +234,27 @@ def test_a_pattern_names_files_and_a_text_that_shoal_carries_has_a_tokenizer_too
     assert open_source(with_tokenizer(topics, print)).num_classes == 260
 
 
+def test_of_the_hub_only_the_first_documents_are_fetched_where_a_number_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[int] = []
+
+    def rows() -> Iterator[dict[str, str]]:
+        for number, text in enumerate(TEXTS):
+            fetched.append(number)
+            yield {"body": text}
+
+    asked: list[object] = []
+    builder = SimpleNamespace(hash="version 1", as_streaming_dataset=lambda split: [asked.append(split), rows()][1])
+    hub = SimpleNamespace(load_dataset_builder=lambda *names, token: [asked.append((*names, token)), builder][1])
+    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    data = {"dataset_name": "web", "text_column": "body", "max_documents": 4, "seq_len": 1, "hf_token": "secret"}
+    dataset = open_source(of_folder(tmp_path / "none", data))
+    assert asked == [("web", None, "secret"), "train"]
+    assert bytes(tokens_of(dataset.train)) == "\n".join(TEXTS[:4]).encode()[: dataset.train.num_samples]
+    assert fetched == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("suffix", [".bin", ".npy"])
 def test_token_files_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "corpus").mkdir()
@@ -252,6 +278,29 @@ def test_token_files_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
         open_source(of_folder(tmp_path / "corpus", data, vocab_size=298))
     with pytest.raises(ConfigError, match=r"data\.token_dtype"):
         open_source(of_folder(tmp_path / "corpus", {"seq_len": 1}, vocab_size=300))
+
+
+def test_of_eight_parquet_files_with_100_000_rows_each_is_there_once_in_a_pass_in_an_order_of_the_seed_alone(
+    tmp_path: Path,
+) -> None:
+    rows = [f"row {number:011d}" for number in range(100_000)]
+    for part in range(8):
+        path = tmp_path / "corpus" / f"{part}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.table({"text": rows[part * 12_500 : (part + 1) * 12_500]}), path)
+    # With the line's end behind it, a row is a sample.
+    dataset = open_source(of_folder(tmp_path / "corpus", {"seq_len": 16, "holdout_fraction": 0.1}))
+    num_train = dataset.train.num_samples
+
+    def in_order_of(seed: int) -> list[str]:
+        samples, _ = dataset.train.read(permutation(seed, 0, num_train))
+        return samples.tobytes().decode().splitlines()
+
+    first = in_order_of(1)
+    assert sorted(first) == rows[:num_train]
+    assert in_order_of(1) == first != in_order_of(2)
+    # What is held out ends with the last row, whose last byte is the label of the one before.
+    assert num_train + dataset.holdout.num_samples == 99_999
 
 
 def tokenizer_folder(tmp_path: Path) -> Path:
