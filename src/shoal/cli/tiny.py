@@ -25,6 +25,7 @@ from shoal.model.hf.described import FAMILY
 _MOST_BLOCKS: Final = 4
 _MOST_HEADS: Final = 4
 _HEAD_WIDTH: Final = 8
+_MOST_WIDTH: Final = 64
 _NUM_BYTES: Final = 256
 _MOST: Final = {
     "data.seq_len": 64,
@@ -103,8 +104,16 @@ def _model_changes(model: ModelConfig, said: set[str]) -> Iterator[tuple[str, An
             "the two out"
         )
     yield "model.pretrained", False
-    if model.family in RESNET_BLOCKS or model.family == FAMILY:
-        # A resnet has the sizes that its name says, and is fast on small images.
+    if model.family in RESNET_BLOCKS:
+        # It has the sizes that its name says, and is fast on small images, of which the other stem leaves a pixel.
+        if "data.dataset_name" not in said:
+            yield "model.stem", "cifar"
+        return
+    if model.family == FAMILY:
+        return
+    if model.family == "mlp":
+        yield "model.num_layers", min(_MOST_BLOCKS, model.num_layers)
+        yield "model.hidden_size", min(_MOST_WIDTH, model.hidden_size)
         return
     heads = min(_MOST_HEADS, model.num_heads)
     yield "model.num_layers", min(_MOST_BLOCKS, model.num_layers)

@@ -7,12 +7,15 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section, split_list
 
-NATIVE_FAMILIES = ("gpt", "resnet18", "resnet50", "resnet101", "hf")
+NATIVE_FAMILIES = ("gpt", "mlp", "resnet18", "resnet50", "resnet101", "hf")
 
 # Residual blocks of each ResNet (arXiv:1512.03385, table 1): a stage holds at least one.
 RESNET_BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
 
-_GPT_AND_RESNETS = (
+# Families whose depth and width the configuration says.
+SIZED = ("gpt", "mlp")
+
+_OF_OWN_FAMILIES = (
     "num_layers",
     "hidden_size",
     "num_heads",
@@ -32,11 +35,15 @@ class ModelConfig(Section):
 
     family: str = Field(
         default="gpt",
-        description='"gpt", "resnet18", "resnet50", "resnet101", "hf" (a causal language model of transformers), or a '
-        'family of your own as "package.module:Class".',
+        description='"gpt", "mlp", "resnet18", "resnet50", "resnet101", "hf" (a causal language model of transformers) '
+        'or a family of your own as "package.module:Class".',
     )
-    num_layers: PositiveInt = Field(default=4, description="Transformer blocks (gpt).")
-    hidden_size: PositiveInt = Field(default=128, description="Width of the residual stream (gpt).")
+    num_layers: PositiveInt = Field(
+        default=4, description="Transformer blocks (gpt); layers between the first and the last one (mlp)."
+    )
+    hidden_size: PositiveInt = Field(
+        default=128, description="Width of the residual stream (gpt), of every layer but the last one (mlp)."
+    )
     num_heads: PositiveInt = Field(default=4, description="Attention heads; divides hidden_size (gpt).")
     mlp_ratio: PositiveInt = Field(default=4, description="Width of the feed-forward part over hidden_size (gpt).")
     activation: Literal["gelu", "gelu_new"] = Field(
@@ -54,7 +61,7 @@ class ModelConfig(Section):
         "have other bits. null: as many as have 64 MiB of logits, 256 at least, and with a vocabulary of 4096 or less "
         "those of all (gpt, hf).",
     )
-    num_classes: PositiveInt = Field(default=10, description="Classes of the images (resnets).")
+    num_classes: PositiveInt = Field(default=10, description="Classes of the images (mlp, resnets).")
     stem: Literal["cifar", "imagenet"] = Field(
         default="cifar",
         description='First layers: "cifar" for small images, "imagenet" halves the size twice (resnets).',
@@ -113,7 +120,7 @@ class ModelConfig(Section):
     def keys_problem(self) -> str | None:
         """Return which key means nothing to the family, or None."""
         if self.family == "hf":
-            others, instead = _GPT_AND_RESNETS, "name_or_path and extra say the sizes of a model of transformers"
+            others, instead = _OF_OWN_FAMILIES, "name_or_path and extra say the sizes of a model of transformers"
         elif self.family in NATIVE_FAMILIES:
             others, instead = _HF, "only the family hf has it"
         else:
@@ -146,7 +153,7 @@ class ModelConfig(Section):
     @property
     def num_blocks(self) -> int | None:
         """The blocks between the first unit and the last one; None where only the family itself knows."""
-        return self.num_layers if self.family == "gpt" else RESNET_BLOCKS.get(self.family)
+        return self.num_layers if self.family in SIZED else RESNET_BLOCKS.get(self.family)
 
     @property
     def num_units(self) -> int | None:

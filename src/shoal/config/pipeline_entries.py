@@ -10,9 +10,11 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from shoal.config.model import NATIVE_FAMILIES, PipelineEntry, split_counts
+from shoal.config.model import NATIVE_FAMILIES, SIZED, PipelineEntry, split_counts
 
 Raw = Mapping[str, Any]
+
+_MLP_WIDTH = 200
 
 
 def apply_pipeline(raw: Raw) -> Raw:
@@ -36,6 +38,8 @@ def apply_pipeline(raw: Raw) -> Raw:
     except ValidationError:
         return raw  # the schema names the entry and its key
     family = _family(entries)
+    if family == "mlp":
+        entries = _with_sizes_of_mlp(entries, raw.get("model"))
     found: dict[str, Any] = {"family": family}
     found |= _sizes(entries, family)
     model = _merged("model", raw.get("model"), found)
@@ -75,13 +79,27 @@ def _family(entries: list[PipelineEntry]) -> str:
     return families[0]
 
 
+def _with_sizes_of_mlp(entries: list[PipelineEntry], model: object) -> list[PipelineEntry]:
+    """Return the entries with the sizes that DistQat's mlp always has, where nothing says others.
+
+    Its "mlp.full" has three layers; "mlp.head" and "mlp.tail" have two each.
+    """
+    said: set[str] = {*cast(Raw, model)} if isinstance(model, Mapping) else set()
+    sizes: dict[str, int] = {}
+    if "num_layers" not in said and all(entry.n_layers is None for entry in entries):
+        sizes["n_layers"] = 1
+    if "hidden_size" not in said and all(entry.hid_dim is None for entry in entries):
+        sizes["hid_dim"] = _MLP_WIDTH
+    return [entry.model_copy(update=sizes) for entry in entries]
+
+
 def _sizes(entries: list[PipelineEntry], family: str) -> dict[str, Any]:
     """Return the keys of `model` that the entries set."""
     found: dict[str, Any] = {}
     layers = [entry.n_layers for entry in entries if entry.n_layers is not None]
     widths = {entry.hid_dim for entry in entries if entry.hid_dim is not None}
     classes = {entry.num_classes for entry in entries if entry.num_classes is not None}
-    if family != "gpt" and (layers or widths):
+    if family not in SIZED and (layers or widths):
         raise ValueError(f"model_pipeline.pipeline: {family} has a fixed size; remove hid_dim and n_layers")
     if family == "gpt" and classes:
         raise ValueError("model_pipeline.pipeline: gpt has no num_classes; remove it")

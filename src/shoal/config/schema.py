@@ -32,7 +32,7 @@ FOUND_BY: Mapping[str, tuple[str, ...]] = {
 UNITS_BY = ("model.family", "model.num_layers", NAME_OR_PATH, "model.extra")
 """What decides how many units there are to be cut."""
 
-_TASK_OF_FAMILY = {"gpt": "llm", "hf": "llm", "resnet18": "cv", "resnet50": "cv", "resnet101": "cv"}
+_TASK_OF_FAMILY = {"gpt": "llm", "hf": "llm", "mlp": "cv", "resnet18": "cv", "resnet50": "cv", "resnet101": "cv"}
 
 
 class Config(Section):

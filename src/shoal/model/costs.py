@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.model.gpt_shape import GptShape
+from shoal.model.mlp_shape import MlpShape
 from shoal.model.resnet_shape import DEPTHS, ResNetShape
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def static_costs(model: ModelConfig, data: DataConfig) -> list[float] | None:
     """
     if model.family == "gpt":
         return GptShape.from_config(model, data).unit_costs()
+    if model.family == "mlp":
+        return MlpShape.from_config(model, data).unit_costs()
     if model.family in DEPTHS:
         return ResNetShape.from_config(model.family, model, data).unit_costs()
     return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import ConfigError
 from shoal.model.gpt import GptFamily
 from shoal.model.hf.family import HfFamily
+from shoal.model.mlp import MlpFamily
 from shoal.model.resnet import ResNet18Family, ResNet50Family, ResNet101Family
 from shoal.model.stage import Family
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 NATIVE_FAMILIES: dict[str, type[Family]] = {
     "gpt": GptFamily,
+    "mlp": MlpFamily,
     "resnet18": ResNet18Family,
     "resnet50": ResNet50Family,
     "resnet101": ResNet101Family,

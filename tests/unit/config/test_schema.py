@@ -41,6 +41,19 @@ def test_layers_of_the_entries_are_the_cut_by_hand() -> None:
     assert _pipeline({"model_name": "gpt.head"}, {"model_name": "gpt.tail"}).model_pipeline.cut is None
 
 
+def test_entries_of_an_mlp_have_the_sizes_that_distqats_has_unless_others_are_said() -> None:
+    config = _pipeline({"model_name": "mlp.full", "num_classes": 7}, data=CV)
+    assert (config.model.family, config.model.num_layers, config.model.hidden_size) == ("mlp", 1, 200)
+    assert (config.num_stages, config.model.num_classes, config.model_pipeline.cut) == (1, 7, None)
+    parts = ({"model_name": "mlp.head"}, {"model_name": "mlp.tail"})
+    config = _pipeline(*parts, data=CV)
+    assert (config.model.num_layers, config.model.hidden_size, config.model_pipeline.cut) == (2, 200, (2, 2))
+    config = _pipeline(*parts, data=CV, model={"num_layers": 6, "hidden_size": 32})
+    assert (config.model.num_layers, config.model.hidden_size, config.model_pipeline.cut) == (6, 32, None)
+    config = _pipeline(*({**part, "n_layers": 3, "hid_dim": 16} for part in parts), data=CV)
+    assert (config.model.num_layers, config.model.hidden_size, config.model_pipeline.cut) == (6, 16, (4, 4))
+
+
 @pytest.mark.parametrize("said", [[2, 5], "2,5", ["2", "5"], None])
 def test_a_cut_that_agrees_with_the_list_may_be_said(said: object) -> None:
     pipeline = [{"model_name": "gpt.head", "n_layers": 1}, {"model_name": "gpt.tail", "n_layers": 4}]

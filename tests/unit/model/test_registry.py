@@ -78,7 +78,7 @@ def test_a_family_of_ones_own_is_found_and_reads_its_own_options(own_module: str
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet34", "choose gpt, resnet18"),
+        ("resnet34", "choose gpt, mlp, resnet18"),
         ("no.such.module:Class", "cannot import no.such.module"),
         ("{own}:Missing", "has no Missing"),
         ("{own}:Unrelated", "not a subclass"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError, LocalProtocolError
 from shoal.model.gpt import GptFamily, GptShape
+from shoal.model.mlp import MlpFamily, MlpShape
 from shoal.model.resnet import ResNetFamily, ResNetShape
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import Family, StageModule, TensorSpec, build_stage, stage_units
@@ -20,7 +21,11 @@ GPT = GptFamily(GptShape(seq_len=16, width=24, num_layers=3, num_heads=2, dropou
 RESNET = ResNetFamily(ResNetShape((2, 2, 2, 2), False, "cifar", num_channels=1, img_size=8, num_classes=10))
 BOTTLENECK = ResNetFamily(ResNetShape((1, 2, 1, 1), True, "imagenet", num_channels=3, img_size=33, num_classes=5))
 
-every_family = pytest.mark.parametrize("family", [GPT, RESNET, BOTTLENECK], ids=["gpt", "basic", "bottleneck"])
+MLP = MlpFamily(MlpShape(num_channels=2, img_size=5, width=12, num_layers=3, num_classes=5))
+
+every_family = pytest.mark.parametrize(
+    "family", [GPT, RESNET, BOTTLENECK, MLP], ids=["gpt", "basic", "bottleneck", "mlp"]
+)
 
 
 def _stages(family: Family, num_stages: int, dtype: torch.dtype = torch.float32) -> list[StageModule]:
@@ -143,7 +148,7 @@ def test_impossible_stages_are_refused() -> None:
         build_stage(GPT, 0, 6, seed=7)
 
 
-@pytest.mark.parametrize("family", [GPT, RESNET], ids=["gpt", "resnet18"])
+@pytest.mark.parametrize("family", [GPT, RESNET, MLP], ids=["gpt", "resnet18", "mlp"])
 def test_under_autocast_stages_send_bfloat16_and_keep_parameters_gradients_and_loss_in_float32(family: Family) -> None:
     head, tail = (build_stage(family, stage, 2, seed=0, autocast=torch.bfloat16) for stage in (0, 1))
     assert (head.output_spec, tail.input_spec) == (tail.input_spec, head.output_spec)

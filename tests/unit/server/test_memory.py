@@ -36,6 +36,7 @@ IMAGES = {"task_type": "cv", "img_size": 16}
 CASES: dict[str, dict[str, Any]] = {
     "gpt": {"model": {"num_layers": 2, "hidden_size": 32}, "data": {"seq_len": 32}},
     "gpt with dropout": {"model": {"num_layers": 2, "hidden_size": 32, "dropout": 0.1}, "data": {"seq_len": 32}},
+    "mlp": {"model": {"family": "mlp", "num_layers": 3, "hidden_size": 4096}, "data": IMAGES},
     "resnet18": {"model": {"family": "resnet18"}, "data": IMAGES},
     "resnet50": {"model": {"family": "resnet50", "stem": "imagenet"}, "data": {**IMAGES, "img_size": 64}},
 }
