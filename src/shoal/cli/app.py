@@ -410,6 +410,17 @@ def list_keys() -> None:
 
 
 @config_app.command
+def convert(path: Annotated[Path, Parameter(help="A configuration file of aether.")]) -> None:
+    """Translate a file of aether (DistQat) and print it, with comments: what it has no key for is named there.
+
+    Exit code 2 where something cannot be carried over, with all of that.
+    """
+    from shoal.config.distqat import converted_yaml
+
+    _emit(converted_yaml(path))
+
+
+@config_app.command
 def reference() -> None:
     """Print a file with every key, its default and its meaning (configs/reference.yaml)."""
     from shoal.config.dump import reference_yaml

@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import yaml
@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from shoal.config.base import Section
-from shoal.config.keys import item_section_of, section_of
+from shoal.config.keys import item_section_of, keys, section_of
 from shoal.config.schema import Config
 
 _WIDTH = 112
@@ -60,6 +60,34 @@ def config_to_json(config: Config) -> bytes:
 def reference_yaml() -> str:
     """Return every key with its default and its description: the text of `configs/reference.yaml`."""
     return "\n".join([_REFERENCE_HEAD, *_section_lines(Config, Config(), "")]).rstrip() + "\n"
+
+
+def commented_yaml(said: Mapping[str, object], notes: Mapping[str, str]) -> str:
+    """Return some keys as a file, in the order of the schema.
+
+    Args:
+        said: the value of each dotted key.
+        notes: what stands as a comment above some of them.
+    """
+    lines: list[str] = []
+    within: list[str] = []
+    for name in keys():
+        if name not in said:
+            continue
+        *sections, leaf = name.split(".")
+        for depth, section in enumerate(sections):
+            if within[: depth + 1] != sections[: depth + 1]:
+                lines += [*([] if depth else [""]), f"{'  ' * depth}{section}:"]
+        within, indent = sections, "  " * len(sections)
+        if name in notes:
+            lines += textwrap.wrap(
+                notes[name], _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+            )
+        value = said[name]
+        items = cast(dict[str, object], value) if isinstance(value, dict) else {}
+        lines.append(f"{indent}{leaf}:" if items else f"{indent}{leaf}: {_scalar(said[name])}")
+        lines += [f"{indent}  {key}: {_scalar(item)}" for key, item in items.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _section_lines(section: type[Section], values: Section, indent: str) -> Iterator[str]:

@@ -6,7 +6,8 @@ or false need no value and have a `--no-` form, lists of addresses may be given 
 
 from collections.abc import Iterable, Sequence
 
-from shoal.config.keys import REMOVED, Key, flag_names, keys, nearest, plain, section_of, unknown_key
+from shoal.config.distqat_names import REMOVED
+from shoal.config.keys import Key, flag_names, keys, nearest, plain, section_of, unknown_key
 from shoal.config.sources import Layer, from_text, from_value
 
 _TRUE = frozenset({"true", "yes", "on", "1"})

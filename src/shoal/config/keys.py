@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from shoal.config.base import Section
+from shoal.config.distqat_names import REMOVED
 from shoal.config.schema import Config
 
 ALIASES = {
@@ -33,42 +34,6 @@ ALIASES = {
     "host_name": "network.host_name",
     "announce_maddrs": "network.announce_maddrs",
     "deterministic": "run.deterministic",
-}
-
-_NO_REFRESH = "roles wait for changes instead of asking at intervals"
-_NO_PORTS = "shoal needs no fixed ports; see network.host_maddrs, announce_maddrs and monitor_port"
-_NO_PRETRAINED = "this version trains from random weights; model.name_or_path names a model of transformers"
-
-REMOVED = {
-    "data.full_model_name": _NO_PRETRAINED,
-    "data.sampling_rate": "this version has no speech task",
-    "data.shuffle_buffer_size": "all samples of a pass are shuffled, not a buffer of them; see run.seed",
-    "diloco.min_refresh_period": _NO_REFRESH,
-    "diloco.max_refresh_period": _NO_REFRESH,
-    "diloco.default_refresh_period": _NO_REFRESH,
-    "diloco.expected_drift_peers": _NO_REFRESH,
-    "diloco.expected_drift_rate": _NO_REFRESH,
-    "diloco.performance_ema_alpha": "throughput is measured, not smoothed by a setting",
-    "diloco.metadata_expiration": "a closed connection, not an expiry, says that a peer is gone; see health.deadline_s",
-    "diloco.verbose": "logs hold every state change as they are",
-    "model_pipeline.pipeline.idx": "the position of a stage follows from the order of the list",
-    "quant.overrides": "write quant.rules, where patterns and schemes stand side by side, without a payload",
-    "network.use_ipfs": "peers find each other over network.initial_peers",
-    "network.client_mode": "every peer accepts connections",
-    "network.identity_path": "identities are kept in ~/.config/shoal/identities",
-    "network.hivemind_compression": "tensors do not travel over hivemind",
-    "network.skip_load_from_peers": "a newcomer always takes the state of its stage, or the run would not stay one run",
-    "network.client_port": _NO_PORTS,
-    "network.trainer_base_port": _NO_PORTS,
-    "network.server_base_hostport": _NO_PORTS,
-    "network.server_base_hostport_announce": _NO_PORTS,
-    "network.server_base_grpcport": _NO_PORTS,
-    "network.server_base_grpc_announceport": _NO_PORTS,
-    "max_expert_index": "the number of stages is not limited; see model_pipeline.stages",
-    "world_size": "the number of peers is not fixed; see servers.num_servers",
-    "data_server": "the data server shares memory with its trainers and has no settings; see data.num_workers",
-    "biggan": "this version has no BigGAN",
-    "path": "give the file with --config-path",
 }
 
 

@@ -124,6 +124,22 @@ def load_with_origins(
     return config, layer.origins
 
 
+def problems_of(values: Mapping[str, Any], origin: str, *, is_whole: bool) -> list[str]:
+    """Return why no run can be made of these values, a line for each thing that is wrong.
+
+    Args:
+        origin: where they stand, in words.
+        is_whole: they are all that is said; else nothing is said of combinations, which others of them may make right.
+    """
+    layer = from_mapping(values, origin)
+    is_whole = is_whole and not layer.problems
+    try:
+        config = Config.model_validate(layer.values)
+    except ValidationError as error:
+        return [*layer.problems, *_explain(error, layer, is_whole=is_whole)]
+    return [*layer.problems, *(config.run_problems() if is_whole else [])]
+
+
 def config_from_json(text: str | bytes) -> Config:
     """Return the configuration that `dump.config_to_json` wrote, secrets included."""
     return Config.model_validate_json(text)

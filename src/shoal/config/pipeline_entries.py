@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from shoal.config.distqat_names import FAMILIES_ELSEWHERE
 from shoal.config.model import NATIVE_FAMILIES, SIZED, PipelineEntry, split_counts
 
 Raw = Mapping[str, Any]
@@ -37,18 +38,16 @@ def apply_pipeline(raw: Raw) -> Raw:
         entries = [PipelineEntry.model_validate(item) for item in cast(Sequence[object], items)]
     except ValidationError:
         return raw  # the schema names the entry and its key
-    family = _family(entries)
+    family = family_of(entries, NATIVE_FAMILIES)
     if family == "mlp":
         entries = _with_sizes_of_mlp(entries, raw.get("model"))
     found: dict[str, Any] = {"family": family}
-    found |= _sizes(entries, family)
+    found |= sizes_of(entries, family)
     model = _merged("model", raw.get("model"), found)
     # The list has been said in canonical names now; one that stayed would contradict later changes of them.
     rest = {key: value for key, value in pipeline.items() if key != "pipeline"}
-    flow: dict[str, Any] = {"stages": len(entries)}
-    blocks = [entry.n_layers for entry in entries if entry.n_layers is not None]
-    if blocks and len(entries) > 1:
-        flow["cut"] = [blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1]
+    flow = flow_of(entries)
+    if "cut" in flow:
         if rest.get("cut") is None:
             rest.pop("cut", None)
         else:
@@ -62,16 +61,29 @@ def _counts(value: object) -> object:
     return [int(part) for part in parts] if all(map(str.isdecimal, parts)) else cast(object, value)
 
 
-def _family(entries: list[PipelineEntry]) -> str:
-    """Return the one family that the entries name, after checking that their parts are in order."""
+def flow_of(entries: Sequence[PipelineEntry]) -> dict[str, Any]:
+    """Return the keys of `model_pipeline` that the entries set."""
+    blocks = [entry.n_layers for entry in entries if entry.n_layers is not None]
+    if not blocks or len(entries) == 1:
+        return {"stages": len(entries)}
+    return {"stages": len(entries), "cut": [blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1]}
+
+
+def family_of(entries: Sequence[PipelineEntry], supported: Sequence[str]) -> str:
+    """Return the one family that the entries name, after checking that their parts are in order.
+
+    Raises:
+        ValueError: It is none of those that are supported, or the parts are not those of a model.
+    """
     names = [entry.model_name for entry in entries]
     families = [name.rpartition(".")[0] for name in names]
     parts = [name.rpartition(".")[2] for name in names]
     wanted = ["full"] if len(entries) == 1 else ["head", *["body"] * (len(entries) - 2), "tail"]
-    if len(set(families)) != 1 or families[0] not in NATIVE_FAMILIES:
+    if len(set(families)) != 1 or families[0] not in supported:
+        reasons = [FAMILIES_ELSEWHERE[family] for family in dict.fromkeys(families) if family in FAMILIES_ELSEWHERE]
         raise ValueError(
-            f"model_pipeline.pipeline: model names {names} do not name one supported family; "
-            f"supported: {', '.join(NATIVE_FAMILIES)}"
+            f"model_pipeline.pipeline: model names {names} do not name one supported family"
+            f"{''.join(f' ({reason})' for reason in reasons)}; supported: {', '.join(supported)}"
         )
     if parts != wanted:
         expected = [f"{families[0]}.{part}" for part in wanted]
@@ -93,8 +105,12 @@ def _with_sizes_of_mlp(entries: list[PipelineEntry], model: object) -> list[Pipe
     return [entry.model_copy(update=sizes) for entry in entries]
 
 
-def _sizes(entries: list[PipelineEntry], family: str) -> dict[str, Any]:
-    """Return the keys of `model` that the entries set."""
+def sizes_of(entries: Sequence[PipelineEntry], family: str) -> dict[str, Any]:
+    """Return the keys of `model` that the entries set.
+
+    Raises:
+        ValueError: They contradict each other, or the family has no such sizes.
+    """
     found: dict[str, Any] = {}
     layers = [entry.n_layers for entry in entries if entry.n_layers is not None]
     widths = {entry.hid_dim for entry in entries if entry.hid_dim is not None}

@@ -13,9 +13,9 @@ from typing import Any, cast
 import yaml
 
 from shoal.config.base import Section
+from shoal.config.distqat_names import FILES_ELSEWHERE, REMOVED, is_of_distqat
 from shoal.config.keys import (
     ALIASES,
-    REMOVED,
     Key,
     flag_names,
     item_section_of,
@@ -86,12 +86,28 @@ def from_file(path: Path) -> Layer:
     """Read a YAML file.
 
     Raises:
+        ConfigError: as `read_file`.
+    """
+    values = read_file(path)
+    layer = from_mapping(values, str(path))
+    if is_of_distqat(values):
+        layer.problems.append(
+            f"{path}: it has keys of DistQat (aether): `shoal config convert {path} > mine.yaml` translates it"
+        )
+    return layer
+
+
+def read_file(path: Path) -> Mapping[object, object]:
+    """Return the mapping that a YAML file holds, as it stands there; an empty file holds an empty one.
+
+    Raises:
         ConfigError: there is no such file, it is no YAML mapping, or it has a repeated key.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"there is no configuration file {path}{_other_files(path)}") from None
+        reason = f": {FILES_ELSEWHERE[path.stem]}" if path.stem in FILES_ELSEWHERE else ""
+        raise ConfigError(f"there is no configuration file {path}{reason}{_other_files(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
@@ -99,10 +115,10 @@ def from_file(path: Path) -> Layer:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if loaded is None:
-        return Layer()
+        return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: must hold `key: value` lines, not a {type(loaded).__name__}")
-    return from_mapping(cast(dict[object, object], loaded), str(path))
+    return cast(dict[object, object], loaded)
 
 
 def _other_files(path: Path) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from shoal import load_config
 from shoal.config import Config, config_from_json, config_to_json, dump_config
-from shoal.config.keys import ALIASES, REMOVED, flag_names, keys, plain
+from shoal.config.distqat_names import REMOVED
+from shoal.config.keys import ALIASES, flag_names, keys, plain
 from shoal.errors import ConfigError
 
 
@@ -120,7 +121,8 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("data: {full_model_name: x}", ["full_model_name", "does not exist in shoal"]),
         ("diloco: {outer_optim: {type: adam}}", ["diloco.outer_optim.type", "not supported yet"]),
         ("device: gpu", ["device = 'gpu'", "cuda:<index>"]),
-        ("model: {family: mlp}", ["model.family", "package.module:Class"]),
+        ("model: {family: mpl}", ["model.family", "package.module:Class"]),
+        ("model: {family: mlp}", ["data.task_type = cv"]),
         ("model_pipeline: {stages: 5}", ["model_pipeline.stages = 5", "at most 4"]),
         ("servers: {num_servers: -1}", ["servers.num_servers = -1", "at least 1"]),
         ("model: {family: resnet18}", ["data.task_type = cv"]),
