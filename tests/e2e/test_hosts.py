@@ -90,6 +90,19 @@ def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -
         assert load_config(resolved, (), {}).model_pipeline.cut == (1, 3), "the cut came with the run's record"
 
 
+def test_the_plain_loop_trains_beside_a_client_whose_servers_are_on_another_host(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        flags = ("--num-servers=2", "--model-pipeline.cut=1,3", "--diloco.inner-steps=10", "--device=cpu", "--baseline")
+        client = hosts.run("client", "start_trainer_client.py", *SMALL, *flags)
+        variable, command = invited(client)
+        hosts.give_key("client", "servers")
+        servers = hosts.run("servers", *command, environment=variable)
+        summary = finished(client, [servers])
+    assert (summary["exit"], summary["replicas"]) == ("done", 2)
+    assert 0 < summary["loss_baseline"] < summary["loss_first"]
+    assert 0 < summary["eval_loss_baseline"] < summary["eval_loss_first"]
+
+
 def _key(hosts: Hosts) -> Path:
     return hosts.home("client") / ".config/shoal/swarm.key"
 

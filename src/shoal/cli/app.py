@@ -17,6 +17,7 @@ from shoal import __version__
 from shoal.cli.arguments import (
     SANDBOX,
     AsJson,
+    Baseline,
     ConfigFlags,
     ConfigPath,
     PrintConfig,
@@ -94,9 +95,7 @@ def run_local(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
     num_servers: Annotated[str | None, Parameter(help="Servers over all stages (servers.num_servers).")] = None,
-    baseline: Annotated[
-        bool, Switch, Parameter(help="Also train the plain loop, one process, for comparison.")
-    ] = False,
+    baseline: Baseline = False,
     tiny: Tiny = False,
     resume: Resume = None,
     print_config: PrintConfig = False,
@@ -109,8 +108,7 @@ def run_local(
     if num_servers is not None:
         flags = (*flags, "--num-servers", num_servers)
     if resume is not None:
-        if baseline:
-            raise ConfigError("--baseline: the plain loop is in no checkpoint; leave it out to resume the run")
+        _refuse_baseline(baseline)
         return _resume(resume, config_path, flags, is_local=True, is_tiny=tiny, print_config=print_config)
     if print_config:
         return _print_config(load_whole(config_path, flags, tiny=tiny))
@@ -121,6 +119,11 @@ def run_local(
         from shoal.cli.local import run_local as serve
 
         return serve(config, early, baseline=baseline)
+
+
+def _refuse_baseline(baseline: bool) -> None:
+    if baseline:
+        raise ConfigError("--baseline: no run that goes on has a plain loop, which is in no checkpoint; leave it out")
 
 
 def _resume(
@@ -174,6 +177,7 @@ def _peers_problem(config: Config) -> str | None:
 def start_trainer_client(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
+    baseline: Baseline = False,
     tiny: Tiny = False,
     resume: Resume = None,
     print_config: PrintConfig = False,
@@ -185,6 +189,7 @@ def start_trainer_client(
     --resume one of which nobody is left but a checkpoint.
     """
     if resume is not None:
+        _refuse_baseline(baseline)
         return _resume(resume, config_path, flags, is_local=False, is_tiny=tiny, print_config=print_config)
     if print_config:
         return _print_config(load_client(config_path, flags, tiny=tiny)[0])
@@ -192,9 +197,11 @@ def start_trainer_client(
 
     with early_start() as early:
         config, origins = load_client(config_path, flags, tiny=tiny)
+        if origins is not None:
+            _refuse_baseline(baseline)
         from shoal.cli.client_host import start_trainer_client as serve
 
-        return serve(config, origins, early)
+        return serve(config, origins, early, baseline=baseline)
 
 
 @app.command

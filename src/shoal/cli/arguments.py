@@ -29,6 +29,11 @@ Tiny = Annotated[
     Switch,
     Parameter(help="The same in small: structure as in the file, small sizes, data that shoal carries, a few rounds."),
 ]
+Baseline = Annotated[
+    bool,
+    Switch,
+    Parameter(help="Also train the plain loop, one process on the first device of --device, for comparison."),
+]
 PrintConfig = Annotated[bool, Switch, Parameter(help="Print the resolved configuration and stop.")]
 Resume = Annotated[
     str | None,

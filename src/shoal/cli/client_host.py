@@ -16,6 +16,7 @@ import anyio
 
 from shoal import log
 from shoal.cli.cuts import with_known_cut
+from shoal.cli.devices import devices_of_servers
 from shoal.cli.early import EarlyStart
 from shoal.cli.finding import FoundRun, find_run
 from shoal.cli.host_network import HostNetwork
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
 
 
 def start_trainer_client(
-    config: Config, origins: Mapping[str, str] | None, early: EarlyStart, resumption: Resumption | None = None
+    config: Config,
+    origins: Mapping[str, str] | None,
+    early: EarlyStart,
+    resumption: Resumption | None = None,
+    *,
+    baseline: bool = False,
 ) -> int:
     """Wait for servers of other hosts, train with them until the run is done, and return the exit code.
 
@@ -41,12 +47,15 @@ def start_trainer_client(
             come from the run.
         early: runs already; the caller ends it.
         resumption: of the run that goes on from a checkpoint, which has given `config`.
+        baseline: also train the plain loop here, beside the swarm, of a run that begins.
 
     Raises:
-        ConfigError: the swarm key or the identities cannot be used, the log directory cannot be written, or a shared
-            key differs from the run's.
+        ConfigError: there is no such device for the plain loop, the swarm key or the identities cannot be used, the
+            log directory cannot be written, or a shared key differs from the run's.
         BootstrapError: no initial peer answered in time, or none of them knows a run.
     """
+    if baseline:
+        devices_of_servers(config)
     if resumption is not None:
         swarm_key, is_new = resumption.swarm_key, False
     elif origins is None:
@@ -88,6 +97,7 @@ def start_trainer_client(
                 log_dir,
                 clock,
                 swarm_key,
+                baseline=baseline,
                 network=HostNetwork(config.network),
                 identity_of=identities.identity,
                 invite=lambda maddrs: invitation(config, maddrs, log_dir, new_key=is_new),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from shoal.cli.exits import guarded
 from shoal.errors import BootstrapError, ConfigError, ConnectionLost, InvariantViolation, NoPipeline, ShoalError
 
 Capture = pytest.CaptureFixture[str]
+PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWC1W43CCBCGosZwVWRPF4MTcvTk3tDstTqDMDQMpn8ytY"
 
 
 def _raising(error: BaseException):
@@ -126,3 +128,27 @@ def test_a_full_disk_under_standard_output_is_one_line_and_exit_code_1(
 def test_another_error_of_the_system_keeps_its_traceback(capsys: Capture) -> None:
     with pytest.raises(OSError, match="no such device"):
         guarded(_raising(OSError(19, "no such device")))
+
+
+@pytest.mark.parametrize(
+    ("command", "goes_on_with"),
+    [
+        ("run-local", "--resume"),
+        ("start-trainer-client", "--resume"),
+        ("start-trainer-client", f"--initial-peers={PEER}"),
+    ],
+)
+def test_a_run_that_goes_on_has_no_plain_loop_beside_it(
+    command: str, goes_on_with: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.early.early_start", contextlib.nullcontext)
+    assert main([command, "--baseline", goes_on_with]) == 2
+    assert "--baseline: no run that goes on has a plain loop" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_said_before_a_client_with_a_plain_loop_starts(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.early.early_start", contextlib.nullcontext)
+    assert main(["start-trainer-client", "--baseline", "--device=cuda:99"]) == 2
+    assert "device = cuda:99" in capsys.readouterr().err
