@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import anyio
 import anyio.to_thread
 from rich.console import Console
@@ -19,6 +22,7 @@ from shoal.model.partition import counts_by_cost
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.cost_cache import CostCache
+from shoal.trainer.baseline import PlainLoop
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
@@ -32,8 +36,28 @@ def run_baseline_locally(config: Config) -> int:
     Raises:
         ConfigError: the data set or the model does not fit the configuration, or there is no such device.
     """
-    anyio.run(_run, _with_cut(config), backend_options={"use_uvloop": True})
+    console = Console()
+
+    def report(now: BaselineReport) -> None:
+        if now.eval_loss is None:
+            return
+        trained = f"  loss/baseline {now.loss:.3f}  {now.samples_per_s:.0f} samples/s" if now.loss is not None else ""
+        console.print(f"step {now.step}/{config.diloco.total_steps}  eval loss {now.eval_loss:.3f}{trained}")
+
+    train_baseline(config, report)
     return EXIT_DONE
+
+
+def train_baseline(config: Config, report: Callable[[BaselineReport], None]) -> PlainLoop:
+    """Train the configuration in this process and return the loop with the trained model.
+
+    Args:
+        report: called after every step and evaluation.
+
+    Raises:
+        ConfigError: as `run_baseline_locally`.
+    """
+    return anyio.run(partial(_run, _with_cut(config), report), backend_options={"use_uvloop": True})
 
 
 def _with_cut(config: Config) -> Config:
@@ -47,8 +71,7 @@ def _with_cut(config: Config) -> Config:
     return with_cut(config, counts_by_cost(found.costs, config.num_stages, is_tied=found.is_tied))
 
 
-async def _run(config: Config) -> None:
-    console = Console()
+async def _run(config: Config, report: Callable[[BaselineReport], None]) -> PlainLoop:
     device_name = profiled_device(config)
     network = MemoryNetwork(encode=False)
     server, trainer = (network.endpoint(PeerId(name)) for name in ("data_server", "baseline"))
@@ -63,12 +86,7 @@ async def _run(config: Config) -> None:
         client=None,
     )
     feed = Feed(endpoint=trainer, data_server=server.hop, trainer=-1, generation=1)
-
-    def report(now: BaselineReport) -> None:
-        if now.eval_loss is None:
-            return
-        trained = f"  loss/baseline {now.loss:.3f}  {now.samples_per_s:.0f} samples/s" if now.loss is not None else ""
-        console.print(f"step {now.step}/{config.diloco.total_steps}  eval loss {now.eval_loss:.3f}{trained}")
+    trained: list[PlainLoop] = []
 
     try:
         async with (
@@ -78,7 +96,8 @@ async def _run(config: Config) -> None:
             tasks.start_soon(service.run)
             tasks.start_soon(dispatch, server, (service,))
             tasks.start_soon(dispatch, trainer, (feed,))
-            await run_baseline(config, feed, device, device_name, SystemClock(), report)
+            trained.append(await run_baseline(config, feed, device, device_name, SystemClock(), report))
             tasks.cancel_scope.cancel()
+        return trained[0]
     finally:
         service.close()

@@ -80,7 +80,10 @@ def evaluate(
     device: ComputeDevice = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the held-out loss of a model, on the data of its own configuration: what its run has evaluated last."""
+    """Measure the held-out loss of a model, on the data of its own configuration: what its run has evaluated last.
+
+    Of images also the share that it names rightly.
+    """
     from shoal.cli.trained import evaluate as serve
 
     serve(model, family, device, as_json=as_json)

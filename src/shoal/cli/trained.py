@@ -17,7 +17,7 @@ from shoal.config.load import load_config
 from shoal.data.catalog import open_source
 from shoal.errors import ConfigError
 from shoal.inference.decoders import require_generates
-from shoal.inference.evaluation import held_out_loss
+from shoal.inference.evaluation import held_out_accuracy, held_out_loss
 from shoal.inference.generation import Continuation, Finish, TextRequest
 from shoal.inference.sampling import Sampling
 from shoal.inference.tokens import tokens_of
@@ -30,7 +30,7 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0
 
 
 def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> None:
-    """Print the held-out loss of a model, on the data of its own configuration.
+    """Print the held-out loss of a model, and of images the accuracy, on the data of its own configuration.
 
     Raises:
         ConfigError: this is no folder of a model, or its data cannot be opened, or means something else to it.
@@ -46,12 +46,15 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
         module = _whole(source, device, for_loss=True)
     data = source.config.data
     holdout = open_source(source.config).holdout
-    loss = held_out_loss(module, holdout)
+    report = {"eval_loss": held_out_loss(module, holdout)}
+    if data.task_type == "cv":
+        report["accuracy"] = held_out_accuracy(module, holdout, next(module.parameters()).device.type)
     if as_json:
-        report = {"eval_loss": loss, "samples": holdout.num_samples, "dataset": data.dataset_name}
-        print(json.dumps(report), flush=True)
-    else:
-        print(f"held-out loss {loss:.6f} over {holdout.num_samples} samples of {data.dataset_name}", flush=True)
+        print(json.dumps({**report, "samples": holdout.num_samples, "dataset": data.dataset_name}), flush=True)
+        return
+    accuracy = f", accuracy {100 * report['accuracy']:.2f} %," if "accuracy" in report else ""
+    loss = f"held-out loss {report['eval_loss']:.6f}{accuracy}"
+    print(f"{loss} over {holdout.num_samples} samples of {data.dataset_name}", flush=True)
 
 
 def generate(

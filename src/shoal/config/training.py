@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from shoal.config.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
@@ -126,6 +126,24 @@ class DataConfig(Section):
     holdout_fraction: float = Field(
         default=0.05, gt=0, lt=1, description="Share of the samples that is kept for evaluation and never trained on."
     )
+    holdout_fold: int = Field(
+        default=0,
+        ge=0,
+        description="Which share that is, for cross-validation: with a holdout_fraction of 0.2 there are 0 to 4, which "
+        "have no sample in common (cv).",
+    )
+
+    @model_validator(mode="after")
+    def _check_fold(self) -> Self:
+        if self.holdout_fold and self.task_type != "cv":
+            raise ValueError(f"holdout_fold = {self.holdout_fold}: of a text its end is held out; leave it out")
+        # A fraction such as 0.1 is not exactly a tenth.
+        if (self.holdout_fold + 1) * self.holdout_fraction > 1 + 1e-9:
+            raise ValueError(
+                f"holdout_fold = {self.holdout_fold}: with holdout_fraction = {self.holdout_fraction} the last one is "
+                f"{int((1 + 1e-9) / self.holdout_fraction) - 1}"
+            )
+        return self
 
     @property
     def has_bytes(self) -> bool:

@@ -60,7 +60,7 @@ def open_digits(data: DataConfig) -> DataSet:
         num_channels=data.num_channels,
         max_pixel=_DIGITS_MAX_PIXEL,
     )
-    train, holdout = split(source, data.holdout_fraction)
+    train, holdout = split(source, data.holdout_fraction, data.holdout_fold)
     return DataSet(data.dataset_name, train, holdout, num_classes=_DIGITS_CLASSES)
 
 

@@ -162,7 +162,7 @@ def _of_table(table: HubTable, data: DataConfig) -> DataSet:
         raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
     _import("PIL", data)
     source = HubImages(table, image_column, label_column, img_size=data.img_size, channels=data.num_channels)
-    train, holdout = split(source, data.holdout_fraction)
+    train, holdout = split(source, data.holdout_fraction, data.holdout_fold)
     return DataSet(data.dataset_name, train, holdout, num_classes=num_classes)
 
 

@@ -146,24 +146,33 @@ class DataSet:
         return self.train.fields
 
 
-def split(source: Source, holdout_fraction: float) -> tuple[Source, Source]:
+def split(source: Source, holdout_fraction: float, holdout_fold: int = 0) -> tuple[Source, Source]:
     """Return `source` without a share of its samples, and these; which ones depends on nothing but their number.
 
-    They are drawn at random, since many data sets are sorted by class.
+    They are drawn at random, since many data sets are sorted by class. The shares of different folds have no sample in
+    common.
 
     Raises:
-        ConfigError: there are fewer than two samples.
+        ConfigError: there are fewer than two samples, or there is no such fold.
     """
-    num_holdout = holdout_size(source.num_samples, holdout_fraction)
-    train, holdout = split_indices(source.num_samples, num_holdout)
+    train, holdout = split_indices(source.num_samples, holdout_fraction, holdout_fold)
     return Selection(source, train), Selection(source, holdout)
 
 
-def split_indices(num_samples: int, num_holdout: int) -> tuple[Indices, Indices]:
-    """Return which samples are trained on and which `num_holdout` are held out, both in ascending order."""
+def split_indices(num_samples: int, holdout_fraction: float, holdout_fold: int = 0) -> tuple[Indices, Indices]:
+    """Return which samples are trained on and which are held out, both in ascending order. As `split`."""
+    num_holdout = holdout_size(num_samples, holdout_fraction)
+    start = round(holdout_fold * num_samples * holdout_fraction)
+    stop = start + num_holdout if holdout_fold == 0 else round((holdout_fold + 1) * num_samples * holdout_fraction)
+    if not start < stop <= num_samples:
+        raise ConfigError(
+            f"data.holdout_fold = {holdout_fold}: {num_samples} samples have no such share of data.holdout_fraction = "
+            f"{holdout_fraction}; use a lower fold"
+        )
     generator = np.random.Philox(_SPLIT_SEED)
     order = np.argsort(generator.random_raw(num_samples), kind="stable").astype(np.int64)
-    return np.sort(order[num_holdout:]), np.sort(order[:num_holdout])
+    rest = np.concatenate((order[:start], order[stop:]))
+    return np.sort(rest), np.sort(order[start:stop])
 
 
 def holdout_size(num_samples: int, holdout_fraction: float) -> int:

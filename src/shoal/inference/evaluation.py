@@ -1,9 +1,12 @@
-"""The held-out loss of a model in one piece, on the samples that its run holds out."""
+"""The held-out loss of a model in one piece, on the samples that its run holds out; of classes also the accuracy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.codec.raw import from_wire
 from shoal.data.microbatch import wire_view
@@ -30,3 +33,19 @@ def held_out_loss(model: StageModule, holdout: Source) -> float:
             loss_sum += model.loss(model(inputs, *context), labels).item() * count
             num_targets += count
     return loss_sum / max(1, num_targets)
+
+
+@torch.no_grad()
+def held_out_accuracy(model: Callable[[Tensor], Tensor], holdout: Source, device: str = "cpu") -> float:
+    """The share of the samples whose class is the one with the largest logit.
+
+    Args:
+        model: From samples (B, ...) to logits (B, K), in eval mode.
+        holdout: Of classes (B).
+    """
+    num_right = 0
+    for start in range(0, holdout.num_samples, EVAL_SAMPLES):
+        indices = np.arange(start, min(start + EVAL_SAMPLES, holdout.num_samples), dtype=np.int64)
+        inputs, labels = (from_wire(wire_view(array)) for array in holdout.read(indices))
+        num_right += int((model(inputs.to(device)).argmax(-1).cpu() == labels.long()).sum())
+    return num_right / holdout.num_samples

@@ -13,7 +13,7 @@ from tests.unit.data.corpora import make_tokens_here
 from shoal.config import Config
 from shoal.data.catalog import open_source
 from shoal.data.images import resize_nearest
-from shoal.data.source import split
+from shoal.data.source import Array, ArraySpec, Indices, Source, split
 from shoal.data.text import ByteText, text_dataset
 from shoal.errors import ConfigError
 
@@ -93,6 +93,63 @@ def test_held_out_digits_are_not_among_those_trained_on() -> None:
     ]
     assert len(both[0] | both[1]) >= 1795
     assert len(both[0] & both[1]) <= 2
+
+
+class Numbers(Source):
+    """Samples that are their own labels."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    @property
+    def inputs(self) -> ArraySpec:
+        return ArraySpec("int64", ())
+
+    @property
+    def labels(self) -> ArraySpec:
+        return ArraySpec("int64", ())
+
+    @property
+    def num_samples(self) -> int:
+        return self._count
+
+    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+        inputs[...] = indices
+        labels[...] = indices
+
+
+@pytest.mark.parametrize(("count", "fraction", "folds"), [(100, 0.1, 10), (1797, 0.2, 5), (7, 0.3, 3), (3, 0.05, 1)])
+def test_the_folds_of_a_split_have_no_sample_in_common_and_what_is_left_is_trained_on(
+    count: int, fraction: float, folds: int
+) -> None:
+    source = Numbers(count)
+    held_out: list[int] = []
+    for fold in range(folds):
+        parts = split(source, fraction, fold)
+        train, holdout = (set(part.read(np.arange(part.num_samples))[1].tolist()) for part in parts)
+        assert train | holdout == set(range(count))
+        assert not train & holdout
+        held_out += holdout
+    assert len(held_out) == len(set(held_out))
+    # Tenths make the whole; of three shares of 0.3 something is left, which is always trained on.
+    assert (len(held_out) == count) == (round(folds * fraction, 6) == 1)
+
+
+def test_a_fold_of_which_there_is_no_sample_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.holdout_fold = 3: 5 samples have no such share"):
+        split(Numbers(5), 0.05, 3)
+
+
+def test_the_configuration_says_which_images_are_held_out() -> None:
+    fifths = {**DIGITS, "holdout_fraction": 0.2}
+    held_out = [open_source(config({**fifths, "holdout_fold": fold}, RESNET)).holdout for fold in (0, 4)]
+    assert [source.num_samples for source in held_out] == [359, 359]
+    images = [{image.tobytes() for image in source.read(np.arange(359))[0]} for source in held_out]
+    assert len(images[0] & images[1]) <= 2
+    with pytest.raises(ValueError, match=r"holdout_fold = 5: with holdout_fraction = 0\.2 the last one is 4"):
+        config({**fifths, "holdout_fold": 5}, RESNET)
+    with pytest.raises(ValueError, match="holdout_fold = 1: of a text its end is held out"):
+        Config.model_validate({"data": {"holdout_fold": 1}})
 
 
 def test_a_split_is_the_same_every_time_and_takes_from_everywhere() -> None:

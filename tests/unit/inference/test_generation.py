@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from tests.unit.checkpoint.folders import GPT, make_config, write_model
@@ -17,7 +18,7 @@ from shoal.checkpoint.exporting import export_model, import_model
 from shoal.checkpoint.loading import open_model
 from shoal.cli import main
 from shoal.config.training import DataConfig
-from shoal.data.builtin import open_pydoc_topics
+from shoal.data.builtin import open_digits, open_pydoc_topics
 from shoal.inference.generation import Continuation, TextRequest
 from shoal.inference.sampling import Sampling
 from shoal.inference.text import ByteTokens, FileTokens
@@ -189,6 +190,22 @@ def test_an_export_on_the_command_line_replaces_another_only_by_force_and_says_h
     code, out, _ = said(capsys, "import", model.parent / "out", "--to", tmp_path / "back")
     assert code == 0
     assert (tmp_path / "back" / "config.json").is_file()
+
+
+def test_evaluate_says_of_images_how_many_it_names_rightly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"dataset_name": "digits", "task_type": "cv", "num_channels": 1, "img_size": 8}
+    sizes = {"family": "mlp", "num_layers": 2, "hidden_size": 32}
+    write_model(tmp_path / "images", make_config(model=sizes, data=data))
+    report = json.loads(said(capsys, "evaluate", tmp_path / "images", "--json")[1])
+    module = shoal.load_model(tmp_path / "images")
+    holdout = open_digits(open_model(tmp_path / "images").config.data).holdout
+    inputs, labels = (torch.from_numpy(array) for array in holdout.read(np.arange(holdout.num_samples)))
+    with torch.no_grad():
+        right = (module(inputs).argmax(1) == labels).sum().item()
+    assert 0 < right < holdout.num_samples
+    assert report["accuracy"] == right / holdout.num_samples
+    shown = said(capsys, "evaluate", tmp_path / "images")[1]
+    assert f", accuracy {100 * right / holdout.num_samples:.2f} %, over {holdout.num_samples} samples" in shown
 
 
 def test_evaluate_says_the_held_out_loss_of_the_data_of_the_model(
