@@ -19,11 +19,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from shoal.config.training import OuterOptimConfig
 from shoal.errors import StateMismatch
-from shoal.optim.flat import buffers_sha256, tensor_sha256
+from shoal.optim.flat import FlatLayout, buffers_sha256, tensor_sha256
 from shoal.optim.norm import squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.optim.parts import AveragedParts
+from shoal.quant.lsq import is_step_size
 from shoal.wire.messages.round import StageHashes
 
 
@@ -70,6 +72,12 @@ class OuterState(NamedTuple):
             momentum=tensor_sha256(self.momentum_N),
             buffers=buffers_sha256(self.floats_F, self.integers_I),
         )
+
+
+def outer_optimizer(outer: OuterOptimConfig, parameters: FlatLayout) -> OuterSgd:
+    """The optimizer of a stage's outer rounds, the same on all who follow it; step sizes are only averaged."""
+    averaged = [slice(e.offset, e.offset + e.numel) for e in parameters.entries if is_step_size(e.name)]
+    return OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov, tuple(averaged))
 
 
 def outer_step(optimizer: OuterSgd, state: OuterState, average: Contribution) -> OuterState:

@@ -14,20 +14,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import anyio.to_thread
 
 from shoal.averaging.contents import Contents
-from shoal.averaging.replica_state import Contribution, OuterState, outer_step
+from shoal.averaging.replica_state import Contribution, OuterState, outer_optimizer, outer_step
 from shoal.averaging.round_average import Device
 from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout
+from shoal.config.training import OuterOptimConfig
 from shoal.control.membership import Membership
 from shoal.events.base import emit, tell
 from shoal.events.mirror import MirrorHolds, MirrorTooSmall
-from shoal.optim.outer import OuterSgd
+from shoal.optim.flat import FlatLayout
 from shoal.runtime.changes import Changes
 from shoal.swarm.round_effects import Fetch
 from shoal.wire.messages.round import StageHashes
@@ -65,7 +67,7 @@ class StageCopies:
         contents: Contents,
         fetch: StageFetch,
         membership: Membership,
-        optimizer: OuterSgd,
+        outer: OuterOptimConfig,
         device: Device,
         layouts: Callable[[], Sequence[StageLayout]],
         free_bytes: Callable[[], int],
@@ -75,7 +77,7 @@ class StageCopies:
         self._contents = contents
         self._fetch = fetch
         self._membership = membership
-        self._optimizer = optimizer
+        self._outer = outer
         self._device = device
         self._read_layouts = layouts
         self.layouts: Sequence[StageLayout] = ()
@@ -137,7 +139,9 @@ class StageCopies:
         state: OuterState | None = None
         with anyio.CancelScope() as scope:
             self._fetching = stage, scope
-            state = await self._fetch.fetch_ordered(stage, self.layouts[stage], order, base, self._successor)
+            layout = self.layouts[stage]
+            successor = partial(self._successor, layout.parameters)
+            state = await self._fetch.fetch_ordered(stage, layout, order, base, successor)
         self._fetching = None
         if state is not None:
             self._hold(stage, order.record.round, _Copy(order.record_hash, order.hashes, state))
@@ -151,8 +155,8 @@ class StageCopies:
         donor = self._donors.setdefault(stage, StateDonor(self._contents, stage))
         donor.hold(round, copy.record_hash, copy.state)
 
-    async def _successor(self, state: OuterState, average: Contribution) -> OuterState:
-        return await self._device.run(outer_step, self._optimizer, state, average)
+    async def _successor(self, parameters: FlatLayout, state: OuterState, average: Contribution) -> OuterState:
+        return await self._device.run(outer_step, outer_optimizer(self._outer, parameters), state, average)
 
     def _has_room(self) -> bool:
         """Whether this host has the memory for what is not here yet; says so once if it has not."""

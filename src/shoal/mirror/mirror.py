@@ -31,7 +31,6 @@ from shoal.events.mirror import MirrorTooSmall
 from shoal.ids import PeerId, RunId
 from shoal.mirror.checkpoints import Checkpoints, WholeRecord
 from shoal.mirror.copies import StageCopies
-from shoal.optim.outer import OuterSgd
 from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.mirror import FetchStage, MirrorEffect, MirrorMachine
@@ -93,12 +92,11 @@ class Mirror:
         patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
         self._fetch = StageFetch(self._contents, membership, patience)
         self._inner = InnerFetch(self._contents, membership)
-        outer = config.diloco.outer_optim
         self._copies = StageCopies(
             contents=self._contents,
             fetch=self._fetch,
             membership=membership,
-            optimizer=OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov),
+            outer=config.diloco.outer_optim,
             device=device,
             layouts=partial(stage_layouts, config),
             free_bytes=free_bytes,

@@ -6,6 +6,9 @@ OpenDiLoCo (arXiv 2407.07852). Shapes: N = elements of the flat buffer (see `opt
 Every product and every sum is an operation of its own. `add(alpha=...)`, `addcmul` and `lerp` may be compiled to a
 fused multiply-add, which rounds once where two operations round twice: replicas on different hardware would then end
 a round with different bits.
+
+Some elements are only averaged: theta' = theta - g, the mean of the local values, without momentum. Learned step sizes
+are small and positive, and an update that goes further than the replicas have gone together can take one below zero.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ class OuterSgd:
     Attributes:
         momentum: mu.
         nesterov: Whether the update looks ahead by one momentum step.
+        averaged: From where on to which element the buffers are only averaged; parts that do not overlap.
     """
 
     lr: float
     momentum: float = 0.0
     nesterov: bool = False
+    averaged: tuple[slice, ...] = ()
 
     @torch.no_grad()
     def stage(self, outer_N: Tensor, momentum_N: Tensor, average_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +51,8 @@ class OuterSgd:
             average_N: The averaged pseudo-gradient g.
 
         Returns:
-            `(theta - lr * u, v')` with `v' = mu * v + g` and `u = g + mu * v'` (Nesterov) or `u = v'`.
+            `(theta - lr * u, v')` with `v' = mu * v + g` and `u = g + mu * v'` (Nesterov) or `u = v'`; where elements
+            are only averaged, `(theta - g, 0)`.
         """
         new_outer_N, new_momentum_N = torch.empty_like(outer_N), torch.empty_like(momentum_N)
         # Part by part, so that beside the two new vectors hardly any memory is taken.
@@ -60,4 +66,7 @@ class OuterSgd:
                 update = velocity * self.momentum
                 update += average
             torch.sub(outer_N[part], update * self.lr, out=new_outer_N[part])
+        for part in self.averaged:
+            torch.sub(outer_N[part], average_N[part], out=new_outer_N[part])
+            new_momentum_N[part] = 0
         return new_outer_N, new_momentum_N

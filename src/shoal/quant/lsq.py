@@ -12,6 +12,7 @@ N is the number of values that one step size serves: the weights of a tensor or 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,6 +21,9 @@ from torch import Tensor, nn
 
 # Below this a step size would divide to infinity; training may push it there.
 _MIN_STEP = 1e-8
+
+_WEIGHT_STEP = re.compile(r"\.parametrizations\.[^.]+\.0\.step$")
+_INPUT_STEP = ".input_quantiser.step"
 
 # The mean of |v| over a standard normal distribution.
 _NORMAL_MEAN_MAGNITUDE = math.sqrt(2 / math.pi)
@@ -70,6 +74,11 @@ def lsq_quantise(values: Tensor, step: Tensor, bounds: tuple[int, int], gradient
         A new tensor of the shape of `values`.
     """
     return _lsq(values, step, bounds, gradient_scale)
+
+
+def is_step_size(name: str) -> bool:
+    """Whether a parameter of a quantised stage is a step size: by its name, all that a flat layout knows of it."""
+    return name.endswith(_INPUT_STEP) or _WEIGHT_STEP.search(name) is not None
 
 
 def integer_bounds(bits: int, *, signed: bool) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from shoal.averaging.contents import Contents
 from shoal.averaging.inner_exchange import InnerExchange
 from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
-from shoal.averaging.replica_state import ReplicaState
+from shoal.averaging.replica_state import ReplicaState, outer_optimizer
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import unsealer
 from shoal.averaging.snapshot_exchange import SnapshotExchange
@@ -37,7 +37,6 @@ from shoal.ids import PeerId, RunId
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
 from shoal.optim.inner import build_inner_optimizer
-from shoal.optim.outer import OuterSgd
 from shoal.pipeline.configured_stage import Fill, configured_stage
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
@@ -261,5 +260,6 @@ def build_state(
         schedule=Schedule(config.model_pipeline.schedule),
         activation_checkpointing=config.model_pipeline.activation_checkpointing,
     )
-    outer = config.diloco.outer_optim
-    return compute, ReplicaState(compute, OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov))
+    return compute, ReplicaState(
+        compute, outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
+    )

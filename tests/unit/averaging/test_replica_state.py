@@ -7,11 +7,14 @@ import math
 import pytest
 import torch
 
-from shoal.averaging.replica_state import Contribution, ReplicaState
+from shoal.averaging.replica_state import Contribution, ReplicaState, outer_optimizer
+from shoal.config.quant import QuantConfig
+from shoal.config.training import OuterOptimConfig
 from shoal.errors import StateMismatch
-from shoal.optim.flat import tensor_sha256
-from shoal.optim.outer import OuterSgd
+from shoal.optim.flat import FlatLayout, tensor_sha256
+from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.optim.parts import AveragedParts
+from shoal.quant.apply import apply_quant
 
 
 class Stage:
@@ -177,3 +180,35 @@ def test_a_scale_multiplies_the_share_of_the_pseudo_gradient_alone(stage: Stage,
     share = state.contribution(1, 4, scale=0.5)
     assert share.parameters_N.tolist() == [0.5, 0.5, 0.5]
     assert share.floats_F.tolist() == [0.125]
+
+
+def test_no_outer_momentum_takes_a_step_size_below_zero() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    apply_quant(model, QuantConfig.model_validate({"base": {"weight_quant": {"per_channel": True}}}))
+    layout = FlatLayout.of_parameters(model)
+    is_step = torch.zeros(layout.numel, dtype=torch.bool)
+    for entry in layout.entries:
+        is_step[entry.offset : entry.offset + entry.numel] = entry.name.endswith("step")
+    assert is_step.sum() == 3 + 1 + 2 + 1
+    start = layout.flatten(list(model.parameters()))
+    for optimizer, stays_positive in (
+        (outer_optimizer(OuterOptimConfig(), layout), True),
+        (OuterSgd(0.7, 0.9, True), False),
+    ):
+        outer, momentum = start, torch.zeros_like(start)
+        for _ in range(3):
+            # Round after round both replicas make all that they train a fifth and two fifths smaller.
+            locals_ = [outer * 0.8, outer * 0.6]
+            average = sum((pseudo_gradient(outer, local) / 2 for local in locals_), torch.zeros_like(outer))
+            expected = outer * 0.7
+            outer, momentum = optimizer.stage(outer, momentum, average)
+            if stays_positive:
+                torch.testing.assert_close(outer[is_step], expected[is_step])
+                assert (outer[~is_step] != expected[~is_step]).all()
+        assert bool((outer[is_step] > 0).all()) == stays_positive
+
+
+def test_the_outer_optimizer_of_a_stage_without_step_sizes_is_the_configured_one() -> None:
+    layout = FlatLayout.of_parameters(torch.nn.Linear(4, 3))
+    outer = OuterOptimConfig(sgd_lr=0.5, sgd_momentum=0.25, sgd_nesterov=False)
+    assert outer_optimizer(outer, layout) == OuterSgd(0.5, 0.25, False)

@@ -17,14 +17,15 @@ from torch import nn
 
 from shoal.averaging import stage_fetch
 from shoal.averaging.contents import Contents
-from shoal.averaging.replica_state import Contribution, OuterState, outer_step
+from shoal.averaging.replica_state import Contribution, OuterState, outer_optimizer, outer_step
 from shoal.averaging.stage_fetch import StageFetch
 from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout
 from shoal.clock import SystemClock
+from shoal.config.training import OuterOptimConfig
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.mirror.copies import StageCopies
-from shoal.optim.outer import OuterSgd
+from shoal.optim.flat import FlatLayout
 from shoal.runtime.changes import Changes
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.view import Replica, SwarmView
@@ -35,8 +36,13 @@ from shoal.wire.messages.round import Record
 from shoal.wire.messages.transfer import ContentKind, Want
 
 LAYOUT = StageLayout.of(nn.Linear(3, 2))
+WITH_STEP_SIZES = LAYOUT._replace(
+    parameters=FlatLayout.of_named(
+        [("units.head.linear.bias", torch.empty(6)), ("units.head.linear.input_quantiser.step", torch.empty(2))]
+    )
+)
 STATE_BYTES, AVERAGE_BYTES = 64, 32
-OUTER = OuterSgd(0.5, 0.9, True)
+OUTER_CONFIG = OuterOptimConfig(sgd_lr=0.5, sgd_momentum=0.9, sgd_nesterov=True)
 NO_BUFFERS = torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 
@@ -110,7 +116,7 @@ class Host:
 
 
 @asynccontextmanager
-async def host(*serving: int) -> AsyncIterator[Host]:
+async def host(*serving: int, layout: StageLayout = LAYOUT) -> AsyncIterator[Host]:
     network, clock = MemoryNetwork(seed=0), SystemClock()
     mine = network.endpoint(PeerId("mirror"))
     servers = [network.endpoint(PeerId(f"server{stage}")) for stage in range(2)]
@@ -122,9 +128,9 @@ async def host(*serving: int) -> AsyncIterator[Host]:
         contents=offers,
         fetch=fetch,
         membership=seen,  # type: ignore[arg-type]
-        optimizer=OUTER,
+        outer=OUTER_CONFIG,
         device=SameThread(),
-        layouts=lambda: [LAYOUT, LAYOUT],
+        layouts=lambda: [layout, layout],
         free_bytes=lambda: memory.free_bytes,
         on_held=lambda *each: held.append(each),
         notice=notices.append,
@@ -141,11 +147,12 @@ async def host(*serving: int) -> AsyncIterator[Host]:
         yield made
 
 
-async def test_what_is_held_is_offered_and_leads_on_by_the_averages_of_one_round() -> None:
-    async with host(0) as mirror:
+@pytest.mark.parametrize("layout", [LAYOUT, WITH_STEP_SIZES], ids=["plain", "with step sizes"])
+async def test_what_is_held_is_offered_and_leads_on_by_the_averages_of_one_round(layout: StageLayout) -> None:
+    async with host(0, layout=layout) as mirror:
         first = state(1.0)
         average = Contribution(torch.full((8,), 0.25), *NO_BUFFERS)
-        second = outer_step(OUTER, first, average)
+        second = outer_step(outer_optimizer(OUTER_CONFIG, layout.parameters), first, average)
         mirror.donors[0].hold(1, "1", first)
         mirror.copies.order(0, order(1, first))
         await mirror.until_held((0, "1"))

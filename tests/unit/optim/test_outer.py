@@ -35,6 +35,21 @@ def test_a_long_vector_is_stepped_part_by_part_with_the_same_bits(nesterov: bool
         assert torch.equal(vector, torch.cat([part[number] for part in parts]))
 
 
+def test_elements_that_are_only_averaged_get_the_mean_of_the_local_ones_and_no_momentum() -> None:
+    generator = torch.Generator().manual_seed(1)
+    count = (1 << 18) + 9
+    # The last part lies across where the vector is stepped in two parts.
+    averaged = (slice(2, 5), slice((1 << 18) - 3, (1 << 18) + 4))
+    is_averaged = torch.zeros(count, dtype=torch.bool)
+    for part in averaged:
+        is_averaged[part] = True
+    outer, momentum, average = (torch.randn(count, generator=generator) for _ in range(3))
+    rest, rest_momentum = OuterSgd(0.7, 0.9, True).stage(outer, momentum, average)
+    staged, velocity = OuterSgd(0.7, 0.9, True, averaged).stage(outer, momentum, average)
+    assert torch.equal(staged, torch.where(is_averaged, outer - average, rest))
+    assert torch.equal(velocity, torch.where(is_averaged, torch.zeros(()), rest_momentum))
+
+
 def test_staging_changes_none_of_its_inputs() -> None:
     inputs = [torch.arange(5.0) + offset for offset in (1, 2, 3)]
     copies = [tensor.clone() for tensor in inputs]
