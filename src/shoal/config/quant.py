@@ -12,7 +12,11 @@ class QuantScheme(Section):
 
     algo: Literal["LearnedStepQuantizer"] = Field(default="LearnedStepQuantizer", description="Quantiser.")
     num_bits: int = Field(default=8, ge=2, le=16, description="Bits of a quantised value.")
-    per_channel: bool = Field(default=False, description="One step size per output channel (weights only).")
+    per_channel: bool = Field(
+        default=False,
+        description="One step size per output channel, of an Embedding per row, of experts per expert and channel "
+        "(weights only).",
+    )
     signed: bool = Field(default=True, description="Whether values below zero are representable.")
 
 
@@ -46,7 +50,8 @@ class QuantRule(_QuantSection):
     """An exception for some modules: all conditions that are given must hold, and it must match a module.
 
     Of several that match, the more specific one wins: a longer path pattern before a shorter one, a path before a type,
-    a type before a stage; of equally specific ones the last.
+    a type before a stage; of equally specific ones the last. An Embedding is quantised by rules alone, and its input,
+    which is no number, never.
     """
 
     name_patterns: tuple[str, ...] = Field(
@@ -61,5 +66,9 @@ class QuantRule(_QuantSection):
 class QuantConfig(Section):
     """Quantisation-aware training; `quant: null` trains without."""
 
-    base: QuantBase = Field(default=QuantBase(), description="For every Linear and Conv2d module.")
-    rules: tuple[QuantRule, ...] = Field(default=(), description="Exceptions by module path, type and stage.")
+    base: QuantBase = Field(
+        default=QuantBase(), description="For every Linear, Conv2d and Conv1D (of a GPT-2) module and for experts."
+    )
+    rules: tuple[QuantRule, ...] = Field(
+        default=(), description="Exceptions by module path, type and stage; alone for Embeddings."
+    )

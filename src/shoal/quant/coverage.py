@@ -13,10 +13,10 @@ from typing import cast
 
 from torch import nn
 
-from shoal.config.quant import QuantConfig, QuantRule
+from shoal.config.quant import QuantConfig, QuantRule, QuantScheme
 from shoal.errors import ConfigError
-from shoal.quant.apply import module_path, quantisable
-from shoal.quant.rules import matches, plan_module
+from shoal.quant.rules import matches
+from shoal.quant.targets import QUANTISABLE, module_path, plan_of, target_of
 
 _CONDITIONS = ("name_patterns", "class_names", "stages")
 """Of a rule."""
@@ -50,26 +50,32 @@ def _tied(quant: QuantConfig, modules: list[tuple[str, int, nn.Module]]) -> Iter
     """Say of each weight that is quantised and another module's too what to do."""
     owners = Counter(id(weight) for _, _, module in modules for weight in module.parameters(recurse=False))
     for path, stage, module in modules:
-        if not quantisable(module) or owners[id(module.weight)] == 1:
+        target = target_of(module)
+        if target is None or all(owners[id(weight)] == 1 for weight in target.parameters(module)):
             continue
-        if plan_module(quant, path, type(module).__name__, stage).weight is not None:
+        if plan_of(quant, path, module, stage).weight is not None:
             yield (
-                f"quant: the weight of {path} is tied to another module's, which is not quantised: leave it as it is "
-                f"by a rule, {{name_patterns: [{path}], weight_quant: off}}, or part the two with model.tie: false"
+                f"quant: the weight of {path} is tied to another module's, and such are not quantised: leave it as it "
+                f"is by a rule, {{name_patterns: [{path}], weight_quant: off}}, or part the two with model.tie: false"
             )
 
 
 def _problem(position: int, rule: QuantRule, modules: list[tuple[str, int, nn.Module]]) -> str | None:
     """Why a rule changes nothing, or None if it changes something."""
     matching = [m for m in modules if matches(rule, m[0], type(m[2]).__name__, m[1])]
-    if any(quantisable(module) for _, _, module in matching):
+    targets = {path: target for path, _, module in matching if (target := target_of(module)) is not None}
+    is_for_inputs = isinstance(rule.activation_quant, QuantScheme)
+    if targets and (not is_for_inputs or any(target.has_input for target in targets.values())):
         return None
     conditions = {name: list(getattr(rule, name)) for name in _CONDITIONS if getattr(rule, name)}
     where = f"quant.rules[{position}] ({', '.join(f'{name}: {value}' for name, value in conditions.items())})"
+    if targets:
+        path = next(iter(targets))
+        return f"{where}: activation_quant: matches only Embeddings, as {path}, whose input is no number to round"
     if matching:
         path, _, module = matching[0]
-        return f"{where}: matches {path}, which is a {type(module).__name__}; only Linear and Conv2d are quantised"
-    paths = sorted(path for path, _, module in modules if quantisable(module))
+        return f"{where}: matches {path}, which is a {type(module).__name__}; only {QUANTISABLE} are quantised"
+    paths = sorted(path for path, _, module in modules if target_of(module) is not None)
     near = [near for pattern in rule.name_patterns for near in difflib.get_close_matches(pattern, paths, _NEAREST, 0.4)]
     named = ", ".join(dict.fromkeys(near or paths[:_NEAREST]))
-    return f"{where}: matches no module of this model and cut; its Linear and Conv2d modules are called like {named}"
+    return f"{where}: matches no module of this model and cut; what can be quantised is called like {named}"

@@ -9,13 +9,14 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from shoal.config.quant import QuantConfig, QuantScheme
+from shoal.quant.lsq import weight_quantisers
 
 
 def fold_weights(module: nn.Module) -> None:
     """Replace each quantised weight in a module that `apply_quant` has changed, in place; what it computes stays."""
     for each in list(module.modules()):
-        if parametrize.is_parametrized(each, "weight"):
-            parametrize.remove_parametrizations(each, "weight", leave_parametrized=True)
+        for name in weight_quantisers(each):
+            parametrize.remove_parametrizations(each, name, leave_parametrized=True)
 
 
 def folded_quant(quant: QuantConfig | None) -> QuantConfig | None:

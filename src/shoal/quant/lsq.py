@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from shoal.quant.targets import Channels
 
 # Below this a step size would divide to infinity; training may push it there.
 _MIN_STEP = 1e-8
 
 _WEIGHT_STEP = re.compile(r"\.parametrizations\.[^.]+\.0\.step$")
 _INPUT_STEP = ".input_quantiser.step"
+
+_ROWS = Channels()
 
 # The mean of |v| over a standard normal distribution.
 _NORMAL_MEAN_MAGNITUDE = math.sqrt(2 / math.pi)
@@ -87,29 +92,65 @@ def integer_bounds(bits: int, *, signed: bool) -> tuple[int, int]:
 
 
 class WeightQuantiser(nn.Module):
-    """A parametrization of a weight (out, ...): one step size for the tensor or for each output channel.
+    """A parametrization of a weight: one step size for the tensor, each matrix of several, or each output channel.
 
     A weight that starts at zero, as some residual branches do, has no magnitude to start from, and a step size of zero
     would round all that it learns to zero. Its step size starts as if it were drawn from a normal distribution of
     variance 1 / fan-in; the step size of a channel of zeros starts as the mean of the other channels'.
 
+    Args:
+        channels: The weight's dimensions.
+
     Attributes:
-        step: (1,) or (out,), starting at 2 * mean(|w|) / sqrt(Qp).
+        step: One for each, in a vector, which no optimizer takes for a matrix; starting at 2 * mean(|w|) / sqrt(Qp).
     """
 
-    def __init__(self, weight: Tensor, bits: int, *, signed: bool, per_channel: bool) -> None:
+    def __init__(
+        self, weight: Tensor, bits: int, *, signed: bool, per_channel: bool, channels: Channels = _ROWS
+    ) -> None:
         super().__init__()
         self.bounds = integer_bounds(bits, signed=signed)
         high = self.bounds[1]
-        magnitudes = weight.detach().abs()
-        means = magnitudes.flatten(1).mean(dim=1) if per_channel else magnitudes.mean().reshape(1)
-        means = _without_zeros(means, _NORMAL_MEAN_MAGNITUDE / math.sqrt(weight[0].numel()))
-        self.step = nn.Parameter(2 * means / math.sqrt(high))
+        own_dims = channels.dims if per_channel else channels.matrices
+        others = [dim for dim in range(weight.ndim) if dim not in own_dims]
+        means = weight.detach().abs().mean(dim=others, keepdim=True)
+        fan_in = weight.numel() // math.prod(weight.shape[dim] for dim in channels.dims)
+        means = _without_zeros(means, _NORMAL_MEAN_MAGNITUDE / math.sqrt(fan_in))
+        self.step = nn.Parameter((2 * means / math.sqrt(high)).flatten())
         self.gradient_scale = 1.0 / math.sqrt(weight.numel() / means.numel() * high)
+        self._shape = means.shape
+        self._holds = False
+        self._held: Tensor | None = None
 
     def forward(self, weight: Tensor) -> Tensor:
-        step = self.step.view(-1, *[1] * (weight.ndim - 1))
-        return lsq_quantise(weight, step, self.bounds, self.gradient_scale)
+        if self._held is not None:
+            return self._held
+        quantised = lsq_quantise(weight, self.scale, self.bounds, self.gradient_scale)
+        if self._holds:
+            self._held = quantised
+        return quantised
+
+    def hold(self) -> None:
+        """Round the weight once for all that ask for it until `release`."""
+        self._holds = True
+
+    def release(self) -> None:
+        """Forget what is held."""
+        self._holds, self._held = False, None
+
+    @property
+    def scale(self) -> Tensor:
+        """The step sizes in a shape that broadcasts to the weight."""
+        return self.step.view(self._shape)
+
+
+def weight_quantisers(module: nn.Module) -> dict[str, WeightQuantiser]:
+    """How a module's own weights are quantised, by the name of the weight."""
+    if not parametrize.is_parametrized(module):
+        return {}
+    chains = cast("Iterable[tuple[str, Sequence[nn.Module]]]", module.parametrizations.items())  # pyright: ignore
+    found = {name: chain[0] for name, chain in chains}
+    return {name: quantiser for name, quantiser in found.items() if isinstance(quantiser, WeightQuantiser)}
 
 
 def _without_zeros(means: Tensor, usual: float) -> Tensor:

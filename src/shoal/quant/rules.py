@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from shoal.config.quant import QuantConfig, QuantRule, QuantScheme
+
+_Quant = QuantScheme | Literal["off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,7 @@ class ModulePlan:
     activation: QuantScheme | None
 
 
-def plan_module(quant: QuantConfig, path: str, class_name: str, stage: int) -> ModulePlan:
+def plan_module(quant: QuantConfig, path: str, class_name: str, stage: int, *, in_base: bool = True) -> ModulePlan:
     """What the configuration says about one module.
 
     Weights and inputs are decided separately, as in a style sheet: of the rules that match and say something about
@@ -25,8 +28,10 @@ def plan_module(quant: QuantConfig, path: str, class_name: str, stage: int) -> M
     Args:
         path: Of the module within the model, from its unit on: "block_0.mlp.up". It does not depend on the cut.
         class_name: "Linear" or "Conv2d".
+        in_base: False: only rules count.
     """
-    weight, activation = quant.base.weight_quant, quant.base.activation_quant
+    base: tuple[_Quant, _Quant] = (quant.base.weight_quant, quant.base.activation_quant)
+    weight, activation = base if in_base else ("off", "off")
     matching = [rule for rule in quant.rules if matches(rule, path, class_name, stage)]
     for rule in sorted(matching, key=lambda rule: _specificity(rule, path)):
         weight = weight if rule.weight_quant is None else rule.weight_quant

@@ -31,8 +31,7 @@ from shoal.model.stage import Family, stage_units
 from shoal.optim.flat import state_buffers
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.parts import AveragedParts, ReplicaParts
-from shoal.quant.apply import module_path, quantisable
-from shoal.quant.rules import plan_module
+from shoal.quant.targets import module_path, plan_of, target_of
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.microbatch_cut import within
 
@@ -189,11 +188,12 @@ def _quantised(unit: nn.Module, unit_name: str, stage: int, quant: QuantConfig |
     """Return the weights that are quantised in each forward, and how many inputs are."""
     weights, num_inputs = list[Tensor](), 0
     for name, module in cast("Iterable[tuple[str, nn.Module]]", unit.named_modules()):
-        if quant is None or not quantisable(module):
+        target = target_of(module)
+        if quant is None or target is None:
             continue
-        plan = plan_module(quant, module_path(unit_name, name), type(module).__name__, stage)
+        plan = plan_of(quant, module_path(unit_name, name), module, stage)
         if plan.weight is not None:
-            weights.append(module.weight)
+            weights += target.parameters(module)
         num_inputs += plan.activation is not None
     return weights, num_inputs
 

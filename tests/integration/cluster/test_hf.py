@@ -73,6 +73,15 @@ CASES: dict[str, Config] = {
         },
     ),
     "quantised": hf_config(quant={"base": {"activation_quant": "off"}}),
+    "quantised experts": hf_config(
+        EXPERTS,
+        quant={
+            "base": {"weight_quant": {"per_channel": True}},
+            "rules": [{"class_names": ["Embedding"], "weight_quant": {}}],
+        },
+        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
+        model_pipeline={"stages": 3, "microbatches": 2, "schedule": "zero_bubble", "activation_checkpointing": True},
+    ),
     "in chunks": hf_config(model={"family": "hf", "extra": QWEN, "loss_chunk_tokens": 7}),
     "tied, in chunks and all at once": hf_config(
         model={"family": "hf", "extra": TIED, "loss_chunk_tokens": 7},
