@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE, byte_tokenizer_files
 from shoal.checkpoint.gpt2_folder import gpt2_config, gpt2_name
 from shoal.checkpoint.hf_folder import HfForm
+from shoal.checkpoint.integer_file import integer_entries, integer_tensors
 from shoal.checkpoint.loading import YAML, open_model
 from shoal.checkpoint.model_folder import CONFIG, TENSORS, TOKENIZER, ModelFolder, configuration_with_cut
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
@@ -27,9 +28,9 @@ from shoal.errors import ConfigError, StateMismatch
 from shoal.model.hf.tokenizer import end_of_document
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256
-from shoal.quant.fold import fold_weights, folded_quant
+from shoal.quant.fold import WeightScale, fold_weights, folded_quant, weight_scales
 
-Format = Literal["hf", "safetensors"]
+Format = Literal["hf", "safetensors", "integers"]
 _OF_TRANSFORMERS: Final = ("gpt", "hf")
 _NO_ENDS: Final[Mapping[str, int | None]] = {"bos_token_id": None, "eos_token_id": None}
 _TOKENIZER_FILES: Final = (
@@ -45,7 +46,8 @@ _TOKENIZER_FILES: Final = (
 
 
 def export_model(source: ModelSource, to: Path, format: Format | None = None) -> Format:
-    """Write a model as one of transformers with its tokenizer, or as a state dict with its configuration.
+    """Write a model as one of transformers with its tokenizer, or as a state dict with its configuration, in which
+    weights that were trained with quantisation may be integers.
 
     Args:
         to: The folder; an existing one is replaced as a whole.
@@ -63,7 +65,7 @@ def export_model(source: ModelSource, to: Path, format: Format | None = None) ->
     config = source.config.model_copy(update={"quant": folded_quant(source.config.quant)})
     if format is None:
         format = "hf" if config.model.family in _OF_TRANSFORMERS and config.quant is None else "safetensors"
-    form = _form(config, format, _ends(source))
+    form = _IntegerForm(source, config) if format == "integers" else _form(config, format, _ends(source))
     try:
         folder = WholeFolder(to)
     except OSError as error:
@@ -140,6 +142,34 @@ class _NativeForm:
         yield from _state(stage).items()
 
 
+class _IntegerForm:
+    """A state dict with the integers and scales of what was trained with quantisation."""
+
+    def __init__(self, source: ModelSource, config: Config) -> None:
+        self._scales: dict[str, WeightScale] = {}
+        for stage in source.stages():
+            self._scales |= weight_scales(stage)
+            del stage
+        if not self._scales:
+            raise ConfigError(
+                f"--format integers: no weight of {source.folder} was trained with quantisation, so none has integers; "
+                "use --format safetensors"
+            )
+        self.entries: list[FlatEntry] = []
+        for entry in (entry for layout in stage_layouts(config) for entry in layout.entries):
+            scale = self._scales.get(entry.name)
+            self.entries += [entry] if scale is None else integer_entries(entry, scale)
+        self.described: dict[str, Any] | None = None
+
+    def tensors(self, stage: StageModule) -> Iterator[tuple[str, Tensor]]:
+        for name, values in _state(stage).items():
+            scale = self._scales.get(name)
+            if scale is None:
+                yield name, values
+            else:
+                yield from integer_tensors(name, values, scale)
+
+
 class _Gpt2Form:
     """The family gpt as a GPT-2 of transformers."""
 
@@ -159,7 +189,7 @@ def _gpt2_entry(entry: FlatEntry) -> FlatEntry:
     return FlatEntry(name, entry.shape[::-1] if is_transposed else entry.shape, entry.dtype, entry.offset)
 
 
-def _form(config: Config, format: Format, ends: Mapping[str, int | None]) -> _Form:
+def _form(config: Config, format: Literal["hf", "safetensors"], ends: Mapping[str, int | None]) -> _Form:
     if format == "safetensors":
         return _NativeForm(config)
     if config.model.family not in _OF_TRANSFORMERS:

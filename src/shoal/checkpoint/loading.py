@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shoal.checkpoint.gpt2_folder import MODEL_TYPE, open_gpt2
 from shoal.checkpoint.hf_folder import open_hf
+from shoal.checkpoint.integer_file import floating
 from shoal.checkpoint.manifest import GENESIS, MANIFEST, stored_layouts
 from shoal.checkpoint.model_folder import CONFIG, FORMAT, RECORD, TENSORS, TOKENIZER
 from shoal.checkpoint.model_source import ModelSource
@@ -144,11 +145,12 @@ def _hashes(folder: Path, described: Mapping[str, Any], config: Config) -> Calla
 
 
 def _open_export(folder: Path, family: str | None) -> ModelSource:
-    """Open a state dict with the configuration of the run beside it."""
+    """Open a state dict, or one with integers in place of weights, with the configuration of the run beside it."""
     config = _configuration(_yaml(folder / YAML), family, folder / YAML)
     tensors = _tensors(folder / TENSORS)
     tokenizer, is_bytes = _tokenizer(folder, config), config.data.has_bytes
-    return ModelSource(folder, config, tensors.shapes, tensors.read, tokenizer=tokenizer, is_bytes=is_bytes)
+    shapes, read = floating(tensors.shapes, tensors.read)
+    return ModelSource(folder, config, shapes, read, tokenizer=tokenizer, is_bytes=is_bytes)
 
 
 def _open_checkpoint(folder: Path, family: str | None) -> ModelSource:

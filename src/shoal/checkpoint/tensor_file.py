@@ -83,7 +83,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
     memory = to_wire(content).data
     memory[: len(header)] = header
     for name, place in places.items():
-        memory[place : place + tensors[name].nbytes] = to_wire(tensors[name]).data
+        memory[place : place + tensors[name].nbytes] = _content(tensors[name])
     return content
 
 
@@ -111,7 +111,7 @@ class TensorFileWriter:
         entry = self._entries[name]
         if tuple(values.shape) != entry.shape:
             raise StateMismatch(f"{name} is {tuple(values.shape)}, the file has room for {entry.shape}")
-        self._file.write(to_wire(values.to(entry.dtype)).data, self._places[name])
+        self._file.write(_content(values.to(entry.dtype)), self._places[name])
         self._missing.discard(name)
 
     def write_all(self, tensors: Mapping[str, Tensor], reached: Callable[[str], None] = lambda _: None) -> FileDigest:
@@ -266,6 +266,12 @@ def _places(size: bytes, read: Any, file_bytes: int) -> tuple[dict[str, _Stored]
     if start + reached != file_bytes:
         raise ValueError(f"{file_bytes} bytes instead of {start + reached}")
     return found, metadata
+
+
+def _content(tensor: Tensor) -> memoryview:
+    """A tensor's bytes, whatever its type: a file has more of them than the wire."""
+    flat = tensor.detach().to("cpu").contiguous().view(-1)
+    return to_wire(flat.view(torch.uint8)).data
 
 
 def _num_bytes(place: _Stored) -> int:

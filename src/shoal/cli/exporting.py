@@ -31,6 +31,8 @@ def export_folder(model: Path, to: Path, format: Format | None, family: str | No
     print(f"wrote {to}, and read it back: every tensor is equal", flush=True)
     if written == "hf":
         print(f'load it with transformers.AutoModelForCausalLM.from_pretrained("{to}")', flush=True)
+    elif written == "integers":
+        print(f'load it with shoal.load_model("{to}"): a weight is <name>.integers * <name>.scale', flush=True)
     else:
         print(f'load it with safetensors.torch.load_file("{to}/model.safetensors"), or shoal.load_model', flush=True)
 

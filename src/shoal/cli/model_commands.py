@@ -42,10 +42,11 @@ def export_model(
     *,
     to: Annotated[Path, Parameter(help="The folder that is written.")],
     format_: Annotated[
-        Literal["hf", "safetensors"] | None,
+        Literal["hf", "safetensors", "integers"] | None,
         Parameter(
             name="--format",
-            help='"hf": a GPT-2 of transformers; "safetensors": a state dict with config.yaml; else what fits.',
+            help='"hf": a GPT-2 of transformers; "safetensors": a state dict with config.yaml; "integers": the '
+            "same with integers and scales of weights that were trained with quantisation; else what fits.",
         ),
     ] = None,
     family: FamilyName = None,
@@ -54,7 +55,7 @@ def export_model(
     """Write a model as other programs load it: a gpt as a GPT-2 of transformers, with its tokenizer.
 
     What is written is read back and compared before it is put into place. Weights that were trained with quantisation
-    are written as what they are rounded to.
+    are written as what they are rounded to, or as its integers and scales.
     """
     from shoal.cli.exporting import export_folder
 

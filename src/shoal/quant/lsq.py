@@ -34,6 +34,11 @@ _ROWS = Channels()
 _NORMAL_MEAN_MAGNITUDE = math.sqrt(2 / math.pi)
 
 
+def usable(step: Tensor) -> Tensor:
+    """The step sizes by which values are divided."""
+    return step.clamp(min=_MIN_STEP)
+
+
 class _LsqFunction(torch.autograd.Function):
     """Rounding to a grid, with the gradients of the module docstring. `step` broadcasts to `values`."""
 
@@ -43,7 +48,7 @@ class _LsqFunction(torch.autograd.Function):
         ctx.bounds = bounds
         ctx.gradient_scale = gradient_scale
         low, high = bounds
-        safe_step = step.clamp(min=_MIN_STEP)
+        safe_step = usable(step)
         return (values / safe_step).clamp_(low, high).round_().mul_(safe_step)
 
     @staticmethod
@@ -51,7 +56,7 @@ class _LsqFunction(torch.autograd.Function):
         grad = cast("Tensor", grad_outputs[0])
         values, step = cast("tuple[Tensor, Tensor]", ctx.saved_tensors)
         low, high = cast("tuple[int, int]", ctx.bounds)
-        scaled = values / step.clamp(min=_MIN_STEP)
+        scaled = values / usable(step)
         inside = (scaled > low) & (scaled < high)
         grad_values = grad_step = None
         if ctx.needs_input_grad[0]:
