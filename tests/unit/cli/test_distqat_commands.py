@@ -22,6 +22,7 @@ WORKS = [
     ("run_local.py --config-path configs/resnet18.yaml --device cpu", {"device": "cpu"}),
     ("run_local.py --config-path configs/resnet18.yaml --wandb-project None", {"wandb_project": None}),
     ("run_local.py --config-path configs/resnet18_split.yaml --num-servers 2", {"experiment_prefix": "resnet18_split"}),
+    ("run_local.py --config-path configs/resnet18_lsq.yaml --disable-quant", {"quant": None}),
     ("run_local.py --checkpoint-dir checkpoints", {"checkpoint_dir": "checkpoints"}),
     ("start_trainer_client.py", {"experiment_prefix": "sandbox"}),
     ("start_trainer_client.py --public-ip 203.0.113.7", {}),
