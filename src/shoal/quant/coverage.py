@@ -1,4 +1,4 @@
-"""Refuses what a model cannot be quantised by: a rule that changes no module, and a weight that is tied.
+"""Refuses what a model cannot be quantised by: a rule that changes no module, a tied weight, and nothing at all.
 
 A misspelt path would quantise nothing, and nobody would notice. A head that rounds the embedding's weight would leave a
 model that is saved nowhere: its embedding is as it is, its head is not, and there is one parameter of both.
@@ -25,14 +25,15 @@ _NEAREST = 3
 
 
 def require_quantisable(quant: QuantConfig | None, units: Iterable[tuple[str, int, nn.Module]]) -> None:
-    """Check that each rule matches a module that can be quantised, and that no weight is quantised that is tied.
+    """Check that each rule matches a module that can be quantised, that some are, and that no tied weight is.
 
     Args:
         quant: None quantises nothing.
         units: All units of the model: name, stage, and the unit, whose values do not matter (`model.meta.units_of`).
 
     Raises:
-        ConfigError: Some rules match no module, or a weight is another module's too; the message has a line for each.
+        ConfigError: Some rules match no module or say nothing, a weight is another module's too, or no module is
+            quantised; the message has a line for each.
     """
     if quant is None:
         return  # and nothing is built
@@ -42,8 +43,19 @@ def require_quantisable(quant: QuantConfig | None, units: Iterable[tuple[str, in
             modules.append((module_path(unit_name, name), stage, module))
     problems = (_problem(position, rule, modules) for position, rule in enumerate(quant.rules))
     found = [problem for problem in problems if problem is not None]
-    if found := [*found, *_tied(quant, modules)]:
+    found += _tied(quant, modules)
+    if not found and not any(_is_quantised(quant, *each) for each in modules):
+        found.append(
+            f"quant: no module of this model is quantised: {QUANTISABLE} can be; set quant to null, or give the flag "
+            "--disable-quant, to train without"
+        )
+    if found:
         raise ConfigError("\n".join(found))
+
+
+def _is_quantised(quant: QuantConfig, path: str, stage: int, module: nn.Module) -> bool:
+    plan = plan_of(quant, path, module, stage)
+    return plan.weight is not None or plan.activation is not None
 
 
 def _tied(quant: QuantConfig, modules: list[tuple[str, int, nn.Module]]) -> Iterator[str]:
@@ -62,13 +74,15 @@ def _tied(quant: QuantConfig, modules: list[tuple[str, int, nn.Module]]) -> Iter
 
 def _problem(position: int, rule: QuantRule, modules: list[tuple[str, int, nn.Module]]) -> str | None:
     """Why a rule changes nothing, or None if it changes something."""
+    conditions = {name: list(getattr(rule, name)) for name in _CONDITIONS if getattr(rule, name)}
+    where = f"quant.rules[{position}] ({', '.join(f'{name}: {value}' for name, value in conditions.items())})"
     matching = [m for m in modules if matches(rule, m[0], type(m[2]).__name__, m[1])]
+    if rule.weight_quant is None and rule.activation_quant is None:
+        return f"{where}: says nothing about what it matches: give weight_quant or activation_quant"
     targets = {path: target for path, _, module in matching if (target := target_of(module)) is not None}
     is_for_inputs = isinstance(rule.activation_quant, QuantScheme)
     if targets and (not is_for_inputs or any(target.has_input for target in targets.values())):
         return None
-    conditions = {name: list(getattr(rule, name)) for name in _CONDITIONS if getattr(rule, name)}
-    where = f"quant.rules[{position}] ({', '.join(f'{name}: {value}' for name, value in conditions.items())})"
     if targets:
         path = next(iter(targets))
         return f"{where}: activation_quant: matches only Embeddings, as {path}, whose input is no number to round"

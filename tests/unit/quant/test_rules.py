@@ -107,6 +107,29 @@ def test_rules_that_no_module_answers_to_are_refused_all_at_once_with_what_comes
     assert any(path in lines[0] for path in paths if path != "block_0.")
 
 
+@pytest.mark.parametrize(
+    "quant",
+    [
+        {"base": {"weight_quant": "off", "activation_quant": "off"}},
+        {"rules": [{"name_patterns": ["*"], "weight_quant": "off", "activation_quant": "off"}]},
+    ],
+    ids=["by the base", "by a rule"],
+)
+def test_a_section_that_quantises_nothing_is_refused(quant: dict[str, object]) -> None:
+    config = load_config(None, {**_gpt().model_dump(mode="json"), "quant": quant}, {})
+    with pytest.raises(ConfigError, match=r"no module of this model is quantised.*--disable-quant"):
+        require_quantisable(config.quant, units_of(config))
+    inputs_too = {**quant, "rules": [*quant.get("rules", []), _bits(4, name_patterns=["block_1.mlp.up"])]}  # type: ignore[misc]
+    config = load_config(None, {**_gpt().model_dump(mode="json"), "quant": inputs_too}, {})
+    require_quantisable(config.quant, units_of(config))
+
+
+def test_a_rule_that_says_nothing_is_refused() -> None:
+    config = _gpt({"name_patterns": ["block_0.*"]})
+    with pytest.raises(ConfigError, match=r"quant\.rules\[0\] \(name_patterns.*says nothing"):
+        require_quantisable(config.quant, units_of(config))
+
+
 def test_a_rule_for_modules_that_cannot_be_quantised_is_refused() -> None:
     config = _gpt(_bits(4, class_names=["LayerNorm"]))
     with pytest.raises(ConfigError, match="which is a LayerNorm; only Linear, Conv1D, Conv2d, Embedding"):

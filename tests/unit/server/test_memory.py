@@ -228,6 +228,26 @@ def test_quantised_weights_are_kept_by_each_microbatch_in_flight() -> None:
     assert quantised.device_bytes == plain.device_bytes
 
 
+def test_of_quantised_experts_both_matrices_are_kept() -> None:
+    experts = {**TIED, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+
+    def kept_bytes(*rules: dict[str, Any]) -> int:
+        off = {"name_patterns": ["*"], "weight_quant": "off"}
+        config = Config.model_validate(
+            {
+                "model": {"family": "hf", "extra": {**experts, "tie_word_embeddings": False}},
+                "data": {"seq_len": 8},
+                "model_pipeline": {"stages": 3, "microbatches": 1, "cut": [1, 1, 3]},
+                "quant": {"base": {"activation_quant": "off"}, "rules": [off, *rules]},
+            }
+        )
+        assert config.model_pipeline.microbatches_in_flight == 4
+        return stage_needs(config)[1].open_bytes
+
+    of_block_0 = {"name_patterns": ["block_0.mlp.experts"], "weight_quant": {}}
+    assert kept_bytes(of_block_0) - kept_bytes() == 4 * 4 * 4 * (2 * 32 * 16 + 16 * 32)
+
+
 def test_what_autocast_casts_is_kept_once_by_each_open_step() -> None:
     precisions = ("32-true", "bf16-mixed")
     plain, mixed = (stage_needs(config_of("gpt", data={"seq_len": 32, "precision": each})) for each in precisions)
