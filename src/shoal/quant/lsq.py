@@ -35,8 +35,12 @@ _NORMAL_MEAN_MAGNITUDE = math.sqrt(2 / math.pi)
 
 
 def usable(step: Tensor) -> Tensor:
-    """The step sizes by which values are divided."""
-    return step.clamp(min=_MIN_STEP)
+    """The step sizes by which values are divided: how large they are, whatever their sign.
+
+    An optimizer whose updates do not shrink with a small parameter, as Adam's, may take one through zero. On the other
+    side it goes on as what it was, and is not stuck at zero.
+    """
+    return step.abs().clamp(min=_MIN_STEP)
 
 
 class _LsqFunction(torch.autograd.Function):
@@ -64,6 +68,7 @@ class _LsqFunction(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             slope = torch.where(inside, scaled.round() - scaled, scaled.clamp(low, high))
             grad_step = (grad * slope).sum_to_size(step.shape) * ctx.gradient_scale
+            grad_step = torch.where(step < 0, -grad_step, grad_step)
         return grad_values, grad_step, None, None
 
 

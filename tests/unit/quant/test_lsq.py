@@ -96,6 +96,19 @@ def test_a_step_size_that_fell_to_zero_stays_finite() -> None:
     assert step.grad.isfinite().all()
 
 
+def test_a_step_size_that_went_through_zero_is_as_good_as_before() -> None:
+    values = torch.randn(40, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    steps = [torch.tensor([sign * 0.3], requires_grad=True) for sign in (1, -1)]
+    outputs = [lsq_quantise(values, step, (-4, 3), 0.5) for step in steps]
+    assert torch.equal(*outputs)
+    assert outputs[1].unique().numel() > 3
+    for output in outputs:
+        output.square().sum().backward()
+    assert steps[0].grad is not None
+    assert steps[1].grad is not None
+    assert steps[0].grad.item() == -steps[1].grad.item() != 0
+
+
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_a_weight_of_zeros_starts_with_a_step_that_lets_it_learn(per_channel: bool) -> None:
     quantiser = WeightQuantiser(torch.zeros(3, 16), 4, signed=True, per_channel=per_channel)
