@@ -21,18 +21,28 @@ from shoal.checkpoint.loading import YAML, open_model
 from shoal.checkpoint.model_folder import CONFIG, TENSORS, TOKENIZER, ModelFolder, configuration_with_cut
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
 from shoal.checkpoint.model_source import ModelSource
-from shoal.checkpoint.tensor_file import TensorFileWriter
+from shoal.checkpoint.peft_folder import ADAPTER, ADAPTER_CONFIG, PeftForm
+from shoal.checkpoint.tensor_file import OutFile, TensorFileWriter
 from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, StateMismatch
+from shoal.model.hf.lora import lora_of
 from shoal.model.hf.tokenizer import end_of_document
+from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
-from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256
+from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256, trained_parameters
 from shoal.quant.fold import WeightScale, fold_weights, folded_quant, weight_scales
 
-Format = Literal["hf", "safetensors", "integers"]
+Format = Literal["hf", "safetensors", "integers", "peft"]
 _OF_TRANSFORMERS: Final = ("gpt", "hf")
 _NO_ENDS: Final[Mapping[str, int | None]] = {"bos_token_id": None, "eos_token_id": None}
+_FILES: Final[Mapping[Format, tuple[str, str]]] = {
+    "hf": (TENSORS, CONFIG),
+    "safetensors": (TENSORS, CONFIG),
+    "integers": (TENSORS, CONFIG),
+    "peft": (ADAPTER, ADAPTER_CONFIG),
+}
+"""The names of the tensors' file and of what describes them."""
 _TOKENIZER_FILES: Final = (
     TOKENIZER_FILE,
     "tokenizer_config.json",
@@ -45,13 +55,14 @@ _TOKENIZER_FILES: Final = (
 """Of a model of transformers, copied as they are."""
 
 
-def export_model(source: ModelSource, to: Path, format: Format | None = None) -> Format:
-    """Write a model as one of transformers with its tokenizer, or as a state dict with its configuration, in which
-    weights that were trained with quantisation may be integers.
+def export_model(source: ModelSource, to: Path, format: Format | None = None, *, merge: bool = False) -> Format:
+    """Write a model as one of transformers with its tokenizer, its adapters for peft, or a state dict with its
+    configuration, in which weights that were trained with quantisation may be integers.
 
     Args:
         to: The folder; an existing one is replaced as a whole.
-        format: None: "hf" for the families gpt and hf, else "safetensors".
+        format: None: "peft" of adapters, "hf" for the families gpt and hf, else "safetensors".
+        merge: Write the model as it is with its adapters, as one without any.
 
     Returns:
         The format.
@@ -63,18 +74,21 @@ def export_model(source: ModelSource, to: Path, format: Format | None = None) ->
         OSError: The source cannot be read.
     """
     config = source.config.model_copy(update={"quant": folded_quant(source.config.quant)})
+    merger = _Merger(source.config) if merge else None
+    if merger is not None:
+        config = config.model_copy(update={"lora": None})
     if format is None:
-        format = "hf" if config.model.family in _OF_TRANSFORMERS and config.quant is None else "safetensors"
+        format = _usual_format(config)
     form = _IntegerForm(source, config) if format == "integers" else _form(config, format, _ends(source))
     try:
         folder = WholeFolder(to)
     except OSError as error:
         raise cannot_write(to, error) from error
     try:
-        digests = _write_tensors(source, folder, form)
+        digests = _write_tensors(source, folder.create(_FILES[format][0]), form, merger)
         folder.write(YAML, yaml.safe_dump(configuration_with_cut(config), sort_keys=False, allow_unicode=True).encode())
         if form.described is not None:
-            folder.write_json(CONFIG, form.described)
+            folder.write_json(_FILES[format][1], form.described)
             for name, content in _tokenizer_files(source).items():
                 folder.write(name, content)
         elif source.tokenizer is not None:
@@ -120,7 +134,7 @@ class _Form(Protocol):
 
     Attributes:
         entries: Of all tensors in the file.
-        described: The content of config.json; None: there is none.
+        described: The content of config.json, or of adapter_config.json; None: there is none.
     """
 
     entries: list[FlatEntry]
@@ -189,9 +203,36 @@ def _gpt2_entry(entry: FlatEntry) -> FlatEntry:
     return FlatEntry(name, entry.shape[::-1] if is_transposed else entry.shape, entry.dtype, entry.offset)
 
 
-def _form(config: Config, format: Literal["hf", "safetensors"], ends: Mapping[str, int | None]) -> _Form:
+def _usual_format(config: Config) -> Format:
+    if config.lora is not None:
+        return "peft"
+    return "hf" if config.model.family in _OF_TRANSFORMERS and config.quant is None else "safetensors"
+
+
+class _Merger:
+    """Makes of stages with adapters such as have none."""
+
+    def __init__(self, config: Config) -> None:
+        family = load_family(config.model, config.data)
+        lora = lora_of(config, family)
+        if lora is None:
+            raise ConfigError("--merge: this model has no adapters, since its run had no section lora; leave it out")
+        self._lora = lora
+        self._numbers = {family.unit_name(index): index for index in range(family.num_units)}
+
+    def merge(self, stage: StageModule) -> None:
+        """Change a stage in place."""
+        for name, unit in stage.units.items():
+            self._lora.merge(self._numbers[name], unit)
+
+
+def _form(config: Config, format: Literal["hf", "safetensors", "peft"], ends: Mapping[str, int | None]) -> _Form:
     if format == "safetensors":
         return _NativeForm(config)
+    if format == "peft":
+        return PeftForm(config)
+    if config.lora is not None:
+        raise ConfigError("--format hf: this model has adapters beside it; say --merge, or use --format peft")
     if config.model.family not in _OF_TRANSFORMERS:
         raise ConfigError(
             f"--format hf is written of the families gpt and hf, not of {config.model.family}; use --format safetensors"
@@ -204,12 +245,14 @@ def _form(config: Config, format: Literal["hf", "safetensors"], ends: Mapping[st
     return _Gpt2Form(config, ends) if config.model.family == "gpt" else HfForm(config, ends)
 
 
-def _write_tensors(source: ModelSource, folder: WholeFolder, form: _Form) -> dict[str, str]:
+def _write_tensors(source: ModelSource, out: OutFile, form: _Form, merger: _Merger | None) -> dict[str, str]:
     """Write all tensors; return what each hashes to, by its native name."""
     digests: dict[str, str] = {}
-    with TensorFileWriter(folder.create(TENSORS), form.entries) as file:
+    with TensorFileWriter(out, form.entries) as file:
         for stage in source.stages():
             fold_weights(stage)
+            if merger is not None:
+                merger.merge(stage)
             digests |= {name: tensor_sha256(values) for name, values in _state(stage).items()}
             for name, values in form.tensors(stage):
                 file.write(name, values)
@@ -233,7 +276,7 @@ def _require_equal(folder: Path, config: Config, digests: Mapping[str, str]) -> 
 
 
 def _state(stage: StageModule) -> dict[str, Tensor]:
-    tensors = {**dict(stage.named_parameters()), **dict(state_buffers(stage))}
+    tensors = {**dict(trained_parameters(stage)), **dict(state_buffers(stage))}
     return {name: tensor.detach().to(torch.device("cpu")) for name, tensor in tensors.items()}
 
 

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
-from shoal.checkpoint.hf_files import StoredTensors
+from shoal.checkpoint.hf_stored import StoredModel, hf_family
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.checkpoint.model_source import ModelSource
 from shoal.config.schema import Config
-from shoal.errors import ConfigError, StateMismatch
+from shoal.errors import ConfigError
 from shoal.model.hf.described import FAMILY, of_the_model
-from shoal.model.hf.family import HfFamily
 from shoal.model.hf.repository import Repository
 from shoal.model.meta import build_without_values
-from shoal.model.registry import load_family
-from shoal.model.seeding import seeded
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatEntry
 
-_MOST_TIMES: Final = 4
-"""So many times the elements that there are is a unit given memory for; then each missing one is named."""
-
 _CONTEXT: Final = 1024
 """Tokens of a sample for a model from elsewhere, if it has as many positions."""
-
-
-def hf_family(config: Config) -> HfFamily:
-    """Return the family of a configuration that names it.
-
-    Raises:
-        ConfigError: The configuration describes no model.
-    """
-    family = load_family(config.model, config.data)
-    if not isinstance(family, HfFamily):
-        raise ConfigError(f"the family {config.model.family} is no model of transformers")
-    return family
 
 
 class HfForm:
@@ -71,60 +52,6 @@ class HfForm:
         for name, unit in stage.units.items():
             for stored, values in self._family.stored_state(self._numbers[name], unit).items():
                 yield stored, values.detach().contiguous()
-
-
-class StoredModel:
-    """The units of a model as a repository has them. Only the files of the units that are read are opened.
-
-    Raises:
-        ConfigError: The repository has no tensors in safetensors.
-        StateMismatch: Its tensors are of another model.
-    """
-
-    def __init__(self, repository: Repository, family: HfFamily) -> None:
-        self._name = repository.name
-        self._family = family
-        self._tensors = StoredTensors(repository)
-        try:
-            self._keys = family.stored.keys_of(self._tensors)
-        except StateMismatch as error:
-            raise StateMismatch(f"{self._name} is not of the model that config.json describes: {error}") from error
-
-    def require_size(self, index: int) -> None:
-        """Compare sizes before a unit gets its memory: what config.json says may be anything.
-
-        Raises:
-            StateMismatch: The unit is far larger than its tensors.
-        """
-        unit = build_without_values(self._family, index, 0)
-        described = sum(tensor.numel() for tensor in unit.state_dict().values())
-        there = sum(math.prod(self._tensors.shape(key)) for key in self._keys[index])
-        if described > _MOST_TIMES * there:
-            raise StateMismatch(
-                f"{self._family.unit_name(index)} in {self._name} has {there} elements in the files, and config.json "
-                f"makes it {described}: take the folder as it was written"
-            )
-
-    def unit(self, index: int) -> nn.Module:
-        """Build a unit with the values in the files.
-
-        Raises:
-            ConfigError: The hub does not give a file.
-            StateMismatch: The tensors are not those of the unit.
-            OSError: A file cannot be read.
-        """
-        self.require_size(index)
-        with seeded(0):
-            unit = self._family.build_unit(index)
-        self.fill(index, unit)
-        return unit
-
-    def fill(self, index: int, unit: nn.Module) -> None:
-        """Give a unit the values in the files. Raises as `unit`."""
-        try:
-            self._family.stored.load(index, unit, self._keys[index], self._tensors)
-        except StateMismatch as error:
-            raise StateMismatch(f"{self._family.unit_name(index)} in {self._name}: {error}") from error
 
 
 def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None) -> ModelSource:

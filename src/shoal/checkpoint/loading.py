@@ -26,6 +26,7 @@ from shoal.checkpoint.integer_file import floating
 from shoal.checkpoint.manifest import GENESIS, MANIFEST, stored_layouts
 from shoal.checkpoint.model_folder import CONFIG, FORMAT, RECORD, TENSORS, TOKENIZER
 from shoal.checkpoint.model_source import ModelSource
+from shoal.checkpoint.peft_folder import ADAPTER, open_adapter
 from shoal.checkpoint.places import LocalPlace
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.checkpoint.tensor_file import TensorFile
@@ -145,8 +146,10 @@ def _hashes(folder: Path, described: Mapping[str, Any], config: Config) -> Calla
 
 
 def _open_export(folder: Path, family: str | None) -> ModelSource:
-    """Open a state dict, or one with integers in place of weights, with the configuration of the run beside it."""
+    """Open a state dict, one with integers in place of weights, or adapters, with the configuration of the run."""
     config = _configuration(_yaml(folder / YAML), family, folder / YAML)
+    if (folder / ADAPTER).is_file():
+        return open_adapter(folder, config)
     tensors = _tensors(folder / TENSORS)
     tokenizer, is_bytes = _tokenizer(folder, config), config.data.has_bytes
     shapes, read = floating(tensors.shapes, tensors.read)

@@ -4,6 +4,8 @@
     config.json         the run's shared configuration, with the cut, and which record these are the parameters of
     record.json         that record, signed; what it says of each stage is what the tensors hash to
 
+With adapters, the tensors are those alone; adapter_config.json and adapter_model.safetensors are the same for peft.
+
 A model that comes from elsewhere (`shoal import`) has no record: its config.json says where it is from and what the
 tensors of each stage hash to. `tokenizer/` holds the files of the tokenizer, unless tokens are bytes.
 """
@@ -19,6 +21,7 @@ import msgspec
 from torch import Tensor
 
 from shoal.checkpoint.model_layout import StageLayout, hashes_of, require_hashes
+from shoal.checkpoint.peft_folder import write_adapter
 from shoal.checkpoint.tensor_file import TensorFileWriter
 from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
@@ -123,6 +126,8 @@ class ModelFolder:
     def _commit(self, config: Config, described: dict[str, Any], signed: SignedRecord | None) -> None:
         try:
             self._tensors.finish()
+            if config.lora is not None:
+                write_adapter(self._folder, self._folder.aside / TENSORS, config)
             described = {"format": FORMAT, **described, "configuration": configuration_with_cut(config)}
             self._folder.write_json(CONFIG, described)
             if signed is not None:

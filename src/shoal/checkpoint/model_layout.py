@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.config.schema import Config
 from shoal.errors import StateMismatch
-from shoal.model.meta import build_without_values
+from shoal.model.meta import build_units_without_values
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule, build_stage, stage_units
 from shoal.optim.flat import FlatEntry, FlatLayout, buffers_sha256, tensor_sha256
@@ -58,9 +58,7 @@ def stage_layouts(config: Config) -> list[StageLayout]:
             apply_quant(module, config.quant)
             found.append(StageLayout.of(module))
             continue
-        units = nn.ModuleDict(
-            {family.unit_name(index): build_without_values(family, index, config.run.seed) for index in indices.indices}
-        )
+        units = build_units_without_values(family, indices, config)
         found.append(StageLayout.of(StageModule(family, units, indices, stage, pipeline.stages)))
     return found
 

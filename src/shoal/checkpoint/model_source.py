@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.model_layout import StageLayout, require_hashes, stage_layouts
+from shoal.checkpoint.start_weights import prepared
 from shoal.config.schema import Config
 from shoal.errors import StateMismatch
 from shoal.model.precision import autocast_of
@@ -77,7 +78,8 @@ class ModelSource:
         config, pipeline = self.config, self.config.model_pipeline
         family = load_family(config.model, config.data)
         cut, seed = pipeline.cut, config.run.seed
-        module = build_stage(family, stage, pipeline.stages, seed=seed, cut=cut, in_chunks=False)
+        prepare = prepared(config, family)
+        module = build_stage(family, stage, pipeline.stages, seed=seed, cut=cut, in_chunks=False, prepare=prepare)
         # What is quantised may depend on the stage.
         apply_quant(module, config.quant)
         layouts = StageLayout.of(module)

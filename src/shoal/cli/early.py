@@ -27,7 +27,7 @@ from shoal.runtime.run_note import RunNote
 from shoal.wire.messages.base import Hop
 
 if TYPE_CHECKING:
-    from shoal.config.model import ModelConfig
+    from shoal.config.schema import Config
 
 PRELOAD = (
     "torch",
@@ -50,6 +50,7 @@ PRELOAD = (
 """What the fork server imports once for all roles."""
 
 _FOR_TRANSFORMERS = ("shoal.model.hf.preloaded",)
+_FOR_ADAPTERS = ("peft",)
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ class EarlyStart:
         self._interrupts.give_back()
         self._interrupts.check()
 
-    def preload_for(self, model: ModelConfig) -> None:
+    def preload_for(self, config: Config) -> None:
         """Have what this model needs besides imported once, before the roles that need it are forked."""
-        if model.family == FAMILY:
-            self.fork_servers.preload(_FOR_TRANSFORMERS)
+        if config.model.family == FAMILY:
+            self.fork_servers.preload(_FOR_TRANSFORMERS if config.lora is None else _FOR_TRANSFORMERS + _FOR_ADAPTERS)
 
     def announce(
         self, run_id: str, log_dir: Path, client: Hop | None = None, hosts: Literal["servers", "mirror"] = "servers"

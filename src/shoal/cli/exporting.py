@@ -18,7 +18,9 @@ from shoal.errors import ConfigError, StorageError
 _WRITTEN = (CONFIG, YAML)
 
 
-def export_folder(model: Path, to: Path, format: Format | None, family: str | None, *, force: bool) -> None:
+def export_folder(
+    model: Path, to: Path, format: Format | None, family: str | None, *, force: bool, merge: bool = False
+) -> None:
     """Export a model and say how to load it.
 
     Raises:
@@ -27,12 +29,14 @@ def export_folder(model: Path, to: Path, format: Format | None, family: str | No
     """
     with opened(model, family) as source:
         to = _place(to, source, force=force)
-        written = export_model(source, to, format)
+        written = export_model(source, to, format, merge=merge)
     print(f"wrote {to}, and read it back: every tensor is equal", flush=True)
     if written == "hf":
         print(f'load it with transformers.AutoModelForCausalLM.from_pretrained("{to}")', flush=True)
     elif written == "integers":
         print(f'load it with shoal.load_model("{to}"): a weight is <name>.integers * <name>.scale', flush=True)
+    elif written == "peft":
+        print(f'load it with peft.PeftModel.from_pretrained(base, "{to}")', flush=True)
     else:
         print(f'load it with safetensors.torch.load_file("{to}/model.safetensors"), or shoal.load_model', flush=True)
 

@@ -149,7 +149,7 @@ class HostRun:
 
     async def run(self, early: EarlyStart) -> int:
         # Signals are heard until nothing of the run is left: the first one ends it, a second one at once.
-        early.preload_for(self.config.model)
+        early.preload_for(self.config)
         view = LiveView(self.config, self.run_id, self.log_dir)
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with anyio.create_task_group() as tasks:

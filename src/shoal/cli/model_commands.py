@@ -42,24 +42,28 @@ def export_model(
     *,
     to: Annotated[Path, Parameter(help="The folder that is written.")],
     format_: Annotated[
-        Literal["hf", "safetensors", "integers"] | None,
+        Literal["hf", "safetensors", "integers", "peft"] | None,
         Parameter(
             name="--format",
-            help='"hf": a GPT-2 of transformers; "safetensors": a state dict with config.yaml; "integers": the '
-            "same with integers and scales of weights that were trained with quantisation; else what fits.",
+            help='"hf": a model of transformers; "peft": its adapters; "safetensors": a state dict with config.yaml; '
+            '"integers": the same with integers and scales of weights that were trained with quantisation; else what '
+            "fits.",
         ),
     ] = None,
+    merge: Annotated[
+        bool, Parameter(negative="", help="Write a model with adapters as one without, with what they add in it.")
+    ] = False,
     family: FamilyName = None,
     force: Force = False,
 ) -> None:
-    """Write a model as other programs load it: a gpt as a GPT-2 of transformers, with its tokenizer.
+    """Write a model as other programs load it: a gpt as a GPT-2 of transformers, with its tokenizer, adapters for peft.
 
     What is written is read back and compared before it is put into place. Weights that were trained with quantisation
     are written as what they are rounded to, or as its integers and scales.
     """
     from shoal.cli.exporting import export_folder
 
-    export_folder(model, to, format_, family, force=force)
+    export_folder(model, to, format_, family, force=force, merge=merge)
 
 
 def import_model(

@@ -191,7 +191,7 @@ class ServerHost:
         scout = await early.start_scout()
         found = await run_of(scout, early, self._say)
         config = adopt_shared(self.config, self.origins, found.configuration)
-        self.early.preload_for(config.model)
+        self.early.preload_for(config)
         run_id = found.run_id
         log_dir = self._log_dir = make_joining_log_dir(config, run_id, self.what)
         self._peers_file = PeersFile(log_dir, "launcher", self._say)

@@ -85,7 +85,8 @@ class ModelConfig(Section):
     pretrained: bool = Field(
         default=False,
         description="Begin from the weights of name_or_path, not from random ones. A server reads those of its stage "
-        "from its host's own copy of the folder, or from the hub; where there is neither, peers give them (hf).",
+        "from its host's own copy of the folder, or from the hub; where there is neither, peers give them, but not "
+        "those under adapters (hf).",
     )
     extra: dict[str, Any] = Field(
         default={},
@@ -104,8 +105,8 @@ class ModelConfig(Section):
 
     weights: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], ...] | None = Field(
         default=None,
-        description="With pretrained, the first 128 bits of the SHA-256 of each unit's weights. null: they are read "
-        "where a run begins, and others have them from the run (hf).",
+        description="With pretrained or lora, the first 128 bits of the SHA-256 of each unit's weights, as they are "
+        "before training. null: they are found where a run begins, and others have them from the run (hf).",
     )
 
     @field_validator("family")
@@ -133,11 +134,6 @@ class ModelConfig(Section):
             f"{', '.join(odd)}: means nothing to model.family = {self.family}, {instead}; remove it, or give a file "
             "without it (where none is given it is configs/sandbox.yaml)"
         )
-
-    @property
-    def lacks_weights(self) -> bool:
-        """Whether what the weights hash to, from which the run begins, is still to be found."""
-        return self.pretrained and self.weights is None
 
     def pretrained_problem(self) -> str | None:
         """Return why there are no weights to begin from, or None."""

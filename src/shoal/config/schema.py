@@ -10,13 +10,14 @@ from pydantic import Field, field_validator, model_validator
 from shoal.config.base import Section
 from shoal.config.emulation import EmulationConfig
 from shoal.config.host import HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
+from shoal.config.lora import LoraConfig
 from shoal.config.model import ModelConfig, ModelPipelineConfig
 from shoal.config.per_server import length_problem
 from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig
 from shoal.config.training import DataConfig, DilocoConfig, RunConfig
 
-SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "model_pipeline")
+SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "lora", "model_pipeline")
 """Of these all hosts of a run have the same, but for a few keys (`config.shared`)."""
 
 NAME_OR_PATH = "model.name_or_path"
@@ -69,6 +70,9 @@ class Config(Section):
     model_pipeline: ModelPipelineConfig = Field(default=ModelPipelineConfig(), description="Stages and microbatches.")
     diloco: DilocoConfig = Field(default=DilocoConfig(), description="Training steps and outer rounds.")
     quant: QuantConfig | None = Field(default=None, description="Quantisation-aware training; null trains without.")
+    lora: LoraConfig | None = Field(
+        default=None, description="Adapters that are trained in place of the model (hf); null: the model itself is."
+    )
     servers: ServersConfig = Field(default=ServersConfig(), description="Servers of this host.")
     network: NetworkConfig = Field(default=NetworkConfig(), description="How the peers find each other.")
     health: HealthConfig = Field(default=HealthConfig(), description="When a silent peer counts as dead.")
@@ -81,6 +85,16 @@ class Config(Section):
     def num_stages(self) -> int:
         """Stages of the model."""
         return self.model_pipeline.stages
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether the hashes of what the run begins from, and every host has to have, are still to be found."""
+        return (self.model.pretrained or self.lora is not None) and self.model.weights is None
+
+    @property
+    def begins_from_weights(self) -> bool:
+        """Whether D_0 is weights that not every host has. Those under adapters are no part of it."""
+        return self.model.weights is not None and self.lora is None
 
     @property
     def checkpoint_location(self) -> str:
@@ -173,6 +187,7 @@ class Config(Section):
             self.model.keys_problem(),
             self.model.pretrained_problem(),
             self._text_problem(),
+            self._lora_problem(),
             self._stage_problem(),
             self._task_problem(),
             self._heads_problem(),
@@ -192,6 +207,15 @@ class Config(Section):
                 f"model_pipeline.stages = {stages}: {self.model.family} of this size can be cut into at most {most} "
                 "stages; use fewer stages or a deeper model"
             )
+        return None
+
+    def _lora_problem(self) -> str | None:
+        if self.lora is None:
+            return None
+        if self.model.family != "hf":
+            return f"lora: only models of transformers get adapters, and model.family is {self.model.family}; remove it"
+        if self.quant is not None:
+            return "lora and quant: modules with an adapter are not quantised; remove one of the two"
         return None
 
     def _snapshot_problem(self) -> str | None:

@@ -37,7 +37,7 @@ _PIPELINE_SETS: Final = (
 def shared_configuration(config: Config) -> dict[str, Any]:
     """Return, as JSON values, what all peers of a run must agree on; host fields and secrets are left out."""
     values = public_values(config)
-    shared = {name: values[name] for name in ("experiment_prefix", "run", "data", "model", "diloco", "quant")}
+    shared = {name: values[name] for name in ("experiment_prefix", "run", "data", "model", "diloco", "quant", "lora")}
     shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in _PIPELINE}
     for host_field in ("hf_token", "num_workers", "cache_dir"):
         shared["data"].pop(host_field)

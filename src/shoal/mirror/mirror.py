@@ -104,7 +104,7 @@ class Mirror:
             notice=notice,
         )
         self._starts: Starts | None = None
-        if config.model.weights is not None and config.quant is None:
+        if config.begins_from_weights and config.quant is None:
             genesis = genesis_hash(RunId(run_id), config.run.seed, shared_configuration(config), authority)
             self._starts = Starts(
                 Contents(endpoint, clock, chunk_bytes),

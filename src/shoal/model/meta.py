@@ -11,6 +11,7 @@ from torch import nn
 
 from shoal.events.base import emit
 from shoal.events.servers import UnitBuilt
+from shoal.model.hf.lora import lora_of
 from shoal.model.partition import StageUnits
 from shoal.model.registry import load_family
 from shoal.model.seeding import seeded, unit_seed
@@ -33,13 +34,17 @@ def units_of(config: Config) -> Iterator[tuple[str, int, nn.Module]]:
     """
     family = load_family(config.model, config.data)
     for stage, units in enumerate(stage_units(family, config.num_stages, config.model_pipeline.cut)):
-        for name, unit in build_units_without_values(family, units, config.run.seed).items():
+        for name, unit in build_units_without_values(family, units, config).items():
             yield name, stage, unit
 
 
-def build_units_without_values(family: Family, units: StageUnits, seed: int) -> nn.ModuleDict:
-    """Build the units of a stage on the meta device, by name; those that share a parameter with that one."""
-    built = {family.unit_name(i): build_without_values(family, i, seed).to("meta") for i in units.indices}
+def build_units_without_values(family: Family, units: StageUnits, config: Config) -> nn.ModuleDict:
+    """Build the units of a stage on the meta device, by name; those that share a parameter with that one, and with the
+    adapters that the run trains."""
+    built = {family.unit_name(i): build_without_values(family, i, config.run.seed).to("meta") for i in units.indices}
+    if (lora := lora_of(config, family)) is not None:
+        for index in units.indices:
+            lora.adapt(index, built[family.unit_name(index)])
     found = nn.ModuleDict(built)
     family.tie(found)
     return found

@@ -31,6 +31,11 @@ def unit_seed(run_seed: int, unit: int) -> int:
     return _seed(b"shoal.unit", run_seed, unit)
 
 
+def adapter_seed(run_seed: int, unit: int) -> int:
+    """The seed of the initial parameters of the adapters of unit `unit`, as `unit_seed`."""
+    return _seed(b"shoal.adapter", run_seed, unit)
+
+
 def _seed(purpose: bytes, *numbers: int) -> int:
     packed = struct.pack(f"<{len(numbers)}Q", *numbers)
     digest = hashlib.blake2b(packed, digest_size=8, person=purpose).digest()

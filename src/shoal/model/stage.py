@@ -402,6 +402,10 @@ class StageModule(nn.Module):
         return cast("Tensor", super().__call__(*args, **kwargs))
 
 
+PrepareUnit = Callable[[int, nn.Module], None]
+"""Changes a unit, which it is given with its index, before a stage is made of it: its values, what of it is trained."""
+
+
 def build_stage(
     family: Family,
     stage: int,
@@ -412,6 +416,7 @@ def build_stage(
     dtype: torch.dtype = torch.float32,
     autocast: torch.dtype | None = None,
     in_chunks: bool = True,
+    prepare: PrepareUnit | None = None,
 ) -> StageModule:
     """Builds one stage on the CPU, in training mode.
 
@@ -427,19 +432,28 @@ def build_stage(
             tensors of it; None: all in `dtype`.
         in_chunks: The loss is computed in chunks where the family says so (`Family.loss_chunk_tokens`); False: the last
             stage puts out what the last unit does.
+        prepare: Is given each unit once it has its initial values; None: that is what is trained.
 
     Raises:
         ConfigError: The model cannot be cut like this, or there is no such stage.
+        ShoalError: What `prepare` raises.
     """
     if not 0 <= stage < num_stages:
         raise ConfigError(f"there is no stage {stage} of {num_stages}; choose 0 to {num_stages - 1}")
     indices = stage_units(family, num_stages, cut)[stage]
     units = nn.ModuleDict()
     for index in indices.indices:
-        with seeded(unit_seed(seed, index)), default_float32():
-            unit = family.build_unit(index)
-        units[family.unit_name(index)] = unit.to(dtype)
+        unit = initial_unit(family, index, seed).to(dtype)
+        if prepare is not None:
+            prepare(index, unit)
+        units[family.unit_name(index)] = unit
     return StageModule(family, units, indices, stage, num_stages, autocast, in_chunks=in_chunks)
+
+
+def initial_unit(family: Family, index: int, seed: int) -> nn.Module:
+    """Builds a unit on the CPU, in float32, with the initial values of a run's seed."""
+    with seeded(unit_seed(seed, index)), default_float32():
+        return family.build_unit(index)
 
 
 def whole_stage(

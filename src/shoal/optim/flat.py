@@ -69,8 +69,8 @@ class FlatLayout:
 
     @classmethod
     def of_parameters(cls, module: nn.Module) -> Self:
-        """The layout of the module's parameters."""
-        return cls.of_named(module.named_parameters())
+        """The layout of the module's parameters that are trained."""
+        return cls.of_named(trained_parameters(module))
 
     @classmethod
     def of_float_buffers(cls, module: nn.Module) -> Self:
@@ -150,6 +150,14 @@ class FlatLayout:
         for entry, tensor in zip(self.entries, tensors, strict=True):
             if tuple(tensor.shape) != entry.shape:
                 raise StateMismatch(f"{entry.name} has shape {entry.shape} in the layout, got {tuple(tensor.shape)}")
+
+
+def trained_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The module's parameters by name, without frozen ones: those are no part of what rounds average and name.
+
+    Frozen ones are a constant of the run, as hosts have agreed before the first step (`model.weights`).
+    """
+    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
 def state_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import StateMismatch
-from shoal.optim.flat import FlatLayout, packed, state_buffers, unpack
+from shoal.optim.flat import FlatLayout, packed, state_buffers, trained_parameters, unpack
 from shoal.optim.inner import InnerOptimizer, InnerStates
 
 
@@ -96,7 +96,7 @@ class ReplicaParts:
     @classmethod
     def of_module(cls, module: nn.Module, inner: InnerOptimizer, loaded: Callable[[], None]) -> ReplicaParts:
         """The parts of a module that is built; see `AveragedParts.of`."""
-        return cls(AveragedParts.of(module.named_parameters(), state_buffers(module), loaded), inner)
+        return cls(AveragedParts.of(trained_parameters(module), state_buffers(module), loaded), inner)
 
     @property
     def num_bytes(self) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from shoal.checkpoint.start_weights import fill_start
+from shoal.checkpoint.start_weights import fill_start, prepared
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.data.microbatch import usual_sizes
@@ -40,7 +40,15 @@ def configured_stage(
     """
     device, pipeline = torch_device(device_name), config.model_pipeline
     autocast = autocast_of(config.data.precision, device)
-    module = build_stage(family, stage, pipeline.stages, seed=config.run.seed, cut=pipeline.cut, autocast=autocast)
+    module = build_stage(
+        family,
+        stage,
+        pipeline.stages,
+        seed=config.run.seed,
+        cut=pipeline.cut,
+        autocast=autocast,
+        prepare=prepared(config, family),
+    )
     fill(config, module)
     apply_quant(module, config.quant)
     module.to(device)

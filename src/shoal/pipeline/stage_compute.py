@@ -10,6 +10,8 @@ place in microbatch order, and every forward draws from a seed of its own. So ne
 activations a second time changes a bit. The head that a wrapped first stage hosts (`model.partition`) adds up gradients
 of its own, since the parameter that it shares gets some from both sides, in any order; both sums are added in the end.
 
+Parameters are those that are trained: frozen ones are constants, as in torch, and what they take keeps its gradient.
+
 Shapes: B samples of a microbatch, N elements of the stage's parameters.
 """
 
@@ -34,6 +36,7 @@ from shoal.model.precision import WeightCasts
 from shoal.model.router_loss import RouterPass, RouterTotals
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
+from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import InnerOptimizer
 from shoal.optim.norm import squared_norm
 from shoal.optim.parts import AveragedParts, ReplicaParts
@@ -119,9 +122,9 @@ class StageCompute:
         self._stage = stage
         self._splits = schedule == Schedule.ZERO_BUBBLE
         self._is_checked = False
-        self._parameters = list(module.parameters())
-        self._head_parameters = list(module.head.parameters()) if module.head is not None else []
-        self._device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self._parameters = [parameter for _, parameter in trained_parameters(module)]
+        self._head_parameters = [] if module.head is None else [p for _, p in trained_parameters(module.head)]
+        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         self._casts = WeightCasts(self._parameters if module.autocast is not None else [])
         self._buffers = LiveBuffers(module)
         self._held_buffers = self._buffers.copy()
@@ -405,7 +408,7 @@ class StageCompute:
             raise LocalProtocolError(f"stage {self._stage} does not hold the parameters that the round started from")
         layout = self.parts.averaged.parameters.layout
         base = dict(zip(layout.names, layout.views(self.base_parameters().to(self._device)), strict=True))
-        typed = {name: base[name].to(p.dtype) for name, p in self.module.named_parameters()}
+        typed = {name: base[name].to(p.dtype) for name, p in trained_parameters(self.module)}
         return functional_call(self.module, typed, taken, options)
 
     # ---- between rounds

@@ -5,6 +5,7 @@ estimate of the most that a replica takes, the same on every host, since all com
 
     device:  parameters + optimizer state          + gradients of each open step + activations in flight, or of one
                                                      unit in an evaluation, whose batches are larger
+             (of frozen parameters: themselves)
     host:    outer parameters, outer momentum,     + averaging, which begins when no step is open
              the vector that rounds are averaged in,
              averages for mirrors, inner states for checkpoints
@@ -24,11 +25,12 @@ from torch import Tensor, nn
 
 from shoal.config.quant import QuantConfig
 from shoal.config.schema import Config
+from shoal.model.hf.lora import lora_of
 from shoal.model.meta import build_units_without_values
 from shoal.model.partition import StageUnits
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, stage_units
-from shoal.optim.flat import state_buffers
+from shoal.optim.flat import state_buffers, trained_parameters
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.parts import AveragedParts, ReplicaParts
 from shoal.quant.targets import module_path, plan_of, target_of
@@ -58,13 +60,15 @@ _BF16_BYTES = 2
 @dataclass(slots=True)
 class _Tally:
     """Of units in a row: parameters and buffers on the meta device, bytes of weights as autocast casts them, once for
-    all forwards of a version, bytes of quantised weights, of which each forward keeps its own, and what there is while
-    a loss is computed in chunks."""
+    all forwards of a version, bytes of weights of which each forward keeps its own, since they are quantised, or frozen
+    and cast, and what there is while a loss is computed in chunks."""
 
     parameters: list[Tensor]
+    frozen: list[Tensor]
     buffers: list[Tensor]
     constant_bytes: int = 0
     cast_bytes: int = 0
+    frozen_cast_bytes: int = 0
     quantised_bytes: int = 0
     chunk_bytes: int = 0
     activation_bytes: int = 0
@@ -83,10 +87,11 @@ def stage_needs(config: Config) -> tuple[StageNeed, ...]:
 
 
 def _need(config: Config, family: Family, stage: int, units: StageUnits) -> StageNeed:
-    built = build_units_without_values(family, units, config.run.seed)
+    built = build_units_without_values(family, units, config)
     # A wrapped first stage computes twice for each microbatch: what goes through its own units, and through the head.
     parts = [part for part in units if part]
     tallies = [_tally(config, family, stage, part, built) for part in parts]
+    frozen = _once([each for tally in tallies for each in tally.frozen])
     parameters = list(_once([each for tally in tallies for each in tally.parameters]))
     buffers = [each for tally in tallies for each in tally.buffers]
     averaged = AveragedParts.of(_numbered(parameters), _numbered(buffers))
@@ -102,13 +107,15 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     for part, tally in zip(parts, tallies, strict=True):
         in_flight, kept = _kept(config, is_last=part.stop == family.num_units)
         received = family.boundary_spec(part.start - 1) if part.start else family.input_spec()
-        own_bytes += kept * (tally.quantised_bytes + (0 if is_cast_once else tally.cast_bytes))
+        each_bytes = tally.quantised_bytes + tally.frozen_cast_bytes
+        own_bytes += kept * (each_bytes + (0 if is_cast_once else tally.cast_bytes))
         sample_bytes += kept * tally.activation_bytes + in_flight * received.num_bytes
     # Each commit makes a version. A step keeps the casts of the versions with which its microbatches went forward: one,
     # where trainers are about equally fast.
     cast_bytes = sum(tally.cast_bytes for tally in tallies) if is_cast_once else 0
     batch, num_parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
     device_bytes = replica.num_bytes + sum(tally.constant_bytes for tally in tallies)
+    device_bytes += sum(parameter.nbytes for parameter in frozen)
     # The copy of its own state that is on its way to a buddy.
     snapshot_bytes = replica.num_bytes if config.diloco.snapshot_every_steps else 0
     # The copy of what the inner optimizer knew at the record of which a checkpoint was wanted last.
@@ -157,10 +164,13 @@ def _kept(config: Config, *, is_last: bool) -> tuple[int, int]:
 
 
 def _tally(config: Config, family: Family, stage: int, units: range, built: nn.ModuleDict) -> _Tally:
-    tally = _Tally([], [])
+    tally, lora = _Tally([], [], []), lora_of(config, family)
     for index in units:
         unit = built[family.unit_name(index)]
-        tally.parameters += unit.parameters()
+        trained = [parameter for _, parameter in trained_parameters(unit)]
+        frozen = [parameter for parameter in unit.parameters() if not parameter.requires_grad]
+        tally.parameters += trained
+        tally.frozen += frozen
         buffers = [buffer for _, buffer in state_buffers(unit)]
         tally.buffers += buffers
         constants_too_bytes = sum(buffer.nbytes for buffer in unit.buffers())
@@ -168,9 +178,14 @@ def _tally(config: Config, family: Family, stage: int, units: range, built: nn.M
         quantised, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
         casts = _BF16_BYTES if config.data.precision == "bf16-mixed" else 0
         tally.quantised_bytes += sum(weight.nbytes + casts * weight.numel() for weight in quantised)
-        once = [p for p in unit.parameters() if p.dim() > 1 and not any(p is weight for weight in quantised)]
+        once = [p for p in trained if p.dim() > 1 and not any(p is weight for weight in quantised)]
         tally.cast_bytes += sum(casts * p.numel() for p in once)
+        # Autocast keeps its casts of what gets gradients alone.
+        wide = [p for p in frozen if p.dim() > 1 and p.dtype == torch.float32]
+        tally.frozen_cast_bytes += sum(casts * p.numel() for p in wide)
         activation_bytes = family.activation_bytes(index)
+        if lora is not None:
+            activation_bytes += lora.activation_bytes(index, config.data.seq_len)
         if num_inputs:
             # A quantised input is kept before and after the rounding.
             activation_bytes += activation_bytes // 2
@@ -178,7 +193,7 @@ def _tally(config: Config, family: Family, stage: int, units: range, built: nn.M
             # Of a microbatch there is the gradient of what the unit takes. Those of its parameters are added up apart.
             activation_bytes = family.boundary_spec(index - 1).num_bytes
             chunk_bytes = family.chunk_bytes + bool(num_inputs) * family.chunk_bytes // 2
-            tally.chunk_bytes = chunk_bytes + sum(p.nbytes for p in unit.parameters())
+            tally.chunk_bytes = chunk_bytes + sum(p.nbytes for p in trained)
         tally.activation_bytes += activation_bytes
         tally.largest_activation_bytes = max(tally.largest_activation_bytes, activation_bytes)
     return tally

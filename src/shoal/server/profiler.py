@@ -46,7 +46,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
             return unit_costs(config, spec.device, clock, measure=spec.measure, cache=CostCache.of_user())
 
         found = await device.run(find)
-        weights = await device.run(_weights, config) if config.model.lacks_weights else None
+        weights = await device.run(_weights, config) if config.lacks_weights else None
     profile = found.profile
     elapsed_s = 0.0 if profile is None else round(profile.elapsed_s, 3)
     if profile is not None and profile.num_estimated:
@@ -61,5 +61,6 @@ def _weights(config: Config) -> list[str]:
     begun_s = SystemClock().now_s()
     weights = StartWeights(config).digests()
     took_s = round(SystemClock().now_s() - begun_s, 3)
-    emit(logger, WeightsRead(config.model.name_or_path or "", config.model.commit, took_s))
+    origin = config.model.name_or_path if config.model.pretrained else None
+    emit(logger, WeightsRead(origin or f"run.seed = {config.run.seed}", config.model.commit, took_s))
     return list(weights)

@@ -36,6 +36,7 @@ from shoal.config.shared import shared_configuration
 from shoal.ids import PeerId, RunId
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
+from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.configured_stage import Fill, configured_stage
 from shoal.pipeline.device_pace import DevicePace
@@ -251,7 +252,7 @@ def build_state(
         WeightsMissing: the run begins from weights that are not on this host.
     """
     module = configured_stage(config, load_family(config.model, config.data), stage, device_name, fill)
-    optimizer = build_inner_optimizer(list(module.parameters()), config.diloco.inner_optim)
+    optimizer = build_inner_optimizer([p for _, p in trained_parameters(module)], config.diloco.inner_optim)
     compute = StageCompute(
         module,
         optimizer,

@@ -120,7 +120,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         stage = await _stage(spec, registry, endpoint, record, needs)
         authority = swarm_authority(spec.swarm_key).peer_id
         weights: ServerWeights | None = None
-        if config.model.weights is not None:
+        if config.begins_from_weights:
             weights = ServerWeights(
                 config,
                 genesis_hash(RunId(spec.run_id), config.run.seed, shared_configuration(config), authority),

@@ -9,10 +9,11 @@ import torch
 
 from shoal.checkpoint.model_folder import ModelFolder
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
+from shoal.checkpoint.start_weights import prepared
 from shoal.config import Config
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule, build_stage
-from shoal.optim.flat import state_buffers
+from shoal.optim.flat import state_buffers, trained_parameters
 from shoal.quant.apply import apply_quant
 
 GPT = {"num_layers": 3, "hidden_size": 24, "num_heads": 2, "mlp_ratio": 3}
@@ -24,14 +25,17 @@ def make_config(**sections: dict[str, Any]) -> Config:
 
 
 def trained_stages(config: Config) -> list[StageModule]:
-    """The stages of a model, each tensor moved away from where it starts."""
+    """The stages of a model, each tensor that is trained moved away from where it starts."""
     family, pipeline = load_family(config.model, config.data), config.model_pipeline
     generator = torch.Generator().manual_seed(11)
-    stages = [build_stage(family, stage, pipeline.stages, seed=5, cut=pipeline.cut) for stage in range(pipeline.stages)]
+    prepare = prepared(config, family)
+    # Under adapters are the weights that the configuration says.
+    named: dict[str, Any] = {"seed": config.run.seed if prepare else 5, "cut": pipeline.cut, "prepare": prepare}
+    stages = [build_stage(family, stage, pipeline.stages, **named) for stage in range(pipeline.stages)]
     for stage in stages:
         apply_quant(stage, config.quant)
         with torch.no_grad():
-            for name, tensor in (*stage.named_parameters(), *state_buffers(stage)):
+            for name, tensor in (*trained_parameters(stage), *state_buffers(stage)):
                 if not tensor.is_floating_point():
                     continue
                 moved = torch.randn(tensor.shape, generator=generator)

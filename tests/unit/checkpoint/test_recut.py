@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.unit.checkpoint.checkpoints import checkpoint_of, hashes, make_store, signed_record
 from tests.unit.checkpoint.folders import make_config, trained_stages
+from tests.unit.model.hf.families import values_of
 from torch import Tensor
 
 from shoal.checkpoint.model_folder import configuration_with_cut
@@ -20,10 +21,14 @@ from shoal.checkpoint.stored import StageVectors, StoredCheckpoint
 from shoal.checkpoint.tensor_file import TensorFile, encode_tensors
 from shoal.config import Config
 from shoal.errors import StateMismatch
+from shoal.optim.flat import trained_parameters
 
 RESNET = {"family": "resnet18", "num_classes": 4}
 GPT = make_config()
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAPTERS = make_config(
+    model={"family": "hf", "extra": values_of("llama", vocab_size=256)}, data={"seq_len": 12}, lora={"r": 2}
+)
 IMAGES = make_config(model=RESNET, data={"task_type": "cv", "img_size": 8, "num_channels": 1})
 
 
@@ -38,7 +43,7 @@ def parts_of(config: Config) -> list[StagePart]:
     parts: list[StagePart] = []
     for stage in trained_stages(config):
         parameters, floats, integers = (each.flatten(each.select(stage)) for each in StageLayout.of(stage))
-        shapes = {name: value.shape for name, value in stage.named_parameters()}
+        shapes = {name: value.shape for name, value in trained_parameters(stage)}
         knows = [
             {f"step/{name}": torch.randn(()) for name in shapes}
             | {f"{kind}/{name}": torch.randn(shape) for name, shape in shapes.items() for kind in MOMENTS}
@@ -90,6 +95,7 @@ def assert_equal(one: StoredCheckpoint, other: StoredCheckpoint) -> None:
     [
         pytest.param(cut_into(GPT, 3, 2), id="gpt"),
         pytest.param(cut_into(IMAGES, 4, 6), id="resnet18", marks=pytest.mark.long),
+        pytest.param(cut_into(ADAPTERS, 3, 3), id="adapters", marks=pytest.mark.long),
     ],
 )
 def test_two_stages_become_three_and_two_again_with_every_tensor_equal_by_name(tmp_path: Path, config: Config) -> None:

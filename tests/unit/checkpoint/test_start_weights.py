@@ -36,7 +36,7 @@ def config_of(folder: Path, num_stages: int = 2, **model: Any) -> Config:
     values = {"family": "hf", "name_or_path": str(folder), "pretrained": True, **model}
     config = make_config(model=values, data={"seq_len": SEQ_LEN}, model_pipeline=pipeline)
     config = config.model_copy(update={"model": with_hf_config(config.model)})
-    assert config.model.lacks_weights
+    assert config.lacks_weights
     return with_weights(config, StartWeights(config).digests())
 
 

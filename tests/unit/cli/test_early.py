@@ -8,20 +8,23 @@ from typing import Any, cast
 import pytest
 
 from shoal.cli.early import EarlyStart
-from shoal.config.model import ModelConfig
+from shoal.config import Config
+
+_HF: dict[str, Any] = {"model": {"family": "hf", "extra": {"model_type": "qwen3"}}}
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"),
+    ("values", "expected"),
     [
-        (ModelConfig(), []),
-        (ModelConfig(family="own.package:Own"), []),
-        (ModelConfig(family="hf", extra={"model_type": "qwen3"}), ["shoal.model.hf.preloaded"]),
+        ({}, []),
+        ({"model": {"family": "own.package:Own"}}, []),
+        (_HF, ["shoal.model.hf.preloaded"]),
+        ({**_HF, "lora": {}}, ["shoal.model.hf.preloaded", "peft"]),
     ],
-    ids=["gpt", "own", "hf"],
+    ids=["gpt", "own", "hf", "adapters"],
 )
-def test_what_a_model_needs_is_imported_once_for_all_roles(model: ModelConfig, expected: list[str]) -> None:
+def test_what_a_model_needs_is_imported_once_for_all_roles(values: dict[str, Any], expected: list[str]) -> None:
     asked: list[str] = []
     early = EarlyStart(cast(Any, None), cast(Any, SimpleNamespace(preload=asked.extend)), cast(Any, None))
-    early.preload_for(model)
+    early.preload_for(Config.model_validate(values))
     assert asked == expected

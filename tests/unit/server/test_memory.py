@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.averaging.replica_state import ReplicaState
+from shoal.checkpoint.start_weights import prepared
 from shoal.config import Config
 from shoal.config.training import InnerOptimConfig
 from shoal.model.gpt import GptFamily
@@ -143,6 +144,38 @@ def test_what_a_wrapped_first_stage_shares_is_counted_once_and_its_gradients_twi
     hidden, logits = family.boundary_spec(0).num_bytes, family.activation_bytes(family.num_units - 1)
     own = sum(family.activation_bytes(index) for index in stage_units(family, 2)[0].own)
     assert first.sample_bytes == 3 * (own + family.input_spec().num_bytes) + (logits + 3 * hidden) + logits
+
+
+@pytest.mark.parametrize("base_dtype", ["float32", "bfloat16"])
+def test_what_is_frozen_takes_itself_and_no_gradient_no_moment_and_no_outer_state(base_dtype: str) -> None:
+    def config_with(precision: str = "32-true", dropout: float = 0.0) -> Config:
+        return Config.model_validate(
+            {
+                "model": {"family": "hf", "extra": TIED, "tie": False},
+                "data": {"seq_len": 8, "precision": precision},
+                "model_pipeline": {"cut": [2, 3], "microbatches": 4, "window": 3},
+                "diloco": {"batch_size_per_step": 8, "inner_optim": {"type": "sgd"}},
+                "lora": {"r": 2, "base_dtype": base_dtype, "dropout": dropout},
+            }
+        )
+
+    config = config_with()
+    family = load_family(config.model, config.data)
+    for stage, need in enumerate(stage_needs(config)):
+        module = build_stage(family, stage, 2, seed=0, cut=[2, 3], prepare=prepared(config, family))
+        trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+        frozen = sum(p.nbytes for p in module.parameters() if not p.requires_grad)
+        assert 0 < trained < frozen
+        assert need.device_bytes == frozen + 2 * trained
+        assert (need.step_bytes, need.open_bytes, need.round_bytes) == (trained, 0, 2 * trained)
+        # With the copy of the inner optimizer's state that a checkpoint wants.
+        assert need.host_bytes - PROCESS_BYTES == (5 + 1) * trained
+        # Autocast keeps no cast of what is frozen: each forward in flight has its own, and the last stage has one.
+        matrices = [p for p in module.parameters() if p.dim() > 1 and not p.requires_grad and p.dtype == torch.float32]
+        mixed = stage_needs(config_with("bf16-mixed"))[stage]
+        assert mixed.open_bytes == (1 if stage else 3) * 2 * sum(p.numel() for p in matrices)
+    kept = [stage_needs(config_with(dropout=dropout))[0].sample_bytes for dropout in (0.0, 0.5)]
+    assert kept[0] < kept[1]
 
 
 def test_what_a_model_keeps_as_constants_is_no_state_of_a_replica() -> None:

@@ -6,9 +6,9 @@ Shapes: B samples, T tokens, C width, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +128,21 @@ class HfFamily(Family):
         names = self._skeleton.whole_names(index, state)
         tied = self._skeleton.embedding_names[1] if self.is_tied and index == self.num_units - 1 else None
         return {inner: state[inner] for whole, inner in names.items() if whole != tied}
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The layers without memory, which are units 1 and up; not to be changed."""
+        return self._skeleton.layers
+
+    def whole_names(self, index: int, inner: Iterable[str]) -> list[str]:
+        """Return the names in the whole model of what has these names in a unit."""
+        return list(self._skeleton.whole_names(index, inner))
+
+    @property
+    def outer_modules(self) -> list[str]:
+        """The names in the whole model of all modules that are not in its layers."""
+        named = cast("Iterator[tuple[str, nn.Module]]", self._skeleton.model.named_modules())
+        return [name for name, _ in named]
 
     @property
     def num_units(self) -> int:
