@@ -24,8 +24,11 @@ from shoal.config import Config
 from shoal.errors import ConfigError, StateMismatch, WeightsMissing
 from shoal.model.hf.described import with_hf_config
 
-# Of peft, when it wraps a model of a newer transformers.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.long,
+    # Of peft, when it wraps a model of a newer transformers.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 SEQ_LEN = 12
 EAGER = {"experts_implementation": "eager"}
