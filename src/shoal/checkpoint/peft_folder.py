@@ -1,8 +1,8 @@
 """What a run with adapters leaves, as a folder of peft and back: `PeftModel.from_pretrained(base, folder)` loads it.
 
-    native                                              peft
-    units.block_3.mlp.up_proj.lora_A.default.weight     base_model.model.model.layers.3.mlp.up_proj.lora_A.weight
-    lora.*                                              adapter_config.json
+native                                              peft
+units.block_3.mlp.up_proj.lora_A.default.weight     base_model.model.model.layers.3.mlp.up_proj.lora_A.weight
+lora.*                                              adapter_config.json
 """
 
 from __future__ import annotations

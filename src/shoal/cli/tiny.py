@@ -89,6 +89,7 @@ def _changes(config: Config, said: set[str]) -> Iterator[tuple[str, Any]]:
     # The small model is one of bytes.
     yield "data.tokenizer", None
     yield "data.tokenizer_hash", None
+    yield "data.messages_column", None
     yield from _model_changes(config.model, said)
 
 

@@ -1,9 +1,9 @@
 """A configuration file of DistQat (aether), translated into one of shoal, with comments: `shoal config convert`.
 
-    aether.yaml -> its keys, one by one   -> a key of here, by its own name or another one
-                                             a comment at the top, where it has no effect here
-                                             a problem, where without it something else would be trained
-                -> defaults that differ    -> written down, with a comment
+aether.yaml -> its keys, one by one   -> a key of here, by its own name or another one
+                                         a comment at the top, where it has no effect here
+                                         a problem, where without it something else would be trained
+            -> defaults that differ    -> written down, with a comment
 """
 
 from __future__ import annotations

@@ -80,9 +80,7 @@ def commented_yaml(said: Mapping[str, object], notes: Mapping[str, str]) -> str:
                 lines += [*([] if depth else [""]), f"{'  ' * depth}{section}:"]
         within, indent = sections, "  " * len(sections)
         if name in notes:
-            lines += textwrap.wrap(
-                notes[name], _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-            )
+            lines += textwrap.wrap(notes[name], _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         value = said[name]
         items = cast(dict[str, object], value) if isinstance(value, dict) else {}
         lines.append(f"{indent}{leaf}:" if items else f"{indent}{leaf}: {_scalar(said[name])}")

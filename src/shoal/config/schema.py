@@ -15,7 +15,7 @@ from shoal.config.model import ModelConfig, ModelPipelineConfig
 from shoal.config.per_server import length_problem
 from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig
-from shoal.config.training import DataConfig, DilocoConfig, RunConfig
+from shoal.config.training import DataConfig, DilocoConfig, RunConfig, trained_size
 
 SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "lora", "model_pipeline")
 """Of these all hosts of a run have the same, but for a few keys (`config.shared`)."""
@@ -190,6 +190,7 @@ class Config(Section):
             self._lora_problem(),
             self._stage_problem(),
             self._task_problem(),
+            self._chat_problem(),
             self._heads_problem(),
             self._deadline_problem(),
             self._longest_deadline_problem(),
@@ -235,11 +236,32 @@ class Config(Section):
 
     def _text_problem(self) -> str | None:
         data = self.data
-        given = {"tokenizer": data.tokenizer, "eval_split": data.eval_split, "max_documents": data.max_documents}
+        given = {
+            "tokenizer": data.tokenizer,
+            "messages_column": data.messages_column,
+            "eval_split": data.eval_split,
+            "max_documents": data.max_documents,
+        }
         odd = [f"data.{key} = {value}" for key, value in given.items() if value is not None]
         if data.task_type == "llm" or not odd:
             return None
         return f"{', '.join(odd)}: means nothing to data.task_type = {data.task_type}, only text has it; remove it"
+
+    def _chat_problem(self) -> str | None:
+        data, family = self.data, self.model.family
+        if data.messages_column is None:
+            return None
+        if data.tokenizer is None or trained_size(data.tokenizer) is not None:
+            return (
+                f"data.messages_column = {data.messages_column} needs a tokenizer with a chat template, and "
+                f"data.tokenizer is {data.tokenizer}: name that of a chat model"
+            )
+        if family in _TASK_OF_FAMILY and family != "hf":
+            return (
+                f"data.messages_column = {data.messages_column} packs several conversations into a sample, which "
+                f"model.family = {family} does not see apart; use hf"
+            )
+        return None
 
     def _heads_problem(self) -> str | None:
         if self.model.family == "gpt" and self.model.hidden_size % self.model.num_heads:

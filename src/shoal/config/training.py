@@ -77,6 +77,18 @@ class DataConfig(Section):
     text_column: str = Field(
         default="text", min_length=1, description="Column of parquet, JSON lines, CSV and the hub with the text (llm)."
     )
+    messages_column: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column with conversations, lists of messages with role and content, to train on their answers "
+        "alone (chat fine-tuning): the chat template of data.tokenizer makes text of them, and several share a sample, "
+        "apart from each other. null: it is plain text.",
+    )
+    tools_column: str = Field(
+        default="tools",
+        min_length=1,
+        description="Column with the tools of a conversation, which its template writes, where there is one.",
+    )
     eval_split: str | None = Field(
         default=None,
         min_length=1,

@@ -17,7 +17,7 @@ import importlib
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -36,6 +36,7 @@ _ROWS_OF: Final = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", "
 _TEXT: Final = (".txt", ".text")
 _TOKENS: Final = (".bin", ".npy")
 SUFFIXES: Final = (*_TEXT, *_ROWS_OF, *_TOKENS)
+_ROLES: Final = {"human": "user", "gpt": "assistant", "bot": "assistant"}
 _SPLITS: Final = {
     "train": r"train|training",
     "validation": r"validation|valid|val|dev",
@@ -44,16 +45,37 @@ _SPLITS: Final = {
 """Words in the names of files and folders that say of which split they are, as `datasets` has them."""
 
 
+class Conversation(NamedTuple):
+    """A document of messages.
+
+    Attributes:
+        messages: Each with a `role`.
+        tools: That its template writes; None: none.
+        where: The file and the row, for people.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    where: str
+
+
 class TextPiece(NamedTuple):
     """A part of a document, or all of it.
 
     Attributes:
-        content: Text, or tokens.
+        content: Text, tokens, or messages.
         ends: Whether the document ends here.
     """
 
-    content: str | NDArray[np.generic]
+    content: str | NDArray[np.generic] | Conversation
     ends: bool = True
+
+    @property
+    def size(self) -> int:
+        """About how many characters or tokens it has."""
+        if isinstance(self.content, Conversation):
+            return sum(len(str(message)) for message in self.content.messages)
+        return len(self.content)
 
 
 class Unreadable(NamedTuple):
@@ -88,8 +110,47 @@ class Documents(ABC):
         """
 
 
+class RowReader:
+    """Takes the document out of a row: text, or a conversation where `data.messages_column` names one.
+
+    Attributes:
+        column: The one that has it.
+        columns: All that are read, of which the others may be absent.
+    """
+
+    def __init__(self, data: DataConfig) -> None:
+        is_chat = data.messages_column is not None
+        self.key = "data.messages_column" if is_chat else "data.text_column"
+        self.column = data.messages_column or data.text_column
+        self._tools = data.tools_column if is_chat else None
+        self.columns = tuple(column for column in (self.column, self._tools) if column is not None)
+
+    def take(self, row: Mapping[str, Any], where: str) -> TextPiece | Unreadable:
+        """Return the document of a row that has the column."""
+        if self._tools is None:
+            return pieces_of(row[self.column], where)
+        return conversation_of(row[self.column], row.get(self._tools), where)
+
+
+def conversation_of(messages: object, tools: object, where: str) -> TextPiece | Unreadable:
+    """Return a conversation: messages with `role`, or `from` and `value` as ShareGPT has them."""
+    if not isinstance(messages, list) or not messages:
+        return Unreadable(where, f"it holds no messages but {type(cast('object', messages)).__name__}")
+    found: list[dict[str, Any]] = []
+    for message in cast("list[Any]", messages):
+        named = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+        if "from" in named and "role" not in named:
+            role = named["from"]
+            named = {"role": _ROLES.get(role, role), "content": named.get("value")}
+        if not isinstance(named.get("role"), str):
+            return Unreadable(where, f"message {len(found) + 1} has no role")
+        found.append(named)
+    listed = cast("list[dict[str, Any]]", tools) if isinstance(tools, list) and tools else None
+    return TextPiece(Conversation(found, listed, where))
+
+
 def pieces_of(value: object, where: str) -> TextPiece | Unreadable:
-    """Return the document that a row has."""
+    """Return the text that a row has."""
     if not isinstance(value, str):
         return Unreadable(where, f"it holds no text but {'nothing' if value is None else type(value).__name__}")
     if not value.isascii():
@@ -188,7 +249,8 @@ class FileDocuments(Documents):
         stats = [path.stat() for path in files]
         self._sizes = [stat.st_size for stat in stats]
         told = [f"{p.absolute()} {s.st_size} {s.st_mtime_ns}" for p, s in zip(files, stats, strict=True)]
-        self.identity = hashlib.sha256("\n".join((data.text_column, str(data.token_dtype), *told)).encode()).hexdigest()
+        self._reader = reader = RowReader(data)
+        self.identity = hashlib.sha256("\n".join((*reader.columns, str(data.token_dtype), *told)).encode()).hexdigest()
 
     def __iter__(self) -> Iterator[TextPiece | Unreadable]:
         total, before = max(1, sum(self._sizes)), 0
@@ -209,14 +271,13 @@ class FileDocuments(Documents):
             return _tokens(path, self._data)
         if path.suffix in _TEXT:
             return _text(path)
-        column = self._data.text_column
         match _ROWS_OF[path.suffix]:
             case "parquet":
-                return _parquet(path, column, size)
+                return _parquet(path, self._reader, size)
             case "csv":
-                return _csv(path, column)
+                return _csv(path, self._reader)
             case _:
-                return _json_lines(path, column)
+                return _json_lines(path, self._reader)
 
 
 def _text(path: Path) -> Iterator[tuple[float, TextPiece | Unreadable]]:
@@ -236,7 +297,7 @@ def _text(path: Path) -> Iterator[tuple[float, TextPiece | Unreadable]]:
             yield raw.tell(), TextPiece(held.removesuffix("\n"))
 
 
-def _json_lines(path: Path, column: str) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unreadable]]:
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     read = 0
     with path.open("rb") as file:
@@ -250,21 +311,21 @@ def _json_lines(path: Path, column: str) -> Iterator[tuple[float, TextPiece | Un
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 yield read, Unreadable(where, f"it is no JSON object ({error})")
                 continue
-            yield read, _cell(row, column, where)
+            yield read, _cell(row, reader, where)
 
 
-def _cell(row: dict[str, Any], column: str, where: str) -> TextPiece | Unreadable:
-    if column not in row:
-        return Unreadable(where, f'it has no "{column}" (data.text_column) but {", ".join(map(str, list(row)[:8]))}')
-    return pieces_of(row[column], where)
+def _cell(row: dict[str, Any], reader: RowReader, where: str) -> TextPiece | Unreadable:
+    if reader.column not in row:
+        return Unreadable(where, f'it has no "{reader.column}" ({reader.key}) but {", ".join(map(str, list(row)[:8]))}')
+    return reader.take(row, where)
 
 
-def _csv(path: Path, column: str) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+def _csv(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unreadable]]:
     csv.field_size_limit(min(sys.maxsize, 1 << 31))
     with path.open("rb") as raw, open(raw.fileno(), encoding="utf-8", newline="", closefd=False) as file:
         rows = csv.DictReader(file)
-        if column not in (rows.fieldnames or ()):
-            raise _no_column(path, column, list(rows.fieldnames or ()))
+        if reader.column not in (rows.fieldnames or ()):
+            raise _no_column(path, reader, list(rows.fieldnames or ()))
         number = 1
         while True:
             number += 1
@@ -275,28 +336,30 @@ def _csv(path: Path, column: str) -> Iterator[tuple[float, TextPiece | Unreadabl
                 raise ConfigError(f"{path}, row {number}, cannot be read ({error}); mend the file") from error
             if row is None:
                 return
-            yield raw.tell(), pieces_of(row[column], f"{path.name}:{number}")
+            yield raw.tell(), reader.take(row, f"{path.name}:{number}")
 
 
-def _parquet(path: Path, column: str, size: int) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, TextPiece | Unreadable]]:
     package = _pyarrow_parquet(path)
     try:
         file: Any = package.ParquetFile(path)
     except Exception as error:
         raise ConfigError(f"{path} is no parquet file ({error}); mend it or leave it out") from error
     with file:
-        if column not in file.schema_arrow.names:
-            raise _no_column(path, column, file.schema_arrow.names)
+        names: list[str] = file.schema_arrow.names
+        if reader.column not in names:
+            raise _no_column(path, reader, names)
+        columns = [column for column in reader.columns if column in names]
         groups: int = file.metadata.num_row_groups
         row = 0
         for group in range(groups):
             end: int = row + file.metadata.row_group(group).num_rows
             read = size * (group + 1) / groups
             try:
-                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[column]):
-                    for value in batch.column(0).to_pylist():
+                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns):
+                    for found in batch.to_pylist():
                         row += 1
-                        yield read, pieces_of(value, f"{path.name}:{row}")
+                        yield read, reader.take(found, f"{path.name}:{row}")
             except (OSError, ValueError) as error:
                 yield read, Unreadable(f"{path.name}:{row + 1}", f"its pages cannot be read ({error})", end - row)
             row = end
@@ -309,9 +372,9 @@ def _pyarrow_parquet(path: Path) -> Any:
         raise ConfigError(f"{path}: to read parquet needs the package pyarrow: pip install 'shoal[hf]'") from error
 
 
-def _no_column(path: Path, column: str, names: Sequence[str]) -> ConfigError:
+def _no_column(path: Path, reader: RowReader, names: Sequence[str]) -> ConfigError:
     return ConfigError(
-        f'data.text_column: {path} has no column "{column}" but {", ".join(names)}; say which one holds the text'
+        f'{reader.key}: {path} has no column "{reader.column}" but {", ".join(names)}; say which one it is'
     )
 
 

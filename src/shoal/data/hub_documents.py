@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from shoal.data.documents import Documents, TextPiece, Unreadable, pieces_of
+from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
 
 _ROWS: Final = 1024
 
@@ -18,19 +18,22 @@ class TableDocuments(Documents):
         table: A `datasets.Dataset`.
     """
 
-    def __init__(self, table: Any, column: str, name: str) -> None:
+    def __init__(self, table: Any, reader: RowReader, name: str) -> None:
         self._table = table
-        self._column = column
+        self._reader = reader
         self._name = name
-        self.identity = f"{name} {column} {getattr(table, '_fingerprint', '')}"
+        self.identity = f"{name} {' '.join(reader.columns)} {getattr(table, '_fingerprint', '')}"
 
     def __iter__(self) -> Iterator[TextPiece | Unreadable]:
         total = len(self._table)
         for start in range(0, total, _ROWS):
-            rows: Sequence[object] = self._table[list(range(start, min(start + _ROWS, total)))][self._column]
-            for number, value in enumerate(rows, start):
-                yield pieces_of(value, f"{self._name}:{number}")
-            self.share = (start + len(rows)) / total
+            rows: Mapping[str, Sequence[object]] = self._table[list(range(start, min(start + _ROWS, total)))]
+            names = [column for column in self._reader.columns if column in rows]
+            number = start
+            for values in zip(*(rows[name] for name in names), strict=True):
+                yield self._reader.take(dict(zip(names, values, strict=True)), f"{self._name}:{number}")
+                number += 1
+            self.share = number / total
 
 
 class StreamDocuments(Documents):
@@ -43,15 +46,15 @@ class StreamDocuments(Documents):
 
     share = None
 
-    def __init__(self, stream: Any, column: str, name: str, version: str) -> None:
+    def __init__(self, stream: Any, reader: RowReader, name: str, version: str) -> None:
         self._stream = stream
-        self._column = column
+        self._reader = reader
         self._name = name
-        self.identity = f"{name} {column} {version}"
+        self.identity = f"{name} {' '.join(reader.columns)} {version}"
 
     def __iter__(self) -> Iterator[TextPiece | Unreadable]:
         for number, row in enumerate(self._stream):
-            yield pieces_of(row.get(self._column), f"{self._name}:{number}")
+            yield self._reader.take({self._reader.column: None, **row}, f"{self._name}:{number}")
 
 
 class TextDocuments(Documents):

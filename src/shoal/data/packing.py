@@ -43,11 +43,12 @@ def best_fit(lengths: Indices, capacity: int) -> Packing:
     """
     # Equal lengths keep the order of the texts.
     order = np.argsort(-lengths, kind="stable")
+    ordered: list[int] = lengths[order].tolist()
     sample_of = np.empty(len(lengths), dtype=np.int64)
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    with_room = [list[int]() for _ in range(capacity + 1)]
     # Bit r is set where a sample has room r left: the least room that is enough is the lowest bit from there on.
     rooms = num_samples = 0
-    for text, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+    for text, length in zip(order.tolist(), ordered, strict=True):
         enough = rooms >> length
         if enough:
             room = length + (enough & -enough).bit_length() - 1

@@ -1,7 +1,7 @@
 """From the configuration to tokens of text: which documents, which tokenizer, and whether their tokens are there.
 
-    files on this host, tokens there   -> opened at once, by this process
-    otherwise                          -> a process is started that makes them, and that this one waits for
+files on this host, tokens there   -> opened at once, by this process
+otherwise                          -> a process is started that makes them, and that this one waits for
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from shoal.config.dump import config_to_json
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig, trained_size
 from shoal.data.builtin import BUILTINS, TEXTS
-from shoal.data.documents import Documents, FileDocuments, local_documents
+from shoal.data.documents import Documents, FileDocuments, RowReader, local_documents
 from shoal.data.hub_documents import StreamDocuments, TableDocuments, TextDocuments
+from shoal.data.packed_texts import chat_identity, packed_dataset
 from shoal.data.source import DataSet
 from shoal.data.token_cache import CachedTokens, TokenCache
 from shoal.data.token_messages import (
@@ -67,7 +68,8 @@ def open_text(config: Config, say: Say) -> DataSet:
     train, found = _tokens(config, None, say)
     holdout = None if data.eval_split is None else _tokens(config, data.eval_split, say)
     vocabulary = found.vocabulary if holdout is None else max(found.vocabulary, holdout[1].vocabulary)
-    return windows_dataset(
+    cut = windows_dataset if data.messages_column is None else packed_dataset
+    return cut(
         data.dataset_name,
         train,
         None if holdout is None else holdout[0],
@@ -99,7 +101,8 @@ def _tokens_there(config: Config, split: str | None, say: Say) -> tuple[Path, Ca
     elif config.data.tokenizer is None:
         identity = ByteEncoder.identity
     else:
-        identity = tokenizer_of(config, say).hash
+        kept = tokenizer_of(config, say)
+        identity = kept.hash if config.data.messages_column is None else chat_identity(kept.hash)
     cache = cache_of(config.data, documents, identity)
     found = cache.find()
     return None if found is None else (cache.path, found)
@@ -223,22 +226,28 @@ def _encoder(config: Config, documents: Documents, say: Say) -> Encoder:
         return GivenTokens(model_vocabulary(config))
     if config.data.tokenizer is None:
         return ByteEncoder()
-    return TokenizerEncoder(tokenizer_of(config, say))
+    kept = tokenizer_of(config, say)
+    if config.data.messages_column is None:
+        return TokenizerEncoder(kept)
+    from shoal.data.chat import ChatEncoder  # with transformers and torch, which plain text does without
+
+    return ChatEncoder(kept)
 
 
 def _of_hub(data: DataConfig, split: str | None) -> Documents:
     """Open a data set of the hub, or one that `datasets` reads from a folder."""
     from shoal.data.huggingface import load_stream, load_table, misfit
 
+    reader = RowReader(data)
     wanted = data.dataset_split if split is None else split
     name = f"{data.dataset_name} {data.dataset_config} {wanted}"
     if data.max_documents is not None:
         stream, version = load_stream(data, wanted)
-        return StreamDocuments(stream, data.text_column, name, version)
+        return StreamDocuments(stream, reader, name, version)
     table = load_table(data, wanted)
-    if data.text_column not in table.column_names:
-        raise misfit(table, data, f'a column "{data.text_column}"')
-    return TableDocuments(table, data.text_column, name)
+    if reader.column not in table.column_names:
+        raise misfit(table, data, f'a column "{reader.column}" ({reader.key})')
+    return TableDocuments(table, reader, name)
 
 
 def _order(order: MakerOrder, say: Say) -> MakerReport:

@@ -1,8 +1,8 @@
 """Tokens of text on the disk of a host, made once and found again: a file of tokens, and a small one that says which.
 
-    found? -> sizes and time as noted -> open
-           -> sizes right, time another -> its SHA-256 -> note the new time, or build anew
-    build: lock, a second builder waits -> .unfinished, on the disk, read back -> .tokens -> .json, by which it is found
+found? -> sizes and time as noted -> open
+       -> sizes right, time another -> its SHA-256 -> note the new time, or build anew
+build: lock, a second builder waits -> .unfinished, on the disk, read back -> .tokens -> .json, by which it is found
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a process that makes tokens says to the one that has started it, in `runtime.frames`.
 
-    starter -- MakeTokens | TrainTokenizer --> maker
-            <------ MakerTells --------------- , as often as something happens
-            <- TokensMade | TokenizerMade | MakerFailed - , and it ends
+starter -- MakeTokens | TrainTokenizer --> maker
+        <------ MakerTells --------------- , as often as something happens
+        <- TokensMade | TokenizerMade | MakerFailed - , and it ends
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, holdout_size
 from shoal.errors import ConfigError, StorageError
 
@@ -75,11 +76,11 @@ class TokenWindows(Source):
     def num_samples(self) -> int:
         return self._num_samples
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         starts = (self._start + indices * self._seq_len).tolist()
         windows = self._file.read(starts, self._seq_len + 1)
-        inputs[...] = windows[:, :-1]
-        labels[...] = windows[:, 1:]
+        batch.inputs[...] = windows[:, :-1]
+        batch.labels[...] = windows[:, 1:]
 
 
 def windows_dataset(

@@ -1,14 +1,14 @@
 """Text into tokens, in batches, into the cache: what `data.tokenizer` and the documents of a split come to.
 
-    documents -> pieces of some MiB -> tokens, the end of each document behind it -> file -> (again)
-              '-> unreadable: counted, the first ones named; too many end it
+documents -> pieces of some MiB -> tokens, the end of each document behind it -> file -> (again)
+          '-> unreadable: counted, the first ones named; too many end it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,20 @@ _NAMED: Final = 5
 _MB: Final = 1e6
 
 
+class Encoded(NamedTuple):
+    """What pieces have become.
+
+    Attributes:
+        tokens: (n,).
+        text_bytes: That they were made of.
+        refused: Whole documents that have become nothing.
+    """
+
+    tokens: Array
+    text_bytes: int
+    refused: tuple[Unreadable, ...] = ()
+
+
 class Encoder(Protocol):
     """Makes tokens of pieces.
 
@@ -47,8 +61,8 @@ class Encoder(Protocol):
         """Tokens so far are 0..vocabulary-1."""
         ...
 
-    def encode(self, pieces: list[TextPiece]) -> tuple[Array, int]:
-        """Return the tokens (n,) of pieces, and the bytes that they were made of."""
+    def encode(self, pieces: list[TextPiece]) -> Encoded:
+        """Return the tokens of pieces."""
         ...
 
 
@@ -59,10 +73,10 @@ class ByteEncoder:
     dtype = "uint8"
     vocabulary = BYTE_VALUES
 
-    def encode(self, pieces: list[TextPiece]) -> tuple[Array, int]:
+    def encode(self, pieces: list[TextPiece]) -> Encoded:
         """See `Encoder`."""
         text = "".join(f"{piece.content}\n" if piece.ends else str(piece.content) for piece in pieces).encode()
-        return np.frombuffer(text, np.uint8), len(text)
+        return Encoded(np.frombuffer(text, np.uint8), len(text))
 
 
 class TokenizerEncoder:
@@ -80,7 +94,7 @@ class TokenizerEncoder:
         self.identity = kept.hash
         self.dtype = token_dtype(self.vocabulary)
 
-    def encode(self, pieces: list[TextPiece]) -> tuple[Array, int]:
+    def encode(self, pieces: list[TextPiece]) -> Encoded:
         """See `Encoder`."""
         texts = [str(piece.content) for piece in pieces]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -90,7 +104,7 @@ class TokenizerEncoder:
             parts.append(np.array(encoding.ids, self.dtype))
             if piece.ends and end is not None:
                 parts.append(end)
-        return np.concatenate(parts), sum(map(_num_bytes, texts))
+        return Encoded(np.concatenate(parts), sum(map(_num_bytes, texts)))
 
 
 class GivenTokens:
@@ -106,7 +120,7 @@ class GivenTokens:
         self.identity = f"tokens {self.dtype}"
         self.vocabulary = 1
 
-    def encode(self, pieces: list[TextPiece]) -> tuple[Array, int]:
+    def encode(self, pieces: list[TextPiece]) -> Encoded:
         """See `Encoder`.
 
         Raises:
@@ -121,7 +135,7 @@ class GivenTokens:
                     f"knows 0 to {self._limit - 1}: is data.token_dtype right, and the tokenizer theirs?"
                 )
             self.vocabulary = max(self.vocabulary, most + 1)
-        return tokens.astype(self.dtype), tokens.nbytes
+        return Encoded(tokens.astype(self.dtype), tokens.nbytes)
 
 
 def _num_bytes(text: str) -> int:
@@ -165,10 +179,12 @@ class TokenBuilding:
         reading = _Reading(self._documents, self._data.max_documents)
         with cache.begin() as file:
             while pieces := reading.batch():
-                encoded, num_bytes = encoder.encode(pieces)
-                file.write(encoded.tobytes())
-                tokens += len(encoded)
-                text_bytes += num_bytes
+                encoded = encoder.encode(pieces)
+                for refused in encoded.refused:
+                    reading.skip(refused)
+                file.write(encoded.tokens.tobytes())
+                tokens += len(encoded.tokens)
+                text_bytes += encoded.text_bytes
                 now_s = self._clock.now_s()
                 if now_s - said_s >= _SAY_EVERY_S:
                     said_s = now_s
@@ -242,18 +258,22 @@ class _Reading:
         while size < _BATCH_CHARACTERS and (self._most is None or self.documents < self._most):
             item = next(self._items, None)
             match item:
-                case TextPiece(content, ends):
+                case TextPiece(ends=ends):
                     pieces.append(item)
-                    size += max(1, len(content))
+                    size += max(1, item.size)
                     self.documents += ends
-                case Unreadable(where, reason, documents):
-                    self.documents += documents
-                    self.skipped += documents
-                    if len(self.first_skipped) < _NAMED:
-                        self.first_skipped.append(f"{where}: {reason}")
+                case Unreadable():
+                    self.documents += item.documents
+                    self.skip(item)
                 case None:
                     break
         return pieces
+
+    def skip(self, item: Unreadable) -> None:
+        """Count documents that were read and are left out."""
+        self.skipped += item.documents
+        if len(self.first_skipped) < _NAMED:
+            self.first_skipped.append(f"{item.where}: {item.reason}")
 
 
 def first_text(documents: Documents, most_bytes: int, most_documents: int | None) -> Iterator[str]:
@@ -265,4 +285,3 @@ def first_text(documents: Documents, most_bytes: int, most_documents: int | None
             left -= _num_bytes(item.content)
             if left <= 0:
                 return
-

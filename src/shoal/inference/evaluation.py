@@ -46,6 +46,6 @@ def held_out_accuracy(model: Callable[[Tensor], Tensor], holdout: Source, device
     num_right = 0
     for start in range(0, holdout.num_samples, EVAL_SAMPLES):
         indices = np.arange(start, min(start + EVAL_SAMPLES, holdout.num_samples), dtype=np.int64)
-        inputs, labels = (from_wire(wire_view(array)) for array in holdout.read(indices))
+        inputs, labels, *_ = (from_wire(wire_view(array)) for array in holdout.read(indices).everything)
         num_right += int((model(inputs.to(device)).argmax(-1).cpu() == labels.long()).sum())
     return num_right / holdout.num_samples

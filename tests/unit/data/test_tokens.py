@@ -43,7 +43,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def tokens_of(source: Source) -> list[int]:
     """All inputs of a source, one window after the other."""
-    inputs, labels = source.read(np.arange(source.num_samples))
+    inputs, labels, _ = source.read(np.arange(source.num_samples))
     assert np.array_equal(inputs.ravel()[1:], labels.ravel()[:-1])
     return inputs.ravel().tolist()
 
@@ -59,7 +59,7 @@ def test_without_a_tokenizer_the_documents_of_all_files_are_their_bytes_with_a_l
     corpus = tmp_path / "corpus"
     write_json_lines(corpus / "a.jsonl", TEXTS[:10])
     write_parquet(corpus / "b.parquet", TEXTS[10:20])
-    (corpus / "c.csv").write_text("n,text\n1,\"one,\ntwo\"\n2,three\n")
+    (corpus / "c.csv").write_text('n,text\n1,"one,\ntwo"\n2,three\n')
     (corpus / "d.txt").write_bytes("first line\r\n\nsecond: é".encode())
     dataset = open_source(of_folder(corpus, {"seq_len": 1}))
     expected = "".join(f"{text}\n" for text in (*TEXTS[:20], "one,\ntwo", "three", "first line\n\nsecond: é")).encode()

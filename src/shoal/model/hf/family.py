@@ -52,6 +52,7 @@ class HfFamily(Family):
         verdicts: What earlier starts have found out; None: that is not asked, and nothing is kept.
         parts: Tied embeddings in files become two parameters that begin alike.
         loss_chunk: `model.loss_chunk_tokens`.
+        packs: A sample has several texts, and every stage gets the positions of its tokens in them.
 
     Raises:
         ConfigError: The values describe no model.
@@ -66,7 +67,9 @@ class HfFamily(Family):
         verdicts: Verdicts | None = None,
         parts: bool = False,
         loss_chunk: int | None = None,
+        packs: bool = False,
     ) -> None:
+        self._packs = packs
         self._loss_chunk = loss_chunk
         self._parts = parts
         self.values = values
@@ -83,6 +86,7 @@ class HfFamily(Family):
             verdicts=Verdicts.of_user(),
             parts=model.tie is False,
             loss_chunk=model.loss_chunk_tokens,
+            packs=data.messages_column is not None,
         )
         config = family.config
         if config.vocab_size < _NUM_BYTES:
@@ -172,13 +176,20 @@ class HfFamily(Family):
 
     def exactness_problem(self) -> str | None:
         """As a small twin shows that is cut; what was found before is not found again."""
-        key = twin_key(self.values)
+        key = twin_key({"packs": True, **self.values} if self._packs else self.values)
         found = None if self._verdicts is None else self._verdicts.load(key)
         if found is None:
-            found = difference(self.values, lambda values: HfFamily(values, TOKENS, loss_chunk=CHUNK_TOKENS))
+            found = difference(self.values, self._twin)
             if self._verdicts is not None:
                 self._verdicts.store(key, found)
         return found or None
+
+    def _twin(self, values: dict[str, Any]) -> HfFamily:
+        return HfFamily(values, TOKENS, loss_chunk=CHUNK_TOKENS, packs=self._packs)
+
+    def context_specs(self) -> Mapping[str, TensorSpec]:
+        """Positions (T,) of tokens in their texts, where a sample has several."""
+        return {"positions": TensorSpec("int64", (self._seq_len,))} if self._packs else {}
 
     def input_spec(self) -> TensorSpec:
         return TensorSpec("int64", (self._seq_len,))

@@ -3,7 +3,8 @@
     folder | hub | trained  -> read once, checked, kept under its hash in the user's cache -> data.tokenizer_hash
     data.tokenizer_hash     -> who makes tokens of text, and who writes a model: the same files, or an error
 
-The hash is that of tokenizer.json and of the token that ends a document: together they decide what a text's tokens are.
+The hash is that of tokenizer.json, of the token that ends a document and of the chat template: together they decide
+what the tokens of a text or of a conversation are.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 TOKENIZER: Final = "tokenizer.json"
 SETTINGS: Final = "tokenizer_config.json"
-FILES: Final = (TOKENIZER, SETTINGS, "special_tokens_map.json", "chat_template.jinja")
+TEMPLATE: Final = "chat_template.jinja"
+FILES: Final = (TOKENIZER, SETTINGS, "special_tokens_map.json", TEMPLATE)
 """Of a tokenizer, as transformers names them; all but the first may be absent."""
 _FACTS: Final = "shoal.json"
 _ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -72,11 +74,11 @@ def kept_tokenizer(hash: str) -> KeptTokenizer | None:
     """Return the tokenizer with this hash if this host has it, as it was put there."""
     folder = _folder(hash)
     try:
-        content = (folder / TOKENIZER).read_bytes()
         facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=TokenizerFacts)
-    except (OSError, msgspec.MsgspecError):
+        kept = KeptTokenizer(folder, hash, facts)
+        return kept if _hash(kept.files, facts.end) == hash else None
+    except (OSError, msgspec.MsgspecError, KeyError):
         return None
-    return KeptTokenizer(folder, hash, facts) if _hash(content, facts.end) == hash else None
 
 
 def keep_tokenizer(files: Mapping[str, bytes], name: str) -> KeptTokenizer:
@@ -94,7 +96,7 @@ def keep_tokenizer(files: Mapping[str, bytes], name: str) -> KeptTokenizer:
     if not numbers:
         raise ConfigError(f"data.tokenizer = {name}: it has no tokens; give another one")
     facts = TokenizerFacts(max(numbers.values()) + 1, end_of_document(files))
-    hash = _hash(content, facts.end)
+    hash = _hash(files, facts.end)
     folder = _folder(hash)
     try:
         for file, written in files.items():
@@ -183,8 +185,10 @@ def _folder(hash: str) -> Path:
     return user_cache("tokenizers") / hash[:32]
 
 
-def _hash(content: bytes, end: int | None) -> str:
-    return hashlib.sha256(hashlib.sha256(content).digest() + f"end {end}".encode()).hexdigest()
+def _hash(files: Mapping[str, bytes], end: int | None) -> str:
+    template = files.get(TEMPLATE) or repr(_object(files.get(SETTINGS, b"{}")).get("chat_template")).encode()
+    parts = (files[TOKENIZER], template)
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts) + f"end {end}".encode()).hexdigest()
 
 
 def end_of_document(files: Mapping[str, bytes]) -> int | None:

@@ -29,6 +29,7 @@ from shoal.model.stage import Family, StageModule, build_stage
 TOKENS: Final = 12
 CHUNK_TOKENS: Final = 5
 _SAMPLES: Final = 2
+_TEXTS: Final = (5, 7)
 SEED: Final = 1
 # Of the largest gradient.
 _MOST_GAP: Final = 1e-4
@@ -102,7 +103,19 @@ class _Whole:
             ]
             if found := self._difference_of(stages):
                 return f"in {len(cut)} stages {found}"
-        return self._difference_in_chunks()
+        return self._difference_in_chunks() or (self._difference_of_packed() if self._family.context_specs() else "")
+
+    def _difference_of_packed(self) -> str:
+        """Texts that share a sample have other masks, so only gross differences count: those of texts that mix."""
+        texts = torch.tensor_split(self._inputs_BT, [_TEXTS[0]], dim=1)
+        positions_T = torch.cat([torch.arange(length) for length in _TEXTS])
+        with torch.no_grad():
+            apart = torch.cat([self._uncut(text) for text in texts], dim=1)
+            packed = self._uncut(self._inputs_BT, positions_T.expand_as(self._inputs_BT))
+        gap = (packed - apart).abs().max().item()
+        if gap <= _MOST_GAP * apart.abs().max().item():
+            return ""
+        return f"texts that share a sample do not stay apart, by up to {gap:.1e}, so conversations cannot be packed"
 
     def _difference_in_chunks(self) -> str:
         """Other sums have other bits, so only gross differences count: those of a last unit that mixes tokens."""

@@ -1,0 +1,172 @@
+"""Samples of several texts each, which a model sees apart: tokens, the targets among them, positions in the texts.
+
+    file      text 0 | text 1 | text 2 ...     marked tokens: the first one of a text, and those that are targets
+    sample    text 1, text 7, text 2, nothing  by a plan made from the lengths (`packing`)
+
+A text of n tokens takes n - 1 places: each token but the last with the one that follows it for a label, if that is a
+target. Positions (T) begin at 0 in each text, and in what fills up a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.fields import Fields
+from shoal.data.packing import Packing, best_fit
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split_indices
+from shoal.data.targets import IGNORED
+from shoal.data.token_windows import TokenFile, token_dtype
+from shoal.errors import ConfigError
+
+MARKED_DTYPE: Final = "int32"
+POSITIONS: Final = "positions"
+_BEGINS: Final = 1 << 29
+_IS_TARGET: Final = 1 << 30
+_TOKEN: Final = _BEGINS - 1
+MOST_VOCABULARY: Final = _BEGINS
+_FORMAT: Final = 1
+_SCANNED_TOKENS: Final = 1 << 22
+
+
+def chat_identity(tokenizer_hash: str) -> str:
+    """Return another text for other tokens of conversations."""
+    return f"chat {_FORMAT} {tokenizer_hash}"
+
+
+def marked(tokens: NDArray[np.int64], is_target: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the tokens (n,) of one text with what a file has to say of each."""
+    found = tokens | np.where(is_target, _IS_TARGET, 0)
+    found[:1] |= _BEGINS
+    return found.astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Where texts are in a file, and which of their tokens are taken.
+
+    Attributes:
+        starts: (n,) Of each.
+        lengths: (n,) Tokens of each that are taken, from its first one on.
+    """
+
+    starts: Indices
+    lengths: Indices
+
+
+def texts_of(file: TokenFile) -> Texts:
+    """Find the texts in a file of marked tokens, each of which has a target behind its first token."""
+    starts: list[Indices] = []
+    for start in range(0, file.num_tokens, _SCANNED_TOKENS):
+        [part] = file.read([start], min(_SCANNED_TOKENS, file.num_tokens - start))
+        starts.append(np.flatnonzero(part & _BEGINS) + start)
+    found = np.concatenate(starts) if starts else np.empty(0, np.int64)
+    return Texts(found, np.diff(found, append=file.num_tokens))
+
+
+class PackedTexts(Source):
+    """Samples of T places.
+
+    Args:
+        file: Of marked tokens.
+        texts: Each of at most T + 1 tokens, and of two at least.
+    """
+
+    def __init__(self, file: TokenFile, texts: Texts, seq_len: int, vocabulary: int) -> None:
+        self._file = file
+        self._texts = texts
+        self._seq_len = seq_len
+        self._inputs = ArraySpec(token_dtype(vocabulary), (seq_len,))
+        self._positions = ArraySpec(token_dtype(seq_len), (seq_len,))
+        self._packing: Packing = best_fit(texts.lengths - 1, seq_len)
+
+    @property
+    def inputs(self) -> ArraySpec:
+        """(T,) Tokens; 0 behind the last text."""
+        return self._inputs
+
+    @property
+    def labels(self) -> ArraySpec:
+        """(T,) The token that follows, where it is a target."""
+        return ArraySpec("int32", (self._seq_len,))
+
+    @property
+    def context(self) -> Mapping[str, ArraySpec]:
+        """(T,) The place of each token in its text."""
+        return {POSITIONS: self._positions}
+
+    @property
+    def num_samples(self) -> int:
+        return self._packing.num_samples
+
+    @property
+    def fill(self) -> float:
+        """The share of the places that hold a token, 0 to 1."""
+        return float((self._texts.lengths - 1).sum()) / max(1, self.num_samples * self._seq_len)
+
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        batch.inputs[...] = 0
+        batch.labels[...] = IGNORED
+        positions = batch.context[POSITIONS]
+        for row, sample in enumerate(indices.tolist()):
+            place = 0
+            for text in self._packing.of(sample).tolist():
+                num_tokens = int(self._texts.lengths[text])
+                [found] = self._file.read([int(self._texts.starts[text])], num_tokens)
+                tokens, stop = found & _TOKEN, place + num_tokens - 1
+                batch.inputs[row, place:stop] = tokens[:-1]
+                batch.labels[row, place:stop] = np.where(found[1:] & _IS_TARGET, tokens[1:], IGNORED)
+                positions[row, place:stop] = np.arange(num_tokens - 1)
+                place = stop
+            positions[row, place:] = np.arange(self._seq_len - place)
+
+
+def cut(file: TokenFile, texts: Texts, seq_len: int) -> Texts:
+    """Cut texts to T + 1 tokens, and leave out those that have no target any more."""
+    lengths = np.minimum(texts.lengths, seq_len + 1)
+    is_kept = np.ones(len(lengths), dtype=np.bool_)
+    for text in np.flatnonzero(lengths < texts.lengths).tolist():
+        [found] = file.read([int(texts.starts[text])], seq_len + 1)
+        # The first token has no place before it, so it is nobody's label.
+        is_kept[text] = bool((found[1:] & _IS_TARGET).any())
+    return Texts(texts.starts[is_kept], lengths[is_kept])
+
+
+def packed_dataset(
+    name: str,
+    train: TokenFile,
+    holdout: TokenFile | None,
+    *,
+    seq_len: int,
+    holdout_fraction: float,
+    vocabulary: int,
+) -> DataSet:
+    """Pack the texts of files of marked tokens into a data set. Without texts of their own, some are held out.
+
+    Raises:
+        ConfigError: There are too few.
+    """
+    texts = cut(train, texts_of(train), seq_len)
+    if len(texts.starts) < (2 if holdout is None else 1):
+        raise ConfigError(
+            f"data.dataset_name = {name} has {len(texts.starts)} texts with an answer in their first {seq_len + 1} "
+            "tokens: one to train on and one to evaluate on are needed; use a longer data.seq_len or another data set"
+        )
+    if holdout is None:
+        chosen, others = split_indices(len(texts.starts), holdout_fraction)
+        held_out = Texts(texts.starts[others], texts.lengths[others])
+        texts = Texts(texts.starts[chosen], texts.lengths[chosen])
+    else:
+        held_out = cut(holdout, texts_of(holdout), seq_len)
+        if not len(held_out.starts):
+            raise ConfigError(f"data.eval_split has no text with an answer in its first {seq_len + 1} tokens")
+    return DataSet(
+        name,
+        PackedTexts(train, texts, seq_len, vocabulary),
+        PackedTexts(holdout or train, held_out, seq_len, vocabulary),
+        num_classes=vocabulary,
+    )
