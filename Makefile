@@ -12,13 +12,14 @@ export OMP_NUM_THREADS ?= 1
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all floor house sim lint style clean
+.PHONY: help setup run quick test test-all test-configs floor house sim lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
 	@echo "make quick     set up, then lint, the units' tests and a slice of the simulations: for the inner loop"
 	@echo "make test      the same, types, more simulations, and most of what tells rules in several processes: before each commit"
 	@echo "make test-all  every test, with every check: before a release"
+	@echo "make test-configs  every file of configs/ trained in small (--tiny), which takes ten minutes"
 	@echo "make floor     models of transformers with the oldest version of it that the extra hf allows; test-all contains it"
 	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
@@ -83,6 +84,10 @@ test: setup
 # Whole swarms use all cores by themselves, but not all the time: of all their runs two go on at once.
 test-all: setup
 	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1; $(MAKE) --no-print-directory floor || failed=1)
+
+# Of which test-all trains one for each task.
+test-configs: setup
+	$(PYTEST) -n 2 tests/e2e/test_configs.py --every-config
 
 # Beside the newest version, which the environment has: what is cut, and how files name it, is transformers' own code.
 FLOOR := $(VENV)/floor

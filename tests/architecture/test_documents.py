@@ -87,6 +87,7 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "docs/configurations.md",
     "docs/decisions.md",
     "docs/events.md",
     "docs/performance.md",

@@ -13,7 +13,8 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> Launched:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let whoever has an idle machine judge the time as well."""
+    """Let whoever has time train every configuration, and whoever has an idle machine judge the time as well."""
+    parser.addoption("--every-config", action="store_true", help="train every configuration, not one for each task")
     parser.addoption("--gone-within", type=float, default=END_S, help="seconds until nothing may be left of a run")
 
 

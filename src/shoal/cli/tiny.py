@@ -3,7 +3,7 @@
     model      the same kind, its pattern of layers, tied or not, its experts; few layers, narrow ones; random weights
     stages     as many, at most four
     data       what shoal carries, in short samples
-    training   a few short rounds
+    training   a few short rounds; of image models they average
 
 What a flag or the environment says stays as it is said; of a model of transformers all sizes become small.
 """
@@ -47,6 +47,8 @@ _EMBEDDED: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """What shoal carries for each task, and what shape it has."""
+_AVERAGING: Final = {"diloco.outer_optim.sgd_lr": 1.0, "diloco.outer_optim.sgd_momentum": 0.0}
+"""Norms keep what the replicas have seen. In a few rounds an outer step of less does not lead parameters there."""
 
 
 def load_tiny(path: Path, flags: Sequence[str], other_flags: Sequence[str]) -> Config:
@@ -90,6 +92,8 @@ def _changes(config: Config, said: set[str]) -> Iterator[tuple[str, Any]]:
     yield "data.tokenizer", None
     yield "data.tokenizer_hash", None
     yield "data.messages_column", None
+    if config.data.task_type == "cv":
+        yield from _AVERAGING.items()
     yield from _model_changes(config.model, said)
 
 

@@ -25,6 +25,9 @@ KNOWN = {
     "llama_1b": 1_235_814_400,
     "gemma3_270m": 268_098_176,
     "gpt2_124m": 124_439_808,
+    "distilgpt2": 81_912_576,
+    "gptneo_small": 125_198_592,
+    "gptneo_split": 1_315_575_808,
 }
 """The parameters of the models as they are published, with tied embeddings."""
 ROTARY = {
@@ -111,6 +114,16 @@ def test_every_configuration_has_a_small_one_of_the_same_structure_that_needs_no
     elif small.model.family == "gpt":
         assert sum(sizes) < 100_000
         assert small.model.num_layers == min(4, large.model.num_layers)
+
+
+def test_rounds_of_image_models_average_unless_something_else_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "--config-path=configs/resnet50.yaml"
+    outer = printed(capsys, path, "--tiny").diloco.outer_optim
+    assert (outer.sgd_lr, outer.sgd_momentum) == (1.0, 0.0)
+    outer = printed(capsys, path, "--tiny", "--diloco.outer-optim.sgd-lr=0.5").diloco.outer_optim
+    assert (outer.sgd_lr, outer.sgd_momentum) == (0.5, 0.0)
+    outer = printed(capsys, "--tiny").diloco.outer_optim
+    assert (outer.sgd_lr, outer.sgd_momentum) == (0.9, 0.5)
 
 
 def test_without_a_file_it_is_the_sandbox_in_small(capsys: pytest.CaptureFixture[str]) -> None:
