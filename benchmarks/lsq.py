@@ -227,7 +227,7 @@ def _data(fold: int) -> tuple[int, Tensor, Tensor]:
 
 
 def _all(source: Source) -> tuple[Tensor, Tensor]:
-    inputs, labels = source.read(np.arange(source.num_samples, dtype=np.int64))
+    inputs, labels, _ = source.read(np.arange(source.num_samples, dtype=np.int64))
     return from_wire(wire_view(inputs)), from_wire(wire_view(labels))
 
 

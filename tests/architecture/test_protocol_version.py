@@ -32,7 +32,7 @@ def forms() -> dict[str, Any]:
     return {
         "types": _without_texts(components),
         "record": [records._KEY_LABEL.hex(), records._MAC_BYTES],
-        "tensors": sorted((kind.__name__, count) for kind, count in TENSORS_OF.items()),
+        "tensors": sorted((kind.__name__, counts.start, counts.stop) for kind, counts in TENSORS_OF.items()),
         "traffic": list(Traffic),
         "prefix": [handshake.MAGIC.hex(), handshake.PREFIX.format],
         "header": [frame.MAGIC.hex(), frame.HEADER.format, frame.FRAME_VERSION],

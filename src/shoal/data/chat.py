@@ -7,7 +7,7 @@ import numpy as np
 from shoal.data.documents import Conversation, TextPiece, Unreadable
 from shoal.data.packed_texts import MARKED_DTYPE, MOST_VOCABULARY, chat_identity, marked
 from shoal.data.source import Array
-from shoal.data.tokenising import Encoded
+from shoal.data.tokenising import EncodedTexts
 from shoal.errors import ConfigError, SampleError
 from shoal.model.hf.chat import ChatTemplate
 from shoal.model.hf.tokenizer import KeptTokenizer
@@ -29,7 +29,7 @@ class ChatEncoder:
             raise ConfigError(f"the tokenizer in {kept.folder} has more than {MOST_VOCABULARY} tokens")
         self._template = ChatTemplate(kept.folder, str(kept.folder))
 
-    def encode(self, pieces: list[TextPiece]) -> Encoded:
+    def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
         """See `Encoder`."""
         texts: list[Array] = [np.empty(0, MARKED_DTYPE)]
         refused: list[Unreadable] = []
@@ -46,4 +46,4 @@ class ChatEncoder:
                 texts.append(marked(found.tokens, found.is_target))
             else:
                 refused.append(Unreadable(conversation.where, "it has no answer of an assistant"))
-        return Encoded(np.concatenate(texts), sum(piece.size for piece in pieces), tuple(refused))
+        return EncodedTexts(np.concatenate(texts), sum(piece.size for piece in pieces), tuple(refused))

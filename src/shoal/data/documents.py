@@ -134,8 +134,10 @@ class RowReader:
 
 def conversation_of(messages: object, tools: object, where: str) -> TextPiece | Unreadable:
     """Return a conversation: messages with `role`, or `from` and `value` as ShareGPT has them."""
-    if not isinstance(messages, list) or not messages:
-        return Unreadable(where, f"it holds no messages but {type(cast('object', messages)).__name__}")
+    if not isinstance(messages, list):
+        return Unreadable(where, f"it holds no messages but {type(messages).__name__}")
+    if not messages:
+        return Unreadable(where, "it has no messages")
     found: list[dict[str, Any]] = []
     for message in cast("list[Any]", messages):
         named = cast("dict[str, Any]", message) if isinstance(message, dict) else {}

@@ -31,7 +31,7 @@ _NAMED: Final = 5
 _MB: Final = 1e6
 
 
-class Encoded(NamedTuple):
+class EncodedTexts(NamedTuple):
     """What pieces have become.
 
     Attributes:
@@ -61,7 +61,7 @@ class Encoder(Protocol):
         """Tokens so far are 0..vocabulary-1."""
         ...
 
-    def encode(self, pieces: list[TextPiece]) -> Encoded:
+    def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
         """Return the tokens of pieces."""
         ...
 
@@ -73,10 +73,10 @@ class ByteEncoder:
     dtype = "uint8"
     vocabulary = BYTE_VALUES
 
-    def encode(self, pieces: list[TextPiece]) -> Encoded:
+    def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
         """See `Encoder`."""
         text = "".join(f"{piece.content}\n" if piece.ends else str(piece.content) for piece in pieces).encode()
-        return Encoded(np.frombuffer(text, np.uint8), len(text))
+        return EncodedTexts(np.frombuffer(text, np.uint8), len(text))
 
 
 class TokenizerEncoder:
@@ -94,7 +94,7 @@ class TokenizerEncoder:
         self.identity = kept.hash
         self.dtype = token_dtype(self.vocabulary)
 
-    def encode(self, pieces: list[TextPiece]) -> Encoded:
+    def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
         """See `Encoder`."""
         texts = [str(piece.content) for piece in pieces]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -104,7 +104,7 @@ class TokenizerEncoder:
             parts.append(np.array(encoding.ids, self.dtype))
             if piece.ends and end is not None:
                 parts.append(end)
-        return Encoded(np.concatenate(parts), sum(map(_num_bytes, texts)))
+        return EncodedTexts(np.concatenate(parts), sum(map(_num_bytes, texts)))
 
 
 class GivenTokens:
@@ -120,7 +120,7 @@ class GivenTokens:
         self.identity = f"tokens {self.dtype}"
         self.vocabulary = 1
 
-    def encode(self, pieces: list[TextPiece]) -> Encoded:
+    def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
         """See `Encoder`.
 
         Raises:
@@ -135,7 +135,7 @@ class GivenTokens:
                     f"knows 0 to {self._limit - 1}: is data.token_dtype right, and the tokenizer theirs?"
                 )
             self.vocabulary = max(self.vocabulary, most + 1)
-        return Encoded(tokens.astype(self.dtype), tokens.nbytes)
+        return EncodedTexts(tokens.astype(self.dtype), tokens.nbytes)
 
 
 def _num_bytes(text: str) -> int:
@@ -231,9 +231,9 @@ def require_few_skipped(data: DataConfig, documents: int, skipped: int, first: l
     """
     if skipped > data.max_bad_fraction * documents:
         raise ConfigError(
-            f"{skipped} of {documents} documents of data.dataset_name = {data.dataset_name} cannot be read or are no "
-            f"text, more than data.max_bad_fraction = {data.max_bad_fraction}: {'; '.join(first)}; mend them, leave "
-            "them out, or allow more"
+            f"{skipped} of {documents} documents of data.dataset_name = {data.dataset_name} cannot be read or "
+            f"are none, more than data.max_bad_fraction = {data.max_bad_fraction}: {'; '.join(first)}; mend them, "
+            "leave them out, or allow more"
         )
 
 

@@ -30,7 +30,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from shoal.errors import LocalProtocolError
-from shoal.wire.limits import TENSORS_OF, WireLimits
+from shoal.wire.limits import NO_TENSORS, TENSORS_OF, WireLimits
 from shoal.wire.messages import Message, Traffic
 from shoal.wire.messages.base import Struct
 from shoal.wire.tensors import MAX_DIMENSIONS, WireTensor
@@ -125,7 +125,7 @@ def encode_frame(
     """Encode a frame. The tensors' own memory is in it, not a copy: it must stay unchanged until it is written.
 
     Args:
-        tensors: as many as the message's type carries (`TENSORS_OF`).
+        tensors: as many as the message's type may carry (`TENSORS_OF`).
         traffic: what the receiver counts the bytes as.
         limits: what the receiver accepts; None: the defaults.
 
@@ -134,8 +134,8 @@ def encode_frame(
     """
     limits = limits or _DEFAULT_LIMITS
     kind, num_tensors = type(message), len(tensors)
-    if num_tensors != TENSORS_OF.get(kind, 0):
-        raise LocalProtocolError(f"{kind.__name__} carries {TENSORS_OF.get(kind, 0)} tensors, not {num_tensors}")
+    if num_tensors not in TENSORS_OF.get(kind, NO_TENSORS):
+        raise LocalProtocolError(f"{kind.__name__} does not carry {num_tensors} tensors")
     described: list[tuple[str, tuple[int, ...]]] = []
     payload: tuple[memoryview, ...] = ()
     payload_bytes = 0

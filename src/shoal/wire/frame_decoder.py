@@ -28,14 +28,14 @@ from shoal.wire.frame import (
     Frame,
     is_bulk,
 )
-from shoal.wire.limits import TENSORS_OF, WireLimits
+from shoal.wire.limits import NO_TENSORS, TENSORS_OF, WireLimits
 from shoal.wire.messages import Traffic
 from shoal.wire.tensors import WireTensor, empty_bytes, tensor_bytes
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 """Longest body that is decoded in the read-ahead buffer; a tensor's first bytes in it are copied once."""
 
-_MAX_TENSORS: Final = max(TENSORS_OF.values())
+_MAX_TENSORS: Final = max(counts.stop - 1 for counts in TENSORS_OF.values())
 _DECODER: Final = msgspec.msgpack.Decoder(Body)
 
 
@@ -206,7 +206,7 @@ class FrameDecoder:
         limit = self._limits.body_bytes_of(kind)
         if header.body_bytes > limit:
             raise RemoteProtocolError(f"{kind.__name__} of {header.body_bytes} bytes, limit {limit}")
-        if not len(body.tensors) == header.num_tensors == TENSORS_OF.get(kind, 0):
+        if len(body.tensors) != header.num_tensors or header.num_tensors not in TENSORS_OF.get(kind, NO_TENSORS):
             raise RemoteProtocolError(f"{kind.__name__} with {len(body.tensors)} tensors")
         if not body.tensors and not header.payload_bytes:
             return

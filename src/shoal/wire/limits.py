@@ -18,18 +18,26 @@ from shoal.wire.messages.transfer import Chunk, Have
 
 MIB: Final = 1 << 20
 
-TENSORS_OF: Final[Mapping[type, int]] = MappingProxyType(
+MAX_CONTEXT: Final = 4
+"""Tensors of a sample that every stage gets, at most."""
+
+_ONE: Final = range(1, 2)
+_WITH_CONTEXT: Final = range(1, 2 + MAX_CONTEXT)
+
+TENSORS_OF: Final[Mapping[type, range]] = MappingProxyType(
     {
-        Forward: 1,
-        Labels: 1,
-        Backward: 1,
-        EvalForward: 1,
-        EvalLabels: 1,
-        RingPart: 1,
-        Chunk: 1,
+        Forward: _WITH_CONTEXT,
+        Labels: _ONE,
+        Backward: _ONE,
+        EvalForward: _WITH_CONTEXT,
+        EvalLabels: _ONE,
+        RingPart: _ONE,
+        Chunk: _ONE,
     }
 )
-"""Tensors that follow a message, by its type; a type that is not listed carries none."""
+"""How many tensors may follow a message, by its type; a type that is not listed carries none."""
+
+NO_TENSORS: Final = range(1)
 
 LONG_MESSAGES: Final[frozenset[type]] = frozenset(
     {

@@ -12,12 +12,14 @@ from PIL import Image
 
 _OPEN = """
 import sys
-from shoal.config.training import DataConfig
-from shoal.data.huggingface import open_hub
+from shoal.config import Config
+from shoal.data.catalog import open_source
 from shoal.errors import ConfigError
 name, task = sys.argv[1:]
 try:
-    found = open_hub(DataConfig(dataset_name=name, task_type=task, seq_len=16, img_size=8, holdout_fraction=0.2))
+    data = {"dataset_name": name, "task_type": task, "seq_len": 16, "img_size": 8, "holdout_fraction": 0.2}
+    family = {"llm": "gpt", "cv": "resnet18"}[task]
+    found = open_source(Config.model_validate({"data": data, "model": {"family": family}}))
     print(found.num_classes, found.train.num_samples, found.holdout.num_samples)
 except ConfigError as error:
     print(error)
@@ -26,7 +28,8 @@ except ConfigError as error:
 
 def _opened(folder: Path, name: str, task: str) -> str:
     """What a process of its own says of a data set: the library keeps threads and caches."""
-    environment = os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    places = {"HF_HOME": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "cache")}
+    environment = os.environ | places | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", _OPEN, name, task]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True, cwd=folder)
     return done.stdout.strip()

@@ -35,7 +35,14 @@ from shoal.wire.messages.base import ReplicaRef
 _LONGEST_CHAIN = 20
 """Of computations one of which leads to the next: forward and backward of a few microbatches over three stages."""
 
-Batch = Sequence[tuple[Tensor, Tensor]]
+Batch = Sequence[tuple[Tensor, ...]]
+"""Inputs, labels, and perhaps positions, of each microbatch."""
+
+
+def microbatch(inputs: Tensor, labels: Tensor, *positions: Tensor) -> Microbatch:
+    """As a data server would give it."""
+    context = dict(zip(("positions",), map(to_wire, positions), strict=False))
+    return Microbatch(Fields(to_wire(inputs), to_wire(labels), context), len(labels))
 
 
 @dataclass
@@ -75,8 +82,8 @@ class Swarm:
         return await self.drivers[trainer].train(
             round=round,
             number=number,
-            microbatches=[Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batch],
-            samples=(SampleRange(0, number * 100, number * 100 + sum(len(y) for _, y in batch)),),
+            microbatches=[microbatch(*tensors) for tensors in batch],
+            samples=(SampleRange(0, number * 100, number * 100 + sum(len(tensors[0]) for tensors in batch)),),
             lr=lr,
             path=self.path(home),
             replicas=tuple(tuple(map(self.ref, stage)) for stage in self.replicas),

@@ -12,6 +12,7 @@ from tests.unit.data.corpora import make_tokens_here
 
 from shoal.config import Config
 from shoal.data.catalog import open_source
+from shoal.data.fields import Fields
 from shoal.data.images import resize_nearest
 from shoal.data.source import Array, ArraySpec, Indices, Source, split
 from shoal.data.text import ByteText, text_dataset
@@ -113,9 +114,9 @@ class Numbers(Source):
     def num_samples(self) -> int:
         return self._count
 
-    def read_into(self, indices: Indices, inputs: Array, labels: Array) -> None:
-        inputs[...] = indices
-        labels[...] = indices
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        batch.inputs[...] = indices
+        batch.labels[...] = indices
 
 
 @pytest.mark.parametrize(("count", "fraction", "folds"), [(100, 0.1, 10), (1797, 0.2, 5), (7, 0.3, 3), (3, 0.05, 1)])

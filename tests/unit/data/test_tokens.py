@@ -63,7 +63,7 @@ def test_without_a_tokenizer_the_documents_of_all_files_are_their_bytes_with_a_l
     (corpus / "d.txt").write_bytes("first line\r\n\nsecond: é".encode())
     dataset = open_source(of_folder(corpus, {"seq_len": 1}))
     expected = "".join(f"{text}\n" for text in (*TEXTS[:20], "one,\ntwo", "three", "first line\n\nsecond: é")).encode()
-    assert dataset.inputs.dtype == "uint8"
+    assert dataset.fields.inputs.dtype == "uint8"
     assert bytes(tokens_of(dataset.train)) == expected[: dataset.train.num_samples]
     assert bytes(tokens_of(dataset.holdout)) == expected[-1 - dataset.holdout.num_samples : -1]
     assert dataset.num_classes == 256
@@ -92,7 +92,7 @@ def test_the_tokens_of_a_trained_tokenizer_decode_to_the_documents_with_an_end_b
     kept = kept_tokenizer(config.data.tokenizer_hash or "")
     assert kept is not None
     dataset = open_source(config)
-    assert dataset.inputs.dtype == "uint16"
+    assert dataset.fields.inputs.dtype == "uint16"
     tokenizer = Tokenizer.from_file(str(kept.folder / "tokenizer.json"))
     text = tokenizer.decode(tokens_of(dataset.train), skip_special_tokens=False)
     whole = "".join(f"{each}<|endoftext|>" for each in TEXTS)
@@ -268,7 +268,7 @@ def test_token_files_are_taken_as_they_are(tmp_path: Path, suffix: str) -> None:
     data = {"token_dtype": "uint16", "seq_len": 1}
     config = of_folder(tmp_path / "corpus", data, vocab_size=300)
     dataset = open_source(config)
-    assert dataset.inputs.dtype == "uint16"
+    assert dataset.fields.inputs.dtype == "uint16"
     assert dataset.num_classes == 300
     assert tokens_of(dataset.train) == tokens[: dataset.train.num_samples].tolist()
     with pytest.raises(ConfigError, match=r"model\.vocab_size = 298 is too small .* 300 different tokens"):
@@ -293,7 +293,7 @@ def test_of_eight_parquet_files_with_100_000_rows_each_is_there_once_in_a_pass_i
     num_train = dataset.train.num_samples
 
     def in_order_of(seed: int) -> list[str]:
-        samples, _ = dataset.train.read(permutation(seed, 0, num_train))
+        samples = dataset.train.read(permutation(seed, 0, num_train)).inputs
         return samples.tobytes().decode().splitlines()
 
     first = in_order_of(1)

@@ -199,7 +199,7 @@ def test_evaluate_says_of_images_how_many_it_names_rightly(tmp_path: Path, capsy
     report = json.loads(said(capsys, "evaluate", tmp_path / "images", "--json")[1])
     module = shoal.load_model(tmp_path / "images")
     holdout = open_digits(open_model(tmp_path / "images").config.data).holdout
-    inputs, labels = (torch.from_numpy(array) for array in holdout.read(np.arange(holdout.num_samples)))
+    inputs, labels = (torch.from_numpy(array) for array in holdout.read(np.arange(holdout.num_samples)).everything)
     with torch.no_grad():
         right = (module(inputs).argmax(1) == labels).sum().item()
     assert 0 < right < holdout.num_samples

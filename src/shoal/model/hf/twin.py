@@ -109,9 +109,11 @@ class _Whole:
         """Texts that share a sample have other masks, so only gross differences count: those of texts that mix."""
         texts = torch.tensor_split(self._inputs_BT, [_TEXTS[0]], dim=1)
         positions_T = torch.cat([torch.arange(length) for length in _TEXTS])
+        self._uncut.eval()
         with torch.no_grad():
             apart = torch.cat([self._uncut(text) for text in texts], dim=1)
             packed = self._uncut(self._inputs_BT, positions_T.expand_as(self._inputs_BT))
+        self._uncut.train()
         gap = (packed - apart).abs().max().item()
         if gap <= _MOST_GAP * apart.abs().max().item():
             return ""

@@ -29,7 +29,7 @@ from shoal.wire.handshake import (
     check_hello,
     encode_handshake,
 )
-from shoal.wire.limits import TENSORS_OF, WireLimits
+from shoal.wire.limits import NO_TENSORS, TENSORS_OF, WireLimits
 from shoal.wire.messages import Message
 from shoal.wire.tensors import empty_bytes
 
@@ -42,10 +42,14 @@ _decode = msgspec.msgpack.Decoder().decode
 _KINDS: Final = {str(cast("schema.StructType", schema.type_info(kind)).tag): kind for kind in get_args(Message)}
 
 
+def _counts_of(tree: Any) -> range:
+    """How many tensors may follow a message."""
+    return TENSORS_OF.get(_KINDS[tree[0]], NO_TENSORS)
+
+
 def _frame(tree: Any, random: Random) -> bytes:
     """A frame whose header fits its body, with tensors of so many bytes as the body says."""
-    kind = _KINDS[tree[0]]
-    count = TENSORS_OF.get(kind, 0)
+    count = random.choice(_counts_of(tree))
     sizes = [random.choice((0, 1, 5, 300)) for _ in range(count)]
     body, payload = _encode([tree, [["uint8", [size]] for size in sizes]]), bytes(sum(sizes))
     return _header(random, count, len(body), len(payload), len(payload)) + body + payload
@@ -105,7 +109,7 @@ class _Messages(Parser):
         super().__init__(seed)
         infos = [schema.type_info(kind) for kind in get_args(Message)]
         self._trees = [tree_of(info, self._random) for info in infos for _ in range(SAMPLES_EACH)]
-        self._bulk = [tree for tree in self._trees if TENSORS_OF.get(_KINDS[tree[0]], 0)]
+        self._bulk = [tree for tree in self._trees if _KINDS[tree[0]] in TENSORS_OF]
         self._control = [tree for tree in self._trees if tree not in self._bulk]
 
     def feed(self, data: bytes, random: Random) -> bool:
@@ -119,7 +123,7 @@ class _Messages(Parser):
         return taken
 
     def _is_sound(self, frame: Frame) -> bool:
-        if len(frame.tensors) != TENSORS_OF.get(type(frame.message), 0):
+        if len(frame.tensors) not in TENSORS_OF.get(type(frame.message), NO_TENSORS):
             raise InvariantViolation(f"{type(frame.message).__name__} was taken with {len(frame.tensors)} tensors")
         return True
 
@@ -150,7 +154,7 @@ class Messages(_Messages):
 
     def make(self, random: Random) -> bytes:
         tree = random.choice(self._trees)
-        count = TENSORS_OF.get(_KINDS[tree[0]], 0)
+        count = random.choice(_counts_of(tree))
         tensors = [["uint8", [3]] for _ in range(count)]
         whole = changed_tree([tree, tensors], random, random.choice(self._trees))
         body = _encode(whole)

@@ -187,7 +187,7 @@ def test_after_200_steps_on_text_the_loads_of_all_experts_are_alike(
     for step in range(200):
         key = StepKey(0, 1, step, 0)
         samples = np.random.default_rng(step).integers(text.num_samples, size=8)
-        inputs, labels = (torch.from_numpy(array) for array in text.read(samples))
+        inputs, labels = (torch.from_numpy(array) for array in text.read(samples).everything)
         compute.loss(key, 0, inputs, labels, 1.0)
         variations.append(tuple(router.load_cv for router in compute.totals(key).routers))
         compute.commit(key, 1.0, 5e-3, False)

@@ -37,6 +37,18 @@ def test_what_is_exact_is_found_to_be(kind: str) -> None:
     assert _difference(values_of(kind, **_without_loss(kind))) == ""
 
 
+MIXES = ("bloom", "gpt_oss", "qwen3_next", "lfm2", "falcon_h1")
+"""Whose layers do not take positions for borders of texts."""
+
+
+@pytest.mark.usual("llama", "qwen3_next")
+@pytest.mark.parametrize("kind", EXACT)
+def test_a_model_in_which_texts_of_a_sample_mix_is_refused_where_conversations_are_packed(kind: str) -> None:
+    values = values_of(kind, **_without_loss(kind))
+    found = difference(values, lambda values: HfFamily(values, TOKENS, loss_chunk=CHUNK_TOKENS, packs=True))
+    assert ("texts that share a sample do not stay apart" in found) == (kind in MIXES)
+
+
 @pytest.mark.usual("llama", "gpt2")
 @pytest.mark.parametrize("kind", EXACT)
 def test_the_twin_of_a_model_of_usual_sizes_is_small(kind: str) -> None:
