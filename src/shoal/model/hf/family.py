@@ -232,10 +232,13 @@ class HfFamily(Family):
         return sum(parameter.shape)
 
     def _kept_of_attention(self) -> int:
-        """Values of a token that attention keeps: none for each other token where one kernel does all of it."""
+        """Values of a token that attention keeps: where one kernel does all of it none for each other token, but the
+        mask of a sample with several texts, of which each layer makes floats."""
         dropout = self._value("attention_dropout") or self._value("attn_pdrop")
         is_fused = self._skeleton.model.config._attn_implementation != "eager" and not dropout
-        return 0 if is_fused else _KEPT_OF_SCORES * self.config.num_attention_heads * self._seq_len
+        if is_fused:
+            return self._seq_len if self._packs else 0
+        return _KEPT_OF_SCORES * self.config.num_attention_heads * self._seq_len
 
     def _kept_of_state(self, layer: nn.Module) -> float:
         """Values of a token that a layer keeps for a state beside attention, as measured: of each head some for every

@@ -59,7 +59,7 @@ _LAYERS: dict[str, dict[str, Any]] = {
 }
 
 
-def _kept_bytes(stage: StageModule) -> int:
+def _kept_bytes(stage: StageModule, *context: Tensor) -> int:
     """Bytes that autograd keeps of a stage's forward, its output included, without parameters and the input."""
     spec, kept = stage.input_spec, dict[int, Tensor]()
     received = torch.randn(_SAMPLES, *spec.shape).requires_grad_()
@@ -69,17 +69,32 @@ def _kept_bytes(stage: StageModule) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = stage(received)
+        output = stage(received, *context)
     kept[output.untyped_storage().data_ptr()] = output
     for tensor in (received, *stage.parameters()):
         kept.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+def _family(kind: str, *, packs: bool = False, tokens: int = _TOKENS) -> HfFamily:
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    values = {"model_type": kind, "tie_word_embeddings": False, **special, **_LAYERS[kind]}
+    return HfFamily(values, tokens, packs=packs)
+
+
+def _layer(family: HfFamily) -> StageModule:
+    units = nn.ModuleDict({family.unit_name(1): family.build_unit(1)})
+    return StageModule(family, units, StageUnits(range(1, 2)), 1, family.num_units)
+
+
 @pytest.mark.parametrize("kind", _LAYERS)
 def test_a_layer_keeps_about_what_is_planned(kind: str) -> None:
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    family = HfFamily({"model_type": kind, "tie_word_embeddings": False, **tokens, **_LAYERS[kind]}, _TOKENS)
-    units = nn.ModuleDict({family.unit_name(1): family.build_unit(1)})
-    stage = StageModule(family, units, StageUnits(range(1, 2)), 1, family.num_units)
-    assert _kept_bytes(stage) / _SAMPLES == pytest.approx(family.activation_bytes(1), rel=0.25)
+    family = _family(kind)
+    assert _kept_bytes(_layer(family)) / _SAMPLES == pytest.approx(family.activation_bytes(1), rel=0.25)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt2"])
+def test_of_texts_that_share_a_sample_a_layer_keeps_the_mask_too(kind: str) -> None:
+    family = _family(kind, packs=True, tokens=512)
+    positions = torch.arange(512).remainder(200).repeat(_SAMPLES, 1)
+    assert _kept_bytes(_layer(family), positions) / _SAMPLES == pytest.approx(family.activation_bytes(1), rel=0.15)
