@@ -266,6 +266,7 @@ class _UnitRun:
         self._taken = samples
         self._input = self._tensor(_received(family, self._index))
         self._target = self._tensor(family.label_spec() if self._is_last else family.boundary_spec(self._index))
+        self._context = [self._tensor(spec) for spec in family.context_specs().values()]
 
     def measure(self) -> float:
         """Run one pass and return how long it took."""
@@ -275,7 +276,7 @@ class _UnitRun:
         self._stage.zero_grad(set_to_none=True)
         self._synchronise()
         begun_s = self._stopwatch()
-        output = self._stage(received)
+        output = self._stage(received, *self._context)
         if self._is_last:
             output, gradient = self._stage.loss(output, self._target), None
         else:

@@ -25,7 +25,7 @@ from shoal.runtime.user_cache import cached_file, keep, user_cache
 
 _FORMAT: Final = 1
 _MAX_FILE_BYTES: Final = 1 << 20
-_DATA_KEYS: Final = ("task_type", "num_channels", "img_size", "seq_len", "precision")
+_DATA_KEYS: Final = ("task_type", "num_channels", "img_size", "seq_len", "precision", "messages_column")
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -204,6 +204,22 @@ class Slowed(Timed):
             return compute(x)
 
         return slowly
+
+
+class Located(Timed):
+    """Its units need the place of each sample."""
+
+    def context_specs(self) -> Mapping[str, TensorSpec]:
+        return {"place": TensorSpec("int64", (2,))}
+
+    def assemble(self, indices: range, units: nn.ModuleDict) -> Callable[..., Tensor]:
+        compute = super().assemble(indices, units)
+        return lambda x, place: compute(x + place)
+
+
+def test_a_unit_is_measured_with_its_context() -> None:
+    family = Located([(0.0, 0.001), (0.0, 0.002)], Stopwatch())
+    assert _profile(family).costs_s == pytest.approx((0.008, 0.016))
 
 
 def test_a_unit_is_measured_as_its_family_computes_over_it() -> None:

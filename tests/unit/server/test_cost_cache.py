@@ -46,6 +46,7 @@ def test_only_the_owner_may_read_the_files(cache: CostCache) -> None:
         {"model": {"num_layers": 5}},
         {"model": {"extra": {"width": 3}}},
         {"data": {"seq_len": 64}},
+        {"data": {"messages_column": "messages", "tokenizer": "chat"}, "model": {"family": "hf"}},
         {"diloco": {"batch_size_per_step": 32}},
         {"model_pipeline": {"microbatches": 2}},
         {"servers": {"threads": 2}},
