@@ -42,6 +42,13 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
     return name
 
 
+def test_a_family_of_ones_own_that_mixes_conversations_is_refused(own_module: str) -> None:
+    data = {"messages_column": "messages", "tokenizer": "mine"}
+    config = Config.model_validate({"model": {"family": f"{own_module}:Tiny", "extra": {"width": 8}}, "data": data})
+    with pytest.raises(ConfigError, match=r"messages packs .* does not see them apart: its context_specs have no pos"):
+        load_family(config.model, config.data)
+
+
 def test_every_configurable_family_is_there() -> None:
     assert tuple(NATIVE_FAMILIES) == CONFIGURED_FAMILIES
 
