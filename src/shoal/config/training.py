@@ -71,8 +71,8 @@ class DataConfig(Section):
     tokenizer_hash: str | None = Field(
         default=None,
         pattern=r"^[0-9a-f]{64}$",
-        description="The SHA-256 of the tokenizer and of which token ends a document. null: it is found where a run "
-        "begins, and others have it from the run.",
+        description="The SHA-256 of the tokenizer, of its chat template and of which token ends a document. null: it "
+        "is found where a run begins, and others have it from the run.",
     )
     text_column: str = Field(
         default="text", min_length=1, description="Column of parquet, JSON lines, CSV and the hub with the text (llm)."

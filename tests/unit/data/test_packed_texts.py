@@ -176,6 +176,19 @@ def test_another_template_gives_other_tokens_and_another_hash(tmp_path: Path) ->
     assert texts_of(open_source(other).train)[0][0].startswith("(")
 
 
+def test_another_token_that_a_template_names_gives_another_hash(tmp_path: Path) -> None:
+    rows = [turns(number) for number in range(NUM)]
+    found = config(tmp_path, rows, "{{ bos_token }}" + TEMPLATE)
+    settings = tmp_path / "tokenizer" / "tokenizer_config.json"
+    hashes: set[str | None] = set()
+    for token in "AB":
+        settings.write_text(json.dumps({**json.loads(settings.read_text()), "bos_token": token}))
+        known = with_tokenizer(found, print)
+        hashes.add(known.data.tokenizer_hash)
+        assert texts_of(open_source(known).train)[0][0].startswith(f"{token}<user>")
+    assert len(hashes) == 2
+
+
 @pytest.mark.parametrize(
     ("data", "model", "says"),
     [

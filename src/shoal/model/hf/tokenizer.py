@@ -3,8 +3,8 @@
     folder | hub | trained  -> read once, checked, kept under its hash in the user's cache -> data.tokenizer_hash
     data.tokenizer_hash     -> who makes tokens of text, and who writes a model: the same files, or an error
 
-The hash is that of tokenizer.json, of the token that ends a document and of the chat template: together they decide
-what the tokens of a text or of a conversation are.
+The hash is that of tokenizer.json and of the token that ends a document, and where there is a chat template of all
+files, since it writes tokens that others name: they decide what the tokens of a text or of a conversation are.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def _folder(hash: str) -> Path:
 
 
 def _hash(files: Mapping[str, bytes], end: int | None) -> str:
-    template = files.get(TEMPLATE) or repr(_object(files.get(SETTINGS, b"{}")).get("chat_template")).encode()
-    parts = (files[TOKENIZER], template)
+    has_template = TEMPLATE in files or "chat_template" in _object(files.get(SETTINGS, b"{}"))
+    parts = [files.get(name, b"") for name in (FILES if has_template else (TOKENIZER,))]
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts) + f"end {end}".encode()).hexdigest()
 
 
