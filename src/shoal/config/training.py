@@ -87,7 +87,8 @@ class DataConfig(Section):
     tools_column: str = Field(
         default="tools",
         min_length=1,
-        description="Column with the tools of a conversation, which its template writes, where there is one.",
+        description="Column with the tools of a conversation, a list or JSON of one, which its template writes, where "
+        "there is such a column.",
     )
     eval_split: str | None = Field(
         default=None,

@@ -16,18 +16,21 @@ from shoal.model.hf.tokenizer import KeptTokenizer
 class ChatEncoder:
     """Makes one text of each conversation; those without an answer, or without places of answers, are left out.
 
+    Args:
+        name: Of the tokenizer, for messages.
+
     Raises:
-        ConfigError: transformers does not read the tokenizer, or it has no template.
+        ConfigError: The tokenizer cannot be read, or it has no template.
     """
 
     dtype = MARKED_DTYPE
 
-    def __init__(self, kept: KeptTokenizer) -> None:
+    def __init__(self, kept: KeptTokenizer, name: str) -> None:
         self.identity = chat_identity(kept.hash)
         self.vocabulary = kept.facts.vocabulary
         if self.vocabulary > MOST_VOCABULARY:
-            raise ConfigError(f"the tokenizer in {kept.folder} has more than {MOST_VOCABULARY} tokens")
-        self._template = ChatTemplate(kept.folder, str(kept.folder))
+            raise ConfigError(f"data.tokenizer = {name} has more than {MOST_VOCABULARY} tokens")
+        self._template = ChatTemplate(kept.folder, name)
 
     def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
         """See `Encoder`."""

@@ -125,15 +125,25 @@ class RowReader:
         self._tools = data.tools_column if is_chat else None
         self.columns = tuple(column for column in (self.column, self._tools) if column is not None)
 
-    def take(self, row: Mapping[str, Any], where: str) -> TextPiece | Unreadable:
-        """Return the document of a row that has the column."""
+    def take(self, row: Mapping[str, Any], where: str, *, is_table: bool = True) -> TextPiece | Unreadable:
+        """Return the document of a row that has the column.
+
+        Args:
+            is_table: A row has the keys of all rows, also inside of its values; those without a value are none of it.
+        """
         if self._tools is None:
             return pieces_of(row[self.column], where)
-        return conversation_of(row[self.column], row.get(self._tools), where)
+        values = row[self.column], row.get(self._tools)
+        messages, tools = map(_without_nothing, values) if is_table else values
+        return conversation_of(messages, tools, where)
 
 
 def conversation_of(messages: object, tools: object, where: str) -> TextPiece | Unreadable:
-    """Return a conversation: messages with `role`, or `from` and `value` as ShareGPT has them."""
+    """Return a conversation: messages with `role`, or `from` and `value` as ShareGPT has them.
+
+    Args:
+        tools: A list, or JSON of one.
+    """
     if not isinstance(messages, list):
         return Unreadable(where, f"it holds no messages but {type(messages).__name__}")
     if not messages:
@@ -143,12 +153,26 @@ def conversation_of(messages: object, tools: object, where: str) -> TextPiece | 
         named = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
         if "from" in named and "role" not in named:
             role = named["from"]
-            named = {"role": _ROLES.get(role, role), "content": named.get("value")}
+            named = {"role": _ROLES.get(role, role) if isinstance(role, str) else None, "content": named.get("value")}
         if not isinstance(named.get("role"), str):
             return Unreadable(where, f"message {len(found) + 1} has no role")
-        found.append(named)
-    listed = cast("list[dict[str, Any]]", tools) if isinstance(tools, list) and tools else None
-    return TextPiece(Conversation(found, listed, where))
+        # A template asks whether there is a key.
+        found.append({key: value for key, value in named.items() if value is not None})
+    if isinstance(tools, str) and tools:
+        try:
+            tools = msgspec.json.decode(tools)
+        except msgspec.DecodeError as error:
+            return Unreadable(where, f"its tools are no JSON ({error})")
+    if tools and not isinstance(tools, list):
+        return Unreadable(where, f"its tools are no list but {type(tools).__name__}")
+    return TextPiece(Conversation(found, cast("list[dict[str, Any]] | None", tools or None), where))
+
+
+def _without_nothing(value: Any) -> Any:
+    if isinstance(value, dict):
+        named = cast("dict[str, Any]", value)
+        return {key: _without_nothing(each) for key, each in named.items() if each is not None}
+    return [_without_nothing(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def pieces_of(value: object, where: str) -> TextPiece | Unreadable:
@@ -235,7 +259,7 @@ class FileDocuments(Documents):
         key: Of the configuration, which names them.
 
     Raises:
-        ConfigError: Some are of text and some of tokens.
+        ConfigError: Some are of text and some of tokens, or are to hold conversations and have no rows.
     """
 
     def __init__(self, data: DataConfig, files: Sequence[Path], key: str) -> None:
@@ -248,6 +272,12 @@ class FileDocuments(Documents):
                 "a pattern that names one kind, as ./corpus/*.jsonl"
             )
         self.is_tokens = bool(tokens)
+        no_rows = [path for path in files if path.suffix not in _ROWS_OF]
+        if no_rows and data.messages_column is not None:
+            raise ConfigError(
+                f"{key}: {no_rows[0].name} has no rows with data.messages_column = {data.messages_column}; give a "
+                "pattern that names JSON lines or parquet alone, as ./corpus/*.jsonl"
+            )
         stats = [path.stat() for path in files]
         self._sizes = [stat.st_size for stat in stats]
         told = [f"{p.absolute()} {s.st_size} {s.st_mtime_ns}" for p, s in zip(files, stats, strict=True)]
@@ -319,7 +349,7 @@ def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiec
 def _cell(row: dict[str, Any], reader: RowReader, where: str) -> TextPiece | Unreadable:
     if reader.column not in row:
         return Unreadable(where, f'it has no "{reader.column}" ({reader.key}) but {", ".join(map(str, list(row)[:8]))}')
-    return reader.take(row, where)
+    return reader.take(row, where, is_table=False)
 
 
 def _csv(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unreadable]]:

@@ -206,6 +206,11 @@ def documents_here(config: Config, split: str | None) -> Documents | None:
         if split is None:
             if data.dataset_name not in TEXTS:
                 raise ConfigError(f"data.dataset_name = {data.dataset_name} is no text; choose another data set")
+            if data.messages_column is not None:
+                raise ConfigError(
+                    f"data.dataset_name = {data.dataset_name} has no conversations, and so no data.messages_column = "
+                    f"{data.messages_column}; choose another data set"
+                )
             return TextDocuments(TEXTS[data.dataset_name]())
     return local_documents(data, split)
 
@@ -231,7 +236,7 @@ def _encoder(config: Config, documents: Documents, say: Say) -> Encoder:
         return TokenizerEncoder(kept)
     from shoal.data.chat import ChatEncoder  # with transformers and torch, which plain text does without
 
-    return ChatEncoder(kept)
+    return ChatEncoder(kept, config.data.tokenizer)
 
 
 def _of_hub(data: DataConfig, split: str | None) -> Documents:

@@ -1,6 +1,6 @@
 """Makes tokens in a process of its own, `python -m shoal.data.token_maker`: what that takes of memory ends with it.
 
-It has neither event loop nor torch. It ends by the lifeline when who has started it is gone.
+It has no event loop, and torch only for conversations. It ends by the lifeline when who has started it is gone.
 """
 
 from __future__ import annotations

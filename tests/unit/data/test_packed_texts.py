@@ -120,6 +120,54 @@ def test_rows_of_parquet_have_keys_of_other_rows(tmp_path: Path) -> None:
     assert sorted(everything) == sorted(said_and_answered(number) for number in range(NUM))
 
 
+def test_a_table_gives_a_call_no_arguments_and_a_tool_no_keys_of_other_rows(tmp_path: Path) -> None:
+    template = (
+        "{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content or m.calls | tojson }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    asked = {"role": "user", "content": "?"}
+    rows = [
+        {
+            "messages": [asked, {"role": "assistant", "calls": [{"name": "f", "arguments": {name: 1}}]}],
+            "tools": [{"parameters": {name: {"type": "integer"}}}],
+        }
+        for name in "ab"
+    ]
+    wanted = [
+        f'[{{"parameters": {{"{name}": {{"type": "integer"}}}}}}]<user>?<assistant>'
+        f'[{{"name": "f", "arguments": {{"{name}": 1}}}}'
+        for name in "ab"
+    ]
+    found = config(tmp_path, [], template, holdout_fraction=0.5, seq_len=200)
+    (tmp_path / "corpus" / "a.jsonl").unlink()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "corpus" / "a.parquet")
+    dataset = opened(found)
+    assert sorted(text for part in (dataset.train, dataset.holdout) for text, _ in texts_of(part)) == wanted
+
+
+def test_a_value_that_lines_of_json_call_nothing_stays(tmp_path: Path) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content | tojson }}{% endfor %}"
+    row = [{"role": "user", "content": "?"}, {"role": "assistant", "content": {"limit": None}}]
+    dataset = opened(config(tmp_path, [row, row], template, holdout_fraction=0.5))
+    assert texts_of(dataset.train) == [('<user>"?"<assistant>{"limit": null', '<assistant>{"limit": null}')]
+
+
+def test_tools_may_be_json_and_what_is_none_is_named(tmp_path: Path) -> None:
+    template = "{% if tools %}[{{ tools[0].name }}]{% endif %}" + TEMPLATE
+    found = config(tmp_path, [], template, max_bad_fraction=1.0)
+    tools = ['[{"name": "add"}]', "", "[", {"name": "add"}, '[{"name": "sub"}]']
+    rows = [{"messages": turns(0), "tools": each} for each in tools]
+    (tmp_path / "corpus" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said: list[Event] = []
+    dataset = opened(found, said)
+    text = said_and_answered(0)[0]
+    texts = [each for part in (dataset.train, dataset.holdout) for each, _ in texts_of(part)]
+    assert sorted(texts) == sorted([f"[add]{text}", text, f"[sub]{text}"])
+    (skipped,) = (event for event in said if isinstance(event, DocumentsSkipped))
+    assert "a.jsonl:3: its tools are no JSON" in skipped.first
+    assert "a.jsonl:4: its tools are no list but dict" in skipped.first
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_tools_of_a_column_are_written_by_the_template(tmp_path: Path, suffix: str) -> None:
     template = "{% if tools %}[{{ tools[0].name }}]{% endif %}" + TEMPLATE
@@ -151,7 +199,8 @@ def test_what_is_too_long_is_cut_and_left_out_if_its_answer_is_gone(tmp_path: Pa
 
 
 def test_conversations_that_cannot_be_taken_are_left_out_counted_and_named(tmp_path: Path) -> None:
-    bad = [[], "text", [{"content": "no role"}], [{"role": "user", "content": "no answer"}]]
+    odd = [{"from": ["human"], "value": "no role"}]
+    bad = [[], "text", odd, [{"role": "user", "content": "no answer"}]]
     said: list[Event] = []
     opened(config(tmp_path, [*map(turns, range(NUM)), *bad], max_bad_fraction=0.1), said)
     (skipped,) = (event for event in said if isinstance(event, DocumentsSkipped))
@@ -187,6 +236,22 @@ def test_another_token_that_a_template_names_gives_another_hash(tmp_path: Path) 
         hashes.add(known.data.tokenizer_hash)
         assert texts_of(open_source(known).train)[0][0].startswith(f"{token}<user>")
     assert len(hashes) == 2
+
+
+def test_what_has_no_conversations_is_refused(tmp_path: Path) -> None:
+    found = config(tmp_path, [turns(1), turns(2)])
+    (tmp_path / "corpus" / "b.txt").write_text("text\n")
+    with pytest.raises(ConfigError, match=r"b\.txt has no rows with data\.messages_column = messages"):
+        opened(found)
+    for name in ("a.jsonl", "b.txt"):
+        (tmp_path / "corpus" / name).unlink()
+    (tmp_path / "corpus" / "c.bin").write_bytes(bytes(1000))
+    values = found.data.model_dump() | {"token_dtype": "uint16"}
+    with pytest.raises(ConfigError, match=r"c\.bin has no rows"):
+        opened(Config.model_validate({"data": values, "model": HF}))
+    values |= {"dataset_name": "pydoc-topics", "token_dtype": None}
+    with pytest.raises(ConfigError, match="pydoc-topics has no conversations"):
+        opened(Config.model_validate({"data": values, "model": HF}))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Conversations as a tokenizer's chat template writes them, and which of their tokens are an assistant's answers.
 
     messages, tools -> template -> text, and where in it answers are -> tokens, of which each answer's are targets
+                                           by tokenizer.json, as everywhere: transformers may read more into a folder
 
 A template may mark answers by `{% generation %}`. Where it does not, an answer is what the template adds to the
 messages before it and the prompt for an answer. That holds only if it writes the same again when other messages follow,
@@ -20,9 +21,19 @@ from numpy.typing import NDArray
 
 from shoal.errors import ConfigError, SampleError
 from shoal.model.hf.library import transformers_package
+from shoal.model.hf.tokenizer import TOKENIZER, read_tokenizer
 
 _MARKS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ASSISTANT: Final = "assistant"
+_DAY: Final = {"%d": "26", "%b": "Jul", "%B": "July", "%m": "07", "%y": "24", "%Y": "2024", "%a": "Fri", "%A": "Friday"}
+"""Tokens of a text are the same on any day: that of Llama 3's template where there is no clock."""
+_CLOCK: Final = "".join(
+    [
+        "{% macro strftime_now(format) %}{{ format",
+        *(f" | replace('{code}', '{value}')" for code, value in _DAY.items()),
+        " }}{% endmacro %}\n",
+    ]
+)
 
 Message = dict[str, Any]
 
@@ -47,27 +58,31 @@ class ChatTemplate:
         name: For messages.
 
     Raises:
-        ConfigError: transformers is not installed, or the tokenizer has no template or is none that it reads.
+        ConfigError: transformers or tokenizers is not installed, or the tokenizer has no template or is none that they
+            read.
+        OSError: The tokenizer cannot be read.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
         package = transformers_package()
+        self._tokenizer: Any = read_tokenizer((folder / TOKENIZER).read_bytes(), name)
         try:
-            self._tokenizer: Any = package.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            theirs: Any = package.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:
             raise ConfigError(f"data.tokenizer = {name}: transformers cannot read it ({error})") from error
-        if not self._tokenizer.is_fast:
-            raise ConfigError(
-                f"data.tokenizer = {name}: it does not say where its tokens stand in a text; give one "
-                "with a tokenizer.json"
-            )
         try:
-            self._text: str = self._tokenizer.get_chat_template()
+            text: str = theirs.get_chat_template()
         except ValueError as error:
             raise ConfigError(
                 f"data.tokenizer = {name} has no chat template, by which conversations become text; put a "
                 "chat_template.jinja into its folder"
             ) from error
+        self._text = _CLOCK + text
+        self._special: dict[str, Any] = theirs.special_tokens_map
+        # They have no number that the model and everybody else knows.
+        self._added: set[str] = theirs.get_vocab().keys() - self._tokenizer.get_vocab(with_added_tokens=True).keys()
         self._templates: Any = importlib.import_module("transformers.utils.chat_template_utils")
         self._has_marks = _MARKS.search(self._text) is not None
 
@@ -79,12 +94,18 @@ class ChatTemplate:
             tools: JSON schemas of functions that the assistant may call.
 
         Raises:
-            SampleError: The template refuses the messages, or does not tell where the answers are.
+            SampleError: The template refuses the messages, does not tell where the answers are, or writes a token that
+                tokenizer.json lacks.
         """
         text, answers = self._marked(messages, tools) if self._has_marks else self._compared(messages, tools)
-        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        tokens = np.array(encoding["input_ids"], dtype=np.int64)
-        places = np.array(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        if lacking := sorted(token for token in self._added if token in text):
+            raise SampleError(
+                f"the chat template writes {', '.join(lacking[:3])}, a token of tokenizer_config.json that "
+                "tokenizer.json lacks: save the tokenizer anew by save_pretrained of transformers"
+            )
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        tokens = np.array(encoding.ids, dtype=np.int64)
+        places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         is_target = np.zeros(len(tokens), dtype=np.bool_)
         for start, stop in answers:
             is_target |= (places[:, 0] < stop) & (places[:, 1] > start)
@@ -121,16 +142,11 @@ class ChatTemplate:
         """Return the text of one conversation and the places of answers, each in a list."""
         try:
             return self._templates.render_jinja_template(
-                conversations=[[_without_nothing(message) for message in messages]],
+                conversations=[list(messages)],
                 tools=None if tools is None else list(tools),
                 chat_template=self._text,
                 **options,
-                **self._tokenizer.special_tokens_map,
+                **self._special,
             )
         except Exception as error:
             raise SampleError(f"the chat template refuses it: {type(error).__name__}: {error}") from error
-
-
-def _without_nothing(message: Message) -> Message:
-    """A table has all keys in all rows; a template asks whether there is one."""
-    return {key: value for key, value in message.items() if value is not None}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from shoal.checkpoint.byte_tokenizer import byte_tokenizer_files
 from shoal.errors import ConfigError, SampleError
@@ -154,12 +155,15 @@ def conversation(turns: list[Any]) -> list[dict[str, Any]]:
     return [{"role": turn[0], "content": turn[1]} if isinstance(turn, tuple) else turn for turn in turns]
 
 
-def template(folder: Path, text: str | None) -> ChatTemplate:
-    """A tokenizer over bytes with a chat template."""
+def template(folder: Path, text: str | None, **said: Any) -> ChatTemplate:
+    """A tokenizer over bytes, and two tokens that stand for no text, with a chat template."""
     for name, content in byte_tokenizer_files(1024).items():
         (folder / name).write_bytes(content)
+    made: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_special_tokens(list(SPECIAL))
+    made.save(str(folder / "tokenizer.json"))
     settings = json.loads((folder / "tokenizer_config.json").read_bytes())
-    settings |= {"bos_token": "<s>", "eos_token": "</s>"}
+    settings |= {"bos_token": "<s>", "eos_token": "</s>", **said}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     if text is not None:
         (folder / "chat_template.jinja").write_text(text)
@@ -207,8 +211,22 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
         template(tmp_path, None)
 
 
-def test_keys_of_a_table_without_a_value_are_no_keys(tmp_path: Path) -> None:
-    turns = [{"role": U, "content": "a", "tool_calls": None}, {"role": A, "content": "b", "tool_calls": None}]
-    text = "{% for m in messages %}{{ m.role }}{{ 'tool_calls' in m }}{% endfor %}"
-    found = template(tmp_path, text).encode(turns)
-    assert bytes(found.tokens.tolist()) == b"userFalseassistantFalse"
+def test_a_token_that_tokenizer_json_lacks_is_no_other_token(tmp_path: Path) -> None:
+    found = template(tmp_path, CHATML, extra_special_tokens={"end": "<|end|>", "other": "<|other|>"})
+    with pytest.raises(SampleError, match=r"writes <\|end\|>, a token of .* that tokenizer.json lacks"):
+        found.encode(conversation([(U, "a"), (A, "b")]))
+
+
+def test_tokens_are_those_of_tokenizer_json_whatever_transformers_makes_of_the_folder(tmp_path: Path) -> None:
+    found = template(tmp_path, CHATML, tokenizer_class="GPT2Tokenizer", add_prefix_space=True)
+    tokens = found.encode(conversation([(U, "a"), (A, "b")])).tokens
+    assert bytes(tokens.tolist()) == b"<|user|>a<|end|>\n<|assistant|>b<|end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"), [("%d %b %Y", "26 Jul 2024"), ("%Y-%m-%d", "2024-07-26"), ("%A, %B %d", "Friday, July 26")]
+)
+def test_what_a_template_writes_does_not_hang_on_the_day(asked: str, written: str, tmp_path: Path) -> None:
+    today = "\n{% if strftime_now is defined %}{{ strftime_now('" + asked + "') }}{% endif %}"
+    found = template(tmp_path, today + CHATML).encode(conversation([(U, "a"), (A, "b")]))
+    assert bytes(found.tokens.tolist()).startswith(f"\n{written}<|user|>a".encode())
