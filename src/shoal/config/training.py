@@ -149,7 +149,7 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _check_fold(self) -> Self:
         if self.holdout_fold and self.task_type != "cv":
-            raise ValueError(f"holdout_fold = {self.holdout_fold}: of a text its end is held out; leave it out")
+            raise ValueError(f"holdout_fold = {self.holdout_fold}: only images are held out in folds; leave it out")
         # A fraction such as 0.1 is not exactly a tenth.
         if (self.holdout_fold + 1) * self.holdout_fraction > 1 + 1e-9:
             raise ValueError(

@@ -33,7 +33,7 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
 
     Raises:
         ConfigError: There is no such family, its module cannot be imported, it is no `Family`, or its loss is not
-            computed in chunks where that is wanted, or its stages do not see the texts of a sample apart.
+            computed in chunks where that is wanted, or it has another context than samples have.
     """
     family = family_class(model.family).from_config(model, data)
     if model.loss_chunk_tokens is not None and family.loss_chunk_tokens is None:
@@ -41,10 +41,16 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
             f"model.loss_chunk_tokens = {model.loss_chunk_tokens}: the loss of model.family = {model.family} is not "
             "computed in chunks of tokens; remove the key"
         )
-    if data.messages_column is not None and "positions" not in family.context_specs():
+    given, wanted = {"positions"} if data.messages_column else set[str](), family.context_specs().keys()
+    if given - wanted:
         raise ConfigError(
             f"data.messages_column = {data.messages_column} packs several conversations into a sample, and "
             f"model.family = {model.family} does not see them apart: its context_specs have no positions"
+        )
+    if odd := sorted(wanted - given):
+        raise ConfigError(
+            f"model.family = {model.family}: its context_specs want {', '.join(odd)} of each sample, which "
+            f"data.dataset_name = {data.dataset_name} does not give; positions come with data.messages_column"
         )
     return family
 

@@ -149,7 +149,7 @@ def test_the_configuration_says_which_images_are_held_out() -> None:
     assert len(images[0] & images[1]) <= 2
     with pytest.raises(ValueError, match=r"holdout_fold = 5: with holdout_fraction = 0\.2 the last one is 4"):
         config({**fifths, "holdout_fold": 5}, RESNET)
-    with pytest.raises(ValueError, match="holdout_fold = 1: of a text its end is held out"):
+    with pytest.raises(ValueError, match="holdout_fold = 1: only images are held out in folds"):
         Config.model_validate({"data": {"holdout_fold": 1}})
 
 

@@ -23,6 +23,10 @@ class Tiny(GptFamily):
     def from_config(cls, model, data):
         return cls(GptShape(data.seq_len, model.extra["width"], 1, 1))
 
+class Located(Tiny):
+    def context_specs(self):
+        return {"lengths": self.label_spec(), "positions": self.label_spec()}
+
 class Unfinished(Family):
     pass
 
@@ -46,6 +50,15 @@ def test_a_family_of_ones_own_that_mixes_conversations_is_refused(own_module: st
     data = {"messages_column": "messages", "tokenizer": "mine"}
     config = Config.model_validate({"model": {"family": f"{own_module}:Tiny", "extra": {"width": 8}}, "data": data})
     with pytest.raises(ConfigError, match=r"messages packs .* does not see them apart: its context_specs have no pos"):
+        load_family(config.model, config.data)
+
+
+@pytest.mark.parametrize("data", [{}, {"messages_column": "messages", "tokenizer": "mine"}])
+def test_a_family_that_wants_what_no_sample_has_is_refused(own_module: str, data: dict[str, str]) -> None:
+    model = {"family": f"{own_module}:Located", "extra": {"width": 8}}
+    config = Config.model_validate({"model": model, "data": data})
+    wanted = "lengths" if data else "lengths, positions"
+    with pytest.raises(ConfigError, match=f"context_specs want {wanted} of each sample, which .* does not give"):
         load_family(config.model, config.data)
 
 
