@@ -73,18 +73,18 @@ class ChatTemplate:
         except Exception as error:
             raise ConfigError(f"data.tokenizer = {name}: transformers cannot read it ({error})") from error
         try:
-            text: str = theirs.get_chat_template()
+            # Of templates by name, one may be for conversations with tools.
+            self._text: str = _CLOCK + theirs.get_chat_template()
+            self._text_of_tools: str = _CLOCK + theirs.get_chat_template(tools=[])
         except ValueError as error:
             raise ConfigError(
-                f"data.tokenizer = {name} has no chat template, by which conversations become text; put a "
+                f"data.tokenizer = {name} has no chat template, by which conversations become text ({error}); put a "
                 "chat_template.jinja into its folder"
             ) from error
-        self._text = _CLOCK + text
         self._special: dict[str, Any] = theirs.special_tokens_map
         # They have no number that the model and everybody else knows.
         self._added: set[str] = theirs.get_vocab().keys() - self._tokenizer.get_vocab(with_added_tokens=True).keys()
         self._templates: Any = importlib.import_module("transformers.utils.chat_template_utils")
-        self._has_marks = _MARKS.search(self._text) is not None
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> ChatTokens:
         """Return the tokens of a conversation.
@@ -97,7 +97,8 @@ class ChatTemplate:
             SampleError: The template refuses the messages, does not tell where the answers are, or writes a token that
                 tokenizer.json lacks.
         """
-        text, answers = self._marked(messages, tools) if self._has_marks else self._compared(messages, tools)
+        has_marks = _MARKS.search(self._text_for(tools)) is not None
+        text, answers = self._marked(messages, tools) if has_marks else self._compared(messages, tools)
         if lacking := sorted(token for token in self._added if token in text):
             raise SampleError(
                 f"the chat template writes {', '.join(lacking[:3])}, a token of tokenizer_config.json that "
@@ -138,13 +139,16 @@ class ChatTemplate:
             answers.append((len(asked), len(answered)))
         return whole, answers
 
+    def _text_for(self, tools: Sequence[Message] | None) -> str:
+        return self._text if tools is None else self._text_of_tools
+
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Message] | None, **options: bool) -> Any:
         """Return the text of one conversation and the places of answers, each in a list."""
         try:
             return self._templates.render_jinja_template(
                 conversations=[list(messages)],
                 tools=None if tools is None else list(tools),
-                chat_template=self._text,
+                chat_template=self._text_for(tools),
                 **options,
                 **self._special,
             )

@@ -211,6 +211,14 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
         template(tmp_path, None)
 
 
+def test_of_templates_by_name_conversations_with_tools_have_their_own(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": MARKED}, {"name": "tool_use", "template": TOOLS}]
+    found = template(tmp_path, None, chat_template=named)
+    turns = conversation([(U, "a"), (A, "b")])
+    texts = [bytes(found.encode(turns, tools).tokens.tolist()).decode() for tools in (None, TOOL)]
+    assert texts[1] == TOOLS_TEXT + texts[0]
+
+
 def test_a_token_that_tokenizer_json_lacks_is_no_other_token(tmp_path: Path) -> None:
     found = template(tmp_path, CHATML, extra_special_tokens={"end": "<|end|>", "other": "<|other|>"})
     with pytest.raises(SampleError, match=r"writes <\|end\|>, a token of .* that tokenizer.json lacks"):
