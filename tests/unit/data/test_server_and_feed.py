@@ -55,8 +55,11 @@ async def test_a_fast_trainers_batch_is_larger_than_a_place() -> None:
         assert [len(each) for each in labels][:2] == [96, 32]
         assert len({*labels[0], *labels[1], *labels[2]}) == sum(map(len, labels))
         assert held[0] is not None
-        fast.acknowledge(key(0, 0), held[0], committed=True)
+        # Until what is prepared ahead has its places.
+        await anyio.wait_all_tasks_blocked()
+        await settle(lambda: not at.service.preparer._preparing)
         before = num_free(at.service.pool)
+        fast.acknowledge(key(0, 0), held[0], committed=True)
         await settle(lambda: num_free(at.service.pool) == before + 2)
 
 
