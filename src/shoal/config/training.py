@@ -8,6 +8,9 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from shoal.config.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
+POSITIONS = "positions"
+"""The name of the places of tokens in their texts."""
+
 LEAST_TRAINED = 257
 """Tokens of the smallest tokenizer that is trained."""
 
@@ -157,6 +160,11 @@ class DataConfig(Section):
                 f"{int((1 + 1e-9) / self.holdout_fraction) - 1}"
             )
         return self
+
+    @property
+    def context(self) -> tuple[str, ...]:
+        """What every stage gets of a sample, by name: positions of tokens, where several texts share a sample."""
+        return () if self.messages_column is None else (POSITIONS,)
 
     @property
     def has_bytes(self) -> bool:

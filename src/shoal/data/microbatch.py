@@ -6,7 +6,6 @@ parts are views; nothing is copied.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -54,8 +53,7 @@ class Microbatch(NamedTuple):
 
 def cut(batch: Fields[Array], max_parts: int) -> list[Microbatch]:
     """Return a batch (n, ...) in at most `max_parts` parts, as even as whole samples allow."""
-    num_samples = len(batch.inputs)
-    return _slices(batch, range(num_samples), -(-num_samples // max_parts))
+    return _slices(batch, -(-len(batch.inputs) // max_parts))
 
 
 def microbatches(
@@ -78,15 +76,14 @@ def microbatches(
         num_microbatches: the most into which `batch_samples` are cut.
         keeps_size: stages are compiled for `usual_sizes`.
     """
-    num_samples = len(batch.inputs)
+    num_samples, usual_size = len(batch.inputs), -(-batch_samples // num_microbatches)
     if keeps_size and num_samples != samples_per_step:
-        return _slices(batch, range(num_samples), -(-batch_samples // num_microbatches))
+        return _slices(batch, usual_size)
     if num_samples > samples_per_step:
-        return _slices(batch, range(num_samples), _even(num_samples, -(-batch_samples // num_microbatches)))
+        return _slices(batch, _even(num_samples, usual_size))
     parts: list[Microbatch] = []
     for start in range(0, num_samples, batch_samples):
-        samples = range(start, min(start + batch_samples, num_samples))
-        parts += _slices(batch, samples, -(-len(samples) // num_microbatches))
+        parts += cut(_rows(batch, start, start + batch_samples), num_microbatches)
     return parts
 
 
@@ -106,13 +103,11 @@ def _even(num_samples: int, most: int) -> int:
     return -(-num_samples // -(-num_samples // most))
 
 
-def _slices(batch: Fields[Array], samples: range, size: int) -> list[Microbatch]:
-    parts: list[Microbatch] = []
-    for start in range(samples.start, samples.stop, size):
-        stop = min(start + size, samples.stop)
-        parts.append(Microbatch(batch.each(partial(_rows, start=start, stop=stop)), stop - start))
-    return parts
+def _slices(batch: Fields[Array], size: int) -> list[Microbatch]:
+    parts = [_rows(batch, start, start + size) for start in range(0, len(batch.inputs), size)]
+    return [Microbatch(part.each(wire_view), len(part.inputs)) for part in parts]
 
 
-def _rows(array: Array, start: int, stop: int) -> WireTensor:
-    return wire_view(array[start:stop])
+def _rows(batch: Fields[Array], start: int, stop: int) -> Fields[Array]:
+    """Samples [start, stop) of a batch, as far as there are so many, as views."""
+    return batch.each(lambda array: array[start:stop])

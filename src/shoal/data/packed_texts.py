@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.config.training import POSITIONS
 from shoal.data.fields import Fields
 from shoal.data.packing import Packing, best_fit
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split_indices
@@ -24,7 +25,6 @@ from shoal.data.token_windows import TokenFile, token_dtype
 from shoal.errors import ConfigError
 
 MARKED_DTYPE: Final = "int32"
-POSITIONS: Final = "positions"
 _BEGINS: Final = 1 << 29
 _IS_TARGET: Final = 1 << 30
 _TOKEN: Final = _BEGINS - 1
@@ -103,11 +103,6 @@ class PackedTexts(Source):
     def num_samples(self) -> int:
         return self._packing.num_samples
 
-    @property
-    def fill(self) -> float:
-        """The share of the places that hold a token, 0 to 1."""
-        return float((self._texts.lengths - 1).sum()) / max(1, self.num_samples * self._seq_len)
-
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         batch.inputs[...] = 0
         batch.labels[...] = IGNORED
@@ -125,7 +120,7 @@ class PackedTexts(Source):
             positions[row, place:] = np.arange(self._seq_len - place)
 
 
-def cut(file: TokenFile, texts: Texts, seq_len: int) -> Texts:
+def shortened(file: TokenFile, texts: Texts, seq_len: int) -> Texts:
     """Cut texts to T + 1 tokens, and leave out those that have no target any more."""
     lengths = np.minimum(texts.lengths, seq_len + 1)
     is_kept = np.ones(len(lengths), dtype=np.bool_)
@@ -150,7 +145,7 @@ def packed_dataset(
     Raises:
         ConfigError: There are too few.
     """
-    texts = cut(train, texts_of(train), seq_len)
+    texts = shortened(train, texts_of(train), seq_len)
     if len(texts.starts) < (2 if holdout is None else 1):
         raise ConfigError(
             f"data.dataset_name = {name} has {len(texts.starts)} texts with an answer in their first {seq_len + 1} "
@@ -161,7 +156,7 @@ def packed_dataset(
         held_out = Texts(texts.starts[others], texts.lengths[others])
         texts = Texts(texts.starts[chosen], texts.lengths[chosen])
     else:
-        held_out = cut(holdout, texts_of(holdout), seq_len)
+        held_out = shortened(holdout, texts_of(holdout), seq_len)
         if not len(held_out.starts):
             raise ConfigError(f"data.eval_split has no text with an answer in its first {seq_len + 1} tokens")
     return DataSet(

@@ -68,8 +68,8 @@ def open_text(config: Config, say: Say) -> DataSet:
     train, found = _tokens(config, None, say)
     holdout = None if data.eval_split is None else _tokens(config, data.eval_split, say)
     vocabulary = found.vocabulary if holdout is None else max(found.vocabulary, holdout[1].vocabulary)
-    cut = windows_dataset if data.messages_column is None else packed_dataset
-    return cut(
+    build = windows_dataset if data.messages_column is None else packed_dataset
+    return build(
         data.dataset_name,
         train,
         None if holdout is None else holdout[0],

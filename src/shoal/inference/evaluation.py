@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.codec.raw import from_wire
+from shoal.data.fields import Fields
 from shoal.data.microbatch import wire_view
 from shoal.data.source import Source
 from shoal.data.targets import targets_of
 from shoal.model.stage import StageModule
 from shoal.swarm.microbatch_cut import EVAL_SAMPLES
+from shoal.wire.tensors import WireTensor
 
 
 @torch.no_grad()
@@ -25,9 +27,7 @@ def held_out_loss(model: StageModule, holdout: Source) -> float:
     """
     device = next(model.parameters()).device
     loss_sum, num_targets = 0.0, 0
-    for start in range(0, holdout.num_samples, EVAL_SAMPLES):
-        indices = np.arange(start, min(start + EVAL_SAMPLES, holdout.num_samples), dtype=np.int64)
-        batch = holdout.read(indices).each(wire_view)
+    for batch in _batches(holdout):
         if count := sum(targets_of(batch.labels)):
             inputs, labels, *context = (from_wire(tensor).to(device) for tensor in batch.everything)
             loss_sum += model.loss(model(inputs, *context), labels).item() * count
@@ -44,8 +44,14 @@ def held_out_accuracy(model: Callable[[Tensor], Tensor], holdout: Source, device
         holdout: Of classes (B).
     """
     num_right = 0
-    for start in range(0, holdout.num_samples, EVAL_SAMPLES):
-        indices = np.arange(start, min(start + EVAL_SAMPLES, holdout.num_samples), dtype=np.int64)
-        inputs, labels, *_ = (from_wire(wire_view(array)) for array in holdout.read(indices).everything)
+    for batch in _batches(holdout):
+        inputs, labels = from_wire(batch.inputs), from_wire(batch.labels)
         num_right += int((model(inputs.to(device)).argmax(-1).cpu() == labels.long()).sum())
     return num_right / holdout.num_samples
+
+
+def _batches(holdout: Source) -> Iterator[Fields[WireTensor]]:
+    """Yield all samples, as many at a time as a run evaluates."""
+    for start in range(0, holdout.num_samples, EVAL_SAMPLES):
+        indices = np.arange(start, min(start + EVAL_SAMPLES, holdout.num_samples), dtype=np.int64)
+        yield holdout.read(indices).each(wire_view)

@@ -41,7 +41,7 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
             f"model.loss_chunk_tokens = {model.loss_chunk_tokens}: the loss of model.family = {model.family} is not "
             "computed in chunks of tokens; remove the key"
         )
-    given, wanted = {"positions"} if data.messages_column else set[str](), family.context_specs().keys()
+    given, wanted = set(data.context), family.context_specs().keys()
     if given - wanted:
         raise ConfigError(
             f"data.messages_column = {data.messages_column} packs several conversations into a sample, and "

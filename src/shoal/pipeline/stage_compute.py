@@ -142,7 +142,7 @@ class StageCompute:
             key: The step's first microbatch begins it.
             input: (B, *input_spec.shape).
             weight: The microbatch's share of the step's targets; scales the gradients of the stage's routers' loss.
-            context: (B, ...) each, as the module's `context_specs`.
+            context: (B, ...) each, as the module's `forward_specs` have them behind the input.
             is_head: Of the head that this stage hosts, and not of its own units.
 
         Returns:

@@ -354,11 +354,10 @@ class StageWorker:
             kept = self._sent_gradients.setdefault(key, deque(maxlen=_KEPT_GRADIENTS))
             kept.append((operation.microbatch, result.tensor))
         version = self._machine.version
-        sent = () if result.tensor is None else (result.tensor,)
-        if operation.kind == OperationKind.FORWARD:
-            # What every stage gets is handed on.
-            sent += tuple(inputs[1:])
-        self._results = (self._machine.finished(operation, result.totals), sent)
+        # What every stage gets is handed on behind what this one puts out.
+        context = inputs[1:] if operation.kind == OperationKind.FORWARD else []
+        computed = [] if result.tensor is None else [result.tensor, *context]
+        self._results = (self._machine.finished(operation, result.totals), computed)
         self._meter.committed(self._machine.log[version:])
         if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
             self._payloads.pop(key, None)

@@ -117,19 +117,19 @@ class ChatTemplate:
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text, and where answers are in it, as the template marks them."""
         texts, places = self._rendered(messages, tools, return_assistant_tokens_mask=True)
-        return texts[0], [(start, stop) for start, stop in places[0]]
+        return texts[0], list(places[0])
 
     def _compared(
         self, messages: Sequence[Message], tools: Sequence[Message] | None
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text, and where answers are in it, as the template writes fewer messages."""
-        whole: str = self._rendered(messages, tools)[0][0]
+        whole = self._written(messages, tools)
         answers: list[tuple[int, int]] = []
         for number, message in enumerate(messages):
             if message["role"] != _ASSISTANT:
                 continue
-            asked: str = self._rendered(messages[:number], tools, add_generation_prompt=True)[0][0]
-            answered: str = self._rendered(messages[: number + 1], tools)[0][0]
+            asked = self._written(messages[:number], tools, add_generation_prompt=True)
+            answered = self._written(messages[: number + 1], tools)
             if not answered.startswith(asked) or not whole.startswith(answered):
                 raise SampleError(
                     f"the chat template writes message {number + 1}, an answer, otherwise when it is the last one or "
@@ -138,6 +138,12 @@ class ChatTemplate:
                 )
             answers.append((len(asked), len(answered)))
         return whole, answers
+
+    def _written(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, *, add_generation_prompt: bool = False
+    ) -> str:
+        texts, _ = self._rendered(messages, tools, add_generation_prompt=add_generation_prompt)
+        return texts[0]
 
     def _text_for(self, tools: Sequence[Message] | None) -> str:
         return self._text if tools is None else self._text_of_tools

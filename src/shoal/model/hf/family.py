@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.config.training import POSITIONS
 from shoal.errors import ConfigError
 from shoal.model.chunked_loss import chunk_tokens
 from shoal.model.hf.described import config_values, is_before, transformers_version
@@ -86,7 +87,7 @@ class HfFamily(Family):
             verdicts=Verdicts.of_user(),
             parts=model.tie is False,
             loss_chunk=model.loss_chunk_tokens,
-            packs=data.messages_column is not None,
+            packs=POSITIONS in data.context,
         )
         config = family.config
         if config.vocab_size < _NUM_BYTES:
@@ -189,7 +190,7 @@ class HfFamily(Family):
 
     def context_specs(self) -> Mapping[str, TensorSpec]:
         """Positions (T,) of tokens in their texts, where a sample has several."""
-        return {"positions": TensorSpec("int64", (self._seq_len,))} if self._packs else {}
+        return {POSITIONS: TensorSpec("int64", (self._seq_len,))} if self._packs else {}
 
     def input_spec(self) -> TensorSpec:
         return TensorSpec("int64", (self._seq_len,))

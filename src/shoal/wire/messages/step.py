@@ -75,7 +75,7 @@ class Refused(Struct, frozen=True, tag="refused"):
 
 
 class Forward(Struct, frozen=True, tag="fwd"):
-    """Input of one microbatch for the receiving stage. One tensor."""
+    """Input of one microbatch for the receiving stage. Its tensor, and those of the context, which is handed on."""
 
     key: StepKey
     microbatch: int
@@ -209,8 +209,8 @@ class Fenced(Struct, frozen=True, tag="fenced"):
 
 class EvalForward(Struct, frozen=True, tag="eval_fwd"):
     """Input of one evaluation batch for the receiving stage of `path`; its replicas must hold the record of
-    `base_round`. One tensor. `trainer`, `evaluation` and `microbatch` pair it with its labels; the answer goes to
-    `trainer`."""
+    `base_round`. Tensors as of `Forward`. `trainer`, `evaluation` and `microbatch` pair it with its labels; the answer
+    goes to `trainer`."""
 
     evaluation: int
     microbatch: int
