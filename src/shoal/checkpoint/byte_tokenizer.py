@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-TOKENIZER_FILE: Final = "tokenizer.json"
+from shoal.model.hf.tokenizer import SETTINGS, TOKENIZER_FILE
+
 NUM_BYTES: Final = 256
 
 
@@ -21,7 +22,7 @@ def byte_tokenizer_files(context: int) -> dict[str, bytes]:
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
     }
-    return {TOKENIZER_FILE: _encoded(_tokenizer()), "tokenizer_config.json": _encoded(settings)}
+    return {TOKENIZER_FILE: _encoded(_tokenizer()), SETTINGS: _encoded(settings)}
 
 
 def is_byte_tokenizer(folder: Path) -> bool:

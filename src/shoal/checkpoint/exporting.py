@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE, byte_tokenizer_files
+from shoal.checkpoint.byte_tokenizer import byte_tokenizer_files
 from shoal.checkpoint.gpt2_folder import gpt2_config, gpt2_name
 from shoal.checkpoint.hf_folder import HfForm
 from shoal.checkpoint.integer_file import integer_entries, integer_tensors
@@ -27,7 +27,7 @@ from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, StateMismatch
 from shoal.model.hf.lora import lora_of
-from shoal.model.hf.tokenizer import end_of_document
+from shoal.model.hf.tokenizer import FILES, end_of_document
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256, trained_parameters
@@ -43,15 +43,7 @@ _FILES: Final[Mapping[Format, tuple[str, str]]] = {
     "peft": (ADAPTER, ADAPTER_CONFIG),
 }
 """The names of the tensors' file and of what describes them."""
-_TOKENIZER_FILES: Final = (
-    TOKENIZER_FILE,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+_TOKENIZER_FILES: Final = (*FILES, "vocab.json", "merges.txt", "generation_config.json")
 """Of a model of transformers, copied as they are."""
 
 

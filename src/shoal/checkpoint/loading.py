@@ -121,7 +121,7 @@ def _tokenizer(folder: Path, config: Config) -> Path | None:
     """Return where the files of its tokenizer are: in the folder, or where this host keeps those of runs."""
     if (folder / TOKENIZER).is_dir():
         return folder / TOKENIZER
-    kept = kept_tokenizer(config.data.tokenizer_hash or "")
+    kept = kept_tokenizer(config.data.tokenizer_hash)
     return None if kept is None else kept.folder
 
 

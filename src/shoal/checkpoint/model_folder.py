@@ -103,7 +103,7 @@ class ModelFolder:
             StorageError: It cannot be written, or something is missing.
         """
         described = {"run_id": run_id, "round": record.round, "record": record_hash(signed)}
-        kept = kept_tokenizer(config.data.tokenizer_hash or "")
+        kept = kept_tokenizer(config.data.tokenizer_hash)
         if kept is not None:
             for name, content in kept.files.items():
                 self.write_tokenizer(name, content)

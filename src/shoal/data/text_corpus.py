@@ -17,7 +17,8 @@ from shoal.config.dump import config_to_json
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig, trained_size
 from shoal.data.builtin import BUILTINS, TEXTS
-from shoal.data.documents import Documents, FileDocuments, RowReader, local_documents
+from shoal.data.documents import Documents, RowReader
+from shoal.data.file_documents import FileDocuments, local_documents
 from shoal.data.hub_documents import StreamDocuments, TableDocuments, TextDocuments
 from shoal.data.packed_texts import chat_identity, packed_dataset
 from shoal.data.source import DataSet
@@ -141,7 +142,7 @@ def tokenizer_of(config: Config, say: Say) -> KeptTokenizer:
         RemoteError: Who trains it was killed.
     """
     data = config.data
-    if data.tokenizer_hash is not None and (kept := kept_tokenizer(data.tokenizer_hash)) is not None:
+    if (kept := kept_tokenizer(data.tokenizer_hash)) is not None:
         return kept
     found = named_tokenizer(config) if trained_size(data.tokenizer) is None else _trained(config, say)
     return require_hash(found, config)

@@ -23,7 +23,7 @@ from shoal.data.token_windows import token_dtype
 from shoal.errors import ConfigError
 from shoal.events.base import Event
 from shoal.events.data import TokensBuilt, TokensDamaged, TokensProgress
-from shoal.model.hf.tokenizer import TOKENIZER, KeptTokenizer, read_tokenizer
+from shoal.model.hf.tokenizer import TOKENIZER_FILE, KeptTokenizer, read_tokenizer
 
 _BATCH_CHARACTERS: Final = 4 << 20
 _SAY_EVERY_S: Final = 5.0
@@ -88,7 +88,8 @@ class TokenizerEncoder:
     """
 
     def __init__(self, kept: KeptTokenizer) -> None:
-        self._tokenizer: Any = read_tokenizer((kept.folder / TOKENIZER).read_bytes(), str(kept.folder))
+        content = (kept.folder / TOKENIZER_FILE).read_bytes()
+        self._tokenizer: Any = read_tokenizer(content, f"the tokenizer in {kept.folder}")
         self._end = kept.facts.end
         self.vocabulary = kept.facts.vocabulary
         self.identity = kept.hash

@@ -16,7 +16,7 @@ from shoal.events.base import Event
 from shoal.events.data import TokenizerTraining
 from shoal.model.hf.tokenizer import (
     SETTINGS,
-    TOKENIZER,
+    TOKENIZER_FILE,
     KeptTokenizer,
     keep_tokenizer,
     kept_tokenizer,
@@ -53,7 +53,7 @@ def trained_tokenizer(config: Config, documents: Documents, say: Callable[[Event
     if size is None:
         raise ConfigError(f"data.tokenizer = {data.tokenizer} is not to be trained")
     say(TokenizerTraining(data.dataset_name, size))
-    package = tokenizers_package(data.tokenizer or "")
+    package = tokenizers_package(f"data.tokenizer = {data.tokenizer}")
     level: Any = package.pre_tokenizers.ByteLevel
     tokenizer: Any = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = level(add_prefix_space=False)
@@ -68,7 +68,7 @@ def trained_tokenizer(config: Config, documents: Documents, say: Callable[[Event
         "model_max_length": data.seq_len,
         "clean_up_tokenization_spaces": False,
     }
-    files = {TOKENIZER: tokenizer.to_str(pretty=True).encode(), SETTINGS: json.dumps(settings, indent=2).encode()}
+    files = {TOKENIZER_FILE: tokenizer.to_str(pretty=True).encode(), SETTINGS: json.dumps(settings, indent=2).encode()}
     kept = keep_tokenizer(files, data.tokenizer or "")
     keep(cached_file(user_cache("tokenizers"), _key(config, documents)), json.dumps(kept.hash).encode())
     return kept

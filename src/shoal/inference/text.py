@@ -7,14 +7,14 @@ package `tokenizers`, which reads them, comes with the extra `hf`.
 from __future__ import annotations
 
 import codecs
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from shoal.checkpoint.byte_tokenizer import NUM_BYTES, TOKENIZER_FILE
+from shoal.checkpoint.byte_tokenizer import NUM_BYTES
 from shoal.errors import ConfigError
+from shoal.model.hf.tokenizer import TOKENIZER_FILE, read_tokenizer
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
@@ -93,20 +93,8 @@ class FileTokens:
     """
 
     def __init__(self, folder: Path, ends: Sequence[int] = ()) -> None:
-        try:
-            package: Any = importlib.import_module("tokenizers")
-        except ImportError as error:
-            raise ConfigError(
-                f"the tokenizer in {folder} needs the package tokenizers: pip install 'shoal[hf]'"
-            ) from error
-        content = (folder / TOKENIZER_FILE).read_bytes()
-        try:
-            self._tokenizer: Any = package.Tokenizer.from_buffer(content)
-        except Exception as error:
-            raise ConfigError(f"{folder / TOKENIZER_FILE} is no tokenizer: {error}") from error
-        # As whoever saved it has prepared samples: a prompt is neither filled up nor cut.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        path = folder / TOKENIZER_FILE
+        self._tokenizer: Any = read_tokenizer(path.read_bytes(), str(path))
         said = _ends(_settings(folder / "generation_config.json").get("eos_token_id")) or tuple(ends)
         self.ends = frozenset(said or self._named_end(folder))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from shoal.checkpoint.byte_tokenizer import TOKENIZER_FILE
+from shoal.checkpoint.model_folder import TOKENIZER
 from shoal.checkpoint.model_source import ModelSource
 from shoal.errors import ConfigError
 from shoal.inference.text import ByteTokens, FileTokens, Tokens
 from shoal.model.hf.cached import ends_of
 from shoal.model.hf.skeleton import Part
+from shoal.model.hf.tokenizer import TOKENIZER_FILE
 from shoal.model.stage import StageModule
 
 
@@ -26,7 +27,7 @@ def tokens_of(source: ModelSource, model: StageModule) -> Tokens:
         if data.tokenizer is not None:
             raise ConfigError(
                 f"{source.folder} was trained with data.tokenizer = {data.tokenizer}, whose files are neither there "
-                f"nor kept on this host: take those from the host of the run's client to {source.folder / 'tokenizer'}"
+                f"nor kept on this host: take those from the host of the run's client to {source.folder / TOKENIZER}"
             )
         if not source.is_bytes:
             raise ConfigError(

@@ -72,7 +72,7 @@ def test_without_a_tokenizer_the_documents_of_all_files_are_their_bytes_with_a_l
 def test_a_large_file_of_text_is_read_in_parts_and_comes_out_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.data.documents._PIECE_CHARACTERS", 50)
+    monkeypatch.setattr("shoal.data.file_documents._PIECE_CHARACTERS", 50)
     (tmp_path / "corpus").mkdir()
     text = "\n".join(TEXTS) + "\n"
     (tmp_path / "corpus" / "one.txt").write_text(text)

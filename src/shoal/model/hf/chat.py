@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import ConfigError, SampleError
 from shoal.model.hf.library import transformers_package
-from shoal.model.hf.tokenizer import TOKENIZER, read_tokenizer
+from shoal.model.hf.tokenizer import TOKENIZER_FILE, read_tokenizer
 
 _MARKS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ASSISTANT: Final = "assistant"
@@ -65,7 +65,7 @@ class ChatTemplate:
 
     def __init__(self, folder: Path, name: str) -> None:
         package = transformers_package()
-        self._tokenizer: Any = read_tokenizer((folder / TOKENIZER).read_bytes(), name)
+        self._tokenizer: Any = read_tokenizer((folder / TOKENIZER_FILE).read_bytes(), f"data.tokenizer = {name}")
         try:
             theirs: Any = package.AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False

@@ -26,10 +26,10 @@ from shoal.runtime.user_cache import keep, user_cache
 if TYPE_CHECKING:
     from shoal.config.schema import Config
 
-TOKENIZER: Final = "tokenizer.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
 SETTINGS: Final = "tokenizer_config.json"
 TEMPLATE: Final = "chat_template.jinja"
-FILES: Final = (TOKENIZER, SETTINGS, "special_tokens_map.json", TEMPLATE)
+FILES: Final = (TOKENIZER_FILE, SETTINGS, "special_tokens_map.json", TEMPLATE)
 """Of a tokenizer, as transformers names them; all but the first may be absent."""
 _FACTS: Final = "shoal.json"
 _ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -70,8 +70,10 @@ class KeptTokenizer:
         return {name: (self.folder / name).read_bytes() for name in FILES if (self.folder / name).is_file()}
 
 
-def kept_tokenizer(hash: str) -> KeptTokenizer | None:
-    """Return the tokenizer with this hash if this host has it, as it was put there."""
+def kept_tokenizer(hash: str | None) -> KeptTokenizer | None:
+    """Return the tokenizer with this hash if this host has it, as it was put there. None has no hash."""
+    if hash is None:
+        return None
     folder = _folder(hash)
     try:
         facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=TokenizerFacts)
@@ -91,8 +93,8 @@ def keep_tokenizer(files: Mapping[str, bytes], name: str) -> KeptTokenizer:
         ConfigError: The package tokenizers is not installed, or does not read this tokenizer.
         StorageError: The user's cache cannot be written.
     """
-    content = files[TOKENIZER]
-    numbers: dict[str, int] = read_tokenizer(content, name).get_vocab(with_added_tokens=True)
+    content = files[TOKENIZER_FILE]
+    numbers: dict[str, int] = read_tokenizer(content, f"data.tokenizer = {name}").get_vocab(with_added_tokens=True)
     if not numbers:
         raise ConfigError(f"data.tokenizer = {name}: it has no tokens; give another one")
     facts = TokenizerFacts(max(numbers.values()) + 1, end_of_document(files))
@@ -108,30 +110,34 @@ def keep_tokenizer(files: Mapping[str, bytes], name: str) -> KeptTokenizer:
     return KeptTokenizer(folder, hash, facts)
 
 
-def read_tokenizer(content: bytes, name: str) -> Any:
-    """Return a `tokenizers.Tokenizer`.
+def read_tokenizer(content: bytes, what: str) -> Any:
+    """Return a `tokenizers.Tokenizer` that neither fills up what it is given nor cuts it.
 
     Args:
-        content: Of its tokenizer.json.
-        name: For messages.
+        content: Of a tokenizer.json.
+        what: It is, for messages.
 
     Raises:
         ConfigError: The package is not installed, or does not read it.
     """
-    package = tokenizers_package(name)
+    package = tokenizers_package(what)
     try:
         tokenizer = package.Tokenizer.from_buffer(content)
     except Exception as error:
         raise ConfigError(
-            f"data.tokenizer = {name}: its {TOKENIZER} cannot be read ({error}); give another one"
+            f"{what} is no tokenizer: its {TOKENIZER_FILE} cannot be read ({error}); give another one"
         ) from error
+    # Whoever saved it may have prepared samples of one length.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def tokenizers_package(name: str) -> Any:
+def tokenizers_package(what: str) -> Any:
     """Return the package `tokenizers`.
+
+    Args:
+        what: Needs it, for messages.
 
     Raises:
         ConfigError: It is not installed.
@@ -139,9 +145,7 @@ def tokenizers_package(name: str) -> Any:
     try:
         return importlib.import_module("tokenizers")
     except ImportError as error:
-        raise ConfigError(
-            f"data.tokenizer = {name} needs the package tokenizers, which is not here: {INSTALL}"
-        ) from error
+        raise ConfigError(f"{what} needs the package tokenizers, which is not here: {INSTALL}") from error
 
 
 def named_tokenizer(config: Config) -> KeptTokenizer:
@@ -154,7 +158,7 @@ def named_tokenizer(config: Config) -> KeptTokenizer:
     model, name = config.model, config.data.tokenizer or ""
     revision = (model.commit or model.revision) if name == model.name_or_path else None
     repository = Repository(name, revision, key="data.tokenizer")
-    found = {TOKENIZER: repository.path(TOKENIZER)}
+    found = {TOKENIZER_FILE: repository.path(TOKENIZER_FILE)}
     found |= {file: path for file in FILES[1:] if (path := repository.path_if_any(file)) is not None}
     try:
         files = {file: path.read_bytes() for file, path in found.items()}
@@ -187,7 +191,7 @@ def _folder(hash: str) -> Path:
 
 def _hash(files: Mapping[str, bytes], end: int | None) -> str:
     has_template = TEMPLATE in files or "chat_template" in _object(files.get(SETTINGS, b"{}"))
-    parts = [files.get(name, b"") for name in (FILES if has_template else (TOKENIZER,))]
+    parts = [files.get(name, b"") for name in (FILES if has_template else (TOKENIZER_FILE,))]
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts) + f"end {end}".encode()).hexdigest()
 
 
@@ -198,7 +202,7 @@ def end_of_document(files: Mapping[str, bytes]) -> int | None:
     """
     said = _object(files.get(SETTINGS, b"{}")).get("eos_token")
     named: object = cast("dict[str, Any]", said).get("content") if isinstance(said, dict) else said
-    numbers = _added(files[TOKENIZER])
+    numbers = _added(files[TOKENIZER_FILE])
     return next((numbers[name] for name in (named, *_ENDS) if isinstance(name, str) and name in numbers), None)
 
 

@@ -1,0 +1,286 @@
+"""Documents of files, one after the other: what is read of a corpus that may be larger than the memory.
+
+    folder | pattern | file  -> the files of a split, in the order of their names
+    *.txt                     a document each, in pieces of whole lines
+    *.jsonl *.parquet *.csv   a document in each row, in the column `data.text_column`
+    *.bin *.npy               tokens, one after the other
+
+Only the libraries that a file needs are imported, when it is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from shoal.config.training import DataConfig
+from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
+from shoal.errors import ConfigError
+
+_PIECE_CHARACTERS: Final = 1 << 20
+_PIECE_TOKENS: Final = 1 << 20
+_ROWS: Final = 1024
+_ROWS_OF: Final = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
+_TEXT: Final = (".txt", ".text")
+_TOKENS: Final = (".bin", ".npy")
+SUFFIXES: Final = (*_TEXT, *_ROWS_OF, *_TOKENS)
+_SPLITS: Final = {
+    "train": r"train|training",
+    "validation": r"validation|valid|val|dev",
+    "test": r"test|testing|eval|evaluation",
+}
+"""Words in the names of files and folders that say of which split they are, as `datasets` has them."""
+
+
+def local_documents(data: DataConfig, split: str | None) -> FileDocuments | None:
+    """Return the documents of files on this host; None: `data.dataset_name` names none that are read here.
+
+    Args:
+        split: `data.eval_split`; None: what is trained on.
+
+    Raises:
+        ConfigError: There are no such files, or several kinds of them.
+    """
+    if split is not None and "/" in split:
+        files = _files(split)
+        if not files:
+            raise ConfigError(f"data.eval_split = {split}: there is no such file here; {_what_is_read()}")
+        return FileDocuments(data, files, "data.eval_split")
+    files = _files(data.dataset_name)
+    if not files:
+        return None
+    wanted = data.dataset_split if split is None else split
+    chosen = _of_split(data.dataset_name, files, wanted, is_eval=split is not None)
+    if not chosen:
+        key = "dataset_split" if split is None else "eval_split"
+        raise ConfigError(
+            f"data.{key} = {wanted}: no file of {data.dataset_name} has this word in its name, as in {wanted}.jsonl; "
+            f"there are {', '.join(path.name for path in files[:5])}"
+        )
+    return FileDocuments(data, chosen, "data.dataset_name")
+
+
+def _files(name: str) -> list[Path]:
+    """Return the files that a name stands for, in their order."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        found = [each for each in path.rglob("*") if not any(p.startswith(".") for p in each.relative_to(path).parts)]
+    elif path.is_file():
+        found = [path]
+    elif glob.has_magic(name):
+        found = [Path(each) for each in glob.glob(str(path), recursive=True)]
+    else:
+        return []
+    return sorted(each for each in found if each.suffix in SUFFIXES and each.is_file())
+
+
+def _what_is_read() -> str:
+    return f"files of text are {', '.join(SUFFIXES)}"
+
+
+def _of_split(root: str, files: Sequence[Path], split: str, *, is_eval: bool) -> list[Path]:
+    """Return those of a split; without a word of any split in their names, files are of `train`."""
+    base = Path(root).expanduser()
+    if not base.is_dir() and not is_eval and split == "train":
+        return list(files)
+    chosen = _named(files, base, split)
+    if not chosen and split == "train":
+        of_others = {path for other in _SPLITS for path in _named(files, base, other)}
+        return [path for path in files if path not in of_others]
+    return chosen
+
+
+def _named(files: Sequence[Path], base: Path, split: str) -> list[Path]:
+    words = _SPLITS.get(split, re.escape(split))
+    pattern = re.compile(rf"(^|[^a-z0-9])({words})([^a-z0-9]|$)", re.IGNORECASE)
+    inner = [path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name for path in files]
+    return [path for path, name in zip(files, inner, strict=True) if pattern.search(name.removesuffix(path.suffix))]
+
+
+class FileDocuments(Documents):
+    """The documents of files.
+
+    Args:
+        key: Of the configuration, which names them.
+
+    Raises:
+        ConfigError: Some are of text and some of tokens, or are to hold conversations and have no rows.
+    """
+
+    def __init__(self, data: DataConfig, files: Sequence[Path], key: str) -> None:
+        self._data = data
+        self._files = files
+        tokens = [path for path in files if path.suffix in _TOKENS]
+        if tokens and len(tokens) < len(files):
+            raise ConfigError(
+                f"{key}: {tokens[0].name} holds tokens and {next(p.name for p in files if p not in tokens)} text; give "
+                "a pattern that names one kind, as ./corpus/*.jsonl"
+            )
+        self.is_tokens = bool(tokens)
+        no_rows = [path for path in files if path.suffix not in _ROWS_OF]
+        if no_rows and data.messages_column is not None:
+            raise ConfigError(
+                f"{key}: {no_rows[0].name} has no rows with data.messages_column = {data.messages_column}; give a "
+                "pattern that names JSON lines or parquet alone, as ./corpus/*.jsonl"
+            )
+        stats = [path.stat() for path in files]
+        self._sizes = [stat.st_size for stat in stats]
+        told = [f"{p.absolute()} {s.st_size} {s.st_mtime_ns}" for p, s in zip(files, stats, strict=True)]
+        self._reader = reader = RowReader(data)
+        self.identity = hashlib.sha256("\n".join((*reader.columns, str(data.token_dtype), *told)).encode()).hexdigest()
+
+    def __iter__(self) -> Iterator[TextPiece | Unreadable]:
+        total, before = max(1, sum(self._sizes)), 0
+        for path, size in zip(self._files, self._sizes, strict=True):
+            try:
+                for within, item in self._of_file(path, size):
+                    self.share = (before + within) / total
+                    yield item
+            except OSError as error:
+                reason = error.strerror or error
+                raise ConfigError(f"{path} cannot be read ({reason}); mend it or leave it out") from error
+            before += size
+        self.share = 1.0
+
+    def _of_file(self, path: Path, size: int) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+        """Yield what a file holds, and how many of its bytes have been read."""
+        if path.suffix in _TOKENS:
+            return _tokens(path, self._data)
+        if path.suffix in _TEXT:
+            return _text(path)
+        match _ROWS_OF[path.suffix]:
+            case "parquet":
+                return _parquet(path, self._reader, size)
+            case "csv":
+                return _csv(path, self._reader)
+            case _:
+                return _json_lines(path, self._reader)
+
+
+def _text(path: Path) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+    """Whole lines at a time, without the end of the last one."""
+    held = ""
+    with path.open("rb") as raw, open(raw.fileno(), encoding="utf-8", errors="strict", closefd=False) as file:
+        try:
+            while lines := "".join(file.readlines(_PIECE_CHARACTERS)):
+                if held:
+                    yield raw.tell(), TextPiece(held, ends=False)
+                held = lines
+        except UnicodeDecodeError as error:
+            yield raw.tell(), Unreadable(path.name, f"it is no text in UTF-8 ({error.reason})")
+            if not held:
+                return
+        if held:
+            yield raw.tell(), TextPiece(held.removesuffix("\n"))
+
+
+def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    read = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            read += len(line)
+            if not line.strip():
+                continue
+            where = f"{path.name}:{number}"
+            try:
+                row = decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                yield read, Unreadable(where, f"it is no JSON object ({error})")
+                continue
+            yield read, _cell(row, reader, where)
+
+
+def _cell(row: dict[str, Any], reader: RowReader, where: str) -> TextPiece | Unreadable:
+    if reader.column not in row:
+        return Unreadable(where, f'it has no "{reader.column}" ({reader.key}) but {", ".join(map(str, list(row)[:8]))}')
+    return reader.take(row, where, is_table=False)
+
+
+def _csv(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+    csv.field_size_limit(min(sys.maxsize, 1 << 31))
+    with path.open("rb") as raw, open(raw.fileno(), encoding="utf-8", newline="", closefd=False) as file:
+        rows = csv.DictReader(file)
+        if reader.column not in (rows.fieldnames or ()):
+            raise _no_column(path, reader, list(rows.fieldnames or ()))
+        number = 1
+        while True:
+            number += 1
+            try:
+                row = next(rows, None)
+            except (csv.Error, UnicodeDecodeError) as error:
+                # What follows it in the file cannot be told from it.
+                raise ConfigError(f"{path}, row {number}, cannot be read ({error}); mend the file") from error
+            if row is None:
+                return
+            yield raw.tell(), reader.take(row, f"{path.name}:{number}")
+
+
+def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+    package = _pyarrow_parquet(path)
+    try:
+        file: Any = package.ParquetFile(path)
+    except Exception as error:
+        raise ConfigError(f"{path} is no parquet file ({error}); mend it or leave it out") from error
+    with file:
+        names: list[str] = file.schema_arrow.names
+        if reader.column not in names:
+            raise _no_column(path, reader, names)
+        columns = [column for column in reader.columns if column in names]
+        groups: int = file.metadata.num_row_groups
+        row = 0
+        for group in range(groups):
+            end: int = row + file.metadata.row_group(group).num_rows
+            read = size * (group + 1) / groups
+            try:
+                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns):
+                    for found in batch.to_pylist():
+                        row += 1
+                        yield read, reader.take(found, f"{path.name}:{row}")
+            except (OSError, ValueError) as error:
+                yield read, Unreadable(f"{path.name}:{row + 1}", f"its pages cannot be read ({error})", end - row)
+            row = end
+
+
+def _pyarrow_parquet(path: Path) -> Any:
+    try:
+        return importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(f"{path}: to read parquet needs the package pyarrow: pip install 'shoal[hf]'") from error
+
+
+def _no_column(path: Path, reader: RowReader, names: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f'{reader.key}: {path} has no column "{reader.column}" but {", ".join(names)}; say which one it is'
+    )
+
+
+def _tokens(path: Path, data: DataConfig) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+    if data.token_dtype is None:
+        raise ConfigError(f"{path}: data.token_dtype has to say of which type its tokens are, as uint16")
+    if path.suffix == ".npy":
+        try:
+            array = cast("NDArray[np.generic]", open_memmap(path, mode="r"))
+        except ValueError as error:
+            raise ConfigError(f"{path} is no array of numpy ({error}); give token files, or leave it out") from error
+        if array.ndim != 1 or array.dtype != data.token_dtype:
+            raise ConfigError(
+                f"{path} holds {array.dtype} of shape {array.shape}, not a row of data.token_dtype = {data.token_dtype}"
+            )
+    else:
+        array = np.memmap(path, dtype=data.token_dtype, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+    for start in range(0, len(array), _PIECE_TOKENS):
+        piece = np.array(array[start : start + _PIECE_TOKENS])
+        yield start * array.itemsize, TextPiece(piece, ends=start + len(piece) == len(array))
