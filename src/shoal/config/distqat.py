@@ -71,7 +71,6 @@ def converted_yaml(path: Path) -> str:
         if name not in said:
             said[name] = value
             notes[name] = "Said by DistQat's defaults, not by its file."
-    _translate_precision(said, notes)
     model = translated_model(elsewhere.get(PIPELINE), elsewhere.get(FULL_MODEL_NAME))
     said |= model.said
     notes |= model.notes
@@ -92,13 +91,6 @@ def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _leaves(cast(Mapping[Any, Any], value), f"{name}.")
         else:
             yield name, value
-
-
-def _translate_precision(said: dict[str, object], notes: dict[str, str]) -> None:
-    if said[_PRECISION] == "fp16-mixed":
-        said[_PRECISION] = "bf16-mixed"
-        why = "fp16-mixed there; bfloat16 needs no scale of the loss."
-        notes[_PRECISION] = f"{notes[_PRECISION]} {why}" if _PRECISION in notes else why
 
 
 def _fit_microbatches(said: dict[str, object], notes: dict[str, str]) -> None:

@@ -128,10 +128,12 @@ class DataConfig(Section):
         description="Processes in which the data server of this host prepares batches: as many as decoding keeps busy. "
         "0: two threads of the data server itself, which is best for data that lies in memory.",
     )
-    precision: Literal["32-true", "bf16-mixed"] = Field(
+    precision: Literal["32-true", "bf16-mixed", "fp16-mixed"] = Field(
         default="32-true",
         description='"32-true": float32 everywhere; "bf16-mixed": forwards and what stages send each other in bfloat16 '
-        "where torch's autocast does so, parameters, their gradients and the optimizer in float32.",
+        "where torch's autocast does so, parameters, their gradients and the optimizer in float32; "
+        '"fp16-mixed": the same in float16, for GPUs without bfloat16: the loss is scaled up, and a step whose '
+        "gradients get too large for that is skipped and halves the scale. Each trainer begins with 65536.",
     )
     task_type: Literal["llm", "cv"] = Field(
         default="llm", description='"llm": next-token prediction on text; "cv": image classification.'
@@ -182,14 +184,9 @@ class DataConfig(Section):
     @field_validator("precision", mode="before")
     @classmethod
     def _refuse_other_precisions(cls, value: object) -> object:
-        if value in ("fp16-mixed", "16-mixed"):
-            raise ValueError(
-                "float16 needs a scale of the loss that all stages follow, which is not supported; use 'bf16-mixed', "
-                "which needs none, or '32-true'"
-            )
         if value in ("bf16-true", "16-true", "64-true"):
-            raise ValueError("this precision is not supported; use '32-true' or 'bf16-mixed'")
-        return value
+            raise ValueError("this precision is not supported; use '32-true', 'bf16-mixed' or 'fp16-mixed'")
+        return "fp16-mixed" if value == "16-mixed" else value
 
     @field_validator("task_type", mode="before")
     @classmethod

@@ -51,12 +51,14 @@ class ChunkedLoss:
         labels: (B, P..).
         parameters: With which it computes; leaves.
         num_positions: Of a chunk.
+        scale: What a chunk's gradients are computed from, see `StageModule.loss`.
     """
 
     loss_of: Callable[[Tensor, Tensor], Tensor]
     labels: Tensor
     parameters: Sequence[Tensor]
     num_positions: int
+    scale: float = 1.0
 
     def of(self, received: Tensor) -> Tensor:
         """Return it, a scalar.
@@ -73,7 +75,8 @@ class ChunkedLoss:
         return total
 
     def with_gradients(self, received: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the loss, and its gradients for `received` and for the parameters, whose `.grad` stay as they are."""
+        """Return the loss, and `scale` times its gradients for `received` and for the parameters, whose `.grad` stay as
+        they are."""
         total = torch.zeros((), device=received.device)
         gradient = torch.zeros_like(received, memory_format=torch.contiguous_format)
         before = [parameter.grad for parameter in self.parameters]
@@ -85,7 +88,7 @@ class ChunkedLoss:
                 with torch.enable_grad():
                     loss = self.loss_of(chunk, labels) * share
                 # Adds to the `.grad` of the parameters in place.
-                torch.autograd.backward(loss)
+                torch.autograd.backward(loss, loss.detach().new_full((), self.scale))
                 total = total + loss.detach()
                 if chunk.grad is not None:
                     self._positions(gradient)[place] = chunk.grad
@@ -131,4 +134,5 @@ class _WithGradients(torch.autograd.Function):
         if gradients is None:
             _, gradients = ctx.loss.with_gradients(*ctx.saved_tensors)
         given = cast("list[Tensor | None]", gradients)
-        return None, *(None if each is None else each.mul_(scales[0]) for each in given)
+        weight = scales[0] / ctx.loss.scale
+        return None, *(None if each is None else each.mul_(weight) for each in given)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.errors import ConfigError
 
-_AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16}
+_AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 
 def autocast_of(precision: str, device: torch.device) -> torch.dtype | None:
@@ -20,12 +20,12 @@ def autocast_of(precision: str, device: torch.device) -> torch.dtype | None:
         ConfigError: the device cannot.
     """
     dtype = _AUTOCAST[precision]
-    if dtype is None or device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
+    if dtype != torch.bfloat16 or device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
         return dtype
     name = torch.cuda.get_device_name(device)
     raise ConfigError(
         f"data.precision = {precision}: {device} ({name}) has no bfloat16, which GPUs have from NVIDIA Ampere on; use "
-        "--device cpu on this host, or data.precision 32-true for the run"
+        "--device cpu on this host, or data.precision fp16-mixed for the run"
     )
 
 

@@ -374,8 +374,11 @@ class StageModule(nn.Module):
     def _casting(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, self.autocast) if self.autocast is not None else nullcontext()
 
-    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, output: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
         """The family's mean loss over the targets, of which there must be one, from what `forward` returns.
+
+        Args:
+            scale: From about which gradient the backward will start: what is differentiated before it starts from that.
 
         Raises:
             LocalProtocolError: The loss is not computed here.
@@ -383,14 +386,14 @@ class StageModule(nn.Module):
         if not self.has_loss:
             raise LocalProtocolError(f"stage {self.stage} of {self.num_stages} has no loss, only one stage has")
         if self.head is not None:
-            return self.head.loss(output, labels)
+            return self.head.loss(output, labels, scale)
         labels, chunk = self._widened(labels, self.label_spec), self._family.loss_chunk_tokens
         with self._casting(output.device):
             if self.last_unit is None or chunk is None:
                 return self._family.loss(output, labels)
             unit = self.units[self._family.unit_name(self._family.num_units - 1)]
             trained = [parameter for parameter in unit.parameters() if parameter.requires_grad]
-            return ChunkedLoss(partial(self._loss_of_chunk, self.last_unit), labels, trained, chunk).of(output)
+            return ChunkedLoss(partial(self._loss_of_chunk, self.last_unit), labels, trained, chunk, scale).of(output)
 
     def _loss_of_chunk(self, last_unit: Callable[..., Tensor], received: Tensor, labels: Tensor) -> Tensor:
         # Also where a backward computes it again.

@@ -77,7 +77,8 @@ class DeviceOperations:
             completes: Whether the step is summed up after it.
         """
         targets = request.microbatch_targets if request is not None else ()
-        call = self._device.begin(self._timed, operation, inputs, targets, completes)
+        loss_scale = request.loss_scale if request is not None else 1.0
+        call = self._device.begin(self._timed, operation, inputs, targets, loss_scale, completes)
         if self._deaths:
             for point in _POINTS.get(operation.kind, ()) if operation.microbatch or request is None else ():
                 self._deaths.reached(point, operation.key.number)
@@ -105,16 +106,25 @@ class DeviceOperations:
     # ---- on the device thread
 
     def _timed(
-        self, operation: Operation, inputs: list[WireTensor], targets: tuple[int, ...], completes: bool
+        self,
+        operation: Operation,
+        inputs: list[WireTensor],
+        targets: tuple[int, ...],
+        loss_scale: float,
+        completes: bool,
     ) -> Computed:
         begun_s = self._clock.now_s()
-        tensor = operate(self._compute, operation, inputs, targets)
+        tensor = operate(self._compute, operation, inputs, targets, loss_scale)
         totals = self._compute.totals(operation.key) if completes else None
         return Computed(tensor, totals, begun_s, self._clock.now_s() - begun_s)
 
 
 def operate(
-    compute: StageCompute, operation: Operation, inputs: list[WireTensor], targets: tuple[int, ...]
+    compute: StageCompute,
+    operation: Operation,
+    inputs: list[WireTensor],
+    targets: tuple[int, ...],
+    loss_scale: float = 1.0,
 ) -> WireTensor | None:
     """Compute one operation; runs on the device thread.
 
@@ -122,6 +132,7 @@ def operate(
         inputs: Of a forward what the stage takes and the context, of a backward the gradient, of a loss the labels,
             behind those of a forward where none was done before.
         targets: Of each microbatch of the step.
+        loss_scale: Of the step.
 
     Returns:
         What the neighbour gets; None: it gets nothing.
@@ -139,7 +150,9 @@ def operate(
             return None
         case OperationKind.FORWARD:
             weight = weight_of(targets, microbatch)
-            output = compute.forward(key, microbatch, tensors[0], weight, *tensors[1:], is_head=is_head)
+            output = compute.forward(
+                key, microbatch, tensors[0], weight, *tensors[1:], is_head=is_head, loss_scale=loss_scale
+            )
             # Nobody gets what the last stage puts out.
             return None if module.is_last else to_wire(output)
         case OperationKind.WEIGHTS:
@@ -149,6 +162,6 @@ def operate(
             gradient = compute.backward(key, microbatch, tensors[0])
         case OperationKind.LOSS:
             *taken, labels = tensors
-            received = taken[0] if taken else None
-            gradient = compute.loss(key, microbatch, received, labels, weight_of(targets, microbatch), *taken[1:])
+            received, weight = taken[0] if taken else None, weight_of(targets, microbatch)
+            gradient = compute.loss(key, microbatch, received, labels, weight, *taken[1:], loss_scale=loss_scale)
     return None if module.is_first else to_wire(gradient)

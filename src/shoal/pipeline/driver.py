@@ -159,6 +159,7 @@ class StepDriver:
         replicas: Replicas,
         note: Callable[[StepKey, tuple[PeerId, ...]], None],
         base: str = "",
+        loss_scale: float = 1.0,
     ) -> StepResult:
         """Trains one step, over other replicas where those of `path` fail, until it is applied or skipped.
 
@@ -174,6 +175,7 @@ class StepDriver:
             replicas: All replicas of each stage, best first.
             note: Called with each attempt and its path before anything is sent for it.
             base: Hash of the record on top of which the round is trained.
+            loss_scale: Times this the loss is differentiated; a power of two.
 
         Raises:
             NoPipeline: Some stages, which the message names, have no replica that can be used.
@@ -187,7 +189,7 @@ class StepDriver:
             self._endpoint.introduce(hop)
         self._microbatches, self._note = microbatches, note
         try:
-            plan = StepPlan(round, number, targets, samples, lr, path, replicas, base)
+            plan = StepPlan(round, number, targets, samples, lr, path, replicas, base, loss_scale)
             self._do(self._machine.start(plan, self._clock.now_s()))
             end = await self._ended()
         finally:

@@ -81,13 +81,15 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", tag_field="event"):
 
 class Began(msgspec.Struct, frozen=True, tag="began", tag_field="event"):
     """The first operation of a step begins, and with it all of them see the parameters as they are now.
-    `microbatch_samples` is how its samples are cut, in their order, `microbatch_targets` what each part weighs."""
+    `microbatch_samples` is how its samples are cut, in their order, `microbatch_targets` what each part weighs.
+    `loss_scale` is that of `Open`."""
 
     key: StepKey
     path: tuple[PeerId, ...]
     samples: tuple[SampleRange, ...]
     microbatch_samples: tuple[int, ...]
     microbatch_targets: tuple[int, ...]
+    loss_scale: float = 1.0
 
 
 class Applied(msgspec.Struct, frozen=True, tag="applied", tag_field="event"):
@@ -156,7 +158,8 @@ class ReplicaLog:
     def begins(self, request: Open) -> None:
         """The first operation of a step is about to be given to the device."""
         path = tuple(hop.peer for hop in request.path)
-        self._write(Began(request.key, path, request.samples, request.microbatch_samples, request.microbatch_targets))
+        sizes, targets = request.microbatch_samples, request.microbatch_targets
+        self._write(Began(request.key, path, request.samples, sizes, targets, request.loss_scale))
 
     def done(self, operation: Operation, totals: StepTotals | None) -> None:
         """The device has done an operation; `totals` as in `StepReplica.finished`."""

@@ -61,11 +61,11 @@ class SplitBackward:
     at_once: list[Tensor]
     branches: list[_Branch] = field(default_factory=list[_Branch])
 
-    def first_half(self, gradient: Tensor | None) -> None:
+    def first_half(self, gradient: Tensor) -> None:
         """Adds to the `.grad` of the input.
 
         Args:
-            gradient: Of the root; None for a scalar.
+            gradient: Of the root.
         """
         # torch's hint wants a hook of gradients only, not of those that may be missing.
         handles = [branch.node.register_prehook(cast("Callable[..., None]", branch.keep)) for branch in self.branches]
@@ -83,7 +83,7 @@ class SplitBackward:
             if edges:
                 torch.autograd.backward(edges, gradients, inputs=branch.parameters)
 
-    def is_exact(self, gradient: Tensor | None) -> bool:
+    def is_exact(self, gradient: Tensor) -> bool:
         """Whether both halves give, bit for bit, what one backward gives; changes nothing, and costs two backwards.
 
         They do not where the graph has hooks that change gradients, or kernels that are not deterministic.
@@ -99,7 +99,7 @@ class SplitBackward:
                 leaf.grad = grad
         return all(_is_same(one, other) for one, other in zip(whole, halves, strict=True))
 
-    def _both(self, gradient: Tensor | None) -> None:
+    def _both(self, gradient: Tensor) -> None:
         self.first_half(gradient)
         for branch in self.branches:
             edges, gradients = branch.edges

@@ -11,6 +11,7 @@ activations a second time changes a bit. The head that a wrapped first stage hos
 of its own, since the parameter that it shares gets some from both sides, in any order; both sums are added in the end.
 
 Parameters are those that are trained: frozen ones are constants, as in torch, and what they take keeps its gradient.
+With a loss scale S (`optim.loss_scale`) all gradients are S times as large until the step is summed up and applied.
 
 Shapes: B samples of a microbatch, N elements of the stage's parameters.
 """
@@ -49,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _KeptForward:
-    """Of a forward whose backward is still to come. Without `output` it is computed again, from `buffers`."""
+    """Of a forward whose backward is still to come. Without `output` it is computed again, from `buffers`. `weight`
+    times the loss of a router is what that backward differentiates."""
 
     received: Tensor
     context: tuple[Tensor, ...]
@@ -71,6 +73,7 @@ class _StepState:
     changes: int
     gradients: list[Tensor | None]
     gradients_of_head: list[Tensor | None]
+    loss_scale: float
     kept: dict[_Place, _KeptForward] = field(default_factory=dict[_Place, _KeptForward])
     later: dict[_Place, Callable[[], None]] = field(default_factory=dict[_Place, Callable[[], None]])
     loss: float = 0.0
@@ -134,7 +137,14 @@ class StageCompute:
     # ---- a step
 
     def forward(
-        self, key: StepKey, microbatch: int, input: Tensor, weight: float = 1.0, *context: Tensor, is_head: bool = False
+        self,
+        key: StepKey,
+        microbatch: int,
+        input: Tensor,
+        weight: float = 1.0,
+        *context: Tensor,
+        is_head: bool = False,
+        loss_scale: float = 1.0,
     ) -> Tensor:
         """Runs one forward without a loss; microbatches of a step come in order.
 
@@ -144,19 +154,20 @@ class StageCompute:
             weight: The microbatch's share of the step's targets; scales the gradients of the stage's routers' loss.
             context: (B, ...) each, as the module's `forward_specs` have them behind the input.
             is_head: Of the head that this stage hosts, and not of its own units.
+            loss_scale: Of the step.
 
         Returns:
             (B, *output_spec.shape), on the CPU, without gradient.
         """
-        step = self._step(key)
+        step = self._step(key, loss_scale)
         received, before = self._received(input, is_head), step.buffers
         given = self._given(context)
         output = self._begin(step, key, microbatch, (received, *given), weight, is_head)
         # Also what is computed again was computed with a graph: without one, torch may choose other kernels.
         kept = (
-            _KeptForward(received, given, None, before, weight)
+            _KeptForward(received, given, None, before, weight * loss_scale)
             if self.activation_checkpointing
-            else _KeptForward(received, given, output, [], weight)
+            else _KeptForward(received, given, output, [], weight * loss_scale)
         )
         step.kept[is_head, microbatch] = kept
         return output.detach().cpu()
@@ -170,14 +181,21 @@ class StageCompute:
         Returns:
             The gradient with respect to the input, on the CPU; for the first stage an empty tensor.
         """
-        step = self._step(key)
+        step = self._steps[key]
         kept = step.kept.pop((False, microbatch))
         output = self._output(kept, key, microbatch, False)
         self._differentiate(step, (False, microbatch), output, kept.received, gradient.to(self._device))
         return self._input_gradient(kept.received)
 
     def loss(
-        self, key: StepKey, microbatch: int, input: Tensor | None, labels: Tensor, weight: float, *context: Tensor
+        self,
+        key: StepKey,
+        microbatch: int,
+        input: Tensor | None,
+        labels: Tensor,
+        weight: float,
+        *context: Tensor,
+        loss_scale: float = 1.0,
     ) -> Tensor:
         """Runs forward, loss and backward of the last stage, or of the head; microbatches of a step come in order.
 
@@ -188,11 +206,12 @@ class StageCompute:
             weight: The microbatch's share of the step's targets; scales loss and gradients. Without a target there is
                 no loss, and its gradients are zeros.
             context: As in `forward`; nothing if that was run before.
+            loss_scale: Of the step.
 
         Returns:
             As `backward`.
         """
-        step, is_head = self._step(key), self.module.head is not None
+        step, is_head = self._step(key, loss_scale), self.module.head is not None
         place = (is_head, microbatch)
         if input is None:
             kept = step.kept.pop(place)
@@ -204,8 +223,8 @@ class StageCompute:
             self._differentiate(step, place, output, received, torch.zeros_like(output))
             return self._input_gradient(received)
         with self._casts.kept():
-            loss = self.module.loss(output, labels.to(self._device)) * weight
-        self._differentiate(step, place, loss, received, None)
+            loss = self.module.loss(output, labels.to(self._device), loss_scale) * weight
+        self._differentiate(step, place, loss, received, loss.detach().new_full((), loss_scale))
         step.loss += loss.item()
         return self._input_gradient(received)
 
@@ -215,7 +234,7 @@ class StageCompute:
         Args:
             is_head: As in `forward`.
         """
-        step = self._step(key)
+        step = self._steps[key]
         later = step.later.pop((is_head, microbatch), None)
         if later is not None:
             with self._own_gradients(step, is_head):
@@ -226,12 +245,13 @@ class StageCompute:
 
     def totals(self, key: StepKey) -> StepTotals:
         """Sums the step up when all its gradients are there: squares in float64, added parameter by parameter."""
-        step = self._step(key)
+        step = self._steps[key]
         step.sum_up()
         squares = [squared_norm(gradient) for gradient in step.gradients if gradient is not None]
         total = 0.0
         for square in torch.stack(squares).cpu() if squares else ():
             total += float(square)
+        total /= step.loss_scale**2
         loss = step.loss if self.module.has_loss else None
         finite = math.isfinite(total) and (loss is None or math.isfinite(loss))
         return StepTotals(total, finite, loss, step.routers.reports())
@@ -249,10 +269,11 @@ class StageCompute:
         if skipped:
             self._forget_if_idle()
             return
-        if scale != 1.0:
+        applied = scale / step.loss_scale
+        if applied != 1.0:
             for gradient in step.gradients:
                 if gradient is not None:
-                    gradient.mul_(scale)
+                    gradient.mul_(applied)
         with self._own_gradients(step, False):
             self.optimizer.step(lr)
         self._casts.forget()  # of the weights before
@@ -263,10 +284,10 @@ class StageCompute:
         self._steps.pop(key, None)
         self._forget_if_idle()
 
-    def _step(self, key: StepKey) -> _StepState:
+    def _step(self, key: StepKey, loss_scale: float) -> _StepState:
         if key not in self._steps:
             base, none = self._buffers.copy(), [None] * len(self._parameters)
-            self._steps[key] = _StepState(base, base, self._buffers.changes, list(none), list(none))
+            self._steps[key] = _StepState(base, base, self._buffers.changes, list(none), list(none), loss_scale)
         return self._steps[key]
 
     def _forget_if_idle(self) -> None:
@@ -298,7 +319,8 @@ class StageCompute:
         Args:
             taken: What the stage gets, and the context.
         """
-        output, step.buffers, passes = self._run(step.buffers, key, microbatch, taken, weight, is_head)
+        scaled = weight * step.loss_scale
+        output, step.buffers, passes = self._run(step.buffers, key, microbatch, taken, scaled, is_head)
         if not is_head:
             step.routers.add(weight, passes)
         return output
@@ -328,9 +350,7 @@ class StageCompute:
         taken = (kept.received, *kept.context)
         return self._run(kept.buffers, key, microbatch, taken, kept.weight, is_head)[0]
 
-    def _differentiate(
-        self, step: _StepState, place: _Place, root: Tensor, received: Tensor, gradient: Tensor | None
-    ) -> None:
+    def _differentiate(self, step: _StepState, place: _Place, root: Tensor, received: Tensor, gradient: Tensor) -> None:
         """Gives `received` its gradient, and the parameters theirs, now or later."""
         # A first stage without parameters has nothing to differentiate.
         if not root.requires_grad:
@@ -348,7 +368,7 @@ class StageCompute:
                 halves.first_half(gradient)
                 step.later[place] = halves.second_half
 
-    def _halves(self, root: Tensor, received: Tensor, gradient: Tensor | None, is_head: bool) -> SplitBackward | None:
+    def _halves(self, root: Tensor, received: Tensor, gradient: Tensor, is_head: bool) -> SplitBackward | None:
         """How this backward is split; None if it cannot be, or if the first one was not exact."""
         halves = split(root, received, self._head_parameters if is_head else self._parameters)
         if halves is not None and not self._is_checked and _tells(gradient):
@@ -445,6 +465,6 @@ class StageCompute:
         self.optimizer.reset()
 
 
-def _tells(gradient: Tensor | None) -> bool:
-    """Whether a backward from this gradient can show a difference; zeros, as of no targets, cannot. None: it is 1."""
-    return gradient is None or bool(gradient.any())
+def _tells(gradient: Tensor) -> bool:
+    """Whether a backward from this gradient can show a difference; zeros, as of no targets, cannot."""
+    return bool(gradient.any())

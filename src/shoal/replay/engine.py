@@ -85,6 +85,7 @@ class _ReplayedStep:
     path: list[Stretch]
     replicas: dict[int, _ReplayedReplica]
     num_stages: int
+    loss_scale: float
 
     def replica(self, place: int) -> _ReplayedReplica:
         """Who computes what stands at this place of the path."""
@@ -257,6 +258,7 @@ class Engine:
             path,
             replicas,
             len(homes),
+            began.loss_scale,
         )
         if last in mine and step.targets != logged:
             # Its weight in the average of the round follows from them.
@@ -288,13 +290,13 @@ class Engine:
         context = step.context(microbatch)
         forward = Operation(OperationKind.FORWARD, step.key, microbatch)
         for place in range(start, stop - is_last):
-            received = self._operate(step.replica(place), forward, [received, *context], step.targets)
+            received = self._operate(step.replica(place), forward, [received, *context], step)
         if not is_last:
             self._send(step.path[number + 1].process, step.name(microbatch, stop, _OUTPUT), received)
             return
         labels = step.batches[microbatch].labels
         loss = Operation(OperationKind.LOSS, step.key, microbatch, is_head=stop > step.num_stages)
-        gradient = self._operate(step.replica(stop - 1), loss, [received, *context, labels], step.targets)
+        gradient = self._operate(step.replica(stop - 1), loss, [received, *context, labels], step)
         self._go_back(step, number, microbatch, gradient)
 
     def _go_back(self, step: _ReplayedStep, number: int, microbatch: int, gradient: WireTensor | None) -> None:
@@ -305,7 +307,7 @@ class Engine:
             gradient = self._receive(step.path[number + 1].process, step.name(microbatch, stop, _GRADIENT))
         backward = Operation(OperationKind.BACKWARD, step.key, microbatch)
         for place in reversed(range(start, stop - is_last)):
-            gradient = self._operate(step.replica(place), backward, [gradient], step.targets)
+            gradient = self._operate(step.replica(place), backward, [gradient], step)
         if number:
             self._send(step.path[number - 1].process, step.name(microbatch, start, _GRADIENT), gradient)
 
@@ -331,12 +333,22 @@ class Engine:
         return to_wire(tensor)
 
     def _operate(
-        self, replica: _ReplayedReplica, operation: Operation, inputs: list[WireTensor | None], targets: tuple[int, ...]
+        self,
+        replica: _ReplayedReplica,
+        operation: Operation,
+        inputs: list[WireTensor | None],
+        step: _ReplayedStep | None,
     ) -> WireTensor | None:
-        """Compute one operation; no input is None, since only the ends of a path give nothing to a neighbour."""
+        """Compute one operation, of a step if it is not its end.
+
+        No input is None, since only the ends of a path give nothing to a neighbour.
+        """
         if torch.get_num_threads() != replica.generation.place.num_threads:
             torch.set_num_threads(replica.generation.place.num_threads)
-        return operate(replica.compute, operation, [tensor for tensor in inputs if tensor is not None], targets)
+        given = [tensor for tensor in inputs if tensor is not None]
+        if step is None:
+            return operate(replica.compute, operation, given, ())
+        return operate(replica.compute, operation, given, step.targets, step.loss_scale)
 
     def _apply(self, round: int, generation: Generation, applied: Applied) -> Iterator[Difference]:
         replica, key = self._replicas[generation.number], applied.key
@@ -349,7 +361,7 @@ class Engine:
         if decision != wanted:
             what = f"step {key}: committed with {decision}, its gradients make it {wanted}"
             yield Difference(round, generation.stage, generation.peer, what)
-        self._operate(replica, Operation(OperationKind.COMMIT, key, decision=decision), [], ())
+        self._operate(replica, Operation(OperationKind.COMMIT, key, decision=decision), [], None)
 
     # ---- rounds
 

@@ -16,6 +16,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
 from shoal.swarm.records import Logs, weight
 from shoal.swarm.sample_ranges import count
+from shoal.swarm.step_operations import is_loss_scale
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import StepEntry
 
@@ -167,6 +168,11 @@ def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
             continue
         sizes, num_samples = event.microbatch_samples, count(event.samples)
         is_whole = sum(sizes) == num_samples and min(sizes, default=0) >= 1
+        if not is_loss_scale(event.loss_scale):
+            raise RecordRejected(
+                f"the log of {peer} has changed since it was written: step {event.key} has the loss scale "
+                f"{event.loss_scale}, which is no power of two; copy it from its host once more"
+            )
         if not is_whole or len(event.microbatch_targets) != len(sizes) or min(event.microbatch_targets) < 0:
             raise RecordRejected(
                 f"the log of {peer} has changed since it was written: step {event.key} has {num_samples} samples in "

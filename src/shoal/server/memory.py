@@ -54,7 +54,7 @@ _HELD_VECTORS = 5
 # Those that an outer round adds for a moment: the new momentum and the new parameters.
 _ROUND_VECTORS = 2
 _FLOAT_BYTES = 4
-_BF16_BYTES = 2
+_HALF_BYTES = 2
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ def _tally(config: Config, family: Family, stage: int, units: range, built: nn.M
         constants_too_bytes = sum(buffer.nbytes for buffer in unit.buffers())
         tally.constant_bytes += constants_too_bytes - sum(buffer.nbytes for buffer in buffers)
         quantised, num_inputs = _quantised(unit, family.unit_name(index), stage, config.quant)
-        casts = _BF16_BYTES if config.data.precision == "bf16-mixed" else 0
+        casts = 0 if config.data.precision == "32-true" else _HALF_BYTES
         tally.quantised_bytes += sum(weight.nbytes + casts * weight.numel() for weight in quantised)
         once = [p for p in trained if p.dim() > 1 and not any(p is weight for weight in quantised)]
         tally.cast_bytes += sum(casts * p.numel() for p in once)

@@ -27,6 +27,10 @@ UNKNOWN = "unknown"
 """Reason of a refusal: the attempt was never opened here; the replica has probably been restarted."""
 
 
+LARGEST_LOSS_SCALE = 2.0**32
+"""Above it, the gradients of a model that is worth training are not finite."""
+
+
 class Schedule(enum.StrEnum):
     """In which order a replica works on the microbatches of a step; diagrams are in `pipeline.schedule`."""
 
@@ -71,6 +75,11 @@ def decision_of(norm: float, is_finite: bool, lr: float, max_norm: float | None)
     if not math.isfinite(norm) or not is_finite:
         return Decision(0.0, lr, True)
     return Decision(1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6)), lr, False)
+
+
+def is_loss_scale(value: float) -> bool:
+    """Return whether losses may be scaled by this: by a power of two that is not too large, which rounds nothing."""
+    return 1.0 <= value <= LARGEST_LOSS_SCALE and math.frexp(value)[0] == 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from shoal.swarm.step_operations import (
     Schedule,
     SendStepMessage,
     StepTotals,
+    is_loss_scale,
 )
 from shoal.wire.messages.step import (
     Abort,
@@ -166,6 +167,8 @@ class StepReplica:
         if request.round < self.round or self._closing:
             return CLOSED
         if len(request.path) != self._num_stages or request.path[self._stage].peer != self._me:
+            return MALFORMED
+        if not is_loss_scale(request.loss_scale):
             return MALFORMED
         return refusal(request.microbatch_samples, request.microbatch_targets, self.cap)
 

@@ -52,7 +52,7 @@ _MAX_REFUSALS = 8
 class StepPlan:
     """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first. `microbatch_targets`
     has for each microbatch how many targets each of its samples has; an attempt over a path with caps cuts further.
-    `base`: see `Open`."""
+    `base` and `loss_scale`: see `Open`."""
 
     round: int
     number: int
@@ -62,6 +62,7 @@ class StepPlan:
     home: tuple[Hop, ...]
     replicas: Replicas
     base: str = ""
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,7 @@ class StepTrainer:
         hops = tuple(self._hops[peer] for peer in path)
         sizes = tuple(part.num_samples for part in self._parts)
         targets = tuple(sum(plan.microbatch_targets[part.whole][part.start : part.stop]) for part in self._parts)
-        request = Open(self._key, plan.round, hops, sizes, targets, plan.samples, plan.base)
+        request = Open(self._key, plan.round, hops, sizes, targets, plan.samples, plan.base, plan.loss_scale)
         return [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
 
     def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:

@@ -52,6 +52,7 @@ class SmallRun:
     stages: int
     replicas: int
     steps: int
+    steps_skipped: int
     eval_loss_first: float
     eval_loss_last: float
     seconds_total: float
@@ -89,6 +90,7 @@ def train_small(path: Path, directory: Path, flags: Sequence[str] = ()) -> Small
         stages=config.num_stages,
         replicas=summary["replicas"],
         steps=summary["steps"],
+        steps_skipped=summary["steps_skipped"],
         eval_loss_first=first,
         eval_loss_last=last,
         seconds_total=summary["seconds_total"],

@@ -19,6 +19,7 @@ from shoal.errors import ConfigError
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
 from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.loss_scale import LossScale
 from shoal.optim.norm import squared_norm
 
 
@@ -57,6 +58,7 @@ class PlainLoop:
         self._head_gradients: list[Tensor | None] = [None] * len(self._head_parameters)
         self._optimizers = [build_inner_optimizer(list(stage.parameters()), inner_optim) for stage in stages]
         self._max_grad_norm = max_grad_norm
+        self._loss_scale = LossScale(is_needed=any(stage.autocast == torch.float16 for stage in stages))
         self._run_seed = run_seed
         self._trainer = trainer
         self._device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
@@ -79,10 +81,12 @@ class PlainLoop:
             loss += self._forward_backward(inputs, labels, context, number, microbatch, weight)
         self._add_head_gradients()
         norm = math.sqrt(sum(self._squared_norms()))
-        if math.isfinite(norm) and math.isfinite(loss):
+        is_finite = math.isfinite(norm) and math.isfinite(loss)
+        if is_finite:
             self._apply(norm, lr)
         else:
             self._restore(buffers_before)
+        self._loss_scale.ended(skipped=not is_finite)
         for stage in self.stages:
             stage.zero_grad(set_to_none=True)
         return loss, norm
@@ -115,6 +119,7 @@ class PlainLoop:
         self, inputs: Tensor, labels: Tensor, context: Sequence[Tensor], number: int, microbatch: int, weight: float
     ) -> float:
         """One microbatch through all stages and back; returns its weighted loss."""
+        scale = self._loss_scale.value
         received: list[Tensor] = []
         sent: list[Tensor] = []
         hidden, *given = (tensor.to(self._device) for tensor in (inputs, *context))
@@ -123,13 +128,13 @@ class PlainLoop:
             hidden = hidden.detach().requires_grad_(not stage.is_first)
             received.append(hidden)
             seed = operation_seed(self._run_seed, self._trainer, number, microbatch, stage.stage)
-            with seeded(seed, self._device), stage.weighed(weight):
+            with seeded(seed, self._device), stage.weighed(weight * scale):
                 hidden = stage(hidden, *given)
             sent.append(hidden)
         # The mean over no target is none.
-        loss = self._chain[-1].loss(hidden, labels.to(self._device)) * weight if weight else 0.0 * hidden.sum()
+        loss = self._chain[-1].loss(hidden, labels.to(self._device), scale) * weight if weight else 0.0 * hidden.sum()
         with self._own_head_gradients():
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss, loss.detach().new_full((), scale))
         for stage in reversed(self._chain[:-1]):
             gradient, output = received[stage.stage + 1].grad, sent[stage.stage]
             if output.requires_grad:
@@ -162,11 +167,12 @@ class PlainLoop:
             for parameter in stage.parameters():
                 if parameter.grad is not None:
                     stage_sum += float(squared_norm(parameter.grad))
-            sums.append(stage_sum)
+            sums.append(stage_sum / self._loss_scale.value**2)
         return sums
 
     def _apply(self, norm: float, lr: float) -> None:
-        scale = 1.0 if self._max_grad_norm is None else min(1.0, self._max_grad_norm / (norm + 1e-6))
+        clipping = 1.0 if self._max_grad_norm is None else min(1.0, self._max_grad_norm / (norm + 1e-6))
+        scale = clipping / self._loss_scale.value
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             for parameter in stage.parameters():
                 if scale != 1.0 and parameter.grad is not None:

@@ -24,6 +24,7 @@ from shoal.events.steps import (
     StepIsStuck,
 )
 from shoal.ids import PeerId, StepKey
+from shoal.optim.loss_scale import LossScale
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import StepDriver, StepResult
 from shoal.trainer.evaluation import eval_parts
@@ -69,6 +70,7 @@ class TrainerLoop:
         self._generation = generation
         self._clock = clock
         self._schedule = LrSchedule.from_config(config.diloco)
+        self._loss_scale = LossScale(is_needed=config.data.precision == "fp16-mixed")
         self._replicas: Replicas = ()
         self._next: StartRound | None = None
         self._changed = anyio.Event()
@@ -191,6 +193,7 @@ class TrainerLoop:
                     replicas=self._replicas,
                     note=note,
                     base=start.base,
+                    loss_scale=self._loss_scale.value,
                 )
                 break
             except NoPipeline as error:
@@ -217,6 +220,7 @@ class TrainerLoop:
             routers=result.routers,
         )
         if result.committed:
+            self._loss_scale.ended(skipped=result.skipped)
             self._report(report)
             # Not computed and not written unless asked for: there may be hundreds in a second.
             emit(logger, StepCommitted(start.round, result.key, result.path, result.num_samples))

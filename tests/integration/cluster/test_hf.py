@@ -72,6 +72,11 @@ CASES: dict[str, Config] = {
             "activation_checkpointing": True,
         },
     ),
+    "experts, in float16, in chunks and all at once": hf_config(
+        data={"seq_len": SEQ_LEN, "precision": "fp16-mixed"},
+        model={"family": "hf", "extra": {**EXPERTS, "router_aux_loss_coef": 0.1}, "loss_chunk_tokens": 7},
+        model_pipeline={"stages": 3, "microbatches": 2, "schedule": "zero_bubble", "activation_checkpointing": True},
+    ),
     "quantised": hf_config(quant={"base": {"activation_quant": "off"}}),
     "quantised experts": hf_config(
         EXPERTS,

@@ -201,6 +201,16 @@ def test_targets_that_the_labels_do_not_have_are_named(folder: Path) -> None:
     assert any("targets in its microbatches" in what for what in found), found
 
 
+def test_a_loss_scale_that_is_none_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def rescale(lines: list[Any]) -> list[Any]:
+        return [line | {"loss_scale": 0.0} if line.get("event") == "began" else line for line in lines]
+
+    change(next(folder.glob("replicas/*.jsonl")), rescale)
+    assert main(["replay", str(folder)]) != 0
+    output = capsys.readouterr()
+    assert "has the loss scale 0.0" in output.out + output.err
+
+
 def test_a_pass_that_is_trained_on_twice_is_counted(folder: Path) -> None:
     """Somebody who changes all logs alike is found by the count of the samples, and by the gradients."""
     later = json.loads((folder / "steps/round_0002.jsonl").read_text().splitlines()[0])["entry"]

@@ -77,7 +77,15 @@ class Swarm:
         return tuple(self.ref(stage[0]) for stage in self.replicas)
 
     async def train(
-        self, batch: Batch, number: int, lr: float, *, trainer: int = 0, home: int = 0, round: int = 1
+        self,
+        batch: Batch,
+        number: int,
+        lr: float,
+        *,
+        trainer: int = 0,
+        home: int = 0,
+        round: int = 1,
+        loss_scale: float = 1.0,
     ) -> StepResult:
         return await self.drivers[trainer].train(
             round=round,
@@ -88,6 +96,7 @@ class Swarm:
             path=self.path(home),
             replicas=tuple(tuple(map(self.ref, stage)) for stage in self.replicas),
             note=lambda key, path: self.notes.append((key, path)),
+            loss_scale=loss_scale,
         )
 
     async def settle(self) -> None:

@@ -42,7 +42,7 @@ WORKS = [
 ]
 
 REFUSED = [
-    ("run_local.py --data-precision fp16-mixed", "use 'bf16-mixed'"),
+    ("run_local.py --data-precision 16-true", "use '32-true', 'bf16-mixed' or 'fp16-mixed'"),
     ("run_local.py --data-task-type speech", "use 'llm' or 'cv'"),
     ("run_local.py --data-shuffle-buffer-size 100", "all samples of a pass are shuffled"),
     ("run_local.py --max-expert-index 128", "the number of stages is not limited"),

@@ -26,8 +26,9 @@ def test_a_gpu_without_bfloat16_is_refused_before_anything_is_built(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
     assert autocast_of("bf16-mixed", CPU) == torch.bfloat16
+    assert autocast_of("fp16-mixed", GPU) == autocast_of("fp16-mixed", CPU) == torch.float16
     if supported:
         assert autocast_of("bf16-mixed", GPU) == torch.bfloat16
         return
-    with pytest.raises(ConfigError, match=r"cuda:0 \(Tesla T4\) has no bfloat16.*--device cpu.*32-true"):
+    with pytest.raises(ConfigError, match=r"cuda:0 \(Tesla T4\) has no bfloat16.*--device cpu.*fp16-mixed"):
         autocast_of("bf16-mixed", GPU)

@@ -112,6 +112,7 @@ def test_a_repeated_backward_is_answered_again_and_not_added_again() -> None:
         (Open(KEY, 1, PATH, (2, 0), (2, 0), ()), "malformed"),
         (Open(KEY, 1, PATH, (2, 2), (2,), ()), "malformed"),
         (Open(KEY, 1, PATH, (2, 2), (2, -1), ()), "malformed"),
+        (Open(KEY, 1, PATH, (2, 2), (2, 2), (), loss_scale=0.0), "malformed"),
     ],
 )
 def test_an_open_that_does_not_fit_is_refused(changed: Open, reason: str) -> None:

@@ -42,7 +42,8 @@ class StepEntry(Struct, frozen=True):
 class Open(Struct, frozen=True, tag="open"):
     """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m, and
     `microbatch_targets[m]`, how many of its labels the loss counts, is its weight. `base` is the hash of the record on
-    top of which the round is trained: after a split two rounds may have one number."""
+    top of which the round is trained: after a split two rounds may have one number. Every stage computes with the loss
+    times `loss_scale`, a power of two, and says and applies its gradients divided by it."""
 
     key: StepKey
     round: int
@@ -51,6 +52,7 @@ class Open(Struct, frozen=True, tag="open"):
     microbatch_targets: tuple[int, ...]
     samples: tuple[SampleRange, ...]
     base: str = ""
+    loss_scale: float = 1.0
 
 
 class Opened(Struct, frozen=True, tag="opened"):
