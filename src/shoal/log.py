@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -217,6 +217,19 @@ class LinesFile:
     def close(self) -> None:
         """Close the file; another line opens it again."""
         self._handler.close()
+
+
+def written_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a `LinesFile`, the oldest that it has kept first.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    for number in range(NUM_OLD_FILES, -1, -1):
+        file = path.with_name(f"{path.name}.{number}") if number else path
+        if file.exists():
+            with file.open("rb") as lines:
+                yield from lines
 
 
 def _say_unwritable(path: Path, error: OSError) -> None:

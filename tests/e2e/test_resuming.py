@@ -12,6 +12,8 @@ import pytest
 from tests.buckets import KEY, SECRET, bucket
 from tests.e2e.launched import END_S, SMALL, Launched, launched, until
 
+from shoal.report.learning import read_learning
+
 pytestmark = pytest.mark.timeout(600)
 
 NUM_ROUNDS = 14
@@ -71,6 +73,13 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_good_checkpoint(tmp_
     again = {each["base_round"]: each["loss"] for each in resumed.events("client_0", "evaluation.done")}
     assert math.isclose(again[good], evaluated[good], rel_tol=1e-6), "it is evaluated before anything is trained"
     assert _written(resumed)[-1]["round"] == NUM_ROUNDS, "of the last round there always is one"
+    learning = read_learning(log_dir)
+    assert list(learning.rounds) == list(range(1, NUM_ROUNDS + 1)), "its picture has both starts of the run"
+    assert [loss for _, loss in learning.held_out] == [
+        summary["eval_losses"][str(round)] for round in (0, *learning.rounds)
+    ]
+    assert (learning.rounds[good], "resumed from a checkpoint") in learning.incidents
+    assert "resumed from a checkpoint" in (log_dir / "curves.svg").read_text()
 
 
 @pytest.mark.slow

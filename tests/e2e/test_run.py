@@ -12,6 +12,7 @@ from tests.e2e.launched import END_S, SMALL, Launched, completed, launched
 from shoal.averaging.audit import audit
 from shoal.averaging.journal import read_records
 from shoal.averaging.signing import unsealer
+from shoal.report.learning import read_learning
 from shoal.swarm.records import genesis_hash, record_hash
 
 pytestmark = pytest.mark.timeout(600)
@@ -63,6 +64,19 @@ def test_what_has_happened_is_in_a_file_beside_the_logs(short_run: Launched) -> 
     assert [event["round"] for event in events if event["event"] == "round.recorded"] == [1, 2]
     assert "model.left" in {event["event"] for event in events}
     assert all(event["time"] and event["level"] == "INFO" for event in events)
+
+
+def test_a_picture_shows_how_it_has_learned(short_run: Launched) -> None:
+    folder = short_run.require_log_dir()
+    assert f"curves: {folder / 'curves.svg'}" in short_run.output
+    learning, summary = read_learning(folder), short_run.summary()
+    assert learning.rounds == {1: 2 * 4 * 4, 2: summary["samples"]}
+    assert [loss for _, loss in learning.held_out] == list(summary["eval_losses"].values())
+    assert len(learning.trained) == summary["steps"]
+    assert learning.trained[-1].loss.mean == pytest.approx(summary["loss_last"], rel=1e-4)
+    picture = (folder / "curves.svg").read_text()
+    assert f"held-out loss {summary['eval_loss_last']:.4g}, perplexity" in picture
+    assert f"{folder.name}, 2 stages, 2 rounds in 0:0" in picture
 
 
 def test_the_monitor_has_heard_what_each_server_measures(short_run: Launched) -> None:

@@ -152,6 +152,7 @@ def test_one_ctrl_c_ends_a_run_with_a_role_that_hangs(tmp_path: Path, gone_withi
         [killing] = run.events("launcher", "supervisor.killing")
         assert "server:1" in killing["roles"]
         assert killing["grace_s"] <= GRACE_S
+        assert (run.require_log_dir() / "curves.svg").is_file(), "as far as it has got"
 
 
 @pytest.mark.slow

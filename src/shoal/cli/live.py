@@ -81,7 +81,15 @@ class LiveView(Display):
         if asked:
             self.notice("stopping; press Ctrl-C again to end at once")
 
-    def finish(self, summary: Mapping[str, Any] | None, failure: str | None, path: Path | None, log_dir: Path) -> None:
+    def finish(
+        self,
+        summary: Mapping[str, Any] | None,
+        failure: str | None,
+        path: Path | None,
+        log_dir: Path,
+        *,
+        curves: Path | None = None,
+    ) -> None:
         """Show how the run ended.
 
         Args:
@@ -89,6 +97,7 @@ class LiveView(Display):
             failure: why it failed; None: it did not.
             path: of `summary.json`; None: it was not written.
             log_dir: named when something failed.
+            curves: the picture of how the run has learned; None: there is none.
         """
         # A run that ended in its first round has no results: without a record, what was trained is gone.
         if summary is not None and summary.get("samples"):
@@ -97,6 +106,8 @@ class LiveView(Display):
             self.say("no round was completed, so nothing was trained for good")
         if summary is not None and summary.get("model"):
             self.say(f"model: {summary['model']}")
+        if curves is not None:
+            self.say(f"curves: {curves}")
         if path is not None:
             self.say(f"summary: {path}")
         if failure is not None:

@@ -33,10 +33,11 @@ from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError, ShoalError
 from shoal.events.base import emit, tell
-from shoal.events.hosts import RunEndedByError, RunInterrupted, SwarmOpen
+from shoal.events.hosts import CurvesNotDrawn, RunEndedByError, RunInterrupted, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.identity import Identity, create_swarm_key
 from shoal.ids import RunId
+from shoal.report.curves import write_curves
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import process_age_s, tree_usage
 from shoal.runtime.role_handle import RoleHandle
@@ -165,8 +166,9 @@ class HostRun:
                 tasks.cancel_scope.cancel()
         if self.summary is None and self.exit_code == DONE:
             self._fail("the client has ended without a summary; its log says why")
+        curves = self._draw_curves()
         path = self._write_summary()
-        view.finish(self.summary, self.failure, path, self.log_dir)
+        view.finish(self.summary, self.failure, path, self.log_dir, curves=curves)
         return self.exit_code
 
     async def _supervise(self, supervisor: Supervisor, early: EarlyStart, view: LiveView) -> None:
@@ -385,6 +387,14 @@ class HostRun:
             self.usage.sample()
             await self.clock.sleep_s(interval_s)
             interval_s = min(2 * interval_s, USAGE_MAX_INTERVAL_S)
+
+    def _draw_curves(self) -> Path | None:
+        """A picture is worth no run: one that cannot be drawn is named, and that is all."""
+        try:
+            return write_curves(self.log_dir, self.config, self.run_id)
+        except OSError as error:
+            emit(logger, CurvesNotDrawn(error.filename or str(self.log_dir), error.strerror or str(error)))
+            return None
 
     def _write_summary(self) -> Path | None:
         remove_empty_outputs(self.log_dir)

@@ -17,11 +17,9 @@ from typing import Any
 from shoal.client.diary import Diary, DiaryEvent
 from shoal.client.totals import RunTotals
 from shoal.clock import Clock, utc_iso
-from shoal.events.base import Event, emit, level_name
+from shoal.events.base import EVENTS_FILE, Event, emit, level_name
 from shoal.events.run import RunLaunched
 from shoal.log import LinesFile, json_line
-
-FILE_NAME = "events.jsonl"
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class Ledger:
         self._clock = clock
         self._diary = diary
         self._show = show
-        self._file = None if log_dir is None else LinesFile(log_dir / FILE_NAME)
+        self._file = None if log_dir is None else LinesFile(log_dir / EVENTS_FILE)
         self.totals = RunTotals() if diary is None else diary.saved.totals
         self.earlier: Sequence[DiaryEvent] = () if diary is None else diary.events
         for event in self.earlier:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.events.run import RoundBegun, RoundRecorded, ShareEvaluated, StepReported, TrainerFinished
+from shoal.events.run import LossPart, RoundBegun, RoundRecorded, ShareEvaluated, StepReported, TrainerFinished
 
 RATE_WINDOW_S = 10.0
 """The rate is that of so long a time, or of four steps if they take longer."""
+CURVE_PARTS = 32
+"""A round's curve has at most so many parts, so that the line of a round has a bounded size."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Progress:
     _recent: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     _ring_bytes: dict[str, int] = field(default_factory=dict[str, int])
     _trainer_bytes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
-    _round_losses: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    _round_losses: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
 
     def step(self, event: StepReported) -> None:
         """Count one committed step."""
@@ -58,7 +60,7 @@ class Progress:
             if self.loss_first is None:
                 self.loss_first = event.loss
             self.loss_last = event.loss
-            self._round_losses.append((event.loss, event.num_targets))
+            self._round_losses.append((event.loss, event.num_targets, event.num_samples))
         self._recent.append((event.at_s, event.num_samples))
         window_s = max(RATE_WINDOW_S, 4 * event.duration_s)
         while self._recent and self._recent[0][0] < event.at_s - window_s:
@@ -125,8 +127,14 @@ class Progress:
     @property
     def round_loss(self) -> float | None:
         """The mean training loss over the round's samples; None without one."""
-        total = sum(n for _, n in self._round_losses)
-        return sum(loss * n for loss, n in self._round_losses) / total if total else None
+        return _mean(self._round_losses)
+
+    @property
+    def round_curve(self) -> tuple[LossPart, ...]:
+        """The training loss in the course of the round, over the steps in the order in which they were reported."""
+        per_part = -(-len(self._round_losses) // CURVE_PARTS) or 1
+        starts = range(0, len(self._round_losses), per_part)
+        return tuple(_part(self._round_losses[start : start + per_part]) for start in starts)
 
     def recent_samples_per_s(self) -> float:
         """Return the rate over the last seconds, see `RATE_WINDOW_S`."""
@@ -142,3 +150,17 @@ class Progress:
             return 0.0
         elapsed_s = self.last_step_at_s - self.first_step_at_s - self.paused_s
         return self.samples * (self.steps - 1) / self.steps / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def _mean(steps: Sequence[tuple[float, int, int]]) -> float | None:
+    """Return the mean loss over the targets of steps, each a loss, targets and samples; None without a target."""
+    total = sum(targets for _, targets, _ in steps)
+    return sum(loss * targets for loss, targets, _ in steps) / total if total else None
+
+
+def _part(steps: Sequence[tuple[float, int, int]]) -> LossPart:
+    losses = [loss for loss, _, _ in steps]
+    mean = _mean(steps)
+    values = (min(losses), losses[0] if mean is None else mean, max(losses))
+    # Five digits are more than a picture shows.
+    return LossPart(sum(samples for *_, samples in steps), *(float(f"{value:.5g}") for value in values))

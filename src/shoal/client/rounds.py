@@ -39,6 +39,7 @@ from shoal.errors import ControlError
 from shoal.events.run import EvaluationIncomplete, RoundBegun, RoundRecorded, RoundSlow, RoundTakenUp, RunTakenOver
 from shoal.ids import PeerId
 from shoal.swarm.records import parameters_of
+from shoal.swarm.sample_ranges import count
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import Evaluation, StartRound
@@ -380,6 +381,8 @@ class RoundLoop:
                 trained=bool(record.samples or record.skipped),
                 sent_bytes=dict(outcome.sent_bytes),
                 duration_s=None if begun_s is None else self._ledger.run_s() - begun_s,
+                samples_before=count(record.recorded),
+                curve=progress.round_curve,
             )
         )
         if loss is not None:

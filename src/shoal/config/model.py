@@ -142,6 +142,12 @@ class ModelConfig(Section):
         return "model.pretrained: give the folder of the weights, or their name on the hub, by model.name_or_path"
 
     @property
+    def kind(self) -> str:
+        """What people read of which model it is."""
+        said = {**(self.hf_config or {}), **self.extra}
+        return f"hf ({said.get('model_type', self.name_or_path)})" if self.family == "hf" else self.family
+
+    @property
     def max_stages(self) -> int | None:
         """The most stages that the family can be cut into; None where only the family itself knows."""
         return self.num_blocks

@@ -17,6 +17,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+EVENTS_FILE = "events.jsonl"
+"""What a run's client has noted, in the run's folder."""
+
 _LEVELS = {getattr(logging, name): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 
 

@@ -28,6 +28,15 @@ class RunInterrupted(Event, frozen=True, tag="run.interrupted"):
     signal: str
 
 
+class CurvesNotDrawn(Event, frozen=True, tag="curves.not_drawn"):
+    """The picture of how the run has learned could not be written, or what it is drawn from not be read."""
+
+    level = WARNING
+    do = "free space there, or make the folder readable"
+    path: str
+    reason: str
+
+
 class ModelCut(Event, frozen=True, tag="model.cut"):
     """Which units of the model each stage has."""
 

@@ -6,7 +6,7 @@ Times are monotonic seconds of the client's host. What comes with every step, or
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from shoal.events.base import Event
 from shoal.ids import PeerId
@@ -154,6 +154,15 @@ class RoundShared(Event, frozen=True, tag="round.shared"):
     waited_s: float
 
 
+class LossPart(NamedTuple):
+    """The training loss of some steps in a row, of all trainers: the least, the mean over targets, the most (nats)."""
+
+    samples: int
+    least: float
+    mean: float
+    most: float
+
+
 class RoundRecorded(Event, frozen=True, tag="round.recorded"):
     """The record of a round is committed and on the disk.
 
@@ -163,6 +172,8 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
         trained: whether it has any step in it.
         sent_bytes: by its replicas, by kind of traffic.
         duration_s: since the client has begun the round; None if it has not.
+        samples_before: of all earlier records of the run.
+        curve: of the training loss, in a bounded number of parts in order: samples, least, mean, most (nats).
     """
 
     round: int
@@ -171,6 +182,8 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
     trained: bool
     sent_bytes: dict[str, int]
     duration_s: float | None
+    samples_before: int = 0
+    curve: tuple[LossPart, ...] = ()
 
 
 class RoundSlow(Event, frozen=True, tag="round.slow"):

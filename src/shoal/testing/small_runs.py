@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.config.load import load_config
-from shoal.config.schema import Config
 from shoal.testing.launched import launched
 from shoal.testing.observed import Swarm
 from shoal.testing.verdict import (
@@ -86,7 +85,7 @@ def train_small(path: Path, directory: Path, flags: Sequence[str] = ()) -> Small
         config = load_config(run.require_log_dir() / "config.yaml", (), {})
     return SmallRun(
         task=config.data.task_type,
-        model=_model(config),
+        model=config.model.kind,
         stages=config.num_stages,
         replicas=summary["replicas"],
         steps=summary["steps"],
@@ -96,8 +95,3 @@ def train_small(path: Path, directory: Path, flags: Sequence[str] = ()) -> Small
         seconds_total=summary["seconds_total"],
         problems=tuple(problems),
     )
-
-
-def _model(config: Config) -> str:
-    said = {**(config.model.hf_config or {}), **config.model.extra}
-    return f"hf ({said['model_type']})" if config.model.family == "hf" else config.model.family

@@ -12,9 +12,10 @@ import pytest
 
 from shoal import log
 from shoal.client.diary import Diary
-from shoal.client.ledger import FILE_NAME, Ledger
+from shoal.client.ledger import Ledger
 from shoal.clock import SystemClock
 from shoal.errors import StorageError
+from shoal.events.base import EVENTS_FILE
 from shoal.events.losses import ServerLost
 from shoal.events.run import ClientStarted, RoleCounted, RoundBegun, RunLaunched, StepReported, TrainingDiverging
 from shoal.events.stages import TrainingStopped
@@ -42,7 +43,7 @@ def test_what_happens_is_a_line_in_events_jsonl_with_its_time_its_fields_and_its
     ledger = Ledger(Clock(), age_s=lambda: 3.0, log_dir=tmp_path)
     ledger.note(LOST)
     ledger.note(RoundBegun(1, 4, 2, 2, 4))
-    written = lines(tmp_path / FILE_NAME)
+    written = lines(tmp_path / EVENTS_FILE)
     ledger.close()
     assert written[0] == {"time": written[1]["time"], "level": "INFO", "event": "run.launched", "at_s": 5.0}
     assert written[1] == {
@@ -66,7 +67,7 @@ def test_what_comes_with_every_step_is_counted_and_fills_neither_file_nor_log(
         ledger.note(event)
     ledger.close()
     assert ledger.totals.progress.steps == 1
-    assert [line["event"] for line in lines(tmp_path / FILE_NAME)] == ["run.launched"]
+    assert [line["event"] for line in lines(tmp_path / EVENTS_FILE)] == ["run.launched"]
     assert [record.getMessage() for record in caplog.records] == ["run.launched"]
 
 
@@ -103,7 +104,7 @@ def test_the_launch_is_when_it_was_however_often_the_client_is_started_again(tmp
 def test_a_file_that_cannot_be_written_is_said_once_and_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / FILE_NAME).symlink_to("/dev/full")
+    (tmp_path / EVENTS_FILE).symlink_to("/dev/full")
     ledger = Ledger(Clock(), log_dir=tmp_path)
     ledger.note(LOST)
     ledger.close()
@@ -136,5 +137,5 @@ def test_the_file_is_bounded_as_logs_are(tmp_path: Path, monkeypatch: pytest.Mon
         ledger.note(LOST)
     ledger.close()
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    assert sizes.keys() == {FILE_NAME, f"{FILE_NAME}.1", f"{FILE_NAME}.2"}
+    assert sizes.keys() == {EVENTS_FILE, f"{EVENTS_FILE}.1", f"{EVENTS_FILE}.2"}
     assert max(sizes.values()) <= 2000

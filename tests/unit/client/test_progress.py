@@ -7,8 +7,8 @@ import math
 import msgspec
 import pytest
 
-from shoal.client.progress import RATE_WINDOW_S, Progress
-from shoal.events.run import RoundBegun, RoundRecorded, ShareEvaluated, StepReported, TrainerFinished
+from shoal.client.progress import CURVE_PARTS, RATE_WINDOW_S, Progress
+from shoal.events.run import LossPart, RoundBegun, RoundRecorded, ShareEvaluated, StepReported, TrainerFinished
 
 
 def step(loss: float, num_samples: int = 4, *, skipped: bool = False, at_s: float = 1.0) -> StepReported:
@@ -38,6 +38,22 @@ def test_the_loss_of_a_round_is_weighted_by_samples_and_starts_again() -> None:
     assert progress.round_loss == pytest.approx(5.0)
     progress.recorded(recorded())
     assert progress.round_loss is None
+
+
+def test_the_curve_of_a_round_has_the_range_and_mean_of_its_steps_in_a_bounded_number_of_parts() -> None:
+    progress = Progress()
+    progress.step(step(math.nan, 8, skipped=True))
+    progress.step(step(5.0, 1))
+    assert progress.round_curve == (LossPart(1, 5.0, 5.0, 5.0),)
+    for number in range(2 * CURVE_PARTS):
+        progress.step(step(2.0 + number % 3, 1 + number % 3))
+    curve = progress.round_curve
+    assert len(curve) == 22, "of three steps each"
+    assert curve[0] == LossPart(4, 2.0, 3.25, 5.0)
+    assert curve[1] == LossPart(6, 2.0, float(f"{(4.0 * 3 + 2.0 + 3.0 * 2) / 6:.5g}"), 4.0)
+    assert sum(part.samples for part in curve) == progress.samples - 8
+    progress.recorded(recorded())
+    assert progress.round_curve == ()
 
 
 def test_the_evaluation_is_complete_when_all_shares_are_there() -> None:
