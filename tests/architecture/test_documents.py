@@ -48,17 +48,25 @@ def test_every_configuration_file_loads_and_names_no_default_twice(path: Path) -
     assert isinstance(yaml.safe_load(path.read_text()), dict)
 
 
-def _readme_commands() -> list[str]:
-    text = (ROOT / "README.md").read_text()
+TASKS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "tasks").glob("*.md")))
+
+
+def _commands(document: str) -> list[str]:
+    text = (ROOT / document).read_text()
     blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line.split(" #")[0].removeprefix("$ ").strip() for line in lines if line.split("#")[0].strip()]
 
 
-def test_readme_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    commands = _readme_commands()
+def test_readme_names_the_commands_to_begin_with() -> None:
+    assert {"make run", "make test"} <= set(_commands("README.md"))
+
+
+@pytest.mark.parametrize("document", ["README.md", *TASKS])
+def test_commands_of_documents_exist_with_their_flags(document: str, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = _commands(document)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {"make run", "make test"} <= set(commands)
+    assert commands
     for command in commands:
         words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
         if words[0] == "make":
@@ -66,6 +74,8 @@ def test_readme_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
             continue
         if Path(words[0]).name.startswith("python"):
             assert (ROOT / words[1]).is_file(), command
+            if "/" in words[1]:
+                continue
             words = ["shoal", words[1].removesuffix(".py").replace("_", "-"), *words[2:]]
         if Path(words[0]).name != "shoal":
             continue
@@ -93,6 +103,7 @@ DOCUMENTS = (
     "docs/performance.md",
     "docs/protocol.md",
     "docs/reliability.md",
+    *TASKS,
     "examples/own_model/README.md",
 )
 SOURCE = ROOT / "src" / "shoal"
@@ -157,7 +168,7 @@ def test_the_page_on_protocols_names_every_message() -> None:
 
 
 def test_every_benchmark_has_its_section_with_command_and_table_and_the_readme_names_the_command() -> None:
-    assert any(command.startswith("shoal benchmark ") for command in _readme_commands())
+    assert any(command.startswith("shoal benchmark ") for command in _commands("README.md"))
     text = (ROOT / "docs" / "performance.md").read_text()
     sections = {section.partition("\n")[0]: section for section in text.split("\n## ")[1:]}
     for name in BENCHMARKS:

@@ -1,0 +1,64 @@
+"""The pages of docs/tasks: their commands that need no network run as they stand, in order, and the model learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PAGES = sorted((ROOT / "docs" / "tasks").glob("*.md"))
+RUNS = {"chat": ["chat", "chat_base", "chat_lora"], "images": ["resnet18_split"], "language_model": ["sandbox"]}
+# What keeps a test short, and says nothing about the page.
+SHORT = "--diloco.inner-steps=6 --diloco.outer-steps=2"
+
+
+def script(page: Path) -> str:
+    """The commands in the blocks for bash; those for sh need a network, or files of a reader's own."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = "".join(blocks).splitlines()
+    return "\n".join(f"{line} {SHORT}" if "run_local.py" in line else line for line in lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    for name in ("run_local.py", "configs", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        ["bash", "-e", "-c", script(page)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            # The commands of this environment, as `source .venv/bin/activate` puts them there.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for run in RUNS[page.stem]:
+        summary = json.loads((tmp_path / "logs" / run / "summary.json").read_text())
+        assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("done", 0, 0), run
+        assert summary["eval_loss_last"] < summary["eval_loss_first"], run
+        assert (tmp_path / "logs" / run / "curves.svg").is_file(), run
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_picture_of_a_page_is_one_that_a_run_of_its_command_has_drawn(page: Path) -> None:
+    picture = page.with_suffix(".svg").read_text()
+    assert f"]({page.stem}.svg)" in page.read_text()
+    last = re.search(r"held-out loss ([0-9.]+)", picture)
+    assert last is not None
+    assert f"{float(last[1]):.3f}" in page.read_text(), "the page says the loss that its picture ends with"
+    assert any(f": {run}-2" in picture for run in RUNS[page.stem]), "the run has the name of one of the page's"
