@@ -9,7 +9,8 @@ import anyio
 import anyio.to_thread
 from rich.console import Console
 
-from shoal.cli.cuts import has_cut, is_settled, profiled_device, with_cut, with_known_cut
+from shoal.checkpoint.start_weights import StartWeights
+from shoal.cli.cuts import has_cut, is_settled, profiled_device, with_cut, with_known_cut, with_weights
 from shoal.cli.display import print_event
 from shoal.cli.model import costs_on_device_thread
 from shoal.clock import SystemClock
@@ -57,15 +58,17 @@ def train_baseline(config: Config, report: Callable[[BaselineReport], None]) -> 
     Raises:
         ConfigError: as `run_baseline_locally`.
     """
-    return anyio.run(partial(_run, _with_cut(config), report), backend_options={"use_uvloop": True})
+    return anyio.run(partial(_run, _settled(config), report), backend_options={"use_uvloop": True})
 
 
-def _with_cut(config: Config) -> Config:
-    """Cut the model where a run on this machine does: random draws belong to a stage."""
+def _settled(config: Config) -> Config:
+    """Cut the model where a run on this machine does, since random draws belong to a stage, and find its weights."""
     config = with_known_cut(config)
     if is_settled(config):
         return config
     found = costs_on_device_thread(config, measure=not config.run.deterministic, cache=CostCache.of_user())
+    if config.lacks_weights:
+        config = with_weights(config, StartWeights(config).digests())
     if has_cut(config):
         return config
     return with_cut(config, counts_by_cost(found.costs, config.num_stages, is_tied=found.is_tied))

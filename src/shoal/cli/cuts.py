@@ -91,7 +91,7 @@ async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[s
     for warning in found.warnings:
         tell(logger, UnitCostsProblem(warning), notice)
     if found.weights is not None:
-        config = config.model_copy(update={"model": config.model.model_copy(update={"weights": tuple(found.weights)})})
+        config = with_weights(config, found.weights)
     if has_cut(config):
         return config
     counts = counts_by_cost(found.costs, config.num_stages, is_tied=found.is_tied)
@@ -125,6 +125,11 @@ def with_cut(config: Config, counts: Sequence[int]) -> Config:
     """Return the configuration with the cut."""
     pipeline = config.model_pipeline.model_copy(update={"cut": tuple(counts)})
     return config.model_copy(update={"model_pipeline": pipeline})
+
+
+def with_weights(config: Config, weights: Sequence[str]) -> Config:
+    """Return the configuration with what the weights hash to that the run begins from, unit by unit."""
+    return config.model_copy(update={"model": config.model.model_copy(update={"weights": tuple(weights)})})
 
 
 def log_cut(config: Config) -> None:
