@@ -229,6 +229,7 @@ def _held_out(points: Sequence[tuple[int, float]], across: _Across, up: _Up) -> 
 def _incidents(incidents: Sequence[tuple[int, str]], across: _Across) -> list[str]:
     """A line for each, and its name in the first row that has room for it; a pointer shows the others' names."""
     lines: list[str] = []
+    names: list[str] = []
     free_from = [-math.inf] * 4
     for samples, said in sorted(incidents)[:MAX_INCIDENTS]:
         x, width = across(samples), _CHAR * len(said)
@@ -237,8 +238,8 @@ def _incidents(incidents: Sequence[tuple[int, str]], across: _Across) -> list[st
         row = next((row for row, free in enumerate(free_from) if free <= start), None)
         if row is not None:
             free_from[row] = start + width + 8
-            lines.append(_text(start, TOP + 14 + row * _ROW, said, "xl"))
-    return lines
+            names.append(_text(start, TOP + 14 + row * _ROW, said, "xl"))
+    return [*lines, *names]
 
 
 def _legend(learning: Learning, caption: Caption) -> list[str]:
