@@ -1,0 +1,49 @@
+"""The picture that a run leaves in its folder."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.local import HostRun
+from shoal.client.ledger import Ledger
+from shoal.clock import SystemClock
+from shoal.config import Config
+from shoal.events.run import LossPart, RoundRecorded
+from shoal.ids import RunId
+from shoal.report.curves import FILE_NAME, write_curves
+
+
+def trained(folder: Path) -> None:
+    ledger = Ledger(SystemClock(), log_dir=folder)
+    ledger.note(RoundRecorded(1, 5.0, {}, True, {}, 3725.0, 0, (LossPart(8, 4.0, 5.0, 6.0),)))
+    ledger.close()
+
+
+def test_it_names_model_data_run_and_time(tmp_path: Path) -> None:
+    trained(tmp_path)
+    config = Config.model_validate({"data": {"dataset_name": "/home/ann/books"}, "model_pipeline": {"stages": 2}})
+    path = write_curves(tmp_path, config, RunId("mine-1"))
+    assert path == tmp_path / FILE_NAME
+    picture = path.read_text()
+    assert "gpt on books" in picture
+    assert "/home" not in picture
+    assert "mine-1, 2 stages, 1 round in 1:02:05" in picture
+
+
+def test_a_run_that_has_trained_nothing_leaves_none(tmp_path: Path) -> None:
+    assert write_curves(tmp_path, Config(), RunId("mine-1")) is None
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_picture_that_cannot_be_written_is_named_and_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="shoal")
+    trained(tmp_path)
+    (tmp_path / FILE_NAME).mkdir()
+    host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
+    assert host._draw_curves() is None
+    assert [record.getMessage() for record in caplog.records] == ["curves.not_drawn"]
