@@ -137,7 +137,7 @@ async def make_swarm(
         for stage in range(num_stages):
             for slot in range(num_slots):
                 module = build_stage(family, stage, num_stages, seed=SEED)
-                optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
+                optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
                 compute = StageCompute(
                     module,
                     optimizer,

@@ -155,7 +155,7 @@ class _StagePeer:
         module = build_stage(self._family, self._stage, self._num_stages, seed=_SEED)
         compute = StageCompute(
             module,
-            build_inner_optimizer(list(module.parameters()), InnerOptimConfig()),
+            build_inner_optimizer(module.named_parameters(), InnerOptimConfig()),
             run_seed=_SEED,
             stage=self._stage,
             schedule=Schedule(self._spec.schedule),

@@ -31,7 +31,8 @@ from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError, RoundAborted
 from shoal.identity import Identity, swarm_authority
-from shoal.model.meta import units_of
+from shoal.model.meta import trained_names, units_of
+from shoal.optim.inner import require_groups
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import (
@@ -60,13 +61,14 @@ async def main(payload: bytes, control: RoleControl) -> None:
             the run is interrupted or fails.
 
     Raises:
-        ConfigError: the model cannot be quantised as the configuration says.
+        ConfigError: the model cannot be quantised, or its parameters not grouped, as the configuration says.
         ShoalError: the run failed.
     """
     spec = msgspec.msgpack.decode(payload, type=ClientSpec)
     config = spec.config()
     log.configure(spec.log_path.stem, Path(spec.log_dir), config.log_level)
     require_quantisable(config.quant, units_of(config))
+    require_groups(config.diloco.inner_optim, trained_names(config))
     identity, clock = Identity(spec.identity_key), SystemClock()
     async with open_role_endpoint(spec, identity) as endpoint, counters_logged(endpoint):
         diary = Diary(Path(spec.log_dir), spec.run_id)

@@ -1,8 +1,9 @@
 """Sections `run`, `data` and `diloco`: what is trained on, for how long, and with which optimizers."""
 
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -196,6 +197,40 @@ class DataConfig(Section):
         return value
 
 
+class ParameterGroup(Section):
+    """Other settings for some parameters; at least one pattern has to match a parameter that is trained.
+
+    Of several groups that match, the last one counts that says a setting.
+    """
+
+    name_patterns: tuple[str, ...] = Field(
+        min_length=1,
+        description='Globs for names of parameters, from their unit on, e.g. "block_0.*" or "*.bias"; `shoal model '
+        "profile` lists the units. One of them has to match.",
+    )
+    every_steps: PositiveInt | None = Field(
+        default=None,
+        description="Only each so many-th step of a trainer changes them, by its own gradient. null: every one.",
+    )
+    sgd_lr: PositiveFloat | None = Field(default=None, description="Peak learning rate; null: as of all others.")
+    sgd_momentum: Fraction | None = Field(default=None, description="null: as of all others.")
+    sgd_nesterov: bool | None = Field(default=None, description="null: as of all others.")
+    adam_lr: PositiveFloat | None = Field(default=None, description="Peak learning rate; null: as of all others.")
+    adam_weight_decay: NonNegativeFloat | None = Field(default=None, description="null: as of all others.")
+    adam_betas1: Fraction | None = Field(default=None, description="null: as of all others.")
+    adam_betas2: Fraction | None = Field(default=None, description="null: as of all others.")
+    adam_eps: PositiveFloat | None = Field(default=None, description="null: as of all others.")
+
+    def matches(self, name: str) -> bool:
+        """Return whether a parameter of that name, from its unit on, belongs to the group."""
+        return any(fnmatchcase(name, pattern) for pattern in self.name_patterns)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What it says, by key."""
+        return self.model_dump(exclude={"name_patterns"}, exclude_none=True)
+
+
 class InnerOptimConfig(Section):
     """The optimizer of every training step, one per replica."""
 
@@ -207,11 +242,43 @@ class InnerOptimConfig(Section):
     adam_weight_decay: NonNegativeFloat = Field(default=0.1, description="Weight decay of adam, times learning rate.")
     adam_betas1: Fraction = Field(default=0.9, description="Decay of adam's first moment.")
     adam_betas2: Fraction = Field(default=0.95, description="Decay of adam's second moment.")
+    adam_eps: PositiveFloat = Field(
+        default=1e-8, description="Added to the root of adam's second moment before it divides."
+    )
+    groups: tuple[ParameterGroup, ...] = Field(
+        default=(), description="Parameters that have other settings; lr_schedule scales their rates as all others."
+    )
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        other = "sgd_" if self.type == "adam" else "adam_"
+        for position, group in enumerate(self.groups):
+            if not group.said:
+                raise ValueError(f"groups[{position}] says nothing about {list(group.name_patterns)}: give a setting")
+            if odd := [key for key in group.said if key.startswith(other)]:
+                raise ValueError(f"groups[{position}]: {', '.join(odd)} means nothing to type = {self.type}; remove it")
+        return self
+
+    def settings_of(self, name: str) -> "InnerOptimSettings":
+        """Return how a parameter of that name, from its unit on, is stepped."""
+        said: dict[str, Any] = {"every_steps": 1}
+        for group in self.groups:
+            if group.matches(name):
+                said |= group.said
+        every_steps = said.pop("every_steps")
+        return InnerOptimSettings(self.model_copy(update={"groups": (), **said}), every_steps)
 
     @property
     def lr(self) -> float:
         """The peak learning rate of the chosen type."""
         return self.adam_lr if self.type == "adam" else self.sgd_lr
+
+
+class InnerOptimSettings(NamedTuple):
+    """How one parameter is stepped: the optimizer without groups, and by each so many-th step of a trainer."""
+
+    optim: InnerOptimConfig
+    every_steps: int
 
 
 class OuterOptimConfig(Section):

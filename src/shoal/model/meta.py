@@ -38,6 +38,18 @@ def units_of(config: Config) -> Iterator[tuple[str, int, nn.Module]]:
             yield name, stage, unit
 
 
+def trained_names(config: Config) -> Iterator[str]:
+    """Yield the names of all parameters that a run trains, from their units on.
+
+    Raises:
+        ConfigError: As `units_of`.
+    """
+    for unit_name, _, unit in units_of(config):
+        for name, parameter in unit.named_parameters():
+            if parameter.requires_grad:
+                yield f"{unit_name}.{name}"
+
+
 def build_units_without_values(family: Family, units: StageUnits, config: Config) -> nn.ModuleDict:
     """Build the units of a stage on the meta device, by name; those that share a parameter with that one, and with the
     adapters that the run trains."""

@@ -275,7 +275,7 @@ class StageCompute:
                 if gradient is not None:
                     gradient.mul_(applied)
         with self._own_gradients(step, False):
-            self.optimizer.step(lr)
+            self.optimizer.step(lr, key.number)
         self._casts.forget()  # of the weights before
         self._buffers.apply(step.base, step.buffers, step.changes)
 

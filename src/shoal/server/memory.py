@@ -95,7 +95,9 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     parameters = list(_once([each for tally in tallies for each in tally.parameters]))
     buffers = [each for tally in tallies for each in tally.buffers]
     averaged = AveragedParts.of(_numbered(parameters), _numbered(buffers))
-    replica = ReplicaParts(averaged, build_inner_optimizer(parameters, config.diloco.inner_optim))
+    names = {id(parameter): name for name, parameter in built.named_parameters()}
+    named = ((names[id(parameter)], parameter) for parameter in parameters)
+    replica = ReplicaParts(averaged, build_inner_optimizer(named, config.diloco.inner_optim))
     num_elements = averaged.parameters.layout.numel
     buffer_bytes = averaged.floats.num_bytes + averaged.integers.num_bytes
     # Until all are there, a parameter that both share has a gradient from each.

@@ -252,7 +252,7 @@ def build_state(
         WeightsMissing: the run begins from weights that are not on this host.
     """
     module = configured_stage(config, load_family(config.model, config.data), stage, device_name, fill)
-    optimizer = build_inner_optimizer([p for _, p in trained_parameters(module)], config.diloco.inner_optim)
+    optimizer = build_inner_optimizer(trained_parameters(module), config.diloco.inner_optim)
     compute = StageCompute(
         module,
         optimizer,

@@ -56,7 +56,7 @@ class PlainLoop:
         self.stages = tuple(stages)
         self._head_parameters = [] if head is None else list(head.parameters())
         self._head_gradients: list[Tensor | None] = [None] * len(self._head_parameters)
-        self._optimizers = [build_inner_optimizer(list(stage.parameters()), inner_optim) for stage in stages]
+        self._optimizers = [build_inner_optimizer(stage.named_parameters(), inner_optim) for stage in stages]
         self._max_grad_norm = max_grad_norm
         self._loss_scale = LossScale(is_needed=any(stage.autocast == torch.float16 for stage in stages))
         self._run_seed = run_seed
@@ -83,7 +83,7 @@ class PlainLoop:
         norm = math.sqrt(sum(self._squared_norms()))
         is_finite = math.isfinite(norm) and math.isfinite(loss)
         if is_finite:
-            self._apply(norm, lr)
+            self._apply(norm, lr, number)
         else:
             self._restore(buffers_before)
         self._loss_scale.ended(skipped=not is_finite)
@@ -170,14 +170,14 @@ class PlainLoop:
             sums.append(stage_sum / self._loss_scale.value**2)
         return sums
 
-    def _apply(self, norm: float, lr: float) -> None:
+    def _apply(self, norm: float, lr: float, number: int) -> None:
         clipping = 1.0 if self._max_grad_norm is None else min(1.0, self._max_grad_norm / (norm + 1e-6))
         scale = clipping / self._loss_scale.value
         for stage, optimizer in zip(self.stages, self._optimizers, strict=True):
             for parameter in stage.parameters():
                 if scale != 1.0 and parameter.grad is not None:
                     parameter.grad.mul_(scale)
-            optimizer.step(lr)
+            optimizer.step(lr, number)
 
     @torch.no_grad()
     def _restore(self, buffers_before: list[list[Tensor]]) -> None:

@@ -143,7 +143,7 @@ def make_swarm() -> MakeSwarm:
                 for i in range(num_replicas):
                     module = build_stage(family, stage, num_stages, seed=seed, dtype=dtype, autocast=autocast)
                     await device.run(prepare, module)
-                    optimizer = build_inner_optimizer(list(module.parameters()), optim or InnerOptimConfig())
+                    optimizer = build_inner_optimizer(module.named_parameters(), optim or InnerOptimConfig())
                     compute = StageCompute(
                         module,
                         optimizer,

@@ -229,7 +229,7 @@ def replayed(logs: Sequence[Any]) -> list[StageCompute]:
 def fresh(stage: int) -> StageCompute:
     module = build_stage(family(), stage, 2, seed=SEED)
     return StageCompute(
-        module, build_inner_optimizer(list(module.parameters()), InnerOptimConfig()), run_seed=SEED, stage=stage
+        module, build_inner_optimizer(module.named_parameters(), InnerOptimConfig()), run_seed=SEED, stage=stage
     )
 
 

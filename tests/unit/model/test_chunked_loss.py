@@ -173,7 +173,7 @@ class _Peak(TorchDispatchMode):
 def _compute(family: Family, schedule: Schedule = Schedule.ONE_F_ONE_B) -> StageCompute:
     """The last stage of two, with a block."""
     module = build_stage(family, 1, 2, seed=5, cut=[family.num_units - 2, 2])
-    optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
+    optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
     return StageCompute(module, optimizer, run_seed=5, stage=1, schedule=schedule)
 
 

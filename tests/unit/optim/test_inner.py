@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from shoal.config.training import DilocoConfig, InnerOptimConfig
-from shoal.optim.inner import build_inner_optimizer
+from shoal.errors import ConfigError
+from shoal.optim.inner import InnerOptimizer, build_inner_optimizer, group_name, require_groups
+
+NAMES = ("units.first.weight", "units.last.bias")
 
 
 def _parameters() -> list[torch.nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((3, 4), (4,))
     return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=torch.float64)) for s in shapes]
+
+
+def _built(parameters: list[torch.nn.Parameter], config: InnerOptimConfig) -> InnerOptimizer:
+    return build_inner_optimizer(zip(NAMES, parameters, strict=False), config)
 
 
 def _set_gradients(parameters: list[torch.nn.Parameter], seed: int) -> None:
@@ -24,12 +32,12 @@ def _set_gradients(parameters: list[torch.nn.Parameter], seed: int) -> None:
 def test_sgd_follows_the_momentum_formula_with_the_lr_of_each_step() -> None:
     parameters = _parameters()
     config = InnerOptimConfig(type="sgd", sgd_momentum=0.8, sgd_nesterov=True)
-    optimizer = build_inner_optimizer(parameters, config)
+    optimizer = _built(parameters, config)
     expected = [p.detach().clone() for p in parameters]
     velocity = [torch.zeros_like(p) for p in expected]
     for step, lr in enumerate((0.1, 0.3, 0.2)):
         _set_gradients(parameters, step)
-        optimizer.step(lr)
+        optimizer.step(lr, step)
         for i, p in enumerate(parameters):
             assert p.grad is not None
             velocity[i] = 0.8 * velocity[i] + p.grad
@@ -40,10 +48,10 @@ def test_sgd_follows_the_momentum_formula_with_the_lr_of_each_step() -> None:
 
 def test_adam_follows_the_formula_and_decays_matrices_only() -> None:
     parameters = _parameters()
-    optimizer = build_inner_optimizer(parameters, InnerOptimConfig(adam_weight_decay=0.5))
+    optimizer = _built(parameters, InnerOptimConfig(adam_weight_decay=0.5))
     start = [p.detach().clone() for p in parameters]
     _set_gradients(parameters, 1)
-    optimizer.step(0.01)
+    optimizer.step(0.01, 0)
     for p, before, decay in zip(parameters, start, (0.5, 0.0), strict=True):
         assert p.grad is not None
         expected = before * (1 - 0.01 * decay) - 0.01 * p.grad / (p.grad.abs() + 1e-8)
@@ -51,8 +59,8 @@ def test_adam_follows_the_formula_and_decays_matrices_only() -> None:
 
 
 def test_a_stage_without_parameters_and_plain_sgd_are_fine() -> None:
-    build_inner_optimizer([], InnerOptimConfig()).step(0.1)
-    build_inner_optimizer(_parameters(), InnerOptimConfig(type="sgd", sgd_momentum=0.0)).step(0.1)
+    _built([], InnerOptimConfig()).step(0.1, 0)
+    _built(_parameters(), InnerOptimConfig(type="sgd", sgd_momentum=0.0)).step(0.1, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -61,7 +69,7 @@ def test_both_give_the_bits_of_torchs_own_optimizers(dtype: torch.dtype) -> None
         config = InnerOptimConfig.model_validate({"type": kind})
         ours = [torch.nn.Parameter(p.detach().to(dtype)) for p in _parameters()]
         theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-        optimizer = build_inner_optimizer(ours, config)
+        optimizer = _built(ours, config)
         groups = [
             {"params": theirs[:1], "weight_decay": config.adam_weight_decay},
             {"params": theirs[1:], "weight_decay": 0.0},
@@ -78,7 +86,7 @@ def test_both_give_the_bits_of_torchs_own_optimizers(dtype: torch.dtype) -> None
                 assert mine.grad is not None
                 mine.grad = mine.grad.to(dtype)
                 other.grad = mine.grad.clone()
-            optimizer.step(0.01)
+            optimizer.step(0.01, step)
             reference.step()
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), kind
 
@@ -94,7 +102,7 @@ def test_both_give_the_bits_of_torchs_own_optimizers(dtype: torch.dtype) -> None
 def test_the_configured_optimizer_is_torchs_own_with_the_same_settings(inner_optim: dict[str, object]) -> None:
     config = DilocoConfig.model_validate({"inner_optim": inner_optim}).inner_optim
     [ours, _], [theirs, _] = _parameters(), _parameters()
-    optimizer = build_inner_optimizer([ours], config)
+    optimizer = _built([ours], config)
     reference: torch.optim.Optimizer
     if config.type == "adam":
         reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.5, 0.75), weight_decay=0.5)
@@ -104,6 +112,88 @@ def test_the_configured_optimizer_is_torchs_own_with_the_same_settings(inner_opt
     for step in range(3):
         for parameter in (ours, theirs):
             _set_gradients([parameter], step)
-        optimizer.step(0.01)
+        optimizer.step(0.01, step)
         reference.step()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+GROUPED = {
+    "adam": {"adam_lr": 0.02, "adam_betas1": 0.25, "adam_betas2": 0.5, "adam_eps": 1e-3, "adam_weight_decay": 0.0},
+    "sgd": {"sgd_lr": 0.02, "sgd_momentum": 0.25, "sgd_nesterov": False},
+}
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_a_group_is_stepped_as_an_optimizer_of_its_own_with_its_settings_would(kind: str) -> None:
+    base = {"type": kind, f"{kind}_lr": 0.01}
+    group = {"name_patterns": ["fir*"], **GROUPED[kind]}
+    ours, alone, others = _parameters(), _parameters(), _parameters()
+    grouped = _built(ours, InnerOptimConfig.model_validate({**base, "groups": [group]}))
+    own = _built(alone, InnerOptimConfig.model_validate({**base, **GROUPED[kind]}))
+    plain = _built(others, InnerOptimConfig.model_validate(base))
+    for step, share in enumerate((0.5, 1.0, 1.0, 0.25)):  # of a schedule
+        for each in (ours, alone, others):
+            _set_gradients(each, step)
+        grouped.step(0.01 * share, step)
+        own.step(0.02 * share, step)
+        plain.step(0.01 * share, step)
+    assert torch.equal(ours[0], alone[0])
+    assert torch.equal(ours[1], others[1])
+    assert not torch.equal(ours[0], others[0])
+
+
+def test_of_groups_that_match_the_last_that_says_a_setting_counts_and_what_none_says_is_as_of_all() -> None:
+    groups = [
+        {"name_patterns": ["*.weight"], "adam_lr": 1.0, "adam_eps": 0.5},
+        {"name_patterns": ["nothing", "first.*"], "adam_lr": 2.0, "every_steps": 3},
+    ]
+    config = InnerOptimConfig.model_validate({"adam_betas1": 0.25, "groups": groups})
+    optim, every_steps = config.settings_of(group_name("units.first.parametrizations.weight.original"))
+    assert (optim.adam_lr, optim.adam_eps, optim.adam_betas1, every_steps) == (2.0, 0.5, 0.25, 3)
+    assert config.settings_of("last.bias") == (InnerOptimConfig(adam_betas1=0.25), 1)
+
+
+def test_a_group_of_every_third_step_stays_and_has_no_state_until_its_own() -> None:
+    config = InnerOptimConfig.model_validate({"groups": [{"name_patterns": ["first.*"], "every_steps": 3}]})
+    parameters, alone = _parameters(), _parameters()
+    optimizer, own = _built(parameters, config), _built(alone, InnerOptimConfig())
+    for step in (1, 2):
+        _set_gradients(parameters, step)
+        optimizer.step(0.01, step)
+    assert optimizer.has_state == (False, True)
+    assert torch.equal(parameters[0], _parameters()[0])
+    for step in (3, 4, 5, 6):
+        _set_gradients(parameters, step)
+        _set_gradients(alone, step)
+        optimizer.step(0.01, step)
+        if step % 3 == 0:
+            own.step(0.01, step)
+    assert torch.equal(parameters[0], alone[0])
+
+
+def test_a_group_without_momentum_takes_no_memory_for_it() -> None:
+    config = InnerOptimConfig.model_validate(
+        {"type": "sgd", "groups": [{"name_patterns": ["first.*"], "sgd_momentum": 0.0}]}
+    )
+    assert _built(_parameters(), config).state_bytes == 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"name_patterns": []}, "at least 1 item"),
+        ({"name_patterns": ["*"]}, r"groups\[0\] says nothing about"),
+        ({"name_patterns": ["*"], "sgd_lr": 0.1}, r"groups\[0\]: sgd_lr means nothing to type = adam"),
+    ],
+)
+def test_a_group_that_cannot_be_meant_is_refused(group: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        InnerOptimConfig.model_validate({"groups": [group]})
+
+
+def test_a_group_that_matches_no_parameter_is_named_with_those_that_are_meant() -> None:
+    groups = [{"name_patterns": ["first.*"], "adam_lr": 1.0}, {"name_patterns": ["last.biass"], "adam_lr": 1.0}]
+    config = InnerOptimConfig.model_validate({"groups": groups})
+    with pytest.raises(ConfigError, match=r"groups\[1\] .*last\.biass.*called like last\.bias") as caught:
+        require_groups(config, ["first.weight", "last.bias"])
+    assert "groups[0]" not in str(caught.value)

@@ -182,7 +182,7 @@ def computed(
 ) -> StageCompute:
     module = build_stage(family, stage, 3, seed=5)
     apply_quant(module, quant)
-    optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
+    optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
     return StageCompute(
         module, optimizer, run_seed=5, stage=stage, schedule=schedule, activation_checkpointing=checkpoints
     )

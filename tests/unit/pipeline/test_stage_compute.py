@@ -33,8 +33,14 @@ def compute(
 ) -> StageCompute:
     shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
     module = build_stage(family_class(shape), stage, 2, seed=5, autocast=autocast)
-    optimizer = build_inner_optimizer(list(module.parameters()), InnerOptimConfig())
+    optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
     return StageCompute(module, optimizer, run_seed=5, stage=stage)
+
+
+def grouped(config: InnerOptimConfig) -> StageCompute:
+    shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
+    module = build_stage(TinyNet(shape), 0, 2, seed=5)
+    return StageCompute(module, build_inner_optimizer(module.named_parameters(), config), run_seed=5, stage=0)
 
 
 def image(seed: int, n: int = 3) -> Tensor:
@@ -218,6 +224,22 @@ def test_what_goes_on_from_a_snapshot_is_what_never_stopped_bit_for_bit(commits:
     assert not is_same(state(trained(compute(0), range(commits, 6))), state(undisturbed)) or commits == 0
 
 
+def test_groups_are_stepped_by_the_number_of_the_step_also_from_a_snapshot_between() -> None:
+    groups = [{"name_patterns": ["*conv*"], "every_steps": 2, "adam_betas1": 0.5}]
+    config = InnerOptimConfig.model_validate({"groups": groups})
+    undisturbed, resumed = grouped(config), grouped(config)
+    before = state(undisturbed)
+    trained(undisturbed, range(3, 4))
+    names = [name for name, _ in undisturbed.module.named_parameters()]
+    stayed = [name for name, a, b in zip(names, state(undisturbed), before, strict=False) if torch.equal(a, b)]
+    assert stayed == [name for name in names if "conv" in name]
+    content = undisturbed.snapshot()
+    trained(undisturbed, range(4, 7))
+    resumed.start_round(content, 1)
+    trained(resumed, range(4, 7))
+    assert is_same(state(undisturbed), state(resumed))
+
+
 def test_a_snapshot_is_a_copy() -> None:
     stage = trained(compute(0), range(2))
     content = stage.snapshot()
@@ -254,7 +276,7 @@ def wrapped() -> StageCompute:
     """The first of two stages, which has the head as well."""
     module = build_stage(tied_gpt(), 0, 2, seed=5)
     return StageCompute(
-        module, build_inner_optimizer(list(module.parameters()), InnerOptimConfig()), run_seed=5, stage=0
+        module, build_inner_optimizer(module.named_parameters(), InnerOptimConfig()), run_seed=5, stage=0
     )
 
 

@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from shoal.config import load_config
 from shoal.config.quant import QuantConfig
+from shoal.config.training import InnerOptimConfig
 from shoal.errors import ConfigError
 from shoal.model.meta import units_of
 from shoal.model.stage import build_stage
@@ -127,7 +128,7 @@ def test_no_step_size_is_decayed_as_a_matrix_is() -> None:
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
-    AdamW(list(parameters.values()), beta1=0.9, beta2=0.99, weight_decay=0.5).step(0.1)
+    AdamW(parameters.items(), InnerOptimConfig(adam_weight_decay=0.5)).step(0.1, 0)
     changed = {name for name, parameter in parameters.items() if not torch.equal(parameter, before[name])}
     assert changed == {name for name in parameters if name.endswith("original")}
 
