@@ -5,8 +5,8 @@
     python benchmarks/configs.py --convert ../aether/configs      files of aether, each translated before
     python benchmarks/configs.py --only resnet18,mlp --json runs.json
 
-Each run has to end by itself with a lower loss than at first, equal hashes on all servers of a stage, and every sample
-trained once. A file of aether that `shoal config convert` refuses is shown with its reasons.
+Each run has to end by itself with a lower loss than at first (of a GAN: a finite one), equal hashes on all servers of a
+stage, and every sample trained once. A file of aether that `shoal config convert` refuses is shown with its reasons.
 
 Exit code: 0 if every file that is trained is as it has to be, else 1.
 """

@@ -33,7 +33,7 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.exits import guarded
 from shoal.cli.key import key_app
-from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, import_model
+from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, images, import_model
 from shoal.cli.run_commands import checkpoint, clean, pause, ps, resume_run, status, stop
 from shoal.errors import ConfigError
 
@@ -68,6 +68,7 @@ app.command(export_model, name="export")
 app.command(import_model, name="import")
 app.command(evaluate)
 app.command(generate)
+app.command(images)
 
 
 def run(argv: Sequence[str] | None) -> int:

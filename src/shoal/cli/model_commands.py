@@ -140,3 +140,34 @@ def generate(
         dtype=dtype,
         as_json=as_json,
     )
+
+
+def images(
+    model: ModelFolder,
+    *,
+    to: Annotated[Path, Parameter(help="The PNG file that is written.")],
+    rows: Annotated[int, Parameter(help="Images of each class.")] = 8,
+    first_class: Annotated[int, Parameter(help="The class of the first column.")] = 0,
+    classes: Annotated[int | None, Parameter(help="Columns; else 10, or as many as there are classes.")] = None,
+    scale: Annotated[int, Parameter(help="Each pixel becomes a square of so many.")] = 4,
+    seed: Annotated[int, Parameter(help="The same seed gives the same images.")] = 0,
+    device: ComputeDevice = "cpu",
+    force: Annotated[bool, Switch, Parameter(help="Replace a file that is there already.")] = False,
+) -> None:
+    """Write images that a model makes (biggan) as one PNG: a column for each class; rows differ in their noise.
+
+    Needs Pillow (pip install 'shoal[hf]').
+    """
+    from shoal.cli.trained import images as serve
+
+    serve(
+        model,
+        to,
+        rows=rows,
+        first_class=first_class,
+        classes=classes,
+        scale=scale,
+        seed=seed,
+        device=device,
+        force=force,
+    )

@@ -27,6 +27,9 @@ _MOST_HEADS: Final = 4
 _HEAD_WIDTH: Final = 8
 _MOST_WIDTH: Final = 64
 _NUM_BYTES: Final = 256
+_GAN_WIDTH: Final = 16
+_ATTENDED: Final = {"generator": 8, "discriminator": 4}
+"""At which size each player of a GAN attends to itself, where images have 8 pixels."""
 _MOST: Final = {
     "data.seq_len": 64,
     "model_pipeline.stages": _MOST_BLOCKS,
@@ -37,14 +40,16 @@ _MOST: Final = {
     "diloco.batch_size_per_step": 8,
     "diloco.gradient_accumulation_steps": 2,
 }
+_DIGITS: Final[dict[str, Any]] = {
+    "data.dataset_name": "digits",
+    "data.num_channels": 1,
+    "data.img_size": 8,
+    "model.num_classes": 10,
+}
 _EMBEDDED: Final[dict[str, dict[str, Any]]] = {
     "llm": {"data.dataset_name": "pydoc-topics"},
-    "cv": {
-        "data.dataset_name": "digits",
-        "data.num_channels": 1,
-        "data.img_size": 8,
-        "model.num_classes": 10,
-    },
+    "cv": _DIGITS,
+    "image_gen": _DIGITS,
 }
 """What shoal carries for each task, and what shape it has."""
 _AVERAGING: Final = {"diloco.outer_optim.sgd_lr": 1.0, "diloco.outer_optim.sgd_momentum": 0.0}
@@ -92,7 +97,7 @@ def _changes(config: Config, said: set[str]) -> Iterator[tuple[str, Any]]:
     yield "data.tokenizer", None
     yield "data.tokenizer_hash", None
     yield "data.messages_column", None
-    if config.data.task_type == "cv":
+    if config.data.task_type != "llm":
         yield from _AVERAGING.items()
     yield from _model_changes(config.model, said)
 
@@ -115,6 +120,12 @@ def _model_changes(model: ModelConfig, said: set[str]) -> Iterator[tuple[str, An
             yield "model.stem", "cifar"
         return
     if model.family == FAMILY:
+        return
+    if model.family == "biggan":
+        named = {f"{player}_attention": [size] for player, size in _ATTENDED.items()}
+        attention = {key: sizes for key, sizes in named.items() if model.extra.get(key)}
+        widths = {f"{player}_channels": _GAN_WIDTH for player in _ATTENDED}
+        yield "model.extra", {**model.extra, **widths, "latent_size": _MOST_WIDTH, **attention}
         return
     if model.family == "mlp":
         yield "model.num_layers", min(_MOST_BLOCKS, model.num_layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import secrets
 import sys
@@ -15,16 +16,18 @@ from shoal.cli.cuts import profiled_device
 from shoal.cli.exporting import opened
 from shoal.config.load import load_config
 from shoal.data.catalog import open_source
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, StorageError
 from shoal.inference.decoders import require_generates
-from shoal.inference.evaluation import held_out_accuracy, held_out_loss
+from shoal.inference.evaluation import held_out_accuracy, held_out_figures, held_out_loss
 from shoal.inference.generation import Continuation, Finish, TextRequest
+from shoal.inference.images import image_grid
 from shoal.inference.sampling import Sampling
 from shoal.inference.tokens import tokens_of
 from shoal.model.stage import StageModule
 from shoal.quant.fold import fold_weights
 
 _ENDS: dict[Finish, str] = {"stop": "", "length": "", "context": "the context of the model is full"}
+_COLUMNS = 10
 # On a terminal a control character of the model's may do anything; a line's end and a tab may stay.
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -49,11 +52,14 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
     report = {"eval_loss": held_out_loss(module, holdout)}
     if data.task_type == "cv":
         report["accuracy"] = held_out_accuracy(module, holdout, next(module.parameters()).device.type)
+    figures = held_out_figures(module, holdout)
+    report |= figures
     if as_json:
         print(json.dumps({**report, "samples": holdout.num_samples, "dataset": data.dataset_name}), flush=True)
         return
     accuracy = f", accuracy {100 * report['accuracy']:.2f} %," if "accuracy" in report else ""
-    loss = f"held-out loss {report['eval_loss']:.6f}{accuracy}"
+    beside = "".join(f", {name} {value:.4f}" for name, value in figures.items())
+    loss = f"held-out loss {report['eval_loss']:.6f}{accuracy}{beside}"
     print(f"{loss} over {holdout.num_samples} samples of {data.dataset_name}", flush=True)
 
 
@@ -103,6 +109,46 @@ def generate(
         print(f"--seed {request.sampling.seed} gives the same again", file=sys.stderr)
     if generation.finish is not None and (note := _ENDS[generation.finish]):
         print(note, file=sys.stderr)
+
+
+def images(
+    model: Path,
+    to: Path,
+    *,
+    rows: int,
+    first_class: int,
+    classes: int | None,
+    scale: int,
+    seed: int,
+    device: str,
+    force: bool,
+) -> None:
+    """Write images that a model makes as one PNG.
+
+    Raises:
+        ConfigError: this is no folder of a model that makes images, what is wanted makes no sense, there is a file
+            already, or Pillow is missing.
+        ShoalError: the model cannot be read, or the file not written.
+    """
+    given = {"rows": rows, "scale": scale} | ({} if classes is None else {"classes": classes})
+    if odd := [f"{name} {value}" for name, value in given.items() if value < 1]:
+        raise ConfigError(f"{', '.join(odd)}: give 1 at least")
+    if to.exists() and not force:
+        raise ConfigError(f"--to {to}: there is something already; choose another place, or add --force")
+    try:
+        image = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise ConfigError("to write a PNG needs Pillow, which is not installed: pip install 'shoal[hf]'") from error
+    with opened(model, None) as source:
+        num_classes = source.config.model.num_classes
+        columns = min(_COLUMNS, num_classes - first_class) if classes is None else classes
+        module = _whole(source, device)
+    picture = image_grid(module, range(first_class, first_class + columns), rows, seed, scale)
+    try:
+        image.fromarray(picture).save(to, format="PNG")
+    except OSError as error:
+        raise StorageError(f"cannot write {to}: {error.strerror or error}") from error
+    print(f"wrote {to}: {rows} images of each class from {first_class} to {first_class + columns - 1}", flush=True)
 
 
 def _request(

@@ -172,6 +172,8 @@ class Reports:
     def _step(self, report: StepReport) -> None:
         if report.key.number <= self.last_number(report.slot):
             return  # its trainer cannot know that it was counted before the client was started again
+        routers = [each for each in report.routers if not each.figure]
+        figures = {each.figure: each.loss for each in report.routers if each.figure}
         self._note(
             StepReported(
                 slot=report.slot,
@@ -183,8 +185,9 @@ class Reports:
                 skipped=report.skipped,
                 duration_s=report.duration_s,
                 at_s=report.at_s,
-                router_losses=tuple(router.loss for router in report.routers),
-                router_load_cvs=tuple(router.load_cv for router in report.routers),
+                router_losses=tuple(router.loss for router in routers),
+                router_load_cvs=tuple(router.load_cv for router in routers),
+                figures=figures,
             )
         )
         if (warning := self.divergence.step(report.skipped)) is not None:
@@ -192,10 +195,11 @@ class Reports:
         progress = self.progress
         self.post(
             {
+                **figures,  # first: none takes the name of what is known here
                 "step": float(progress.steps),
                 "samples": float(progress.samples),
                 "loss/train": report.loss,
-                **_router_numbers(report.routers),
+                **_router_numbers(routers),
                 "grad_norm": report.grad_norm,
                 "lr": report.lr,
                 "step_s": report.duration_s,

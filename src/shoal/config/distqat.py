@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
+from shoal.config.distqat_biggan import OPTIM, SECTION, translated_biggan
 from shoal.config.distqat_models import translated_model
 from shoal.config.distqat_names import FULL_MODEL_NAME, NEEDED, PIPELINE, REMOVED
 from shoal.config.dump import commented_yaml
@@ -48,10 +49,13 @@ def converted_yaml(path: Path) -> str:
     dead: dict[str, str] = {}
     problems: list[str] = []
     elsewhere: dict[str, object] = {}
+    of_biggan: dict[str, object] = {}
     for there, value in _leaves(read_file(path)):
         name = ALIASES.get(there, there)
         if there in (PIPELINE, FULL_MODEL_NAME):
             elsewhere[there] = value
+        elif there == SECTION or there.startswith(OPTIM):
+            of_biggan[there] = value
         elif there in REMOVED:
             if there in NEEDED and value:
                 problems.append(f"{path}: {there}: {REMOVED[there]}")
@@ -74,6 +78,16 @@ def converted_yaml(path: Path) -> str:
     model = translated_model(elsewhere.get(PIPELINE), elsewhere.get(FULL_MODEL_NAME))
     said |= model.said
     notes |= model.notes
+    if said.get("model.family") == SECTION:
+        section = of_biggan.get(SECTION)
+        optim = {name.removeprefix(OPTIM): value for name, value in of_biggan.items() if name.startswith(OPTIM)}
+        gan = translated_biggan(cast(Mapping[str, Any], section) if isinstance(section, Mapping) else {}, optim)
+        said |= gan.said
+        notes |= gan.notes
+        dead |= gan.dead
+        problems += [f"{path}: {problem}" for problem in gan.problems]
+    else:
+        dead |= {name: REMOVED[name] for name in of_biggan}
     _fit_microbatches(said, notes)
     problems += [f"{path}: {problem}" for problem in model.problems]
     problems += problems_of(_nested(said), str(path), is_whole=not problems)

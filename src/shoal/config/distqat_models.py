@@ -119,11 +119,12 @@ def _without_effect(kind: str, num_entries: int) -> dict[str, str]:
     """Return the keys of an entry that mean nothing to a family, with the reason."""
     dead = {"idx": REMOVED[f"{PIPELINE}.idx"]}
     if kind in _LANGUAGE_MODELS:
-        dead |= {"num_classes": "a language model has none", "extra": "only BigGAN reads it"}
+        dead |= {"num_classes": "a language model has none", "extra": "no model reads it"}
         if num_entries == 1:
             dead["n_layers"] = "the whole model has as many as data.full_model_name says"
     elif kind in NATIVE_FAMILIES:
-        dead |= dict.fromkeys(_OF_FIXED_SIZE, f"DistQat's {kind} has a fixed size")
+        fixed = "the section biggan says its sizes" if kind == "biggan" else f"DistQat's {kind} has a fixed size"
+        dead |= dict.fromkeys(_OF_FIXED_SIZE, fixed)
     return dead
 
 

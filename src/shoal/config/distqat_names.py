@@ -10,7 +10,7 @@ from typing import Any, cast
 _NO_REFRESH = "roles wait for changes instead of asking at intervals"
 _NO_PORTS = "shoal needs no fixed ports; see network.host_maddrs, announce_maddrs and monitor_port"
 _NO_SPEECH = "this version has no speech task"
-_NO_BIGGAN = "this version has no BigGAN"
+_ONLY_BIGGAN = "only model.family = biggan has it, under other names; see model.extra and diloco.inner_optim.groups"
 _NO_ACCUMULATOR = "what an accelerator's accumulator rounds is not emulated"
 _SCHEMES = ("weight_quant", "activation_quant")
 _BIGGAN_OPTIM = ("G_lr", "D_lr", "G_B1", "D_B1", "G_B2", "D_B2", "adam_eps", "model_config")
@@ -32,7 +32,7 @@ REMOVED = {
     "diloco.metadata_expiration": "a closed connection, not an expiry, says that a peer is gone; see health.deadline_s",
     "diloco.verbose": "logs hold every state change as they are",
     "model_pipeline.pipeline.idx": "the position of a stage follows from the order of the list",
-    **{f"diloco.{at}_optim.biggan_{name}": _NO_BIGGAN for at in ("inner", "outer") for name in _BIGGAN_OPTIM},
+    **{f"diloco.{at}_optim.biggan_{name}": _ONLY_BIGGAN for at in ("inner", "outer") for name in _BIGGAN_OPTIM},
     **{f"diloco.outer_optim.{name}": "the outer optimizer is sgd" for name in _ADAM},
     **{f"quant.base.{scheme}.slice_bits": _NO_ACCUMULATOR for scheme in _SCHEMES},
     **{f"quant.base.{scheme}.params": "a quantiser has no further parameters" for scheme in _SCHEMES},
@@ -53,20 +53,18 @@ REMOVED = {
     "max_expert_index": "the number of stages is not limited; see model_pipeline.stages",
     "world_size": "the number of peers is not fixed; see servers.num_servers",
     "data_server": "the data server shares memory with its trainers and has no settings; see data.num_workers",
-    "biggan": _NO_BIGGAN,
+    "biggan": _ONLY_BIGGAN,
     "path": "give the file with --config-path",
 }
 """Keys of DistQat that have no meaning here, or another name that is no mere alias, with the reason."""
 
-NEEDED = frozenset({"biggan", "quant.overrides"})
+NEEDED = frozenset({"quant.overrides"})
 """Those of them that cannot be left out where they have a value: the file would train something else."""
 
-FAMILIES_ELSEWHERE = {"biggan": _NO_BIGGAN, "wav2vec2": _NO_SPEECH}
+FAMILIES_ELSEWHERE = {"wav2vec2": _NO_SPEECH}
 """Model families of DistQat that are not here, with the reason."""
 
 FILES_ELSEWHERE = {
-    "biggan_cifar": _NO_BIGGAN,
-    "biggan_imnet": _NO_BIGGAN,
     "wav2vec2": _NO_SPEECH,
     "wav2vec2_split": _NO_SPEECH,
     "template_config": "configs/reference.yaml lists all keys",

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section, split_list
 
-NATIVE_FAMILIES = ("gpt", "mlp", "resnet18", "resnet50", "resnet101", "hf")
+NATIVE_FAMILIES = ("gpt", "mlp", "resnet18", "resnet50", "resnet101", "biggan", "hf")
 
 # Residual blocks of each ResNet (arXiv:1512.03385, table 1): a stage holds at least one.
 RESNET_BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
@@ -35,8 +35,8 @@ class ModelConfig(Section):
 
     family: str = Field(
         default="gpt",
-        description='"gpt", "mlp", "resnet18", "resnet50", "resnet101", "hf" (a causal language model of transformers) '
-        'or a family of your own as "package.module:Class".',
+        description='"gpt", "mlp", "resnet18", "resnet50", "resnet101", "biggan" (makes images; one stage), "hf" (a '
+        'causal language model of transformers) or a family of your own as "package.module:Class".',
     )
     num_layers: PositiveInt = Field(
         default=4, description="Transformer blocks (gpt); layers between the first and the last one (mlp)."
@@ -61,7 +61,7 @@ class ModelConfig(Section):
         "have other bits. null: as many as have 64 MiB of logits, 256 at least, and with a vocabulary of 4096 or less "
         "those of all (gpt, hf).",
     )
-    num_classes: PositiveInt = Field(default=10, description="Classes of the images (mlp, resnets).")
+    num_classes: PositiveInt = Field(default=10, description="Classes of the images (mlp, resnets, biggan).")
     stem: Literal["cifar", "imagenet"] = Field(
         default="cifar",
         description='First layers: "cifar" for small images, "imagenet" halves the size twice (resnets).',
@@ -90,7 +90,8 @@ class ModelConfig(Section):
     )
     extra: dict[str, Any] = Field(
         default={},
-        description="Values in place of those of config.json (hf); or passed to a family of your own as it is.",
+        description="Values in place of those of config.json (hf); sizes, see configs/biggan_cifar.yaml (biggan); or "
+        "passed to a family of your own as it is.",
     )
     tie: bool | None = Field(
         default=None,
@@ -150,7 +151,7 @@ class ModelConfig(Section):
     @property
     def max_stages(self) -> int | None:
         """The most stages that the family can be cut into; None where only the family itself knows."""
-        return self.num_blocks
+        return 1 if self.family == "biggan" else self.num_blocks
 
     @property
     def num_blocks(self) -> int | None:
@@ -160,6 +161,8 @@ class ModelConfig(Section):
     @property
     def num_units(self) -> int | None:
         """The units that the model consists of, as `Family.num_units`; None where only the family itself knows."""
+        if self.family == "biggan":
+            return 1
         return None if self.num_blocks is None else self.num_blocks + 2
 
 

@@ -33,7 +33,15 @@ FOUND_BY: Mapping[str, tuple[str, ...]] = {
 UNITS_BY = ("model.family", "model.num_layers", NAME_OR_PATH, "model.extra")
 """What decides how many units there are to be cut."""
 
-_TASK_OF_FAMILY = {"gpt": "llm", "hf": "llm", "mlp": "cv", "resnet18": "cv", "resnet50": "cv", "resnet101": "cv"}
+_TASK_OF_FAMILY = {
+    "gpt": "llm",
+    "hf": "llm",
+    "mlp": "cv",
+    "resnet18": "cv",
+    "resnet50": "cv",
+    "resnet101": "cv",
+    "biggan": "image_gen",
+}
 
 
 class Config(Section):
@@ -190,6 +198,7 @@ class Config(Section):
             self._lora_problem(),
             self._stage_problem(),
             self._task_problem(),
+            self._compile_problem(),
             self._chat_problem(),
             self._heads_problem(),
             self._deadline_problem(),
@@ -233,6 +242,14 @@ class Config(Section):
         if wanted != task:
             return f"model.family = {family} needs data.task_type = {wanted}, not {task}; change one of them"
         return None
+
+    def _compile_problem(self) -> str | None:
+        if not self.model_pipeline.compile or self.model.family != "biggan":
+            return None
+        return (
+            "model_pipeline.compile: the two players of model.family = biggan train by one backward that is not "
+            "compiled; remove it"
+        )
 
     def _text_problem(self) -> str | None:
         data = self.data

@@ -136,11 +136,13 @@ class DataConfig(Section):
         '"fp16-mixed": the same in float16, for GPUs without bfloat16: the loss is scaled up, and a step whose '
         "gradients get too large for that is skipped and halves the scale. Each trainer begins with 65536.",
     )
-    task_type: Literal["llm", "cv"] = Field(
-        default="llm", description='"llm": next-token prediction on text; "cv": image classification.'
+    task_type: Literal["llm", "cv", "image_gen"] = Field(
+        default="llm",
+        description='"llm": next-token prediction on text; "cv": image classification; "image_gen": making images of a '
+        "class.",
     )
-    num_channels: PositiveInt = Field(default=3, description="Channels of an image (cv).")
-    img_size: PositiveInt = Field(default=32, description="Width and height of an image in pixels (cv).")
+    num_channels: PositiveInt = Field(default=3, description="Channels of an image (cv, image_gen).")
+    img_size: PositiveInt = Field(default=32, description="Width and height of an image in pixels (cv, image_gen).")
     seq_len: PositiveInt = Field(default=128, description="Tokens in a sample (llm).")
     holdout_fraction: float = Field(
         default=0.05, gt=0, lt=1, description="Share of the samples that is kept for evaluation and never trained on."
@@ -149,12 +151,12 @@ class DataConfig(Section):
         default=0,
         ge=0,
         description="Which share that is, for cross-validation: with a holdout_fraction of 0.2 there are 0 to 4, which "
-        "have no sample in common (cv).",
+        "have no sample in common (cv, image_gen).",
     )
 
     @model_validator(mode="after")
     def _check_fold(self) -> Self:
-        if self.holdout_fold and self.task_type != "cv":
+        if self.holdout_fold and self.task_type == "llm":
             raise ValueError(f"holdout_fold = {self.holdout_fold}: only images are held out in folds; leave it out")
         # A fraction such as 0.1 is not exactly a tenth.
         if (self.holdout_fold + 1) * self.holdout_fraction > 1 + 1e-9:
@@ -192,8 +194,8 @@ class DataConfig(Section):
     @field_validator("task_type", mode="before")
     @classmethod
     def _refuse_other_tasks(cls, value: object) -> object:
-        if value in ("speech", "image_gen", "node_pred", "rl"):
-            raise ValueError("this task is not supported yet; use 'llm' or 'cv'")
+        if value in ("speech", "node_pred", "rl"):
+            raise ValueError("this task is not supported yet; use 'llm', 'cv' or 'image_gen'")
         return value
 
 

@@ -47,9 +47,9 @@ def open_digits(data: DataConfig) -> DataSet:
     """Open the 1,797 handwritten digits as images of `data.img_size` and `data.num_channels`.
 
     Raises:
-        ConfigError: the task is not image classification.
+        ConfigError: the task is not about images.
     """
-    _require_task(data, "cv")
+    _require_task(data, "cv", "image_gen")
     packed = resources.files("shoal.data").joinpath("files", "digits.csv.gz").read_bytes()
     lines = gzip.decompress(packed).decode().splitlines()
     table = np.array([line.split(",") for line in lines], dtype=np.float64).astype(np.uint8)
@@ -59,6 +59,8 @@ def open_digits(data: DataConfig) -> DataSet:
         img_size=data.img_size,
         num_channels=data.num_channels,
         max_pixel=_DIGITS_MAX_PIXEL,
+        # What makes images puts out values from -1 to 1.
+        moments=(0.5, 0.5) if data.task_type == "image_gen" else None,
     )
     train, holdout = split(source, data.holdout_fraction, data.holdout_fold)
     return DataSet(data.dataset_name, train, holdout, num_classes=_DIGITS_CLASSES)
@@ -73,9 +75,10 @@ TEXTS: Final[Mapping[str, Callable[[], list[str]]]] = MappingProxyType({"pydoc-t
 """The documents of those that are text."""
 
 
-def _require_task(data: DataConfig, task: str) -> None:
-    if data.task_type != task:
+def _require_task(data: DataConfig, *tasks: str) -> None:
+    if data.task_type not in tasks:
         raise ConfigError(
-            f"data.dataset_name = {data.dataset_name} is for data.task_type = {task}, not {data.task_type}; "
+            f"data.dataset_name = {data.dataset_name} is for data.task_type = {' or '.join(tasks)}, not "
+            f"{data.task_type}; "
             "change one of them"
         )

@@ -46,12 +46,31 @@ class PilImage(Protocol):
 
     def resize(self, size: tuple[int, int]) -> PilImage: ...
 
+    def crop(self, box: tuple[int, int, int, int]) -> PilImage: ...
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+
 
 class HubImages(Source):
     """Images of a hub data set: (C, H, W) float32, `(pixel / 255 - 0.5) / 0.5`."""
 
-    def __init__(self, table: HubTable, image_column: str, label_column: str, *, img_size: int, channels: int) -> None:
-        """Read from two columns of `table`; one channel is grey, three are RGB."""
+    def __init__(
+        self,
+        table: HubTable,
+        image_column: str,
+        label_column: str,
+        *,
+        img_size: int,
+        channels: int,
+        is_cropped: bool = False,
+    ) -> None:
+        """Read from two columns of `table`; one channel is grey, three are RGB.
+
+        Args:
+            is_cropped: Of an image that is no square the middle is taken; else all of it is, and stretched.
+        """
+        self._is_cropped = is_cropped
         self._table = table
         self._image_column = image_column
         self._label_column = label_column
@@ -80,9 +99,18 @@ class HubImages(Source):
 
     def _pixels(self, image: PilImage) -> NDArray[np.float32]:
         mode = "L" if self._channels == 1 else "RGB"
-        fitted = image.convert(mode).resize((self._size, self._size))
+        whole = image.convert(mode)
+        fitted = (_middle(whole) if self._is_cropped else whole).resize((self._size, self._size))
         pixels_HWC = np.asarray(fitted, dtype=np.float32).reshape(self._size, self._size, self._channels)
         return (pixels_HWC.transpose(2, 0, 1) / 255.0 - 0.5) / 0.5
+
+
+def _middle(image: PilImage) -> PilImage:
+    """The largest square around the middle."""
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return image.crop((left, top, left + side, top + side))
 
 
 def open_images(data: DataConfig) -> DataSet:
@@ -161,7 +189,15 @@ def _of_table(table: HubTable, data: DataConfig) -> DataSet:
     if data.num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
     _import("PIL", data)
-    source = HubImages(table, image_column, label_column, img_size=data.img_size, channels=data.num_channels)
+    source = HubImages(
+        table,
+        image_column,
+        label_column,
+        img_size=data.img_size,
+        channels=data.num_channels,
+        # What makes images would learn to make stretched ones.
+        is_cropped=data.task_type == "image_gen",
+    )
     train, holdout = split(source, data.holdout_fraction, data.holdout_fold)
     return DataSet(data.dataset_name, train, holdout, num_classes=num_classes)
 

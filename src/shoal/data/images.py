@@ -27,15 +27,20 @@ class GreyImages(Source):
         img_size: int,
         num_channels: int,
         max_pixel: int,
+        moments: tuple[float, float] | None = None,
     ) -> None:
-        """Keep the images; mean and standard deviation are taken over all of them, at their own size."""
+        """Keep the images.
+
+        Args:
+            moments: Mean and standard deviation; None: those of all images at their own size.
+        """
         self._pixels_nhw = pixels_nhw
         self._classes_n = classes_n
         self._size = img_size
         self._num_channels = num_channels
         self._max_pixel = max_pixel
         scaled = pixels_nhw.astype(np.float64) / max_pixel
-        self._mean, self._std = float(scaled.mean()), float(scaled.std())
+        self._mean, self._std = moments or (float(scaled.mean()), float(scaled.std()))
 
     @property
     def inputs(self) -> ArraySpec:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from typing import ClassVar, NamedTuple
 
+import msgspec
+
 from shoal.events.base import Event
 from shoal.ids import PeerId
 
@@ -34,6 +36,7 @@ class StepReported(Event, frozen=True, tag="step.reported"):
         loss: mean over the targets, in nats.
         router_losses: of each layer with experts, in order; 1 where its experts get as many tokens.
         router_load_cvs: of each of those, the standard deviation of the experts' numbers of tokens over their mean.
+        figures: what the model's family reports beside the loss, by name.
     """
 
     level: ClassVar[int] = logging.DEBUG
@@ -48,6 +51,7 @@ class StepReported(Event, frozen=True, tag="step.reported"):
     at_s: float
     router_losses: tuple[float, ...] = ()
     router_load_cvs: tuple[float, ...] = ()
+    figures: dict[str, float] = msgspec.field(default_factory=dict[str, float])
 
 
 class ShareEvaluated(Event, frozen=True, tag="evaluation.share"):

@@ -36,6 +36,25 @@ def held_out_loss(model: StageModule, holdout: Source) -> float:
 
 
 @torch.no_grad()
+def held_out_figures(model: StageModule, holdout: Source) -> dict[str, float]:
+    """What the model's family reports beside the loss, by name: means over all targets; nothing of most families.
+
+    Args:
+        model: In eval mode.
+    """
+    device = next(model.parameters()).device
+    sums: dict[str, float] = {}
+    num_targets = 0
+    for batch in _batches(holdout):
+        if count := sum(targets_of(batch.labels)):
+            inputs, labels, *context = (from_wire(tensor).to(device) for tensor in batch.everything)
+            for name, figure in model.figures(model(inputs, *context), labels).items():
+                sums[name] = sums.get(name, 0.0) + figure.item() * count
+            num_targets += count
+    return {name: total / num_targets for name, total in sums.items()}
+
+
+@torch.no_grad()
 def held_out_accuracy(model: Callable[[Tensor], Tensor], holdout: Source, device: str = "cpu") -> float:
     """The share of the samples whose class is the one with the largest logit.
 

@@ -28,4 +28,6 @@ def static_costs(model: ModelConfig, data: DataConfig) -> list[float] | None:
         return MlpShape.from_config(model, data).unit_costs()
     if model.family in DEPTHS:
         return ResNetShape.from_config(model.family, model, data).unit_costs()
+    if model.family == "biggan":
+        return [1.0]  # one unit is not cut
     return None

@@ -7,6 +7,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 from shoal.errors import ConfigError
+from shoal.model.biggan import BigganFamily
 from shoal.model.gpt import GptFamily
 from shoal.model.hf.family import HfFamily
 from shoal.model.mlp import MlpFamily
@@ -24,6 +25,7 @@ NATIVE_FAMILIES: dict[str, type[Family]] = {
     "resnet18": ResNet18Family,
     "resnet50": ResNet50Family,
     "resnet101": ResNet101Family,
+    "biggan": BigganFamily,
     "hf": HfFamily,
 }
 

@@ -132,6 +132,11 @@ class Family(ABC):
         at least. The swarm weights microbatches, steps and replicas by the number of targets.
         """
 
+    def figures(self, output: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        """What is reported of each step beside its loss, by the name in metrics: scalars, each a mean over the
+        microbatch; nothing unless said. Not of a loss that is computed in chunks."""
+        return {}
+
     @abstractmethod
     def unit_costs(self) -> list[float]:
         """Rough relative cost of each unit's forward and backward, for an even cut."""
@@ -394,6 +399,14 @@ class StageModule(nn.Module):
             unit = self.units[self._family.unit_name(self._family.num_units - 1)]
             trained = [parameter for parameter in unit.parameters() if parameter.requires_grad]
             return ChunkedLoss(partial(self._loss_of_chunk, self.last_unit), labels, trained, chunk, scale).of(output)
+
+    @torch.no_grad()
+    def figures(self, output: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
+        """What the family reports beside the `loss` of the same; see `Family.figures`."""
+        part = self.head or self
+        if part.last_unit is not None:
+            return {}
+        return part._family.figures(output, self._widened(labels, self.label_spec))
 
     def _loss_of_chunk(self, last_unit: Callable[..., Tensor], received: Tensor, labels: Tensor) -> Tensor:
         # Also where a backward computes it again.

@@ -21,7 +21,8 @@ class Status:
     Names of the run as a whole: `round`, `step`, `loss/train`, `loss/eval`, `loss/baseline` (nats), `samples`,
     `samples_per_s`, `pipelines`, `alive_peers`, `missing_stages` (how many), `replicas/0` and so on (of each stage),
     `paused` (1 if a user has paused the run, else 0); of a model with experts `loss/router` (mean over the layers; 1
-    where all is even) and `router/load_cv` (of the layer whose experts' numbers of tokens vary the most).
+    where all is even) and `router/load_cv` (of the layer whose experts' numbers of tokens vary the most); what
+    `Family.figures` names.
     """
 
     def __init__(self, num_stages: int) -> None:

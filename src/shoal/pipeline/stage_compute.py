@@ -44,6 +44,7 @@ from shoal.optim.parts import AveragedParts, ReplicaParts
 from shoal.pipeline.split_backward import SplitBackward, split
 from shoal.pipeline.step_buffers import LiveBuffers
 from shoal.swarm.step_operations import Schedule, StepTotals
+from shoal.wire.messages.base import RouterReport
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class _StepState:
     later: dict[_Place, Callable[[], None]] = field(default_factory=dict[_Place, Callable[[], None]])
     loss: float = 0.0
     routers: RouterTotals = field(default_factory=RouterTotals)
+    figures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def sum_up(self) -> None:
         """All gradients are there: those of the head join the others."""
@@ -226,6 +228,9 @@ class StageCompute:
             loss = self.module.loss(output, labels.to(self._device), loss_scale) * weight
         self._differentiate(step, place, loss, received, loss.detach().new_full((), loss_scale))
         step.loss += loss.item()
+        for name, figure in self.module.figures(output.detach(), labels.to(self._device)).items():
+            share = figure.double() * weight
+            step.figures[name] = step.figures[name] + share if name in step.figures else share
         return self._input_gradient(received)
 
     def weights(self, key: StepKey, microbatch: int, *, is_head: bool = False) -> None:
@@ -254,7 +259,8 @@ class StageCompute:
         total /= step.loss_scale**2
         loss = step.loss if self.module.has_loss else None
         finite = math.isfinite(total) and (loss is None or math.isfinite(loss))
-        return StepTotals(total, finite, loss, step.routers.reports())
+        figures = (RouterReport(value.item(), 0.0, name) for name, value in step.figures.items())
+        return StepTotals(total, finite, loss, (*step.routers.reports(), *figures))
 
     def commit(self, key: StepKey, scale: float, lr: float, skipped: bool) -> None:
         """Applies the step: gradients times `scale`, one optimizer step with `lr`, its buffers; nothing if `skipped`.

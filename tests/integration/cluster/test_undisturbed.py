@@ -113,6 +113,24 @@ RESNET = make_config(
     diloco={"inner_steps": 2, "outer_steps": 1, "batch_size_per_step": 4},
     servers={"replicas": 1},
 )
+GAN = make_config(
+    data={
+        "dataset_name": "digits",
+        "task_type": "image_gen",
+        "img_size": 8,
+        "num_channels": 1,
+        "holdout_fraction": 0.01,
+    },
+    model={"family": "biggan", "extra": {"generator_channels": 4, "discriminator_channels": 4, "latent_size": 8}},
+    model_pipeline={"stages": 1, "microbatches": 2},
+    diloco={
+        "inner_steps": 3,
+        "outer_steps": 1,
+        "batch_size_per_step": 4,
+        "inner_optim": {"groups": [{"name_patterns": ["gan.generator.*"], "every_steps": 2, "adam_lr": 1e-3}]},
+    },
+    servers={"replicas": 1},
+)
 
 
 BY_HAND = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_copy(update={"cut": (1, 3)})})
@@ -129,9 +147,10 @@ COMPILED = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_cop
         (GPT, {}, [["embedding", "block_0", "block_1"], ["head"]]),
         (BY_HAND, {}, [["embedding"], ["block_0", "block_1", "head"]]),
         (RESNET, {"dataset": None}, None),
+        (GAN, {"dataset": None}, None),
         pytest.param(COMPILED, {}, None, marks=pytest.mark.slow),
     ],
-    ids=["gpt", "gpt, cut by hand", "resnet18", "gpt, compiled"],
+    ids=["gpt", "gpt, cut by hand", "resnet18", "biggan", "gpt, compiled"],
 )
 async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_averaging(
     make_cluster: MakeCluster, config: Config, options: dict[str, Any], units: list[list[str]] | None

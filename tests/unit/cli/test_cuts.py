@@ -71,8 +71,10 @@ def test_only_a_profiler_knows_somebodys_own_family(tmp_path: Path, deterministi
 @pytest.mark.parametrize("family", [name for name in NATIVE_FAMILIES if name != "hf"])
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_the_launcher_knows_the_figures_of_the_native_families(family: str, stem: str) -> None:
-    task = "llm" if family == "gpt" else "cv"
-    config = _config(model={"family": family, "stem": stem}, data={"task_type": task, "img_size": 33})
+    task = {"gpt": "llm", "biggan": "image_gen"}.get(family, "cv")
+    img_size = 32 if family == "biggan" else 33
+    stages = {"model_pipeline": {"stages": 1}} if family == "biggan" else {}
+    config = _config(model={"family": family, "stem": stem}, data={"task_type": task, "img_size": img_size}, **stages)
     built = load_family(config.model, config.data)
     costs = built.unit_costs()
     assert static_costs(config.model, config.data) == costs

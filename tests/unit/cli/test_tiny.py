@@ -191,6 +191,17 @@ def test_data_of_the_hub_and_what_is_as_large_as_they_are_become_what_shoal_carr
     assert small.model.num_classes == open_source(small).num_classes
 
 
+def test_a_biggan_becomes_narrow_and_attends_where_its_images_are_small(capsys: pytest.CaptureFixture[str]) -> None:
+    small = printed(capsys, "--config-path=configs/biggan_imnet.yaml", "--tiny")
+    assert (small.data.dataset_name, small.data.num_channels, small.data.img_size) == ("digits", 1, 8)
+    extra = small.model.extra
+    assert (extra["generator_channels"], extra["discriminator_channels"], extra["latent_size"]) == (16, 16, 64)
+    assert (extra["generator_attention"], extra["discriminator_attention"]) == ([8], [4])
+    assert small.diloco.inner_optim.settings_of("gan.generator.linear.weight").every_steps == 2
+    module = build_stage(load_exact_family(small.model, small.data), 0, 1, seed=0)
+    assert sum(".attention." in name for name, _ in module.named_parameters()) == 3 * 5
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

@@ -269,6 +269,17 @@ async def test_what_routers_have_come_to_is_noted_by_layer_and_told_in_two_numbe
     assert metrics.keys().isdisjoint({"loss/router", "router/load_cv"})
 
 
+async def test_what_a_family_reports_beside_the_loss_is_noted_and_told_by_name(desk: Desk) -> None:
+    reports = (RouterReport(1.25, 0.5), RouterReport(0.75, 0.0, "accuracy/discriminator"), RouterReport(9.0, 0.0, "lr"))
+    desk.hear(0, structs.replace(step(0), routers=reports))
+    [metrics] = await desk.metrics()
+    assert (metrics["accuracy/discriminator"], metrics["loss/router"]) == (0.75, 1.25)
+    assert metrics["lr"] == step(0).lr, "none takes the name of another number"
+    [noted] = [event for event in desk.ledger.noted if isinstance(event, StepReported)]
+    assert noted.figures == {"accuracy/discriminator": 0.75, "lr": 9.0}
+    assert noted.router_losses == (1.25,)
+
+
 async def test_what_is_reported_again_counts_once_and_is_noted_once(desk: Desk) -> None:
     said = [step(0), step(0, 1), EvalReport(0, 0, 20.0, 10, 10), done(0)]
     for message in said * 2:

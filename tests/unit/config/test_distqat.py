@@ -155,22 +155,62 @@ def test_quantisation_keeps_its_bits(tmp_path: Path, capsys: Capture) -> None:
 def test_all_that_cannot_be_carried_over_is_said_at_once(tmp_path: Path, capsys: Capture) -> None:
     problems = refused(
         tmp_path,
-        "biggan: {G_ch: 64}\n"
-        "data: {task_type: image_gen, num_classes: 10}\n"
+        "biggan: {G_ch: 64, G_param: SVD, use_ema: true, D_attn: wide}\n"
+        "data: {task_type: rl, num_classes: 10}\n"
         "diloco: {inner_optim: {type: biggan, biggan_G_lr: 1e-4}, inner_steps: many}\n"
         "quant: {overrides: [{name_patterns: ['*'], payload: {}}]}\n"
         "model_pipeline: {pipeline: [{model_name: biggan.full}]}\n",
         capsys,
     )
     for part in (
-        "biggan: this version has no BigGAN",
-        "data.task_type = 'image_gen'",
-        "diloco.inner_optim.type = 'biggan'",
+        "biggan.G_param = 'SVD': only 'SN' is here",
+        "biggan.use_ema = True: only False is here",
+        "biggan.D_attn = 'wide': must be sizes of images",
+        "data.task_type = 'rl'",
         "diloco.inner_steps = 'many'",
         "quant.overrides: write quant.rules",
-        "model names ['biggan.full'] do not name one supported family (this version has no BigGAN)",
     ):
         assert part in problems
+
+
+GAN = """
+biggan: {G_ch: 96, D_ch: 32, dim_z: 120, shared_dim: 0, hier: true, G_attn: "32_64", D_attn: "0", G_init: N02,
+  D_init: ortho, BN_eps: 1.0e-12, SN_eps: 1.0e-6, resolution: 64, num_D_steps: 4, G_param: SN, ema: true,
+  use_ema: false, enable_eval: true, G_lr: 7.0}
+data: {task_type: image_gen}
+diloco:
+  inner_optim: {type: biggan, biggan_G_lr: 1e-4, biggan_D_lr: 4e-4, biggan_D_B2: 0.99, biggan_adam_eps: 1e-7,
+    biggan_model_config: {}}
+model_pipeline: {pipeline: [{model_name: biggan.full, num_classes: 1000, extra: {G_ch: 96}}]}
+"""
+
+
+def test_a_biggan_keeps_its_sizes_and_both_its_optimizers(tmp_path: Path, capsys: Capture) -> None:
+    config, text = converted(tmp_path, GAN, capsys)
+    assert (config.model.family, config.model.num_classes, config.data.img_size) == ("biggan", 1000, 64)
+    assert config.model.extra == {
+        "generator_channels": 96,
+        "discriminator_channels": 32,
+        "latent_size": 120,
+        "hierarchical": True,
+        "wide": True,
+        "generator_attention": [32, 64],
+        "discriminator_attention": [],
+        "generator_init": "normal",
+        "discriminator_init": "orthogonal",
+        "norm_eps": 1e-12,
+        "spectral_eps": 1e-6,
+    }
+    optim, eps = config.diloco.inner_optim, 1e-7
+    values = (optim.adam_lr, optim.adam_betas1, optim.adam_betas2, optim.adam_eps, optim.adam_weight_decay)
+    assert (optim.type, *values) == ("adam", 4e-4, 0.0, 0.99, eps, 0.0)
+    generator, every_steps = optim.settings_of("gan.generator.linear.weight")
+    assert (generator.adam_lr, generator.adam_betas2, generator.adam_eps, every_steps) == (1e-4, 0.999, eps, 4)
+    assert optim.settings_of("gan.discriminator.linear.weight").every_steps == 1
+    for name in ("biggan.ema", "biggan.enable_eval", "biggan.G_lr", "model_pipeline.pipeline.extra"):
+        assert name in text
+    config, _ = converted(tmp_path, GAN.replace("num_D_steps: 4, ", ""), capsys)
+    assert config.diloco.inner_optim.settings_of("gan.generator.linear.weight").every_steps == 1
 
 
 @pytest.mark.parametrize(
@@ -204,9 +244,9 @@ def test_a_file_of_distqat_that_is_given_for_a_run_names_the_command_that_transl
     assert "config convert" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["biggan_cifar", "biggan_imnet", "wav2vec2", "wav2vec2_split", "template_config"])
+@pytest.mark.parametrize("name", ["wav2vec2", "wav2vec2_split", "template_config"])
 def test_a_configuration_of_distqat_that_is_not_shipped_says_why(name: str, tmp_path: Path) -> None:
-    reasons = {"biggan": "no BigGAN", "wav2vec2": "no speech task", "template": "reference.yaml lists all keys"}
+    reasons = {"wav2vec2": "no speech task", "template": "reference.yaml lists all keys"}
     with pytest.raises(ConfigError, match=reasons[name.partition("_")[0]]):
         load_config(tmp_path / f"{name}.yaml", (), {})
 

@@ -316,3 +316,17 @@ def test_checkpoints_lie_beside_the_logs_unless_checkpoint_dir_says_where() -> N
     assert location(checkpoint_dir="kept") == str(Path("kept").absolute())
     assert location(checkpoint_dir="~/kept") == str(Path.home() / "kept")
     assert location(checkpoint_dir="s3://bucket/runs") == "s3://bucket/runs"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"task_type": "cv"}}, "model.family = biggan needs data.task_type = image_gen, not cv"),
+        ({"model_pipeline": {"stages": 2}}, "can be cut into at most 1 stages"),
+        ({"model_pipeline": {"compile": True}}, "model_pipeline.compile: the two players"),
+    ],
+)
+def test_what_a_biggan_cannot_be_trained_with_is_refused(sections: dict[str, Any], message: str) -> None:
+    values = {"model": {"family": "biggan"}, "data": {"task_type": "image_gen"}, **sections}
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, values, {})

@@ -180,7 +180,7 @@ def test_small_images_grow_by_whole_pixels_and_large_ones_lose_some(size: int, e
     [
         ({**DIGITS}, {"family": "resnet18", "num_classes": 4}, r"model\.num_classes = 4 .* at least 10"),
         ({}, {"vocab_size": 100}, r"model\.vocab_size = 100 .* at least 256"),
-        ({"dataset_name": "digits", "task_type": "llm"}, {}, r"data\.task_type = cv, not llm"),
+        ({"dataset_name": "digits", "task_type": "llm"}, {}, r"data\.task_type = cv or image_gen, not llm"),
         ({"dataset_name": "pydoc-topics", "task_type": "cv"}, RESNET, r"data\.task_type = llm, not cv"),
         ({"seq_len": 400_000}, {}, r"data\.seq_len = 400000"),
     ],
@@ -240,6 +240,10 @@ def test_text_of_the_hub_is_joined_byte_by_byte(monkeypatch: pytest.MonkeyPatch,
     assert bytes(dataset.train.sample(1)[0].astype(np.uint8)) == "déjà".encode()[4:] + b"\nv"
 
 
+cropped: list[tuple[int, int, int, int]] = []
+"""What has been cut out of images since a test has emptied it."""
+
+
 class FakeImage:
     """Stands in for a `PIL.Image.Image` of one colour; converted and resized it is an array."""
 
@@ -248,6 +252,10 @@ class FakeImage:
 
     def convert(self, mode: str) -> FakeImage:
         return FakeImage(self.value, mode, self.size)
+
+    def crop(self, box: tuple[int, int, int, int]) -> FakeImage:
+        cropped.append(box)
+        return FakeImage(self.value, self.mode, (box[2] - box[0], box[3] - box[1]))
 
     def resize(self, size: tuple[int, int]) -> FakeImage:
         return FakeImage(self.value, self.mode, size)
@@ -274,6 +282,30 @@ def test_images_of_the_hub_are_resized_and_scaled(monkeypatch: pytest.MonkeyPatc
     assert values[0].shape == (channels, 6, 6)
     assert (values[0] == 1.0).all()
     assert (values[1] == -1.0).all()
+
+
+@pytest.mark.parametrize(("task", "family"), [("image_gen", "biggan"), ("cv", "resnet18")])
+def test_of_images_that_are_to_be_made_the_middle_is_taken(
+    monkeypatch: pytest.MonkeyPatch, task: str, family: str
+) -> None:
+    sizes = [(10, 6), (5, 9)]
+    table = FakeTable(img=[FakeImage(1, size=sizes[i % 2]) for i in range(10)], label=list(range(10)))
+    table.features = {"label": type("ClassLabel", (), {"num_classes": 10})}
+    use_hub(monkeypatch, table)
+    monkeypatch.setitem(sys.modules, "PIL", object())  # type: ignore[arg-type]
+    dataset = open_source(config({"dataset_name": "cifar10", "task_type": task, "img_size": 8}, {"family": family}))
+    cropped.clear()
+    dataset.train.read(np.arange(dataset.train.num_samples))
+    assert set(cropped) == ({(2, 0, 8, 6), (0, 2, 5, 7)} if task == "image_gen" else set())
+
+
+def test_digits_that_are_to_be_made_have_values_from_minus_one_to_one() -> None:
+    data = {"dataset_name": "digits", "task_type": "image_gen", "img_size": 8, "num_channels": 1}
+    train = open_source(config(data, {"family": "biggan"})).train
+    pixels = train.read(np.arange(train.num_samples)).inputs
+    assert (pixels.min(), pixels.max()) == (-1.0, 1.0)
+    other = open_source(config({**data, "task_type": "cv"}, RESNET)).train
+    assert other.read(np.arange(other.num_samples)).inputs.std() == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize(

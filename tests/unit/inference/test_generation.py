@@ -22,6 +22,7 @@ from shoal.data.builtin import open_digits, open_pydoc_topics
 from shoal.inference.generation import Continuation, TextRequest
 from shoal.inference.sampling import Sampling
 from shoal.inference.text import ByteTokens, FileTokens
+from shoal.model.biggan import BigganUnit
 
 CONTEXT = 96
 
@@ -206,6 +207,73 @@ def test_evaluate_says_of_images_how_many_it_names_rightly(tmp_path: Path, capsy
     assert report["accuracy"] == right / holdout.num_samples
     shown = said(capsys, "evaluate", tmp_path / "images")[1]
     assert f", accuracy {100 * right / holdout.num_samples:.2f} %, over {holdout.num_samples} samples" in shown
+
+
+GAN_DATA = {"dataset_name": "digits", "task_type": "image_gen", "num_channels": 1, "img_size": 8}
+GAN_SIZES = {"generator_channels": 2, "discriminator_channels": 2, "latent_size": 8}
+
+
+@pytest.fixture(scope="module")
+def gan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = make_config(model={"family": "biggan", "extra": GAN_SIZES}, data=GAN_DATA, model_pipeline={"stages": 1})
+    return write_model(tmp_path_factory.mktemp("gans") / "gan", config)
+
+
+def test_evaluate_says_of_a_gan_what_both_players_have_come_to(
+    gan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = json.loads(said(capsys, "evaluate", gan, "--json")[1])
+    assert report["eval_loss"] == pytest.approx(report["loss/discriminator"] + report["loss/generator"], abs=1e-5)
+    assert 0 <= report["accuracy/discriminator"] <= 1
+    assert "accuracy" not in report
+    assert ", loss/generator " in said(capsys, "evaluate", gan)[1]
+    assert said(capsys, "export", gan, "--to", tmp_path / "out", "--format", "safetensors")[0] == 0
+    assert json.loads(said(capsys, "evaluate", tmp_path / "out", "--json")[1]) == report
+
+
+def test_images_are_written_as_a_grid_of_classes_and_samples(
+    gan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    to = tmp_path / "grid.png"
+    how = ("--rows", "3", "--first-class", "2", "--classes", "4", "--scale", "2")
+    code, out, _ = said(capsys, "images", gan, "--to", to, *how)
+    assert (code, out) == (0, f"wrote {to}: 3 images of each class from 2 to 5\n")
+    pixels = np.asarray(image.open(to))
+    assert pixels.shape == (3 * 18, 4 * 18)
+    module = shoal.load_model(gan)
+    unit = module.units["gan"]
+    assert isinstance(unit, BigganUnit)
+    latent, _ = unit.drawn(3, 0, torch.zeros(1))
+    with torch.no_grad():
+        made = unit.generator(latent[1:2], torch.tensor([5]))[0, 0]
+    expected = ((made + 1) * 127.5).round().to(torch.uint8).numpy().repeat(2, 0).repeat(2, 1)
+    assert np.array_equal(pixels[18 + 2 : 36, 3 * 18 + 2 :], expected)
+    before = to.read_bytes()
+    assert said(capsys, "images", gan, "--to", to, *how)[0] == 2
+    assert said(capsys, "images", gan, "--to", to, *how, "--force")[0] == 0
+    assert to.read_bytes() == before
+    assert said(capsys, "images", gan, "--to", to, *how, "--force", "--seed", "1")[0] == 0
+    assert to.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (("{model}",), "this model makes no images"),
+        (("{gan}", "--rows", "0", "--scale", "-1"), "rows 0, scale -1: give 1 at least"),
+        (("{gan}", "--first-class", "8", "--classes", "3"), "classes 8 to 10: the model knows 0 to 9"),
+        (("{gan}", "--first-class", "10"), "classes 10 to 9: the model knows 0 to 9"),
+    ],
+)
+def test_images_that_cannot_be_made_are_refused_and_nothing_is_written(
+    argv: tuple[str, ...], part: str, model: Path, gan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL.Image")
+    named = tuple(each.format(model=model, gan=gan) for each in argv)
+    code, _, err = said(capsys, "images", *named, "--to", tmp_path / "grid.png")
+    assert (code, part in err) == (2, True), err
+    assert not (tmp_path / "grid.png").exists()
 
 
 def test_evaluate_says_the_held_out_loss_of_the_data_of_the_model(

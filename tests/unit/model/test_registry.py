@@ -82,7 +82,7 @@ def test_the_configuration_decides_the_sizes() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CONFIGURED_FAMILIES if name != "hf"])
 def test_every_family_can_be_cut_as_often_as_the_configuration_allows(name: str) -> None:
-    task = "llm" if name == "gpt" else "cv"
+    task = {"gpt": "llm", "biggan": "image_gen"}.get(name, "cv")
     config = Config.model_validate({"model": {"family": name}, "data": {"task_type": task}})
     assert config.model.max_stages is not None
     assert config.model.max_stages <= load_family(config.model, config.data).num_units

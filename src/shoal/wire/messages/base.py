@@ -29,16 +29,23 @@ class Traffic(enum.StrEnum):
     CONTROL = "control"
 
 
+FigureName = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z0-9_/]*$")]
+
+
 class RouterReport(Struct, frozen=True):
-    """How evenly one layer's router has spread the tokens of a step over its experts. `loss`: 1 where it is even, see
-    `model.router_loss`. `load_cv`: the standard deviation of the experts' numbers of tokens, over their mean."""
+    """What a part of the model has come to in a step, beside the loss.
+
+    Of a router, how evenly it has spread tokens over experts. `loss`: 1 where it is even, see `model.router_loss`;
+    `load_cv`: the standard deviation of the experts' numbers of tokens, over their mean. Else `figure` is the name of
+    what `Family.figures` says, `loss` its value, and there is no load."""
 
     loss: float
     load_cv: float
+    figure: FigureName = ""
 
 
 Routers = Annotated[tuple[RouterReport, ...], msgspec.Meta(max_length=1024)]
-"""Of layers in their order; those without experts have none."""
+"""Of layers in their order; those without experts have none. Behind them the figures."""
 
 
 class Hop(Struct, frozen=True):
