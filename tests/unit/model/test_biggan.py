@@ -112,7 +112,9 @@ def test_training_draws_from_the_seed_and_evaluation_for_each_real_image_the_sam
 
 
 def test_a_spectral_norm_comes_to_a_weight_whose_largest_singular_value_is_one() -> None:
-    stage = build_stage(family(), 0, 1, seed=1)
+    # Of an orthogonal weight all singular values are equal, and any estimate is right.
+    normal = {"generator_init": "normal", "discriminator_init": "normal"}
+    stage = build_stage(family({**SMALL, **normal}), 0, 1, seed=1)
     real, _ = images(4)
     with torch.no_grad():
         for _ in range(100):
