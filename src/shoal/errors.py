@@ -22,6 +22,7 @@
     |   +-- RoundClosed*             replicas take no more steps of the round
     +-- TrainingDiverged             nothing but steps that are not finite
     +-- SampleError                  a sample of the data set cannot be prepared
+    +-- UnreadableAudio              a clip of audio is left out of the data set, or trains nothing
     +-- StorageError                 a file that the run cannot do without cannot be written
     +-- RunFailed                    a run that is observed has ended, or has not recovered
     +-- MachineBusy*                 other processes take the cores: nothing can be measured; exit code 3
@@ -44,6 +45,10 @@ class ShoalError(Exception):
 
 class Transient:
     """Mixin of the errors after which the same call may succeed later, or with another peer."""
+
+
+class UnreadableAudio(ShoalError):
+    """A clip of audio that cannot be decoded or trained on; it is left out and counted."""
 
 
 class ConfigError(ShoalError):

@@ -14,7 +14,7 @@ from shoal.testing.small_runs import train_small
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ONE_FOR_EACH_TASK = {"llm": "gptneo_split", "cv": "mlp", "image_gen": "biggan_cifar"}
+ONE_FOR_EACH_TASK = {"llm": "gptneo_split", "cv": "mlp", "image_gen": "biggan_cifar", "speech": "wav2vec2_split"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

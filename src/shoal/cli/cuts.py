@@ -25,7 +25,7 @@ from shoal.events.base import emit, tell
 from shoal.events.hosts import ModelCut, ProfilerLost
 from shoal.events.servers import UnitCostsProblem, UnitsMeasured
 from shoal.model.costs import static_costs
-from shoal.model.hf.described import FAMILY, with_hf_config
+from shoal.model.hf.described import OF_TRANSFORMERS, with_hf_config
 from shoal.model.partition import counts_by_cost
 from shoal.runtime.launcher_messages import CostsFound
 from shoal.server.cost_cache import CostCache, cost_key
@@ -40,7 +40,7 @@ def has_cut(config: Config) -> bool:
 
 def is_settled(config: Config) -> bool:
     """Whether nothing is left for a profiler: the cut is decided, and no model has to be proven."""
-    return has_cut(config) and config.model.family != FAMILY
+    return has_cut(config) and config.model.family not in OF_TRANSFORMERS
 
 
 def with_known_cut(config: Config, cache: CostCache | None = None) -> Config:
@@ -56,6 +56,10 @@ def with_known_cut(config: Config, cache: CostCache | None = None) -> Config:
         from shoal.data.text_corpus import with_tokenizer  # most runs have none
 
         config = with_tokenizer(config, print_event)
+    if config.data.task_type == "speech" and config.data.characters is None:
+        from shoal.data.speech import with_characters
+
+        config = with_characters(config)
     if has_cut(config):
         return config
     costs = static_costs(config.model, config.data)

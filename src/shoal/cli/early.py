@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.cli.interrupts import Interrupts
 from shoal.clock import SystemClock
-from shoal.model.hf.described import FAMILY
+from shoal.model.hf.described import OF_TRANSFORMERS
 from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.process_info import process_age_s
@@ -76,7 +76,7 @@ class EarlyStart:
 
     def preload_for(self, config: Config) -> None:
         """Have what this model needs besides imported once, before the roles that need it are forked."""
-        if config.model.family == FAMILY:
+        if config.model.family in OF_TRANSFORMERS:
             self.fork_servers.preload(_FOR_TRANSFORMERS if config.lora is None else _FOR_TRANSFORMERS + _FOR_ADAPTERS)
 
     def announce(

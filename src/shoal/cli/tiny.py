@@ -20,7 +20,7 @@ from shoal.config.load import load_with_origins
 from shoal.config.model import NATIVE_FAMILIES, RESNET_BLOCKS, ModelConfig
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
-from shoal.model.hf.described import FAMILY
+from shoal.model.hf.described import OF_TRANSFORMERS, SPEECH
 
 _MOST_BLOCKS: Final = 4
 _MOST_HEADS: Final = 4
@@ -50,6 +50,7 @@ _EMBEDDED: Final[dict[str, dict[str, Any]]] = {
     "llm": {"data.dataset_name": "pydoc-topics"},
     "cv": _DIGITS,
     "image_gen": _DIGITS,
+    "speech": {"data.dataset_name": "tones", "data.max_audio_s": 1.0, "data.max_characters": 16},
 }
 """What shoal carries for each task, and what shape it has."""
 _AVERAGING: Final = {"diloco.outer_optim.sgd_lr": 1.0, "diloco.outer_optim.sgd_momentum": 0.0}
@@ -70,7 +71,7 @@ def load_tiny(path: Path, flags: Sequence[str], other_flags: Sequence[str]) -> C
         _put(values, name, value)
     try:
         tiny = Config.model_validate(values)
-        if tiny.model.family == FAMILY:
+        if tiny.model.family in OF_TRANSFORMERS:
             _put(values, "model", {**values["model"], **_small_of_transformers(tiny)})
             tiny = Config.model_validate(values)
     except ValidationError as error:
@@ -97,7 +98,9 @@ def _changes(config: Config, said: set[str]) -> Iterator[tuple[str, Any]]:
     yield "data.tokenizer", None
     yield "data.tokenizer_hash", None
     yield "data.messages_column", None
-    if config.data.task_type != "llm":
+    # Those of another data set.
+    yield "data.characters", None
+    if config.data.task_type in ("cv", "image_gen"):
         yield from _AVERAGING.items()
     yield from _model_changes(config.model, said)
 
@@ -119,7 +122,7 @@ def _model_changes(model: ModelConfig, said: set[str]) -> Iterator[tuple[str, An
         if "data.dataset_name" not in said:
             yield "model.stem", "cifar"
         return
-    if model.family == FAMILY:
+    if model.family in OF_TRANSFORMERS:
         return
     if model.family == "biggan":
         named = {f"{player}_attention": [size] for player, size in _ATTENDED.items()}
@@ -139,12 +142,17 @@ def _model_changes(model: ModelConfig, said: set[str]) -> Iterator[tuple[str, An
 
 
 def _small_of_transformers(config: Config) -> dict[str, Any]:
-    """Return what section `model` says of a small one: of bytes, with as many positions as a sample has."""
+    """Return what section `model` says of a small one: of speech, or of bytes, with the positions of a sample."""
     from shoal.model.hf.described import config_values
     from shoal.model.hf.library import model_config
     from shoal.model.hf.small import small_values
 
     values = config_values(config.model)
+    if config.model.family == SPEECH:
+        from shoal.model.hf.speech import small_speech_values
+
+        small = small_speech_values(values, model_config(values, config.model.extra))
+        return {"name_or_path": None, "revision": None, "commit": None, "extra": {}, "hf_config": small}
     sizes = {"vocab_size": _NUM_BYTES, "max_position_embeddings": config.data.seq_len}
     small = small_values(values, model_config(values, config.model.extra), **sizes)
     return {"name_or_path": None, "revision": None, "commit": None, "extra": {}, "hf_config": small}

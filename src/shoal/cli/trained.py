@@ -16,9 +16,16 @@ from shoal.cli.cuts import profiled_device
 from shoal.cli.exporting import opened
 from shoal.config.load import load_config
 from shoal.data.catalog import open_source
+from shoal.data.speech import characters_of
 from shoal.errors import ConfigError, StorageError
 from shoal.inference.decoders import require_generates
-from shoal.inference.evaluation import held_out_accuracy, held_out_figures, held_out_loss
+from shoal.inference.evaluation import (
+    Transcribed,
+    held_out_accuracy,
+    held_out_figures,
+    held_out_loss,
+    transcribed,
+)
 from shoal.inference.generation import Continuation, Finish, TextRequest
 from shoal.inference.images import image_grid
 from shoal.inference.sampling import Sampling
@@ -26,6 +33,7 @@ from shoal.inference.tokens import tokens_of
 from shoal.model.stage import StageModule
 from shoal.quant.fold import fold_weights
 
+_SHOWN = 5
 _ENDS: dict[Finish, str] = {"stop": "", "length": "", "context": "the context of the model is full"}
 _COLUMNS = 10
 # On a terminal a control character of the model's may do anything; a line's end and a tab may stay.
@@ -33,14 +41,15 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0
 
 
 def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> None:
-    """Print the held-out loss of a model, and of images the accuracy, on the data of its own configuration.
+    """Print the held-out loss of a model on the data of its own configuration, of images the accuracy, and of speech
+    the character error rate with some clips.
 
     Raises:
         ConfigError: this is no folder of a model, or its data cannot be opened, or means something else to it.
         ShoalError: the model cannot be read.
     """
     with opened(model, family) as source:
-        is_own = source.config.data.tokenizer is None
+        is_own = source.config.data.task_type == "llm" and source.config.data.tokenizer is None
         if is_own and (source.tokenizer is not None or not source.is_bytes):
             raise ConfigError(
                 f"{model} has a tokenizer of its own, and the text that shoal holds out is bytes: its loss on it says "
@@ -54,10 +63,21 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
         report["accuracy"] = held_out_accuracy(module, holdout, next(module.parameters()).device.type)
     figures = held_out_figures(module, holdout)
     report |= figures
+    heard: Transcribed | None = None
+    if data.task_type == "speech":
+        heard = transcribed(module, holdout, characters_of(source.config))
+        report["character_error_rate"] = heard.character_error_rate
     if as_json:
-        print(json.dumps({**report, "samples": holdout.num_samples, "dataset": data.dataset_name}), flush=True)
+        shown = {} if heard is None else {"transcripts": heard.pairs[:_SHOWN]}
+        more = {"samples": holdout.num_samples, "dataset": data.dataset_name, **shown}
+        print(json.dumps({**report, **more}), flush=True)
         return
+    if heard is not None:
+        for said, decoded in heard.pairs[:_SHOWN]:
+            print(f"said:  {said.translate(_CONTROLS)}\nheard: {decoded.translate(_CONTROLS)}")
     accuracy = f", accuracy {100 * report['accuracy']:.2f} %," if "accuracy" in report else ""
+    if heard is not None:
+        accuracy = f", character error rate {100 * heard.character_error_rate:.2f} %,"
     beside = "".join(f", {name} {value:.4f}" for name, value in figures.items())
     loss = f"held-out loss {report['eval_loss']:.6f}{accuracy}{beside}"
     print(f"{loss} over {holdout.num_samples} samples of {data.dataset_name}", flush=True)

@@ -39,6 +39,28 @@ _GPT_2: Final[dict[str, Any]] = {
     "tie_word_embeddings": True,
 }
 
+_WAV2VEC2_BASE: Final[dict[str, Any]] = {
+    "vocab_size": 32,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "conv_dim": [512, 512, 512, 512, 512, 512, 512],
+    "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
+    "conv_stride": [5, 2, 2, 2, 2, 2, 2],
+    "num_conv_pos_embeddings": 128,
+    "num_conv_pos_embedding_groups": 16,
+    "feat_extract_norm": "group",
+    "do_stable_layer_norm": False,
+    "activation_dropout": 0.0,
+    "attention_dropout": 0.1,
+    "feat_proj_dropout": 0.1,
+    "final_dropout": 0.0,
+    "hidden_dropout": 0.1,
+    "layer_norm_eps": 1e-5,
+    "initializer_range": 0.02,
+}
+
 
 def _gpt_neo(hidden_size: int, num_layers: int, num_heads: int) -> dict[str, Any]:
     types = [[["global", "local"], num_layers // 2]]
@@ -56,14 +78,22 @@ PUBLISHED: Final[dict[str, dict[str, Any]]] = {
     "eleutherai/gpt-neo-125m": _gpt_neo(768, 12, 12),
     "eleutherai/gpt-neo-1.3b": _gpt_neo(2048, 24, 16),
     "eleutherai/gpt-neo-2.7b": _gpt_neo(2560, 32, 20),
+    "facebook/wav2vec2-base": _WAV2VEC2_BASE,
 }
 """Models that files of DistQat name, in small letters, as their config.json says: such a run asks no hub."""
 
-_LANGUAGE_MODELS: Final = {"distilgpt2": "distilbert/distilgpt2", "gptneo": "EleutherAI/gpt-neo-1.3B"}
-"""Families of language models, and which one it is where `data.full_model_name` says none."""
+_SPEECH: Final = "wav2vec2"
+_OF_TRANSFORMERS: Final = {
+    "distilgpt2": "distilbert/distilgpt2",
+    "gptneo": "EleutherAI/gpt-neo-1.3B",
+    _SPEECH: "facebook/wav2vec2-base",
+}
+"""Families of models of transformers, and which one it is where `data.full_model_name` says none."""
 _OF_FIXED_SIZE: Final = ("hid_dim", "n_layers", "idx", "extra")
 _DEFAULT: Final = [{"model_name": "mlp.full"}]
 _BYTES: Final = "The model that data.full_model_name names, of transformers. Text is trained as bytes."
+
+_CHARACTERS: Final = "The model that data.full_model_name names, of transformers. Its convolutions are trained too."
 
 
 @dataclass(slots=True)
@@ -100,12 +130,12 @@ def translated_model(items: object, full_model_name: object) -> TranslatedModel:
     try:
         kept = [{key: value for key, value in item.items() if key not in dead} for item in given]
         entries = [PipelineEntry.model_validate(entry) for entry in kept]
-        if kind in _LANGUAGE_MODELS:
-            _translate_language_model(result, entries, str(full_model_name or _LANGUAGE_MODELS[kind]))
+        if kind in _OF_TRANSFORMERS:
+            _translate_of_transformers(result, entries, str(full_model_name or _OF_TRANSFORMERS[kind]))
         else:
             _translate_native(result, kept, entries)
             if full_model_name is not None:
-                result.dead[FULL_MODEL_NAME] = "only a language model is read from there"
+                result.dead[FULL_MODEL_NAME] = "only a model of transformers is read from there"
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             where = ".".join(str(part) for part in detail["loc"])
@@ -118,8 +148,8 @@ def translated_model(items: object, full_model_name: object) -> TranslatedModel:
 def _without_effect(kind: str, num_entries: int) -> dict[str, str]:
     """Return the keys of an entry that mean nothing to a family, with the reason."""
     dead = {"idx": REMOVED[f"{PIPELINE}.idx"]}
-    if kind in _LANGUAGE_MODELS:
-        dead |= {"num_classes": "a language model has none", "extra": "no model reads it"}
+    if kind in _OF_TRANSFORMERS:
+        dead |= {"num_classes": "a model of transformers has none", "extra": "no model reads it"}
         if num_entries == 1:
             dead["n_layers"] = "the whole model has as many as data.full_model_name says"
     elif kind in NATIVE_FAMILIES:
@@ -129,7 +159,7 @@ def _without_effect(kind: str, num_entries: int) -> dict[str, str]:
 
 
 def _translate_native(result: TranslatedModel, kept: list[dict[str, Any]], entries: list[PipelineEntry]) -> None:
-    family = family_of(entries, (*NATIVE_FAMILIES, *_LANGUAGE_MODELS))
+    family = family_of(entries, (*NATIVE_FAMILIES, *_OF_TRANSFORMERS))
     applied = apply_pipeline({"model_pipeline": {"pipeline": kept}})
     for section in ("model", "model_pipeline"):
         result.said |= {f"{section}.{key}": value for key, value in applied[section].items()}
@@ -138,12 +168,16 @@ def _translate_native(result: TranslatedModel, kept: list[dict[str, Any]], entri
         result.notes["model.stem"] = 'That of all ResNets of DistQat; for small images "cifar" is better.'
 
 
-def _translate_language_model(result: TranslatedModel, entries: list[PipelineEntry], name: str) -> None:
-    family_of(entries, tuple(_LANGUAGE_MODELS))
+def _translate_of_transformers(result: TranslatedModel, entries: list[PipelineEntry], name: str) -> None:
+    family = family_of(entries, tuple(_OF_TRANSFORMERS))
     sizes, flow = sizes_of(entries, "gpt"), flow_of(entries)
-    result.said["model.family"] = "hf"
+    is_speech = family == _SPEECH
+    if is_speech and "cut" in flow:
+        # The convolutions are a unit, and so is what comes between them and the layers.
+        flow["cut"][0] += 1
+    result.said["model.family"] = _SPEECH if is_speech else "hf"
     result.said |= {f"model_pipeline.{key}": value for key, value in flow.items()}
-    result.notes["model.family"] = _BYTES
+    result.notes["model.family"] = _CHARACTERS if is_speech else _BYTES
     published = PUBLISHED.get(name.lower())
     if published is None:
         result.said["model.name_or_path"] = name
@@ -151,9 +185,9 @@ def _translate_language_model(result: TranslatedModel, entries: list[PipelineEnt
         return
     result.said["model.extra"] = published
     result.notes["model.extra"] = f"The config.json of {name}; the weights are random."
-    if len(entries) > 1:
+    if len(entries) > 1 and not is_speech:
         result.notes["model.extra"] += " One embedding is at both ends; DistQat's stages have two: model.tie: false."
-    widths = {"hidden_size": ("hidden_size", "n_embd"), "num_layers": ("num_layers", "n_layer")}
+    widths = {"hidden_size": ("hidden_size", "n_embd"), "num_layers": ("num_layers", "n_layer", "num_hidden_layers")}
     for key, names in widths.items():
         [there] = [published[each] for each in names if each in published]
         if sizes.get(key, there) != there:

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 _NO_REFRESH = "roles wait for changes instead of asking at intervals"
 _NO_PORTS = "shoal needs no fixed ports; see network.host_maddrs, announce_maddrs and monitor_port"
-_NO_SPEECH = "this version has no speech task"
 _ONLY_BIGGAN = "only model.family = biggan has it, under other names; see model.extra and diloco.inner_optim.groups"
 _NO_ACCUMULATOR = "what an accelerator's accumulator rounds is not emulated"
 _SCHEMES = ("weight_quant", "activation_quant")
@@ -21,7 +20,6 @@ PIPELINE = "model_pipeline.pipeline"
 
 REMOVED = {
     FULL_MODEL_NAME: "model.name_or_path or model.extra say which model of transformers it is, with model.family = hf",
-    "data.sampling_rate": _NO_SPEECH,
     "data.shuffle_buffer_size": "all samples of a pass are shuffled, not a buffer of them; see run.seed",
     "diloco.min_refresh_period": _NO_REFRESH,
     "diloco.max_refresh_period": _NO_REFRESH,
@@ -61,12 +59,7 @@ REMOVED = {
 NEEDED = frozenset({"quant.overrides"})
 """Those of them that cannot be left out where they have a value: the file would train something else."""
 
-FAMILIES_ELSEWHERE = {"wav2vec2": _NO_SPEECH}
-"""Model families of DistQat that are not here, with the reason."""
-
 FILES_ELSEWHERE = {
-    "wav2vec2": _NO_SPEECH,
-    "wav2vec2_split": _NO_SPEECH,
     "template_config": "configs/reference.yaml lists all keys",
 }
 """Configurations of DistQat that have no counterpart of the same name here, with the reason."""

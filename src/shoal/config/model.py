@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section, split_list
 
-NATIVE_FAMILIES = ("gpt", "mlp", "resnet18", "resnet50", "resnet101", "biggan", "hf")
+NATIVE_FAMILIES = ("gpt", "mlp", "resnet18", "resnet50", "resnet101", "biggan", "hf", "wav2vec2")
 
 # Residual blocks of each ResNet (arXiv:1512.03385, table 1): a stage holds at least one.
 RESNET_BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
@@ -36,7 +36,8 @@ class ModelConfig(Section):
     family: str = Field(
         default="gpt",
         description='"gpt", "mlp", "resnet18", "resnet50", "resnet101", "biggan" (makes images; one stage), "hf" (a '
-        'causal language model of transformers) or a family of your own as "package.module:Class".',
+        'causal language model of transformers), "wav2vec2" (speech, also of transformers) or a family of your own as '
+        '"package.module:Class".',
     )
     num_layers: PositiveInt = Field(
         default=4, description="Transformer blocks (gpt); layers between the first and the last one (mlp)."
@@ -70,7 +71,7 @@ class ModelConfig(Section):
         default=None,
         min_length=1,
         description="Model of Hugging Face whose config.json says kind and sizes: a folder, or a name on the hub. "
-        "null: extra says them, as in {model_type: qwen3, num_hidden_layers: 4} (hf).",
+        "null: extra says them, as in {model_type: qwen3, num_hidden_layers: 4} (hf, wav2vec2).",
     )
     revision: str | None = Field(
         default=None,
@@ -121,7 +122,7 @@ class ModelConfig(Section):
 
     def keys_problem(self) -> str | None:
         """Return which key means nothing to the family, or None."""
-        if self.family == "hf":
+        if self.family in ("hf", "wav2vec2"):
             others, instead = _OF_OWN_FAMILIES, "name_or_path and extra say the sizes of a model of transformers"
         elif self.family in NATIVE_FAMILIES:
             others, instead = _HF, "only the family hf has it"
@@ -138,6 +139,8 @@ class ModelConfig(Section):
 
     def pretrained_problem(self) -> str | None:
         """Return why there are no weights to begin from, or None."""
+        if self.pretrained and self.family == "wav2vec2":
+            return "model.pretrained: a wav2vec2 begins from random weights; remove it"
         if not self.pretrained or self.name_or_path is not None:
             return None
         return "model.pretrained: give the folder of the weights, or their name on the hub, by model.name_or_path"

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from shoal.config.distqat_names import FAMILIES_ELSEWHERE
 from shoal.config.model import NATIVE_FAMILIES, SIZED, PipelineEntry, split_counts
 
 Raw = Mapping[str, Any]
@@ -80,10 +79,9 @@ def family_of(entries: Sequence[PipelineEntry], supported: Sequence[str]) -> str
     parts = [name.rpartition(".")[2] for name in names]
     wanted = ["full"] if len(entries) == 1 else ["head", *["body"] * (len(entries) - 2), "tail"]
     if len(set(families)) != 1 or families[0] not in supported:
-        reasons = [FAMILIES_ELSEWHERE[family] for family in dict.fromkeys(families) if family in FAMILIES_ELSEWHERE]
         raise ValueError(
-            f"model_pipeline.pipeline: model names {names} do not name one supported family"
-            f"{''.join(f' ({reason})' for reason in reasons)}; supported: {', '.join(supported)}"
+            f"model_pipeline.pipeline: model names {names} do not name one supported family; "
+            f"supported: {', '.join(supported)}"
         )
     if parts != wanted:
         expected = [f"{families[0]}.{part}" for part in wanted]

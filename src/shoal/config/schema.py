@@ -41,6 +41,7 @@ _TASK_OF_FAMILY = {
     "resnet50": "cv",
     "resnet101": "cv",
     "biggan": "image_gen",
+    "wav2vec2": "speech",
 }
 
 
@@ -259,7 +260,11 @@ class Config(Section):
             "eval_split": data.eval_split,
             "max_documents": data.max_documents,
         }
+        if data.task_type == "speech":
+            given.pop("eval_split")
         odd = [f"data.{key} = {value}" for key, value in given.items() if value is not None]
+        if data.task_type != "speech" and data.characters is not None:
+            return f"data.characters: means nothing to data.task_type = {data.task_type}, only speech has it; remove it"
         if data.task_type == "llm" or not odd:
             return None
         return f"{', '.join(odd)}: means nothing to data.task_type = {data.task_type}, only text has it; remove it"

@@ -12,6 +12,9 @@ from shoal.config.base import Fraction, NonNegativeFloat, PositiveFloat, Positiv
 POSITIONS = "positions"
 """The name of the places of tokens in their texts."""
 
+LENGTHS = "lengths"
+"""The name of how many samples of a clip of audio are no padding."""
+
 LEAST_TRAINED = 257
 """Tokens of the smallest tokenizer that is trained."""
 
@@ -53,8 +56,9 @@ class DataConfig(Section):
     dataset_name: str = Field(
         default="pydoc-topics",
         min_length=1,
-        description='Built in, no download: "pydoc-topics" (English text), "digits" (8x8 images). Or a folder of the '
-        "client's host, as ./corpus, with text files, or images in one folder for each class, or parquet, JSON lines "
+        description='Built in, no download: "pydoc-topics" (English text), "digits" (8x8 images), "tones" (a tone for '
+        "each character). Or a folder of the client's host, as ./corpus, with text files, or images in one folder for "
+        "each class, or audio with transcripts, or parquet, JSON lines "
         'or CSV with columns "text", or "image" and "label"; for text also one file, a pattern as ./corpus/*.parquet, '
         "or token files (token_dtype). Any other name is loaded from the Hugging Face hub.",
     )
@@ -79,7 +83,9 @@ class DataConfig(Section):
         "is found where a run begins, and others have it from the run.",
     )
     text_column: str = Field(
-        default="text", min_length=1, description="Column of parquet, JSON lines, CSV and the hub with the text (llm)."
+        default="text",
+        min_length=1,
+        description="Column of parquet, JSON lines, CSV and the hub with the text (llm), or the transcript (speech).",
     )
     messages_column: str | None = Field(
         default=None,
@@ -97,8 +103,8 @@ class DataConfig(Section):
     eval_split: str | None = Field(
         default=None,
         min_length=1,
-        description="What is evaluated on, of text: a split of the data set, or a file, folder or pattern with a / in "
-        "it. null: holdout_fraction of what is trained on.",
+        description="What is evaluated on, of text or speech: a split of the data set, or a file, folder or pattern "
+        "with a / in it. null: holdout_fraction of what is trained on.",
     )
     max_documents: PositiveInt | None = Field(
         default=None,
@@ -109,8 +115,8 @@ class DataConfig(Section):
         default=0.01,
         ge=0,
         le=1,
-        description="Documents that cannot be read or are no text are skipped and counted; a larger share of them ends "
-        "the run.",
+        description="Documents, or clips of audio, that cannot be read or have no text are skipped and counted; a "
+        "larger share of them ends the run.",
     )
     token_dtype: Literal["uint8", "uint16", "int32"] | None = Field(
         default=None,
@@ -136,10 +142,30 @@ class DataConfig(Section):
         '"fp16-mixed": the same in float16, for GPUs without bfloat16: the loss is scaled up, and a step whose '
         "gradients get too large for that is skipped and halves the scale. Each trainer begins with 65536.",
     )
-    task_type: Literal["llm", "cv", "image_gen"] = Field(
+    task_type: Literal["llm", "cv", "image_gen", "speech"] = Field(
         default="llm",
         description='"llm": next-token prediction on text; "cv": image classification; "image_gen": making images of a '
-        "class.",
+        'class; "speech": transcripts of audio.',
+    )
+    sampling_rate: int = Field(
+        default=16_000,
+        ge=1_000,
+        le=192_000,
+        description="Samples of audio in a second; clips of another rate are converted (speech).",
+    )
+    max_audio_s: PositiveFloat = Field(
+        default=20.0,
+        description="Length of a clip of audio: shorter ones are padded, longer ones left out and counted (speech).",
+    )
+    max_characters: PositiveInt = Field(
+        default=512,
+        description="Characters of a transcript: clips with a longer one are left out and counted (speech).",
+    )
+    characters: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The characters of transcripts in the order of their numbers, from 1; a clip with another one is "
+        "skipped. null: those that there are, found where a run begins, and others have them from the run (speech).",
     )
     num_channels: PositiveInt = Field(default=3, description="Channels of an image (cv, image_gen).")
     img_size: PositiveInt = Field(default=32, description="Width and height of an image in pixels (cv, image_gen).")
@@ -168,8 +194,23 @@ class DataConfig(Section):
 
     @property
     def context(self) -> tuple[str, ...]:
-        """What every stage gets of a sample, by name: positions of tokens, where several texts share a sample."""
+        """What every stage gets of a sample, by name: positions of tokens, where several texts share a sample; lengths
+        of clips."""
+        if self.task_type == "speech":
+            return (LENGTHS,)
         return () if self.messages_column is None else (POSITIONS,)
+
+    @property
+    def audio_samples(self) -> int:
+        """Samples of the longest clip of audio."""
+        return round(self.max_audio_s * self.sampling_rate)
+
+    @field_validator("characters")
+    @classmethod
+    def _check_characters(cls, value: str | None) -> str | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError("characters: one is there twice; name each of them once")
+        return value
 
     @property
     def has_bytes(self) -> bool:
@@ -194,8 +235,8 @@ class DataConfig(Section):
     @field_validator("task_type", mode="before")
     @classmethod
     def _refuse_other_tasks(cls, value: object) -> object:
-        if value in ("speech", "node_pred", "rl"):
-            raise ValueError("this task is not supported yet; use 'llm', 'cv' or 'image_gen'")
+        if value in ("node_pred", "rl"):
+            raise ValueError("this task is not supported yet; use 'llm', 'cv', 'image_gen' or 'speech'")
         return value
 
 

@@ -14,7 +14,9 @@ from shoal.config.schema import Config
 from shoal.data.builtin import BUILTINS
 from shoal.data.huggingface import open_images
 from shoal.data.source import DataSet
+from shoal.data.speech import TONES, open_speech
 from shoal.data.text_corpus import Say, open_text, require_vocabulary
+from shoal.data.tones import open_tones
 from shoal.data.worker_messages import Opening
 from shoal.errors import ConfigError
 from shoal.events.base import Event, emit
@@ -41,10 +43,14 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
     """
     data, model = config.data, config.model
     name = f"data.dataset_name = {data.dataset_name}"
+    if data.dataset_name == TONES:
+        return open_tones(data)
     if data.task_type == "llm":
         dataset = open_text(config, say) if _is_made_to_tokens(config) else BUILTINS[data.dataset_name](data)
         require_vocabulary(config, dataset.num_classes, name)
         return dataset
+    if data.task_type == "speech":
+        return open_speech(config, say)
     dataset = BUILTINS.get(data.dataset_name, open_images)(data)
     if model.num_classes < dataset.num_classes:
         raise ConfigError(

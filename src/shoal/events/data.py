@@ -108,6 +108,29 @@ class DocumentsSkipped(Event, frozen=True, tag="documents.skipped"):
     first: str
 
 
+class ClipsLeftOut(Event, frozen=True, tag="clips.left_out"):
+    """Clips of audio that cannot be read, have no transcript or are too long are left out of the data set."""
+
+    level = WARNING
+    says = "of {clips} clips of {dataset} {bad} that are bad and {long} that are too long are left out, as {first}"
+    why = "They cannot be read, have no transcript, or are longer than data.max_audio_s or data.max_characters."
+    do = "Mend them; data.max_bad_fraction says how many bad ones are too many."
+    dataset: str
+    bad: int
+    long: int
+    clips: int
+    first: str
+
+
+class ClipUnreadable(Event, frozen=True, tag="clip.unreadable"):
+    """A clip of audio whose header was good cannot be decoded; it trains nothing."""
+
+    level = WARNING
+    dataset: str
+    clip: str
+    reason: str
+
+
 class TokenizerTraining(Event, frozen=True, tag="tokenizer.training"):
     """A tokenizer is trained on the first part of the text, which is done once and kept on the disk."""
 

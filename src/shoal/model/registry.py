@@ -6,10 +6,12 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING
 
+from shoal.config.training import LENGTHS
 from shoal.errors import ConfigError
 from shoal.model.biggan import BigganFamily
 from shoal.model.gpt import GptFamily
 from shoal.model.hf.family import HfFamily
+from shoal.model.hf.speech import Wav2Vec2Family
 from shoal.model.mlp import MlpFamily
 from shoal.model.resnet import ResNet18Family, ResNet50Family, ResNet101Family
 from shoal.model.stage import Family
@@ -27,6 +29,7 @@ NATIVE_FAMILIES: dict[str, type[Family]] = {
     "resnet101": ResNet101Family,
     "biggan": BigganFamily,
     "hf": HfFamily,
+    "wav2vec2": Wav2Vec2Family,
 }
 
 
@@ -44,6 +47,11 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
             "computed in chunks of tokens; remove the key"
         )
     given, wanted = set(data.context), family.context_specs().keys()
+    if LENGTHS in given - wanted:
+        raise ConfigError(
+            f"data.task_type = {data.task_type} has clips of many lengths, and model.family = {model.family} does not "
+            f"ask for them: its context_specs have no {LENGTHS}"
+        )
     if given - wanted:
         raise ConfigError(
             f"data.messages_column = {data.messages_column} packs several conversations into a sample, and "
@@ -52,7 +60,8 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
     if odd := sorted(wanted - given):
         raise ConfigError(
             f"model.family = {model.family}: its context_specs want {', '.join(odd)} of each sample, which "
-            f"data.dataset_name = {data.dataset_name} does not give; positions come with data.messages_column"
+            f"data.dataset_name = {data.dataset_name} does not give; positions come with data.messages_column, "
+            f"{LENGTHS} with data.task_type = speech"
         )
     return family
 

@@ -43,12 +43,12 @@ WORKS = [
 
 REFUSED = [
     ("run_local.py --data-precision 16-true", "use '32-true', 'bf16-mixed' or 'fp16-mixed'"),
-    ("run_local.py --data-task-type speech", "use 'llm' or 'cv'"),
+    ("run_local.py --data-task-type node_pred", "use 'llm', 'cv', 'image_gen' or 'speech'"),
     ("run_local.py --data-shuffle-buffer-size 100", "all samples of a pass are shuffled"),
     ("run_local.py --max-expert-index 128", "the number of stages is not limited"),
     ("run_local.py --network-server-base-hostport 50500", "shoal needs no fixed ports"),
     ("run_local.py --diloco-verbose", "Remove it"),
-    ("run_local.py --config-path configs/wav2vec2.yaml", "there is no configuration file configs/wav2vec2.yaml"),
+    ("run_local.py --config-path configs/biggan.yaml", "there is no configuration file configs/biggan.yaml"),
 ]
 
 

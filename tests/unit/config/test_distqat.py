@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from shoal.checkpoint.model_layout import stage_layouts
 from shoal.cli import main
 from shoal.config import Config, load_config
 from shoal.config.distqat_models import PUBLISHED
-from shoal.config.distqat_names import FAMILIES_ELSEWHERE, NEEDED, REMOVED
+from shoal.config.distqat_names import NEEDED, REMOVED
 from shoal.config.keys import keys
-from shoal.config.model import NATIVE_FAMILIES
 from shoal.errors import ConfigError
 from shoal.model.hf.described import config_values
 from shoal.model.hf.library import build_without_memory, model_config
@@ -61,6 +61,19 @@ model_pipeline:
     - {model_name: "gptneo.tail", hid_dim: 768, n_layers: 5, idx: 7}
 """
 
+SPEECH = """
+data:
+  dataset_name: openslr/librispeech_asr
+  task_type: speech
+  full_model_name: facebook/wav2vec2-base
+  sampling_rate: 8000
+model_pipeline:
+  pipeline:
+    - {model_name: "wav2vec2.head", hid_dim: 768, n_layers: 4}
+    - {model_name: "wav2vec2.body", hid_dim: 768, n_layers: 4, idx: 4}
+    - {model_name: "wav2vec2.tail", hid_dim: 768, n_layers: 4, idx: 8}
+"""
+
 Capture = pytest.CaptureFixture[str]
 
 
@@ -96,6 +109,19 @@ def test_a_file_is_carried_over_key_by_key(tmp_path: Path, capsys: Capture) -> N
     [at] = [index for index, line in enumerate(lines) if line.startswith("averaging_timeout_s:")]
     assert lines[at - 1].startswith("# diloco.averaging_timeout there")
     assert "sesame" not in text
+
+
+def test_speech_is_the_model_that_it_names_with_the_cut_that_its_stages_say(tmp_path: Path, capsys: Capture) -> None:
+    config, text = converted(tmp_path, SPEECH, capsys)
+    assert (config.data.task_type, config.data.sampling_rate, config.data.characters) == ("speech", 8000, None)
+    assert (config.model.family, config.model.extra) == ("wav2vec2", PUBLISHED["facebook/wav2vec2-base"])
+    # The features and their projection are units of the first stage, the head is one of the last.
+    assert config.model_pipeline.cut == (6, 4, 5)
+    assert len(stage_layouts(config)) == 3
+    assert "text is trained as bytes" not in text.lower()
+    other, _ = converted(tmp_path, SPEECH.replace("facebook/wav2vec2-base", "somebody/wav2vec2"), capsys)
+    assert other.model.name_or_path == "somebody/wav2vec2"
+    assert "hid_dim is 512" in refused(tmp_path, SPEECH.replace("hid_dim: 768", "hid_dim: 512"), capsys)
 
 
 def test_keys_without_effect_are_named_with_the_reason_and_left_out(tmp_path: Path, capsys: Capture) -> None:
@@ -216,7 +242,6 @@ def test_a_biggan_keeps_its_sizes_and_both_its_optimizers(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("data: {task_type: speech}\nmodel_pipeline: {pipeline: [{model_name: wav2vec2.full}]}", "has no speech task"),
         (TEXT.replace("n_layers: 5", "n_layers: 2"), "the sum of n_layers is 9, but EleutherAI/gpt-neo-125M"),
         (TEXT.replace("hid_dim: 768", "hid_dim: 512"), "hid_dim is 512, but EleutherAI/gpt-neo-125M"),
         (TEXT.replace("gptneo.body", "gptneo.head"), "3 stages must be ['gptneo.head', 'gptneo.body', 'gptneo.tail']"),
@@ -244,17 +269,14 @@ def test_a_file_of_distqat_that_is_given_for_a_run_names_the_command_that_transl
     assert "config convert" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["wav2vec2", "wav2vec2_split", "template_config"])
-def test_a_configuration_of_distqat_that_is_not_shipped_says_why(name: str, tmp_path: Path) -> None:
-    reasons = {"wav2vec2": "no speech task", "template": "reference.yaml lists all keys"}
-    with pytest.raises(ConfigError, match=reasons[name.partition("_")[0]]):
-        load_config(tmp_path / f"{name}.yaml", (), {})
+def test_a_configuration_of_distqat_that_is_not_shipped_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reference\.yaml lists all keys"):
+        load_config(tmp_path / "template_config.yaml", (), {})
 
 
 def test_no_removed_key_is_a_key_of_shoal() -> None:
     assert not REMOVED.keys() & keys().keys()
     assert REMOVED.keys() >= NEEDED
-    assert not FAMILIES_ELSEWHERE.keys() & set(NATIVE_FAMILIES)
 
 
 @pytest.mark.long

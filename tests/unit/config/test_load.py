@@ -116,7 +116,7 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("- a", ["key: value", "list"]),
         ("a: [", ["not valid YAML"]),
         ("data: {precision: bf16-true}", ["data.precision", "not supported", "bf16-mixed", "fp16-mixed", "32-true"]),
-        ("data: {task_type: speech}", ["data.task_type", "not supported yet"]),
+        ("data: {task_type: node_pred}", ["data.task_type", "not supported yet"]),
         ("data: {full_model_name: x}", ["full_model_name", "does not exist in shoal"]),
         ("diloco: {outer_optim: {type: adam}}", ["diloco.outer_optim.type", "not supported yet"]),
         ("device: gpu", ["device = 'gpu'", "cuda:<index>"]),

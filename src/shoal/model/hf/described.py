@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
 
 FAMILY: Final = "hf"
+SPEECH: Final = "wav2vec2"
+OF_TRANSFORMERS: Final = (FAMILY, SPEECH)
+"""Families that transformers has the code of."""
 # Of stored weights, of tasks with classes, of programs: nothing that a model trained from its config depends on.
 _NOT_OF_THE_MODEL: Final = frozenset(
     {
@@ -47,7 +50,7 @@ def with_hf_config(model: ModelConfig) -> ModelConfig:
     Raises:
         ConfigError: There is no such folder, or no such model on the hub, or its config.json is none.
     """
-    if model.family != FAMILY or model.name_or_path is None or model.hf_config is not None:
+    if model.family not in OF_TRANSFORMERS or model.name_or_path is None or model.hf_config is not None:
         return model
     repository = Repository.of(model)
     path = repository.path(CONFIG)
@@ -79,6 +82,8 @@ def config_values(model: ModelConfig) -> dict[str, Any]:
         )
     values = {**said, **model.extra}
     _require_no_foreign_code(values)
+    if model.family == SPEECH:
+        values.setdefault("model_type", SPEECH)
     if not isinstance(values.get("model_type"), str):
         raise ConfigError(
             "model.family = hf: say which model by model.name_or_path (a folder with config.json, or a name on the "

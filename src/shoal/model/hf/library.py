@@ -122,6 +122,28 @@ def give_values(model: Any, module: nn.Module, around: nn.Module | None = None) 
         raise ConfigError(f"{type(model).__name__} of transformers gives no initial values to {', '.join(left[:5])}")
 
 
+def speech_modules() -> Any:
+    """Return the module of transformers with the parts of wav2vec2, and what makes masks of attention for them.
+
+    Raises:
+        ConfigError: transformers is not installed, or too old.
+    """
+    transformers_package()
+    return importlib.import_module("transformers.models.wav2vec2.modeling_wav2vec2")
+
+
+def give_initial_values(kind: Any, config: Any, module: nn.Module) -> None:
+    """Give a module, which torch has initialised, the initial values of a model of transformers.
+
+    Args:
+        kind: The class of the model.
+    """
+    with torch.device("meta"), WithoutValues(), default_float32():
+        model = kind(copy.deepcopy(config))
+    with torch.no_grad():
+        module.apply(model._init_weights)
+
+
 def _is_size(value: object) -> bool:
     return type(value) is int and value > 0
 

@@ -156,7 +156,7 @@ def _forward_of(model: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return output.logits, sum((loss * coefficient for loss in losses), torch.zeros(()))
 
 
-def run_stages(stages: Sequence[StageModule], inputs: Tensor, labels: Tensor) -> Tensor:
+def run_stages(stages: Sequence[StageModule], inputs: Tensor, labels: Tensor, *context: Tensor) -> Tensor:
     """Run a batch forward and backward through all stages, which get gradients; returns the model's output.
 
     A head that the first stage hosts comes behind the last one.
@@ -169,7 +169,7 @@ def run_stages(stages: Sequence[StageModule], inputs: Tensor, labels: Tensor) ->
         for stage in chain:
             received = x.detach().requires_grad_(x.is_floating_point())
             with stage.weighed(1.0):
-                x = stage(received)
+                x = stage(received, *context)
             passed.append((received, x))
     torch.autograd.backward(chain[-1].loss(x, labels))
     for (_, sent), (received, _) in reversed(list(pairwise(passed))):

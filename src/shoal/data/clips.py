@@ -1,0 +1,187 @@
+"""Clips of audio with transcripts, before any is decoded: of a folder, or of a table with a column of audio.
+
+metadata.csv, metadata.jsonl    file_name and a column of text, as `datasets` has it for folders of audio
+*.trans.txt                     lines "id text" beside id.flac, as LibriSpeech has it
+fileids, transcription          ids, and lines "<s> text </s> (id)", as CMU Sphinx has it; also *.fileids
+name.wav, name.txt              a text beside each clip
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from shoal.config.training import DataConfig
+from shoal.data.builtin import BUILTINS
+from shoal.data.huggingface import HubTable, load_table, misfit
+from shoal.errors import ConfigError
+
+_SUFFIXES: Final = (".wav", ".flac", ".ogg", ".opus", ".mp3")
+_OTHER_TEXT_COLUMNS: Final = ("transcription", "sentence")
+_SPHINX: Final = re.compile(r"^(?:<s>)?(?P<text>.*?)(?:</s>)?\s*\((?P<id>[^()]+)\)\s*$")
+_FORMS: Final = (
+    "metadata.csv or metadata.jsonl with file_name and text, *.trans.txt, fileids and transcription, or a name.txt for "
+    "each name.wav"
+)
+
+
+class Clips(ABC):
+    """Clips by index, in an order that depends on nothing but their names.
+
+    Attributes:
+        names: Of each, for people.
+        texts: The transcript of each, words with one space between; empty: there is none.
+    """
+
+    names: list[str]
+    texts: list[str]
+
+    @abstractmethod
+    def open(self, index: int) -> IO[bytes]:
+        """Return a clip's encoded bytes.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+
+    @property
+    def characters(self) -> str:
+        """The characters of all transcripts, in their order."""
+        return "".join(sorted(set("".join(self.texts))))
+
+
+class FileClips(Clips):
+    """Clips of files."""
+
+    def __init__(self, found: dict[Path, str], root: Path) -> None:
+        self._paths = sorted(found)
+        self.names = [path.relative_to(root).as_posix() for path in self._paths]
+        self.texts = [_plain(found[path]) for path in self._paths]
+
+    def open(self, index: int) -> IO[bytes]:
+        return self._paths[index].open("rb")
+
+
+class TableClips(Clips):
+    """Clips of a table's column of audio."""
+
+    def __init__(self, table: HubTable, audio_column: str, texts: list[str]) -> None:
+        self._table = table
+        self._column = audio_column
+        self.texts = [_plain(text) for text in texts]
+        self.names = [f"row {index}" for index in range(len(texts))]
+
+    def open(self, index: int) -> IO[bytes]:
+        found: dict[str, Any] = self._table[index][self._column]
+        return io.BytesIO(found["bytes"]) if found.get("bytes") is not None else Path(found["path"]).open("rb")
+
+
+def open_clips(data: DataConfig, split: str | None) -> Clips:
+    """Open the clips of a folder, or of a data set of the hub.
+
+    Args:
+        split: `data.eval_split`; None: what is trained on.
+
+    Raises:
+        ConfigError: There is no such folder or data set, or it has no clips with transcripts.
+    """
+    is_place = split is not None and "/" in split
+    root = Path(split if is_place and split is not None else data.dataset_name).expanduser()
+    if root.is_dir():
+        inner = root / (data.dataset_split if split is None else split)
+        folder = inner if not is_place and inner.is_dir() else root
+        if split is not None and not is_place and folder is root:
+            raise ConfigError(f"data.eval_split = {split}: {root} has no such folder; give one, as {root}/{split}")
+        if found := dict(_transcripts(folder, data.text_column)):
+            return FileClips(found, folder)
+        if not any(folder.glob("**/*.parquet")):
+            raise ConfigError(
+                f"{'data.dataset_name' if split is None else 'data.eval_split'} = {folder}: this folder has no "
+                f"transcripts of audio: {_FORMS}"
+            )
+    elif is_place:
+        raise ConfigError(f"data.eval_split = {split}: there is no such folder here")
+    return _of_table(data, data.dataset_split if split is None or is_place else split)
+
+
+def _transcripts(folder: Path, column: str) -> Iterator[tuple[Path, str]]:
+    """Yield each clip of a folder with its transcript; of one that is there in several forms, the last one counts."""
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        inside = path.relative_to(folder)
+        if any(part.startswith(".") for part in inside.parts):
+            continue
+        if path.name in ("metadata.csv", "metadata.jsonl"):
+            yield from _of_metadata(path, column)
+        elif path.name.endswith(".trans.txt"):
+            for line in _lines(path):
+                name, _, text = line.partition(" ")
+                yield _clip(path.parent, name), text
+        elif path.name == "fileids" or path.suffix == ".fileids":
+            yield from _of_sphinx(path)
+        elif path.suffix.lower() in _SUFFIXES and path.with_suffix(".txt").is_file():
+            yield path, " ".join(_lines(path.with_suffix(".txt")))
+
+
+def _of_metadata(path: Path, column: str) -> Iterator[tuple[Path, str]]:
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    else:
+        try:
+            rows = [json.loads(line) for line in _lines(path) if line]
+        except ValueError as error:
+            raise ConfigError(f"{path} is no JSON lines ({error}); mend it") from error
+    for number, row in enumerate(rows):
+        text = next((row[name] for name in (column, *_OTHER_TEXT_COLUMNS) if name in row), None)
+        if not row.get("file_name") or text is None:
+            raise ConfigError(
+                f"{path}: row {number + 1} has {', '.join(row)}, and needs file_name and {column} (data.text_column)"
+            )
+        yield path.parent / row["file_name"], str(text)
+
+
+def _of_sphinx(path: Path) -> Iterator[tuple[Path, str]]:
+    beside = path.with_name(path.name.removesuffix("fileids") + "transcription")
+    if not beside.is_file():
+        raise ConfigError(f"{path} has no {beside.name} beside it with the transcripts")
+    found = {match["id"]: match["text"] for match in map(_SPHINX.match, _lines(beside)) if match is not None}
+    for name in _lines(path):
+        yield _clip(path.parent, name), found.get(name, found.get(Path(name).name, ""))
+
+
+def _clip(folder: Path, name: str) -> Path:
+    """The file of a clip whose suffix is not said; where there is none, what it could be called."""
+    candidates = [folder / f"{name}{suffix}" for suffix in _SUFFIXES]
+    return next((path for path in candidates if path.is_file()), candidates[0])
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8 ({error}); convert it") from error
+
+
+def _of_table(data: DataConfig, split: str) -> Clips:
+    if data.dataset_name in BUILTINS:
+        raise ConfigError(f"data.dataset_name = {data.dataset_name} has no audio; choose another data set")
+    table: Any = load_table(data, split)
+    audio = [name for name, kind in table.features.items() if name == "audio" or type(kind).__name__ == "Audio"]
+    texts = [name for name in (data.text_column, *_OTHER_TEXT_COLUMNS) if name in table.column_names]
+    if not audio or not texts:
+        raise misfit(table, data, f"a column of audio and one of text ({data.text_column}, data.text_column)")
+    # Its own decoder needs a package more, and converts nothing.
+    datasets: Any = importlib.import_module("datasets")
+    table = table.cast_column(audio[0], datasets.Audio(decode=False))
+    return TableClips(table, audio[0], [text or "" for text in table[texts[0]]])
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,329 @@
+"""Clips with transcripts: every form of a folder, what is left out, and what a sample is."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from shoal.config import Config
+from shoal.data.audio import audio_length, normalised, read_audio, resampled
+from shoal.data.catalog import open_source
+from shoal.data.source import DataSet
+from shoal.data.speech import decoded, with_characters
+from shoal.errors import ConfigError, UnreadableAudio
+from shoal.events.base import Event
+from shoal.events.data import ClipsLeftOut
+
+RATE = 4_000
+SECONDS = 0.5
+
+
+def sound(seconds: float = SECONDS, rate: int = RATE, pitch_hz: float = 440.0) -> NDArray[np.float64]:
+    return 0.5 * np.sin(2 * np.pi * pitch_hz * np.arange(round(seconds * rate)) / rate)
+
+
+def write_wav(path: Path, samples: NDArray[np.float64] | None = None, *, rate: int = RATE, width: int = 2) -> None:
+    """One channel, or (n, channels)."""
+    samples = sound() if samples is None else samples
+    scaled = np.round(samples.reshape(len(samples), -1) * (2 ** (8 * width - 1) - 1)).astype("<i4")
+    data = (scaled + 128).astype(np.uint8) if width == 1 else scaled.reshape(-1, 1).view(np.uint8)[:, :width]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(scaled.shape[1])
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(data.tobytes())
+
+
+def config(dataset_name: str | Path = "tones", model: dict[str, Any] | None = None, **data: Any) -> Config:
+    section = {
+        "task_type": "speech",
+        "dataset_name": str(dataset_name),
+        "sampling_rate": RATE,
+        "max_audio_s": 1.0,
+        "max_characters": 12,
+        **data,
+    }
+    return Config.model_validate({"data": section, "model": model or {"family": "wav2vec2"}})
+
+
+def opened(given: Config, heard: list[Event] | None = None) -> DataSet:
+    return open_source(given, (heard if heard is not None else []).append)
+
+
+def texts(dataset: DataSet, characters: str) -> list[str]:
+    """The transcripts of all that is trained on or held out, sorted."""
+    parts = (dataset.train, dataset.holdout)
+    samples = [part.sample(index) for part in parts for index in range(part.num_samples)]
+    return sorted(decoded(sample.labels.tolist(), characters) for sample in samples)
+
+
+def of_metadata_csv(folder: Path) -> None:
+    rows = ["file_name,text", *(f"audio/{name}.wav,{text}" for name, text in TEXTS.items())]
+    for name in TEXTS:
+        write_wav(folder / "audio" / f"{name}.wav")
+    (folder / "metadata.csv").write_text("\n".join(rows))
+
+
+def of_metadata_jsonl(folder: Path) -> None:
+    for name in TEXTS:
+        write_wav(folder / "train" / f"{name}.wav")
+    rows = [{"file_name": f"{name}.wav", "transcription": text} for name, text in TEXTS.items()]
+    (folder / "train" / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def of_librispeech(folder: Path) -> None:
+    chapter = folder / "19" / "198"
+    chapter.mkdir(parents=True)
+    for name in TEXTS:
+        soundfile.write(chapter / f"19-198-{name}.flac", sound(), RATE)
+    lines = (f"19-198-{name} {text}" for name, text in TEXTS.items())
+    (chapter / "19-198.trans.txt").write_text("\n".join(lines))
+
+
+def of_sphinx(folder: Path) -> None:
+    for name in TEXTS:
+        write_wav(folder / f"{name}.wav")
+    (folder / "fileids").write_text("\n".join(TEXTS))
+    (folder / "transcription").write_text("\n".join(f"<s> {text} </s> ({name})" for name, text in TEXTS.items()))
+
+
+def of_texts_beside(folder: Path) -> None:
+    for name, text in TEXTS.items():
+        write_wav(folder / f"{name}.wav")
+        (folder / f"{name}.txt").write_text(f"{text}\n")
+
+
+TEXTS = {"c1": "to be", "c2": "or  not", "c3": "a bee"}
+PLAIN = ["a bee", "or not", "to be"]
+FORMS = [of_metadata_csv, of_metadata_jsonl, of_librispeech, of_sphinx, of_texts_beside]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=[form.__name__ for form in FORMS])
+def test_a_folder_gives_the_same_samples_in_every_form(form: Callable[[Path], None], tmp_path: Path) -> None:
+    form(tmp_path)
+    given = with_characters(config(tmp_path))
+    assert given.data.characters == " abenort"
+    dataset = opened(given)
+    assert texts(dataset, " abenort") == PLAIN
+    assert dataset.num_classes == 9
+    sample = dataset.train.sample(0)
+    length = round(SECONDS * RATE)
+    assert sample.context["lengths"] == length
+    assert sample.inputs.shape == (RATE,)
+    assert not sample.inputs[length:].any()
+    assert np.allclose(sample.inputs[:length], normalised(sound()), atol=1e-3)
+    assert sample.labels.dtype == np.int32
+    assert (sample.labels == -100).sum() == 12 - len(decoded(sample.labels.tolist(), " abenort"))
+
+
+def test_a_table_with_a_column_of_audio_gives_them_too(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows: dict[str, list[Any]] = {"audio": [], "sentence": list(TEXTS.values())}
+    for name in TEXTS:
+        write_wav(tmp_path / "wav" / f"{name}.wav")
+        rows["audio"].append({"bytes": (tmp_path / "wav" / f"{name}.wav").read_bytes(), "path": None})
+    (tmp_path / "table").mkdir()
+    datasets.Dataset.from_dict(rows).to_parquet(str(tmp_path / "table" / "train.parquet"))
+    dataset = opened(config(tmp_path / "table"))
+    assert texts(dataset, " abenort") == PLAIN
+
+
+def test_characters_that_are_said_come_in_their_order_and_a_clip_with_another_one_is_bad(tmp_path: Path) -> None:
+    of_texts_beside(tmp_path)
+    dataset = opened(config(tmp_path, characters="tonebar ", holdout_fraction=0.5))
+    assert texts(dataset, "tonebar ") == PLAIN
+    with pytest.raises(ConfigError, match=r"c3.wav \('a' is not in data.characters\)"):
+        opened(config(tmp_path, characters="toneb r"))
+    with pytest.raises(ValueError, match="one is there twice"):
+        config(tmp_path, characters="too")
+    with pytest.raises(ValueError, match=r"data.characters: means nothing to data.task_type = llm"):
+        Config.model_validate({"data": {"characters": "abc"}})
+
+
+def test_the_model_must_know_all_characters_and_the_blank(tmp_path: Path) -> None:
+    of_texts_beside(tmp_path)
+    few = {"family": "wav2vec2", "extra": {"vocab_size": 8}}
+    with pytest.raises(ConfigError, match=r"vocab_size = 8 is too small .* set it to at least 9"):
+        with_characters(config(tmp_path, few))
+    assert with_characters(config(tmp_path, {"family": "wav2vec2", "extra": {"vocab_size": 9}}))
+
+
+def test_what_is_evaluated_may_be_a_folder_of_its_own(tmp_path: Path) -> None:
+    of_texts_beside(tmp_path / "train")
+    write_wav(tmp_path / "other" / "x.wav")
+    (tmp_path / "other" / "x.txt").write_text("zoo")
+    given = with_characters(config(tmp_path, eval_split=f"{tmp_path}/other"))
+    assert given.data.characters == " abenortz"
+    dataset = opened(given)
+    assert (dataset.train.num_samples, dataset.holdout.num_samples) == (3, 1)
+    assert decoded(dataset.holdout.sample(0).labels.tolist(), " abenortz") == "zoo"
+    by_name = opened(config(tmp_path, eval_split="other"))
+    assert by_name.holdout.num_samples == 1
+    with pytest.raises(ConfigError, match="there is no such folder here"):
+        opened(config(tmp_path, eval_split="./nowhere"))
+    with pytest.raises(ConfigError, match="has no such folder"):
+        opened(config(tmp_path, eval_split="validation"))
+
+
+def test_bad_clips_are_left_out_named_and_counted_until_they_are_too_many(tmp_path: Path) -> None:
+    of_texts_beside(tmp_path)
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "c1.wav").read_bytes()[:500])
+    (tmp_path / "noise.wav").write_bytes(b"RIFF....WAVEnothing of this kind")
+    write_wav(tmp_path / "empty.wav")
+    write_wav(tmp_path / "short.wav", sound(0.05))
+    for name, text in {"cut": "to", "noise": "be", "empty": " ", "short": "or"}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    heard: list[Event] = []
+    dataset = opened(config(tmp_path, max_bad_fraction=0.6), heard)
+    assert texts(dataset, " abenort") == PLAIN
+    (event,) = heard
+    assert isinstance(event, ClipsLeftOut)
+    assert (event.bad, event.long, event.clips) == (4, 0, 7)
+    for part in (
+        "cut.wav (its end is missing)",
+        "empty.wav (no transcript)",
+        "short.wav (shorter than 0.1 s)",
+        "noise",
+    ):
+        assert part in event.first
+    with pytest.raises(ConfigError, match=r"4 of 7 clips .* more than data.max_bad_fraction = 0.5"):
+        opened(config(tmp_path, max_bad_fraction=0.5))
+
+
+def test_what_is_too_long_is_left_out_and_is_not_bad(tmp_path: Path) -> None:
+    of_texts_beside(tmp_path)
+    write_wav(tmp_path / "long.wav", sound(1.01))
+    write_wav(tmp_path / "said.wav")
+    (tmp_path / "long.txt").write_text("to")
+    (tmp_path / "said.txt").write_text("to be or not to")
+    heard: list[Event] = []
+    assert texts(opened(config(tmp_path, max_bad_fraction=0.0), heard), " abenort") == PLAIN
+    (event,) = heard
+    assert isinstance(event, ClipsLeftOut)
+    assert (event.bad, event.long) == (0, 2)
+    assert "long.wav (1.0 s); said.wav (15 characters)" in event.first
+    with pytest.raises(ConfigError, match=r"no clip is left: .*; raise data.max_audio_s = 0.2"):
+        opened(config(tmp_path, max_audio_s=0.2))
+
+
+def test_a_clip_that_cannot_be_decoded_when_it_is_read_trains_nothing(tmp_path: Path) -> None:
+    of_texts_beside(tmp_path)
+    dataset = opened(config(tmp_path, eval_split=f"{tmp_path}/"))
+    (tmp_path / "c2.wav").unlink()
+    sample = dataset.train.sample(1)
+    assert (sample.labels == -100).all()
+    assert not sample.inputs.any()
+    assert sample.context["lengths"] == RATE
+    assert dataset.train.sample(2).inputs.any()
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_wav_of_every_width_is_read_by_python_alone(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    both = np.stack([sound(), np.zeros_like(sound())], axis=1)
+    write_wav(tmp_path / "a.wav", both, width=width)
+    with (tmp_path / "a.wav").open("rb") as file:
+        assert audio_length(file, RATE) == len(both)
+        found = read_audio(file, RATE)
+    assert found.dtype == np.float32
+    assert np.allclose(found, normalised(sound()), atol=0.02 if width == 1 else 1e-3)
+
+
+@pytest.mark.parametrize(("suffix", "subtype"), [("flac", "PCM_16"), ("wav", "FLOAT"), ("ogg", "VORBIS")])
+def test_other_audio_is_read_by_soundfile_or_says_what_to_install(
+    suffix: str, subtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"a.{suffix}"
+    soundfile.write(path, sound(rate=16_000), 16_000, subtype=subtype)
+    with path.open("rb") as file:
+        assert audio_length(file, 16_000) == 8_000
+        found = read_audio(file, 16_000)
+        assert np.corrcoef(found, sound(rate=16_000))[0, 1] > 0.99
+        monkeypatch.setitem(sys.modules, "soundfile", None)
+        with pytest.raises(ConfigError, match=r"pip install 'shoal\[speech\]'"):
+            read_audio(file, 16_000)
+    monkeypatch.undo()
+    with pytest.raises(UnreadableAudio):
+        audio_length(io.BytesIO(b"fLaC nothing"), RATE)
+
+
+@pytest.mark.parametrize("rate", [8_000, 6_000, 2_000])
+def test_another_rate_is_converted_to_the_same_sound_of_the_length_that_the_header_promised(
+    rate: int, tmp_path: Path
+) -> None:
+    write_wav(tmp_path / "a.wav", sound(rate=rate, pitch_hz=300.0), rate=rate, width=4)
+    with (tmp_path / "a.wav").open("rb") as file:
+        length = audio_length(file, RATE)
+        found = read_audio(file, RATE)
+    assert len(found) == length == round(SECONDS * RATE)
+    inner = slice(200, -200)
+    assert np.allclose(found[inner], normalised(sound(pitch_hz=300.0))[inner], atol=0.02)
+
+
+def test_what_is_too_high_for_a_rate_is_filtered_and_not_folded() -> None:
+    high = sound(rate=16_000, pitch_hz=3_000.0)
+    assert np.abs(resampled(high, 16_000, RATE)[100:-100]).max() < 0.01
+
+
+def test_tones_are_the_same_everywhere_and_each_character_has_its_own() -> None:
+    dataset = opened(with_characters(config(sampling_rate=16_000)))
+    again = opened(config(sampling_rate=16_000))
+    one, other = dataset.train.read(np.array([3, 4])), again.train.read(np.array([3, 4]))
+    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(one.everything, other.everything, strict=True))
+    length = int(one.context["lengths"][0])
+    labels = one.labels[0][one.labels[0] >= 0]
+    assert length == len(labels) * 1_600
+    tones = one.inputs[0, :length].reshape(len(labels), 1_600)
+    loudest = np.abs(np.fft.rfft(tones)).argmax(axis=1) * 10.0
+    assert np.allclose(loudest, [200.0 * 2 ** ((label - 1) / 3) for label in labels], atol=6)
+    assert not one.inputs[0, length:].any()
+    assert dataset.train.num_samples + dataset.holdout.num_samples == 512
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        ({"task_type": "cv"}, "is for data.task_type = speech"),
+        ({"characters": "xyz"}, "has abcdefgh"),
+        ({"eval_split": "test"}, "has no splits"),
+        ({"max_audio_s": 0.15}, "2 letters of 0.1 s at least"),
+    ],
+)
+def test_tones_refuse_what_they_are_not(data: dict[str, Any], part: str) -> None:
+    model = {"family": "mlp"} if data.get("task_type") == "cv" else None
+    with pytest.raises(ConfigError, match=part):
+        opened(config(model=model, **data))
+
+
+def test_what_is_built_in_for_another_task_is_refused_before_a_network_is_asked() -> None:
+    with pytest.raises(ConfigError, match="digits has no audio"):
+        with_characters(config("digits"))
+
+
+@pytest.mark.parametrize(
+    ("files", "part"),
+    [
+        ({"notes.md": "x"}, "this folder has no transcripts of audio: metadata.csv"),
+        ({"metadata.csv": "name,text\na,b\n"}, "row 1 has name, text, and needs file_name and text"),
+        ({"metadata.jsonl": "{no json"}, "is no JSON lines"),
+        ({"fileids": "a"}, "has no transcription beside it"),
+    ],
+)
+def test_a_folder_without_transcripts_says_what_is_read(files: dict[str, str], part: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=part):
+        opened(config(tmp_path))
