@@ -15,6 +15,7 @@ from shoal.cli.host import SwarmHost
 from shoal.config import Config
 from shoal.errors import ConfigError, RemoteError
 from shoal.model.costs import static_costs
+from shoal.model.hf.described import OF_TRANSFORMERS
 from shoal.model.registry import NATIVE_FAMILIES, load_family
 from shoal.runtime.launcher_messages import CostsFound, RoleFailed
 from shoal.runtime.role_handle import RoleHandle
@@ -68,7 +69,7 @@ def test_only_a_profiler_knows_somebodys_own_family(tmp_path: Path, deterministi
     assert not has_cut(with_known_cut(config, CostCache(tmp_path)))
 
 
-@pytest.mark.parametrize("family", [name for name in NATIVE_FAMILIES if name != "hf"])
+@pytest.mark.parametrize("family", [name for name in NATIVE_FAMILIES if name not in OF_TRANSFORMERS])
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_the_launcher_knows_the_figures_of_the_native_families(family: str, stem: str) -> None:
     task = {"gpt": "llm", "biggan": "image_gen"}.get(family, "cv")

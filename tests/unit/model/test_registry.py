@@ -10,6 +10,7 @@ from shoal.config import Config
 from shoal.config.model import NATIVE_FAMILIES as CONFIGURED_FAMILIES
 from shoal.errors import ConfigError
 from shoal.model.gpt import GptFamily
+from shoal.model.hf.described import OF_TRANSFORMERS
 from shoal.model.registry import NATIVE_FAMILIES, family_class, load_family
 from shoal.model.resnet import ResNetFamily
 from shoal.model.stage import build_stage
@@ -80,7 +81,7 @@ def test_the_configuration_decides_the_sizes() -> None:
     assert family.boundary_spec(0).shape == (64, 16, 16)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGURED_FAMILIES if name != "hf"])
+@pytest.mark.parametrize("name", [name for name in CONFIGURED_FAMILIES if name not in OF_TRANSFORMERS])
 def test_every_family_can_be_cut_as_often_as_the_configuration_allows(name: str) -> None:
     task = {"gpt": "llm", "biggan": "image_gen"}.get(name, "cv")
     config = Config.model_validate({"model": {"family": name}, "data": {"task_type": task}})
