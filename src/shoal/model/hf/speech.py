@@ -43,7 +43,7 @@ _IGNORED: Final = -100
 # A logit of a frame of padding: no other one is so low, and float16 holds it.
 _PADDING: Final = -30_000.0
 _FLOAT_BYTES: Final = 4
-_KEPT_OF_CONVOLUTION: Final = 3
+_KEPT_OF_CONVOLUTION: Final = 2
 _KEPT_OF_SCORES: Final = 3
 _TOUCHED: Final = 10
 _TWIN: Final[dict[str, Any]] = {
@@ -301,15 +301,21 @@ class Wav2Vec2Family(Family):
         return nats / is_target_BS.sum()
 
     def activation_bytes(self, index: int) -> int:
-        """What convolutions put out, with their norm and activation; of layers also the scores, if some are dropped."""
+        """As measured: of convolutions what they and their activations put out, and their norms; of layers what each
+        matrix takes and puts out, and the scores of attention if some are dropped."""
+        config, frames = self.config, self._num_frames
         if index == 0:
-            kept = [n * dim for n, dim in zip(self._frames_of_convolutions, self.config.conv_dim, strict=True)]
-            return _FLOAT_BYTES * _KEPT_OF_CONVOLUTION * sum(kept)
-        kept_bytes = super().activation_bytes(index)
-        if 1 < index < self.num_units - 1 and self.config.attention_dropout:
-            scores = self.config.num_attention_heads * self._num_frames**2
-            kept_bytes += _FLOAT_BYTES * _KEPT_OF_SCORES * scores
-        return kept_bytes
+            each = [n * dim for n, dim in zip(self._frames_of_convolutions, config.conv_dim, strict=True)]
+            normed = each[:1] if config.feat_extract_norm == "group" else each
+            return _FLOAT_BYTES * (_KEPT_OF_CONVOLUTION * sum(each) + sum(normed))
+        if index == 1:
+            return super().activation_bytes(index)
+        if index == self.num_units - 1:
+            return _FLOAT_BYTES * frames * 3 * (config.hidden_size + config.vocab_size)
+        kept = 8 * config.hidden_size + 3 * config.intermediate_size
+        kept += 2 * config.hidden_size if config.hidden_dropout else 0
+        kept += _KEPT_OF_SCORES * config.num_attention_heads * frames if config.attention_dropout else 0
+        return _FLOAT_BYTES * frames * kept
 
     def unit_costs(self) -> list[float]:
         config, frames = self.config, self._num_frames

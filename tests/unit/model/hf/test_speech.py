@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.config import Config
@@ -142,3 +143,34 @@ def test_a_family_of_ones_own_that_does_not_ask_for_lengths_is_refused() -> None
     own = given.model.model_copy(update={"family": "shoal.model.gpt:GptFamily", "extra": {}})
     with pytest.raises(ConfigError, match="its context_specs have no lengths"):
         load_family(own, given.data)
+
+
+_NO_DROPOUT = dict.fromkeys(("hidden_dropout", "attention_dropout", "feat_proj_dropout", "activation_dropout"), 0.0)
+
+
+@pytest.mark.parametrize("values", [BASE, LARGE, {**BASE, **_NO_DROPOUT}], ids=["base", "large", "without dropout"])
+def test_it_knows_what_its_units_keep_for_their_backward(values: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 384}
+    convolutions = {"conv_dim": [64] * 7, "num_conv_pos_embedding_groups": 4}
+    family = Wav2Vec2Family({**values, **sizes, **convolutions}, 32_000, 64)
+    x, lengths_B = torch.randn((4, 32_000)), torch.full((4,), 30_000)
+    for index in range(family.num_units):
+        unit = family.build_unit(index)
+        compute = family.assemble(range(index, index + 1), nn.ModuleDict({family.unit_name(index): unit}))
+        kept: dict[int, Tensor] = {}
+
+        def pack(tensor: Tensor, kept: dict[int, Tensor] = kept) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        x = x.detach().requires_grad_(index > 0)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = compute(x, lengths_B)
+            if index == family.num_units - 1:
+                family.loss(output, torch.ones((4, 64), dtype=torch.int64))
+        kept[output.untyped_storage().data_ptr()] = output
+        for tensor in (x, *unit.parameters(), *unit.buffers()):
+            kept.pop(tensor.untyped_storage().data_ptr(), None)
+        found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / 4
+        assert found == pytest.approx(family.activation_bytes(index), rel=0.25), index
+        x = output
