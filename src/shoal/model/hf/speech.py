@@ -55,6 +55,7 @@ _TWIN: Final[dict[str, Any]] = {
     "num_conv_pos_embeddings": 8,
     "num_conv_pos_embedding_groups": 2,
 }
+_DROPOUTS: Final = ("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout", "final_dropout")
 _TWIN_CHANNELS: Final = 16
 _TWIN_FRAMES: Final = (14, 9)
 _TWIN_LABELS: Final = ((3, 5, 5, 1), (2, 7, _IGNORED, _IGNORED))
@@ -212,10 +213,15 @@ class Wav2Vec2Family(Family):
                 self._verdicts.store(key, found)
         return found or None
 
-    def twin(self) -> Wav2Vec2Family:
-        """Return the family of a small model of the same kind."""
+    def twin(self, dropout: float = 0.0) -> Wav2Vec2Family:
+        """Return the family of a small model of the same kind.
+
+        Args:
+            dropout: Everywhere. Earlier versions of transformers draw a number for each layer that LayerDrop could
+                leave out, here or not, so that what is dropped is something else.
+        """
         channels = [_TWIN_CHANNELS] * len(self.config.conv_dim)
-        values = {**self.values, **_TWIN, "conv_dim": channels}
+        values = {**self.values, **_TWIN, **dict.fromkeys(_DROPOUTS, dropout), "conv_dim": channels}
         return Wav2Vec2Family(values, _TWIN_FRAMES[0] * self._stride + 200, len(_TWIN_LABELS[0]))
 
     def difference(self, dtype: torch.dtype = torch.float32) -> str:
@@ -353,7 +359,9 @@ class _Part:
             else:
                 if not has_mask:
                     mask, has_mask = self._mask(x, lengths_B), True
-                x = unit(x, attention_mask=mask)
+                found: Any = unit(x, attention_mask=mask)
+                # Earlier versions of transformers return a tuple.
+                x = cast("Tensor", found[0] if isinstance(found, tuple) else found)
         return x
 
     def _projected(self, unit: nn.ModuleDict, features_BLK: Tensor, lengths_B: Tensor) -> Tensor:
