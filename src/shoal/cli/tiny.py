@@ -91,6 +91,7 @@ def _changes(config: Config, said: set[str]) -> Iterator[tuple[str, Any]]:
         yield "model_pipeline.cut", None
     if "data.dataset_name" not in said:
         yield from _EMBEDDED[config.data.task_type].items()
+        yield "data.arguments", {}
         yield "data.dataset_config", None
         yield "data.dataset_split", "train"
         yield "data.eval_split", None

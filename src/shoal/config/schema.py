@@ -196,6 +196,7 @@ class Config(Section):
             self.model.keys_problem(),
             self.model.pretrained_problem(),
             self._text_problem(),
+            self._own_data_problem(),
             self._lora_problem(),
             self._stage_problem(),
             self._task_problem(),
@@ -257,7 +258,6 @@ class Config(Section):
         given = {
             "tokenizer": data.tokenizer,
             "messages_column": data.messages_column,
-            "eval_split": data.eval_split,
             "max_documents": data.max_documents,
         }
         if data.task_type == "speech":
@@ -268,6 +268,26 @@ class Config(Section):
         if data.task_type == "llm" or not odd:
             return None
         return f"{', '.join(odd)}: means nothing to data.task_type = {data.task_type}, only text has it; remove it"
+
+    def _own_data_problem(self) -> str | None:
+        data = self.data
+        if not data.is_own:
+            if not data.arguments:
+                return None
+            return (
+                f"data.arguments: data.dataset_name = {data.dataset_name} takes none, only a class of your own does; "
+                "remove it"
+            )
+        given = {
+            "messages_column": data.messages_column,
+            "max_documents": data.max_documents,
+            "token_dtype": data.token_dtype,
+            "tokenizer": data.tokenizer if trained_size(data.tokenizer) is not None else None,
+        }
+        odd = [f"data.{key} = {value}" for key, value in given.items() if value is not None]
+        if not odd:
+            return None
+        return f"{', '.join(odd)}: data.dataset_name = {data.dataset_name} gives samples and no documents; remove it"
 
     def _chat_problem(self) -> str | None:
         data, family = self.data, self.model.family

@@ -60,7 +60,13 @@ class DataConfig(Section):
         "each character). Or a folder of the client's host, as ./corpus, with text files, or images in one folder for "
         "each class, or audio with transcripts, or parquet, JSON lines "
         'or CSV with columns "text", or "image" and "label"; for text also one file, a pattern as ./corpus/*.parquet, '
-        "or token files (token_dtype). Any other name is loaded from the Hugging Face hub.",
+        "or token files (token_dtype). Or a class of your own as package.module:Class: a map-style data set of torch, "
+        "or a Source or DataSet of shoal.data.source. Any other name is loaded from the Hugging Face hub.",
+    )
+    arguments: dict[str, Any] = Field(
+        default={},
+        description="Keyword arguments of a class of your own. If it takes split, it gets dataset_split and eval_split "
+        "for what is evaluated on.",
     )
     dataset_config: str | None = Field(default=None, description='Subset of a hub data set, e.g. "wikitext-2-raw-v1".')
     dataset_split: str = Field(default="train", min_length=1, description="Split of a hub data set that is trained on.")
@@ -103,8 +109,8 @@ class DataConfig(Section):
     eval_split: str | None = Field(
         default=None,
         min_length=1,
-        description="What is evaluated on, of text or speech: a split of the data set, or a file, folder or pattern "
-        "with a / in it. null: holdout_fraction of what is trained on.",
+        description="What is evaluated on: a split of the data set, or a folder with a / in it, for text also a file, "
+        "or a pattern. null: holdout_fraction of what is trained on.",
     )
     max_documents: PositiveInt | None = Field(
         default=None,
@@ -115,8 +121,8 @@ class DataConfig(Section):
         default=0.01,
         ge=0,
         le=1,
-        description="Documents, or clips of audio, that cannot be read or have no text are skipped and counted; a "
-        "larger share of them ends the run.",
+        description="Documents that cannot be read or are no text, clips of audio, images and samples of your own that "
+        "cannot be read, are skipped, counted and named; a larger share of them ends the run.",
     )
     token_dtype: Literal["uint8", "uint16", "int32"] | None = Field(
         default=None,
@@ -181,9 +187,23 @@ class DataConfig(Section):
     )
 
     @model_validator(mode="after")
+    def _check_own(self) -> Self:
+        if self.is_own and self.task_type == "speech":
+            raise ValueError(
+                f"dataset_name = {self.dataset_name}: clips of audio come from a folder or a table, not from a class of "
+                "your own; write them to a folder with a metadata.csv"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_fold(self) -> Self:
-        if self.holdout_fold and self.task_type == "llm":
+        if self.holdout_fold and self.task_type in ("llm", "speech"):
             raise ValueError(f"holdout_fold = {self.holdout_fold}: only images are held out in folds; leave it out")
+        if self.holdout_fold and self.eval_split is not None:
+            raise ValueError(
+                f"holdout_fold = {self.holdout_fold} and eval_split = {self.eval_split}: folds are of what is trained "
+                "on; leave one of the two out"
+            )
         # A fraction such as 0.1 is not exactly a tenth.
         if (self.holdout_fold + 1) * self.holdout_fraction > 1 + 1e-9:
             raise ValueError(
@@ -191,6 +211,11 @@ class DataConfig(Section):
                 f"{int((1 + 1e-9) / self.holdout_fraction) - 1}"
             )
         return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the samples come from code of the user's own, and not from files or the hub."""
+        return ":" in self.dataset_name and "/" not in self.dataset_name
 
     @property
     def context(self) -> tuple[str, ...]:

@@ -47,9 +47,14 @@ def open_digits(data: DataConfig) -> DataSet:
     """Open the 1,797 handwritten digits as images of `data.img_size` and `data.num_channels`.
 
     Raises:
-        ConfigError: the task is not about images.
+        ConfigError: the task is not about images, or a split is to be evaluated on.
     """
     _require_task(data, "cv", "image_gen")
+    if data.eval_split is not None:
+        raise ConfigError(
+            f"data.eval_split = {data.eval_split}: {data.dataset_name} has no splits; leave it out, "
+            "data.holdout_fraction is evaluated on"
+        )
     packed = resources.files("shoal.data").joinpath("files", "digits.csv.gz").read_bytes()
     lines = gzip.decompress(packed).decode().splitlines()
     table = np.array([line.split(",") for line in lines], dtype=np.float64).astype(np.uint8)

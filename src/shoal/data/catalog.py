@@ -1,7 +1,8 @@
 """From the configuration to a data set.
 
 The name of the data set decides where it comes from, never whether there is a network: built-in names are read from
-this installation, files and folders from this host, every other name from the Hugging Face hub.
+this installation, files and folders from this host, `package.module:Class` by code of the user's own, every other name
+from the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from shoal.config.dump import config_to_json
 from shoal.config.load import config_from_json
 from shoal.config.schema import Config
 from shoal.data.builtin import BUILTINS
+from shoal.data.checked_samples import checked
 from shoal.data.huggingface import open_images
+from shoal.data.own_data import open_own
 from shoal.data.source import DataSet
 from shoal.data.speech import TONES, open_speech
 from shoal.data.text_corpus import Say, open_text, require_vocabulary
@@ -36,8 +39,8 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
         say: told what happens while text is made into tokens, which may take long.
 
     Raises:
-        ConfigError: there is no such data set, it cannot be reached, it does not fit `data.task_type`, or it has more
-            classes than the model.
+        ConfigError: there is no such data set, it cannot be reached, it does not fit `data.task_type` or the model, or
+            it has more classes than the model.
         StorageError: the tokens of its text cannot be kept.
         RemoteError: who makes them was killed.
     """
@@ -45,19 +48,25 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
     name = f"data.dataset_name = {data.dataset_name}"
     if data.dataset_name == TONES:
         return open_tones(data)
-    if data.task_type == "llm":
-        dataset = open_text(config, say) if _is_made_to_tokens(config) else BUILTINS[data.dataset_name](data)
-        require_vocabulary(config, dataset.num_classes, name)
-        return dataset
     if data.task_type == "speech":
         return open_speech(config, say)
-    dataset = BUILTINS.get(data.dataset_name, open_images)(data)
-    if model.num_classes < dataset.num_classes:
+    is_text = data.task_type == "llm"
+    if data.is_own:
+        dataset = open_own(config)
+    elif is_text:
+        dataset = open_text(config, say) if _is_made_to_tokens(config) else BUILTINS[data.dataset_name](data)
+    else:
+        dataset = BUILTINS.get(data.dataset_name, open_images)(data)
+    if is_text:
+        require_vocabulary(config, dataset.num_classes, name)
+    elif model.num_classes < dataset.num_classes:
         raise ConfigError(
             f"model.num_classes = {model.num_classes} is too small for {name}: it has {dataset.num_classes} different "
             f"labels; set model.num_classes to at least {dataset.num_classes}"
         )
-    return dataset
+    # Documents that cannot be read are left out before text becomes samples.
+    may_fail = data.is_own or not (is_text or data.dataset_name in BUILTINS)
+    return checked(dataset, data, say) if may_fail else dataset
 
 
 def _is_made_to_tokens(config: Config) -> bool:
@@ -78,4 +87,5 @@ def open_configured(config_json: bytes) -> DataSet:
     Raises:
         ConfigError: as `open_source`.
     """
-    return open_source(config_from_json(config_json))
+    # What there is to say of it, that process says.
+    return open_source(config_from_json(config_json), say=lambda event: None)

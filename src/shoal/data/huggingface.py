@@ -38,6 +38,8 @@ class HubTable(Protocol):
 
     def __getitem__(self, key: Any) -> Any: ...
 
+    def cast_column(self, column: str, feature: Any) -> HubTable: ...
+
 
 class PilImage(Protocol):
     """What is used of `PIL.Image.Image`, as the hub's image columns are decoded."""
@@ -91,6 +93,13 @@ class HubImages(Source):
     def num_samples(self) -> int:
         return len(self._table)
 
+    def name_of(self, index: int) -> str:
+        """Return the number of the row, and the file that the image is in, where it is known."""
+        feature = self._table.features[self._image_column]
+        stored = self._table.cast_column(self._image_column, type(feature)(decode=False))
+        path = stored[index][self._image_column].get("path")
+        return f"{index} ({path})" if path else str(index)
+
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         rows: dict[str, Sequence[Any]] = self._table[indices.tolist()]
         for place, image in enumerate(rows[self._image_column]):
@@ -117,10 +126,34 @@ def open_images(data: DataConfig) -> DataSet:
     """Open images of the hub, downloading what is not in its cache.
 
     Raises:
-        ConfigError: `datasets` is not installed, the data set cannot be reached or does not exist, or it has no columns
-            of images and their classes.
+        ConfigError: `datasets` is not installed, the data set cannot be reached or does not exist, it has no columns of
+            images and their classes, or what is evaluated on has other classes.
     """
-    return _of_table(load_table(data, data.dataset_split), data)
+    source, classes = _images(load_table(data, data.dataset_split), data)
+    if data.eval_split is None:
+        train, holdout = split(source, data.holdout_fraction, data.holdout_fold)
+        return DataSet(data.dataset_name, train, holdout, num_classes=len(classes))
+    holdout, held_out_classes = _images(_held_out(data, data.eval_split), data)
+    if held_out_classes != classes:
+        raise ConfigError(
+            f"data.eval_split = {data.eval_split} has the classes {_listed(held_out_classes)}, and what is trained on "
+            f"{_listed(classes)}: they have to be the same"
+        )
+    return DataSet(data.dataset_name, source, holdout, num_classes=len(classes))
+
+
+def _held_out(data: DataConfig, name: str) -> HubTable:
+    """Return the table of a split, or of a folder."""
+    if "/" not in name:
+        return load_table(data, name)
+    if not Path(name).is_dir():
+        raise ConfigError(f"data.eval_split = {name}: there is no such folder here")
+    return load_table(data.model_copy(update={"dataset_name": name, "dataset_config": None}), "train")
+
+
+def _listed(classes: Sequence[str]) -> str:
+    shown = ", ".join(classes[:10])
+    return shown if len(classes) <= 10 else f"{shown} ... ({len(classes)} of them)"
 
 
 def load_table(data: DataConfig, split: str) -> HubTable:
@@ -178,13 +211,14 @@ def _import(package: str, data: DataConfig) -> Any:
         ) from error
 
 
-def _of_table(table: HubTable, data: DataConfig) -> DataSet:
+def _images(table: HubTable, data: DataConfig) -> tuple[Source, Sequence[str]]:
+    """Return the images of a table, and what their classes are called."""
     image_column = next((name for name in _IMAGE_COLUMNS if name in table.column_names), None)
     label_column = next((name for name in _LABEL_COLUMNS if name in table.column_names), None)
     if image_column is None or label_column is None:
         raise misfit(table, data, f"one of the columns {_IMAGE_COLUMNS} and one of {_LABEL_COLUMNS}")
-    num_classes = getattr(table.features[label_column], "num_classes", None)
-    if not isinstance(num_classes, int):
+    classes: Sequence[str] | None = getattr(table.features[label_column], "names", None)
+    if classes is None:
         raise misfit(table, data, f'class labels in its column "{label_column}"')
     if data.num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
@@ -198,8 +232,7 @@ def _of_table(table: HubTable, data: DataConfig) -> DataSet:
         # What makes images would learn to make stretched ones.
         is_cropped=data.task_type == "image_gen",
     )
-    train, holdout = split(source, data.holdout_fraction, data.holdout_fold)
-    return DataSet(data.dataset_name, train, holdout, num_classes=num_classes)
+    return source, classes
 
 
 def misfit(table: HubTable, data: DataConfig, needed: str) -> ConfigError:

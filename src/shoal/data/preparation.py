@@ -80,6 +80,8 @@ def prepare(dataset: DataSet, indices: Indices, batch: Fields[Array], *, is_hold
     source = dataset.holdout if is_holdout else dataset.train
     try:
         source.read_into(indices, batch)
+    except SampleError:
+        raise
     except Exception as error:  # what a decoder raises is its own business; whoever runs the data set needs the sample
         kind = "held-out sample" if is_holdout else "training sample"
         which = ", ".join(map(str, _culprits(source, indices.tolist())))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.fields import Fields
+from shoal.data.skipped_samples import SkippedSamples
 from shoal.errors import ConfigError
 
 Indices = NDArray[np.int64]
@@ -78,6 +79,10 @@ class Source(ABC):
         """Whether reading only copies and computes: nothing is waited for, and nothing is decoded."""
         return False
 
+    def name_of(self, index: int) -> str:
+        """Return what a person finds a sample by."""
+        return str(index)
+
     @abstractmethod
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         """Write samples `indices` (n) into the arrays (n, ...) of a batch, of the types and shapes of `fields`."""
@@ -121,6 +126,9 @@ class Selection(Source):
     def in_memory(self) -> bool:
         return self._source.in_memory
 
+    def name_of(self, index: int) -> str:
+        return self._source.name_of(int(self._chosen[index]))
+
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         self._source.read_into(self._chosen[indices], batch)
 
@@ -133,12 +141,14 @@ class DataSet:
         name: as in `data.dataset_name`.
         holdout: never trained on; at least one sample.
         num_classes: labels are 0..num_classes-1; for text this is the vocabulary.
+        skipped: what could not be read so far; None: there is no sample that cannot be read.
     """
 
     name: str
     train: Source
     holdout: Source
     num_classes: int
+    skipped: SkippedSamples | None = None
 
     @property
     def fields(self) -> Fields[ArraySpec]:

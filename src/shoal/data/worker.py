@@ -51,7 +51,7 @@ class Worker:
             )
         self._pool = PoolWriter(pool_fd, order.place_bytes)
 
-    def fill(self, order: Fill) -> None:
+    def fill(self, order: Fill) -> Filled:
         """Carry out one order.
 
         Raises:
@@ -61,6 +61,7 @@ class Worker:
         memory = self._pool.memory(order.place, self._layout.num_places(len(indices)))
         batch = self._layout.arrays(memory, len(indices))
         prepare(self.dataset, indices, batch, is_holdout=order.is_holdout)
+        return Filled(self.dataset.skipped.take_new() if self.dataset.skipped is not None else ())
 
 
 def serve(orders: Iterator[Order], pool_fd: int) -> Iterator[Report]:
@@ -76,8 +77,7 @@ def serve(orders: Iterator[Order], pool_fd: int) -> Iterator[Report]:
         for order in orders:
             if not isinstance(order, Fill):
                 raise InvariantViolation(f"a data worker cannot do {type(order).__name__} twice")
-            worker.fill(order)
-            yield Filled()
+            yield worker.fill(order)
     except ShoalError as error:
         yield WorkerFailed(str(error), is_config=isinstance(error, ConfigError))
 

@@ -16,6 +16,7 @@ from typing import cast
 
 import msgspec
 
+from shoal.data.skipped_samples import UnreadableSample
 from shoal.data.source import DataSet
 
 
@@ -74,7 +75,13 @@ class DataSetOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class Filled(msgspec.Struct, frozen=True, tag=True):
-    """The place holds what was ordered."""
+    """The place holds what was ordered.
+
+    Attributes:
+        skipped: samples that this worker has met since its last report and cannot read.
+    """
+
+    skipped: tuple[UnreadableSample, ...] = ()
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):

@@ -14,6 +14,7 @@ from typing import cast
 import anyio
 
 from shoal.data.preparation import Job
+from shoal.data.skipped_samples import UnreadableSample
 from shoal.data.source import Indices
 from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, Report, WorkerFailed
 from shoal.runtime.clean_interpreter import start_interpreter
@@ -28,6 +29,7 @@ class WorkerProcess(asyncio.Protocol):
     Attributes:
         opened: what the process said of the data set; None until then.
         failed: why it gave up; None: it did not.
+        skipped: samples that it has met during the job that it has reported last, and cannot read.
         job: the job that it has been given and has not reported; None: it is idle.
         ended: set when the process is gone or has given up.
     """
@@ -48,6 +50,7 @@ class WorkerProcess(asyncio.Protocol):
         """
         self.opened: DataSetOpened | None = None
         self.failed: WorkerFailed | None = None
+        self.skipped: tuple[UnreadableSample, ...] = ()
         self.job: Job | None = None
         self.ended = anyio.Event()
         self._changed = changed
@@ -75,9 +78,9 @@ class WorkerProcess(asyncio.Protocol):
         self.job = job
         self._send(framed(Fill(job.place, indices.tobytes(), job.content.is_holdout)))
 
-    def give_up(self, why: str) -> None:
-        """End it because it does not have the data set that it should have."""
-        self.failed = WorkerFailed(why, is_config=True)
+    def give_up(self, why: str, *, is_config: bool) -> None:
+        """End it because of what it has reported."""
+        self.failed = WorkerFailed(why, is_config=is_config)
         self.ended.set()
 
     async def aclose(self) -> ExitStatus:
@@ -104,8 +107,9 @@ class WorkerProcess(asyncio.Protocol):
                 case DataSetOpened() as opened:
                     self.opened = opened
                     self._changed(self, None)
-                case Filled():
+                case Filled(skipped):
                     done, self.job = self.job, None
+                    self.skipped = skipped
                     self._changed(self, done)
                 case WorkerFailed() as failed:
                     self.failed = failed

@@ -65,6 +65,7 @@ class DataWorkers:
         self._first_order = OpenDataSet(opening, layout.place_bytes, layout.max_samples)
         self._opened = DataSetOpened(dataset.train.num_samples, dataset.holdout.num_samples)
         self._dataset_name = dataset.name
+        self._skipped = dataset.skipped
         self._pool = pool
         self._order = order
         self._on_filled = on_filled
@@ -159,16 +160,27 @@ class DataWorkers:
         """A worker has opened the data set, or (`job`) filled a place."""
         if job is not None:
             self._deaths_by_place.pop(job.place, None)
+            self._count_skipped(worker)
             self._on_filled(job)
         elif worker.opened != self._opened:
             worker.give_up(
                 f"data.dataset_name = {self._dataset_name} has {worker.opened} in a data worker and {self._opened} in "
-                "its data server: it must not change during a run"
+                "its data server: it must not change during a run",
+                is_config=True,
             )
         else:
             self._deaths_opening = 0
             self._workers.append(worker)
         self._hand_out()
+
+    def _count_skipped(self, worker: WorkerProcess) -> None:
+        """Count what the worker could not read; all workers together may have met too much of it."""
+        if self._skipped is None:
+            return
+        try:
+            self._skipped.add_all(worker.skipped)
+        except SampleError as error:
+            worker.give_up(str(error), is_config=False)
 
     def _hand_out(self) -> None:
         """Give waiting jobs to workers that have none."""

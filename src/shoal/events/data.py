@@ -131,6 +131,28 @@ class ClipUnreadable(Event, frozen=True, tag="clip.unreadable"):
     reason: str
 
 
+class SampleSkipped(Event, frozen=True, tag="sample.skipped"):
+    """A sample cannot be read; wherever it is its turn, the next one that can be read stands in its place."""
+
+    dataset: str
+    which: str
+    reason: str
+
+
+class SamplesSkipped(Event, frozen=True, tag="samples.skipped"):
+    """Samples cannot be read; others stand in their places. Said of the first, and each time they are twice as many."""
+
+    level = WARNING
+    says = "{skipped} of {samples} samples of {dataset} cannot be read; the last one is {which}: {reason}"
+    why = "Their files are damaged, or the code that reads them raises an error."
+    do = "Mend them, or leave them out of the data set; data.max_bad_fraction says how many are too many."
+    dataset: str
+    skipped: int
+    samples: int
+    which: str
+    reason: str
+
+
 class TokenizerTraining(Event, frozen=True, tag="tokenizer.training"):
     """A tokenizer is trained on the first part of the text, which is done once and kept on the disk."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import TYPE_CHECKING
 
+from shoal.config.own_class import own_class
 from shoal.config.training import LENGTHS
 from shoal.errors import ConfigError
 from shoal.model.biggan import BigganFamily
@@ -97,23 +97,12 @@ def family_class(name: str) -> type[Family]:
     """
     if name in NATIVE_FAMILIES:
         return NATIVE_FAMILIES[name]
-    module_name, colon, class_name = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ConfigError(
             f"model.family: there is no family {name!r}; choose {', '.join(NATIVE_FAMILIES)}, or name your own as "
             "package.module:Class"
         )
-    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise ConfigError(f"model.family: {name!r} is not of the form package.module:Class")
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(
-            f"model.family: cannot import {module_name} for {name!r} ({error}); is it installed here, or on PYTHONPATH?"
-        ) from error
-    found: object = getattr(module, class_name, None)
-    if found is None:
-        raise ConfigError(f"model.family: the module {module_name} has no {class_name}; check the part after the colon")
+    found = own_class(name, "model.family")
     if not (inspect.isclass(found) and issubclass(found, Family)):
         raise ConfigError(f"model.family: {name} is not a subclass of shoal.model.stage.Family; derive it from that")
     missing: frozenset[str] = found.__abstractmethods__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,26 +12,35 @@ import numpy as np
 from PIL import Image
 
 _OPEN = """
+import json
 import sys
 from shoal.config import Config
 from shoal.data.catalog import open_source
-from shoal.errors import ConfigError
-name, task = sys.argv[1:]
+from shoal.errors import ConfigError, SampleError
+import numpy as np
+name, task, more = sys.argv[1:]
 try:
     data = {"dataset_name": name, "task_type": task, "seq_len": 16, "img_size": 8, "holdout_fraction": 0.2}
+    data |= json.loads(more)
     family = {"llm": "gpt", "cv": "resnet18"}[task]
     found = open_source(Config.model_validate({"data": data, "model": {"family": family}}))
     print(found.num_classes, found.train.num_samples, found.holdout.num_samples)
-except ConfigError as error:
+    if task == "cv":
+        for source in (found.train, found.holdout):
+            images, classes, _ = source.read(np.arange(source.num_samples))
+            print(sorted(zip((127.5 * images[:, 0, 0, 0] + 127.5).round().astype(int).tolist(), classes.tolist())))
+    for skipped in found.skipped.take_new() if found.skipped else ():
+        print(skipped.which, skipped.reason)
+except (ConfigError, SampleError) as error:
     print(error)
 """
 
 
-def _opened(folder: Path, name: str, task: str) -> str:
+def _opened(folder: Path, name: str, task: str, **data: object) -> str:
     """What a process of its own says of a data set: the library keeps threads and caches."""
     places = {"HF_HOME": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "cache")}
     environment = os.environ | places | {"HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", _OPEN, name, task]
+    command = [sys.executable, "-c", _OPEN, name, task, json.dumps(data)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True, cwd=folder)
     return done.stdout.strip()
 
@@ -45,13 +55,59 @@ def test_a_folder_of_text_files_is_a_data_set(tmp_path: Path) -> None:
     assert num_bytes - 3 * 16 <= 16 * (num_train + num_holdout) <= num_bytes
 
 
+def _write_photos(folder: Path, first: int = 0, classes: tuple[str, ...] = ("cats", "dogs")) -> None:
+    """Ten grey pictures of each class, each of another grey: even numbers are cats."""
+    for place, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number in range(10):
+            image = Image.fromarray(np.full((8, 8, 3), first + 2 * number + place, dtype=np.uint8))
+            image.save(folder / name / f"{number}.png")
+
+
+def _numbers(line: str) -> list[int]:
+    """The greys of a split; each has its class."""
+    pairs = json.loads(line.replace("(", "[").replace(")", "]"))
+    assert all(label == grey % 2 for grey, label in pairs)
+    return [grey for grey, _ in pairs]
+
+
 def test_a_folder_of_images_has_a_class_for_each_folder_in_it(tmp_path: Path) -> None:
-    for name in ("cats", "dogs"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for grey in range(10):
-            image = Image.fromarray(np.full((8, 8, 3), 20 * grey, dtype=np.uint8))
-            image.save(tmp_path / "photos" / name / f"{grey}.png")
-    assert _opened(tmp_path, "./photos", "cv") == "2 16 4"
+    _write_photos(tmp_path / "photos")
+    sizes, train, holdout = _opened(tmp_path, "./photos", "cv").splitlines()
+    assert sizes == "2 16 4"
+    assert sorted(_numbers(train) + _numbers(holdout)) == list(range(20))
+
+
+def test_images_are_evaluated_on_a_split_or_a_folder_of_their_own(tmp_path: Path) -> None:
+    _write_photos(tmp_path / "photos" / "train")
+    _write_photos(tmp_path / "photos" / "test", first=100)
+    _write_photos(tmp_path / "others", first=200)
+    _write_photos(tmp_path / "birds", classes=("cats", "birds"))
+    for eval_split, first in (("test", 100), ("./others", 200)):
+        sizes, train, holdout = _opened(tmp_path, "./photos", "cv", eval_split=eval_split).splitlines()
+        assert sizes == "2 20 20"
+        assert _numbers(train) == list(range(20))
+        assert _numbers(holdout) == list(range(first, first + 20))
+    said = _opened(tmp_path, "./photos", "cv", eval_split="./birds")
+    assert "data.eval_split = ./birds has the classes birds, cats, and what is trained on cats, dogs" in said
+    assert "data.eval_split = ./no: there is no such folder" in _opened(tmp_path, "./photos", "cv", eval_split="./no")
+    assert "Unknown split" in _opened(tmp_path, "./photos", "cv", eval_split="validation")
+    assert "digits has no splits" in _opened(tmp_path, "digits", "cv", eval_split="test", num_channels=1)
+
+
+def test_an_image_that_is_damaged_is_named_and_another_one_stands_in_its_place(tmp_path: Path) -> None:
+    _write_photos(tmp_path / "photos")
+    (tmp_path / "photos" / "cats" / "3.png").write_bytes(b"no image")
+    whole = (tmp_path / "photos" / "dogs" / "7.png").read_bytes()
+    (tmp_path / "photos" / "dogs" / "7.png").write_bytes(whole[: len(whole) // 2])
+    sizes, train, holdout, *skipped = _opened(tmp_path, "./photos", "cv", max_bad_fraction=0.1).splitlines()
+    assert sizes == "2 16 4"
+    found = _numbers(train) + _numbers(holdout)
+    assert len(found) == 20
+    assert set(found) == set(range(20)) - {2 * 3, 2 * 7 + 1}
+    assert len(skipped) == 2
+    assert all(any(f"{name}.png) " in line for line in skipped) for name in ("cats/3", "dogs/7"))
+    assert "2 of 20 samples" in _opened(tmp_path, "./photos", "cv", max_bad_fraction=0.05)
 
 
 def test_a_folder_that_cannot_be_read_as_data_is_named_and_one_that_is_not_there_too(tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ class FakeImage:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_of_the_hub_are_resized_and_scaled(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
     table = FakeTable(img=[FakeImage(255), *(FakeImage(0) for _ in range(9))], label=list(range(10)))
-    table.features = {"label": type("ClassLabel", (), {"num_classes": 10})}
+    table.features = {"label": type("ClassLabel", (), {"names": list("0123456789")})}
     use_hub(monkeypatch, table)
     monkeypatch.setitem(sys.modules, "PIL", object())  # type: ignore[arg-type]
     data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": channels}
