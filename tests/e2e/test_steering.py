@@ -50,7 +50,7 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_meanwh
     with launched(tmp_path, *ENDLESS) as run:
         run.saw("client_0", "round.recorded")
         name = run.require_log_dir().name
-        assert f"run {name} is not paused" in shoal(run, "resume-run")
+        assert f"run {name} is not paused" in shoal(run, "resume-run", name)
         assert shoal(run, "pause", name).startswith(f"run {name} is paused in round ")
         before = only_run(run)
         assert before["paused"]

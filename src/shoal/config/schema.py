@@ -260,8 +260,6 @@ class Config(Section):
             "messages_column": data.messages_column,
             "max_documents": data.max_documents,
         }
-        if data.task_type == "speech":
-            given.pop("eval_split")
         odd = [f"data.{key} = {value}" for key, value in given.items() if value is not None]
         if data.task_type != "speech" and data.characters is not None:
             return f"data.characters: means nothing to data.task_type = {data.task_type}, only speech has it; remove it"

@@ -17,7 +17,7 @@ from shoal.transport.link_meter import LinkEstimate
 from shoal.wire.messages import Hop
 from shoal.wire.messages.step import Forward, Opened
 
-MAX_MEASUREMENTS = 6
+MAX_MEASUREMENTS = 60
 """A machine that stalls makes a link slower than its conditions: then it is measured again."""
 
 

@@ -181,6 +181,12 @@ def test_accumulated_batches_are_one_step() -> None:
     assert config.diloco.samples_per_step == 24
 
 
+def test_clips_of_audio_come_from_no_class_of_ones_own() -> None:
+    values = {"data": {"task_type": "speech", "dataset_name": "mine.data:Clips"}, "model": {"family": "wav2vec2"}}
+    with pytest.raises(ValueError, match=r"from a folder or a table, not from a class"):
+        Config.model_validate(values)
+
+
 def test_own_families_are_named_by_path_and_may_have_any_number_of_stages() -> None:
     config = Config.model_validate({"model": {"family": "my.models:Net"}, "model_pipeline": {"stages": 50}})
     assert config.model.max_stages is None

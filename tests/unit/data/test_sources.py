@@ -290,7 +290,7 @@ def test_of_images_that_are_to_be_made_the_middle_is_taken(
 ) -> None:
     sizes = [(10, 6), (5, 9)]
     table = FakeTable(img=[FakeImage(1, size=sizes[i % 2]) for i in range(10)], label=list(range(10)))
-    table.features = {"label": type("ClassLabel", (), {"num_classes": 10})}
+    table.features = {"label": type("ClassLabel", (), {"names": list("0123456789")})}
     use_hub(monkeypatch, table)
     monkeypatch.setitem(sys.modules, "PIL", object())  # type: ignore[arg-type]
     dataset = open_source(config({"dataset_name": "cifar10", "task_type": task, "img_size": 8}, {"family": family}))

@@ -384,7 +384,7 @@ def test_files_that_cannot_be_used_say_why(
         open_source(of_folder(tmp_path / "corpus", data))
 
 
-@pytest.mark.parametrize("data", [{"tokenizer": "train:300"}, {"eval_split": "test"}, {"max_documents": 3}])
+@pytest.mark.parametrize("data", [{"tokenizer": "train:300"}, {"max_documents": 3}])
 def test_what_only_text_has_is_refused_of_images(data: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"means nothing to data\.task_type = cv"):
         Config.model_validate({"data": {"task_type": "cv", **data}, "model": {"family": "resnet18"}})
