@@ -32,6 +32,7 @@ _ATTENDED: Final = {"generator": 8, "discriminator": 4}
 """At which size each player of a GAN attends to itself, where images have 8 pixels."""
 _MOST: Final = {
     "data.seq_len": 64,
+    "data.augment.crop_padding": 2,
     "model_pipeline.stages": _MOST_BLOCKS,
     "model_pipeline.microbatches": 4,
     "diloco.lr_schedule.warmup_steps": 5,

@@ -15,7 +15,7 @@ from shoal.config.model import ModelConfig, ModelPipelineConfig
 from shoal.config.per_server import length_problem
 from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig
-from shoal.config.training import DataConfig, DilocoConfig, RunConfig, trained_size
+from shoal.config.training import AugmentConfig, DataConfig, DilocoConfig, RunConfig, trained_size
 
 SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "lora", "model_pipeline")
 """Of these all hosts of a run have the same, but for a few keys (`config.shared`)."""
@@ -263,6 +263,8 @@ class Config(Section):
         odd = [f"data.{key} = {value}" for key, value in given.items() if value is not None]
         if data.task_type != "speech" and data.characters is not None:
             return f"data.characters: means nothing to data.task_type = {data.task_type}, only speech has it; remove it"
+        if data.augment != AugmentConfig() and data.task_type not in ("cv", "image_gen"):
+            return f"data.augment: changes images, and data.task_type is {data.task_type}; remove it"
         if data.task_type == "llm" or not odd:
             return None
         return f"{', '.join(odd)}: means nothing to data.task_type = {data.task_type}, only text has it; remove it"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from shoal.config.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from shoal.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 POSITIONS = "positions"
 """The name of the places of tokens in their texts."""
@@ -48,6 +48,17 @@ class RunConfig(Section):
     first_deadline_s: PositiveFloat = Field(
         default=600.0, description="Longest duration of an outer round before three rounds have shown what is usual."
     )
+
+
+class AugmentConfig(Section):
+    """Random changes of images that are trained on; a sample that is evaluated on stays as it is."""
+
+    crop_padding: NonNegativeInt = Field(
+        default=0,
+        description="A random crop of the image after so many pixels were added on each side, in which it is mirrored. "
+        "0: none.",
+    )
+    horizontal_flip: bool = Field(default=False, description="Every other image, at random, is mirrored left to right.")
 
 
 class DataConfig(Section):
@@ -178,6 +189,9 @@ class DataConfig(Section):
     seq_len: PositiveInt = Field(default=128, description="Tokens in a sample (llm).")
     holdout_fraction: float = Field(
         default=0.05, gt=0, lt=1, description="Share of the samples that is kept for evaluation and never trained on."
+    )
+    augment: AugmentConfig = Field(
+        default=AugmentConfig(), description="Random changes of images that are trained on, anew in each pass (cv)."
     )
     holdout_fold: int = Field(
         default=0,

@@ -8,10 +8,13 @@ from the Hugging Face hub.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from shoal.config.dump import config_to_json
 from shoal.config.load import config_from_json
 from shoal.config.schema import Config
+from shoal.config.training import AugmentConfig
+from shoal.data.augmentation import Augmentation
 from shoal.data.builtin import BUILTINS
 from shoal.data.checked_samples import checked
 from shoal.data.huggingface import open_images
@@ -66,7 +69,11 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
         )
     # Documents that cannot be read are left out before text becomes samples.
     may_fail = data.is_own or not (is_text or data.dataset_name in BUILTINS)
-    return checked(dataset, data, say) if may_fail else dataset
+    dataset = checked(dataset, data, say) if may_fail else dataset
+    if data.augment == AugmentConfig():
+        return dataset
+    shape = dataset.fields.inputs.shape
+    return replace(dataset, augmentation=Augmentation(data.augment, config.run.seed, shape, data.dataset_name))
 
 
 def _is_made_to_tokens(config: Config) -> bool:

@@ -210,7 +210,8 @@ class MapSamples(Source):
             if any(one.tobytes() != other.tobytes() for one, other in zip(sample, again, strict=True)):
                 raise ConfigError(
                     f"{self.name_of(index)} gives another sample when it is read again: batches are prepared anew when "
-                    "a process dies, and in a replay, so it has to be the same each time; draw nothing at random there"
+                    "a process dies, and in a replay, so it has to be the same each time; draw nothing at random there "
+                    "(data.augment changes images, by seed, pass and sample)"
                 )
             found.append(sample)
         if not found:

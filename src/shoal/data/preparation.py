@@ -71,24 +71,35 @@ def indices_of(content: Content, order: PassOrder) -> Indices:
     return np.concatenate([np.arange(item.start, item.stop, dtype=np.int64) for item in content.samples])
 
 
-def prepare(dataset: DataSet, indices: Indices, batch: Fields[Array], *, is_holdout: bool) -> None:
-    """Write samples `indices` (n) into the arrays (n, ...) of a batch.
+def prepare(dataset: DataSet, content: Content, indices: Indices, batch: Fields[Array]) -> None:
+    """Write a batch into its arrays (n, ...).
+
+    Args:
+        indices: which samples (n,) it has, see `indices_of`.
 
     Raises:
         SampleError: one of them cannot be read, decoded or written.
     """
-    source = dataset.holdout if is_holdout else dataset.train
+    source = dataset.holdout if content.is_holdout else dataset.train
     try:
         source.read_into(indices, batch)
+        if dataset.augmentation is not None and not content.is_holdout:
+            dataset.augmentation.apply(batch.inputs, indices, _passes_of(content))
     except SampleError:
         raise
     except Exception as error:  # what a decoder raises is its own business; whoever runs the data set needs the sample
-        kind = "held-out sample" if is_holdout else "training sample"
+        kind = "held-out sample" if content.is_holdout else "training sample"
         which = ", ".join(map(str, _culprits(source, indices.tolist())))
         raise SampleError(
             f"{kind} {which} of data.dataset_name = {dataset.name} cannot be prepared: "
             f"{type(error).__name__}: {error}; leave it out of the data set, or choose another one"
         ) from error
+
+
+def _passes_of(content: Content) -> Indices:
+    """Return the pass (n,) of each sample."""
+    numbers = [item.pass_number for item in content.samples]
+    return np.repeat(np.array(numbers, dtype=np.int64), [len(item) for item in content.samples])
 
 
 def _culprits(source: Source, indices: Sequence[int]) -> Sequence[int]:

@@ -91,6 +91,8 @@ class PreparingThreads:
 
     def _is_quick(self, content: Content) -> bool:
         source = self._dataset.holdout if content.is_holdout else self._dataset.train
+        if self._dataset.augmentation is not None:
+            return False
         drawn = content.is_holdout or self._order.drawn(content.samples)
         return source.in_memory and drawn and self._layout.batch_bytes(content.num_samples) <= QUICK_BYTES
 
@@ -113,7 +115,7 @@ class PreparingThreads:
         content = job.content
         memory = self._pool.memory(job.place, self._layout.num_places(content.num_samples))
         batch = self._layout.arrays(memory, content.num_samples)
-        prepare(self._dataset, indices_of(content, self._order), batch, is_holdout=content.is_holdout)
+        prepare(self._dataset, content, indices_of(content, self._order), batch)
 
     def _report(self) -> None:
         self._report_due = False

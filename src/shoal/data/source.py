@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.data.augmentation import Augmentation
 from shoal.data.fields import Fields
 from shoal.data.skipped_samples import SkippedSamples
 from shoal.errors import ConfigError
@@ -142,6 +143,7 @@ class DataSet:
         holdout: never trained on; at least one sample.
         num_classes: labels are 0..num_classes-1; for text this is the vocabulary.
         skipped: what could not be read so far; None: there is no sample that cannot be read.
+        augmentation: what is done to inputs that are trained on, when a batch is prepared; None: nothing.
     """
 
     name: str
@@ -149,6 +151,7 @@ class DataSet:
     holdout: Source
     num_classes: int
     skipped: SkippedSamples | None = None
+    augmentation: Augmentation | None = None
 
     @property
     def fields(self) -> Fields[ArraySpec]:

@@ -60,7 +60,7 @@ class Worker:
         indices = np.frombuffer(order.indices, dtype=np.int64)
         memory = self._pool.memory(order.place, self._layout.num_places(len(indices)))
         batch = self._layout.arrays(memory, len(indices))
-        prepare(self.dataset, indices, batch, is_holdout=order.is_holdout)
+        prepare(self.dataset, order.content, indices, batch)
         return Filled(self.dataset.skipped.take_new() if self.dataset.skipped is not None else ())
 
 

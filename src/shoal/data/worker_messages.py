@@ -16,6 +16,7 @@ from typing import cast
 
 import msgspec
 
+from shoal.data.preparation import Content
 from shoal.data.skipped_samples import UnreadableSample
 from shoal.data.source import DataSet
 
@@ -58,13 +59,12 @@ class Fill(msgspec.Struct, frozen=True, tag=True):
     """Write these samples into a place.
 
     Attributes:
-        indices: int64 in this machine's byte order.
-        is_holdout: the samples are held-out ones.
+        indices: which samples the content has, as int64 in this machine's byte order.
     """
 
     place: int
+    content: Content
     indices: bytes
-    is_holdout: bool
 
 
 class DataSetOpened(msgspec.Struct, frozen=True, tag=True):

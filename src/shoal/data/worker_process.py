@@ -76,7 +76,7 @@ class WorkerProcess(asyncio.Protocol):
     def fill(self, job: Job, indices: Indices) -> None:
         """Give it a job, when it has none: to write samples `indices` (n) into the place."""
         self.job = job
-        self._send(framed(Fill(job.place, indices.tobytes(), job.content.is_holdout)))
+        self._send(framed(Fill(job.place, job.content, indices.tobytes())))
 
     def give_up(self, why: str, *, is_config: bool) -> None:
         """End it because of what it has reported."""

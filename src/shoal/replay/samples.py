@@ -52,7 +52,7 @@ class Samples:
         """
         content = Content(samples)
         batch = self._dataset.fields.each(lambda spec: spec.empty(content.num_samples))
-        prepare(self._dataset, indices_of(content, self._order), batch, is_holdout=False)
+        prepare(self._dataset, content, indices_of(content, self._order), batch)
         whole = batch.each(wire_view)
         bounds = pairwise(accumulate(sizes, initial=0))
         return [whole.each(partial(WireTensor.rows, start=start, stop=stop)) for start, stop in bounds]

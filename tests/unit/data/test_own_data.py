@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from shoal.config import Config
 from shoal.data.catalog import open_configured, open_source, opening_of
 from shoal.data.fields import Fields
-from shoal.data.preparation import prepare
+from shoal.data.preparation import Content, prepare
 from shoal.data.source import Array, DataSet, Source
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import Event
 from shoal.events.data import SamplesSkipped
+from shoal.wire.messages.base import SampleRange
 
 SETS = "tests.unit.data.own_sets"
 
@@ -134,8 +135,8 @@ def test_keys_that_mean_nothing_to_it_are_refused(data: dict[str, Any], message:
 def read_all(dataset: DataSet) -> None:
     """As batches are prepared."""
     for source in (dataset.train, dataset.holdout):
-        indices = np.arange(source.num_samples)
-        prepare(dataset, indices, memory_for(source), is_holdout=source is dataset.holdout)
+        content = Content((SampleRange(0, 0, source.num_samples),), is_holdout=source is dataset.holdout)
+        prepare(dataset, content, np.arange(source.num_samples), memory_for(source))
 
 
 def memory_for(source: Source) -> Fields[Array]:
