@@ -204,8 +204,8 @@ class DataConfig(Section):
     def _check_own(self) -> Self:
         if self.is_own and self.task_type == "speech":
             raise ValueError(
-                f"dataset_name = {self.dataset_name}: clips of audio come from a folder or a table, not from a class of "
-                "your own; write them to a folder with a metadata.csv"
+                f"dataset_name = {self.dataset_name}: clips of audio come from a folder or a table, not from a class "
+                "of your own; write them to a folder with a metadata.csv"
             )
         return self
 

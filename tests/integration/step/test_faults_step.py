@@ -218,7 +218,7 @@ def replayed(logs: Sequence[Any]) -> list[StageCompute]:
             while len(states[stage]) <= len(log) and log[len(states[stage]) - 1].key in done:
                 entry = log[len(states[stage]) - 1]
                 source = done[entry.key][stage]._steps[entry.key]
-                target = live[stage]._step(entry.key)
+                target = live[stage]._step(entry.key, 1.0)
                 target.gradients, target.buffers, target.base = source.gradients, source.buffers, source.base
                 target.changes = -1 if entry.version < len(states[stage]) - 1 else target.changes
                 live[stage].commit(entry.key, entry.scale, entry.lr, entry.skipped)
