@@ -277,6 +277,11 @@ class RoundCoordinator:
         return None if signed is None else RoundOutcome(self._unseal(signed), signed, {}, self._machine.holders or {})
 
     @property
+    def unmirrored(self) -> frozenset[tuple[PeerId, int]]:
+        """Mirrors that can be reached, each with every stage that it does not yet have of the record that stands."""
+        return self._machine.unmirrored
+
+    @property
     def record_hash(self) -> str:
         """Of the record that stands."""
         return self._machine.tip.hash

@@ -13,9 +13,12 @@ from shoal.client.stage_watch import StageWatch
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.errors import ControlError, NoPipeline
+from shoal.events.mirror import MirrorsBehind
 from shoal.events.stages import ServersFewer, StagesMissing
 
 _SETTLE_S = 1.0
+_NO_FURTHER_S = 30.0
+"""Of a mirror that can be reached: a stage over a slow link takes as long."""
 
 
 async def wait_for_servers(
@@ -91,6 +94,18 @@ async def all_hold(coordinator: RoundCoordinator, membership: Membership, config
     with anyio.move_on_after(config.servers_timeout_s):
         while {replica.peer for replica in membership.view.replicas} - (coordinator.holders or {}).keys():
             await coordinator.changed()
+
+
+async def mirrored(coordinator: RoundCoordinator, ledger: Ledger) -> None:
+    """Let mirrors take the record that stands before servers leave: return when those that can be reached have it of
+    every stage, or have got no further for long."""
+    while lacking := coordinator.unmirrored:
+        with anyio.move_on_after(_NO_FURTHER_S) as timer:
+            while coordinator.unmirrored == lacking:
+                await coordinator.changed()
+        if timer.cancelled_caught:
+            ledger.note(MirrorsBehind(coordinator.round - 1, len({peer for peer, _ in lacking}), _NO_FURTHER_S))
+            return
 
 
 async def _give_up(membership: Membership, config: Config) -> None:

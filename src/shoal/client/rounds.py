@@ -21,7 +21,15 @@ from shoal.client.checkpointing import Checkpointing
 from shoal.client.data_link import DataLink
 from shoal.client.diary import RoundPlan, Saved
 from shoal.client.divergence import Divergence
-from shoal.client.gathering import all_hold, is_where_it_was, lead, look_for_servers, settled, wait_for_servers
+from shoal.client.gathering import (
+    all_hold,
+    is_where_it_was,
+    lead,
+    look_for_servers,
+    mirrored,
+    settled,
+    wait_for_servers,
+)
 from shoal.client.homes import Homes
 from shoal.client.inheritance import Inheritance
 from shoal.client.last_words import write_last
@@ -179,6 +187,7 @@ class RoundLoop:
             goes_on = is_where_it_was(self._left, self.base, leading, succeeds=self._succeeds)
             while not await self._train_all(leading, goes_on):
                 leading, goes_on = await self._coordinator.leading(), False
+            await mirrored(self._coordinator, self._ledger)
             self._save(None)
             tasks.cancel_scope.cancel()
 

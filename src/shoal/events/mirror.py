@@ -38,6 +38,18 @@ class MirrorTooSmall(Event, frozen=True, tag="mirror.too_small"):
     free_mb: float
 
 
+class MirrorsBehind(Event, frozen=True, tag="mirrors.behind"):
+    """The run ends, and mirrors that can be reached have not the newest state of every stage."""
+
+    level = WARNING
+    why = "the run waits for mirrors only as long as they get further; theirs is a slow link, or a host without memory"
+    do = "the model of the last round is in the log folder all the same"
+    says = "{count} of the run's mirrors have not all of round {round} after {waited_s:.0f} s: they keep an older one"
+    round: int
+    count: int
+    waited_s: float
+
+
 class CheckpointWritten(Event, frozen=True, tag="checkpoint.written"):
     """A checkpoint is on the disk, read back, and in its place.
 

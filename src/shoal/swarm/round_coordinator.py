@@ -153,6 +153,11 @@ class RoundCoordinatorMachine:
                     effects.append(Send(peer, AskRound(self.ballot)))
         return effects + self._advance(now_s)
 
+    @property
+    def unmirrored(self) -> frozenset[tuple[PeerId, int]]:
+        """Mirrors that can be reached, each with every stage that it does not yet have of the record that stands."""
+        return self._mirrors.lacking(self.tip)
+
     def mirrors(self, known: Mapping[PeerId, Hop], now_s: float) -> Effects:
         """The mirrors that are announced; those that are new are told which record stands, and say what they hold."""
         return self._mirrors.name(known) + self._advance(now_s)

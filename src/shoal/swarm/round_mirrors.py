@@ -128,6 +128,15 @@ class RoundMirrors:
         """Whether some mirror that is announced has not said what it holds now."""
         return not self.known.keys() <= self._answered
 
+    def lacking(self, head: Tip) -> frozenset[tuple[PeerId, int]]:
+        """The stages that each mirror which can be reached does not yet have of this record, or of one after it."""
+        return frozenset(
+            (peer, stage)
+            for peer, held in self._held.items()
+            for stage in range(self._num_stages)
+            if stage not in held or held[stage].round < head.round
+        )
+
     @property
     def tips(self) -> set[Tip]:
         """The records that mirrors hold something of: each is committed."""

@@ -9,11 +9,15 @@ import anyio
 import pytest
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator
-from shoal.client.gathering import all_hold, is_where_it_was, lead
+from shoal.client import gathering
+from shoal.client.gathering import all_hold, is_where_it_was, lead, mirrored
+from shoal.client.ledger import Ledger
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.control.membership import Membership
 from shoal.errors import NoPipeline
+from shoal.events.base import Event
+from shoal.events.mirror import MirrorsBehind
 from shoal.ids import PeerId
 
 CONFIG = Config.model_validate({"model_pipeline": {"stages": 2}, "network": {"bootstrap_timeout_s": 0.01}})
@@ -36,6 +40,37 @@ class Unled:
 
 async def _lead(coordinator: Unled, **options: Any) -> Leading:
     return await lead(cast(RoundCoordinator, coordinator), Membership(SystemClock()), CONFIG, **options)
+
+
+class Mirroring:
+    """Stands for a coordinator one of whose mirrors gets another stage whenever that is waited for, up to a number."""
+
+    round = 6
+
+    def __init__(self, stages: int, gets: int) -> None:
+        self.lacks = list(range(stages))
+        self.gets = gets
+
+    @property
+    def unmirrored(self) -> frozenset[tuple[PeerId, int]]:
+        return frozenset((PeerId("M"), stage) for stage in self.lacks)
+
+    async def changed(self) -> None:
+        if not self.gets:
+            await anyio.sleep_forever()
+        self.gets -= 1
+        self.lacks.pop()
+
+
+@pytest.mark.parametrize(("gets", "is_said"), [(3, False), (2, True), (0, True)])
+async def test_mirrors_are_waited_for_as_long_as_they_get_further(
+    monkeypatch: pytest.MonkeyPatch, gets: int, is_said: bool
+) -> None:
+    monkeypatch.setattr(gathering, "_NO_FURTHER_S", 0.01)
+    noted: list[Event] = []
+    ledger = SimpleNamespace(note=noted.append)
+    await mirrored(cast(RoundCoordinator, Mirroring(3, gets)), cast(Ledger, ledger))
+    assert noted == ([MirrorsBehind(5, 1, 0.01)] if is_said else [])
 
 
 async def test_stages_without_servers_are_named_when_they_do_not_come_in_time() -> None:
