@@ -156,7 +156,7 @@ class Consumer:
                 step, self._step = self._step, self._step + 1
                 batch = await self._feed.lease(1, step)
                 assert batch is not None
-                batch.inputs.sum()
+                batch.fields.inputs.sum()
                 self._feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
 
         async with anyio.create_task_group() as group:

@@ -52,7 +52,7 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
     if data.dataset_name == TONES:
         return open_tones(data)
     if data.task_type == "speech":
-        return open_speech(config, say)
+        return checked(open_speech(config, say), data, say)
     is_text = data.task_type == "llm"
     if data.is_own:
         dataset = open_own(config)

@@ -23,7 +23,7 @@ from shoal.data.fields import Fields
 from shoal.data.skipped_samples import SkippedSamples, UnreadableSample
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
 from shoal.data.targets import IGNORED
-from shoal.errors import SampleError, ShoalError
+from shoal.errors import SampleError, ShoalError, UnreadableAudio
 from shoal.events.base import Event
 
 
@@ -109,6 +109,8 @@ class CheckedSamples(Source):
         """Read samples `indices` (n); return what was raised."""
         try:
             self._source.read_into(indices, batch)
+        except UnreadableAudio as error:
+            return error
         except (ShoalError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - what a decoder raises is its own business

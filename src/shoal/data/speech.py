@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import numpy as np
-
 from shoal.config.schema import Config
 from shoal.config.training import LENGTHS, DataConfig
 from shoal.data.audio import Audio, audio_length, read_audio
@@ -23,8 +21,8 @@ from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
 from shoal.data.targets import IGNORED
 from shoal.errors import ConfigError, UnreadableAudio
-from shoal.events.base import Event, emit
-from shoal.events.data import ClipsLeftOut, ClipUnreadable
+from shoal.events.base import Event
+from shoal.events.data import ClipsLeftOut
 from shoal.model.hf.described import SPEECH, config_values
 
 logger = logging.getLogger(__name__)
@@ -78,19 +76,22 @@ class Speech(ClipSource):
     def num_samples(self) -> int:
         return len(self._chosen)
 
+    def name_of(self, index: int) -> str:
+        return self._clips.names[self._chosen[index]]
+
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
-        """As `Source.read_into`. A clip that cannot be decoded is silence without targets, which trains nothing."""
+        """See `Source.read_into`.
+
+        Raises:
+            UnreadableAudio: A clip cannot be decoded, though its header is good.
+            OSError: A file cannot be read.
+        """
         numbered: list[int] = indices.tolist()
         for place, index in enumerate(numbered):
             clip = self._chosen[index]
-            try:
-                with self._clips.open(clip) as file:
-                    audio = read_audio(file, self._data.sampling_rate)
-                numbers = [self._numbers[character] for character in self._clips.texts[clip]]
-            except (OSError, UnreadableAudio) as error:
-                emit(logger, ClipUnreadable(self._data.dataset_name, self._clips.names[clip], str(error)))
-                audio, numbers = np.zeros(self._data.audio_samples, np.float32), []
-            write_clip(batch, place, audio, numbers)
+            with self._clips.open(clip) as file:
+                audio = read_audio(file, self._data.sampling_rate)
+            write_clip(batch, place, audio, [self._numbers[character] for character in self._clips.texts[clip]])
 
 
 def write_clip(batch: Fields[Array], place: int, audio: Audio, numbers: Sequence[int]) -> None:

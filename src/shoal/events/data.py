@@ -122,15 +122,6 @@ class ClipsLeftOut(Event, frozen=True, tag="clips.left_out"):
     first: str
 
 
-class ClipUnreadable(Event, frozen=True, tag="clip.unreadable"):
-    """A clip of audio whose header was good cannot be decoded; it trains nothing."""
-
-    level = WARNING
-    dataset: str
-    clip: str
-    reason: str
-
-
 class SampleSkipped(Event, frozen=True, tag="sample.skipped"):
     """A sample cannot be read; wherever it is its turn, the next one that can be read stands in its place."""
 

@@ -20,9 +20,9 @@ from shoal.data.audio import audio_length, normalised, read_audio, resampled
 from shoal.data.catalog import open_source
 from shoal.data.source import DataSet
 from shoal.data.speech import decoded, with_characters
-from shoal.errors import ConfigError, UnreadableAudio
+from shoal.errors import ConfigError, SampleError, UnreadableAudio
 from shoal.events.base import Event
-from shoal.events.data import ClipsLeftOut
+from shoal.events.data import ClipsLeftOut, SamplesSkipped
 
 RATE = 4_000
 SECONDS = 0.5
@@ -217,15 +217,20 @@ def test_what_is_too_long_is_left_out_and_is_not_bad(tmp_path: Path) -> None:
         opened(config(tmp_path, max_audio_s=0.2))
 
 
-def test_a_clip_that_cannot_be_decoded_when_it_is_read_trains_nothing(tmp_path: Path) -> None:
+def test_in_place_of_a_clip_that_cannot_be_decoded_when_it_is_read_stands_the_next_one(tmp_path: Path) -> None:
     of_texts_beside(tmp_path)
-    dataset = opened(config(tmp_path, eval_split=f"{tmp_path}/"))
+    heard: list[Event] = []
+    dataset = opened(config(tmp_path, eval_split=f"{tmp_path}/", max_bad_fraction=0.2), heard)
     (tmp_path / "c2.wav").unlink()
-    sample = dataset.train.sample(1)
-    assert (sample.labels == -100).all()
-    assert not sample.inputs.any()
-    assert sample.context["lengths"] == RATE
-    assert dataset.train.sample(2).inputs.any()
+    gone, following = dataset.train.sample(1), dataset.train.sample(2)
+    assert all(np.array_equal(mine, other) for mine, other in zip(gone.everything, following.everything, strict=True))
+    [skipped] = heard
+    assert isinstance(skipped, SamplesSkipped)
+    assert skipped.which == "training sample c2.wav"
+    (tmp_path / "c3.wav").write_bytes(b"no audio any more")
+    (tmp_path / "c1.wav").write_bytes(b"nor this")
+    with pytest.raises(SampleError, match=r"more than data\.max_bad_fraction = 0\.2"):
+        dataset.train.read(np.arange(3))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
