@@ -219,14 +219,19 @@ class LinesFile:
         self._handler.close()
 
 
+def old_files(path: Path) -> list[Path]:
+    """What a `LinesFile` has kept of earlier lines, the oldest first."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in range(NUM_OLD_FILES, 0, -1))
+    return [each for each in numbered if each.exists()]
+
+
 def written_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a `LinesFile`, the oldest that it has kept first.
 
     Raises:
         OSError: they cannot be read.
     """
-    for number in range(NUM_OLD_FILES, -1, -1):
-        file = path.with_name(f"{path.name}.{number}") if number else path
+    for file in (*old_files(path), path):
         if file.exists():
             with file.open("rb") as lines:
                 yield from lines

@@ -32,18 +32,29 @@ from shoal.cli.arguments import (
     load_whole,
 )
 from shoal.cli.exits import guarded
+from shoal.cli.groups import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
 from shoal.cli.key import key_app
 from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, images, import_model
-from shoal.cli.run_commands import checkpoint, clean, pause, ps, resume_run, status, stop
+from shoal.cli.run_commands import checkpoint, clean, events, explain, pause, ps, resume_run, status, stop
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.cli.resuming import Resumption
     from shoal.config.schema import Config
 
+
+def _shown_default(value: object) -> object:
+    """What stands in the help of a flag; that a switch is off, and that there is no name, goes without saying."""
+    return None if value is False or value == "" else value
+
+
 app = App(
     name="shoal",
-    help="Train one model on a swarm of machines that nobody manages.",
+    help=(
+        "Train one model on a swarm of machines that nobody manages.\n\n`shoal run-local` trains a small one on this "
+        "machine, now; `shoal COMMAND --help` says more of a command."
+    ),
+    default_parameter=Parameter(show_default=_shown_default),
     version=__version__,
     result_action="return_value",
     exit_on_error=False,
@@ -51,24 +62,20 @@ app = App(
     help_on_error=False,
     suppress_keyboard_interrupt=False,
 )
-config_app = App(name="config", help="Show what a run would be told.")
-model_app = App(name="model", help="Look at the model that a run would train.")
-app.command(config_app)
-app.command(model_app)
-app.command(key_app)
-app.command(status)
-app.command(stop)
-app.command(pause)
-app.command(checkpoint)
-app.command(resume_run)
-app.command(ps)
-app.command(clean)
-app.command(checkpoints)
-app.command(export_model, name="export")
-app.command(import_model, name="import")
-app.command(evaluate)
-app.command(generate)
-app.command(images)
+config_app = App(name="config", help="Show what a run would be told.", group=SET_UP)
+model_app = App(name="model", help="Look at the model that a run would train.", group=MODEL)
+for command in (config_app, model_app, key_app):
+    app.command(command)
+for place, command in enumerate((status, events, explain, ps)):
+    app.command(command, group=WATCH, sort_key=place)
+for place, command in enumerate((pause, resume_run, checkpoint, stop, clean)):
+    app.command(command, group=STEER, sort_key=place)
+for place, command in enumerate((evaluate, generate, images, checkpoints)):
+    app.command(command, group=MODEL, sort_key=place)
+for flag in ("--help", "--version"):
+    app[flag].group = (SET_UP,)
+app.command(export_model, name="export", group=MODEL)
+app.command(import_model, name="import", group=MODEL)
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -91,7 +98,7 @@ def _spelt_out(tokens: list[str]) -> list[str]:
     ]
 
 
-@app.command
+@app.command(group=TRAIN, sort_key=0)
 def run_local(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
@@ -174,7 +181,7 @@ def _peers_problem(config: Config) -> str | None:
     return "--resume and --initial-peers: what peers hold is newer than a checkpoint; leave one out"
 
 
-@app.command
+@app.command(group=TRAIN, sort_key=1)
 def start_trainer_client(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
@@ -205,7 +212,7 @@ def start_trainer_client(
         return serve(config, origins, early, baseline=baseline)
 
 
-@app.command
+@app.command(group=TRAIN, sort_key=2)
 def start_servers(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
@@ -222,7 +229,7 @@ def start_servers(
     return _serve(flags, config_path, initial_peers, print_config=print_config, as_mirror=False)
 
 
-@app.command
+@app.command(group=TRAIN, sort_key=3)
 def mirror(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
@@ -263,7 +270,7 @@ def _serve(
         return serve(config, origins, early)
 
 
-@app.command
+@app.command(group=TRAIN, sort_key=4)
 def trainer(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
@@ -284,7 +291,7 @@ def trainer(
     return run_baseline_locally(config)
 
 
-@app.command
+@app.command(group=CHECK)
 def benchmark(
     name: Annotated[str, Parameter(help="What to measure; without it the names are listed.")] = "",
     *,
@@ -314,7 +321,7 @@ def benchmark(
     return run_benchmark(name, options, as_json=as_json)
 
 
-@app.command
+@app.command(group=CHECK)
 def replay(
     directory: Annotated[Path, Parameter(help="Of the run: logs/<run_id>.")],
     *,
@@ -336,7 +343,10 @@ def replay(
     return replay_run(directory, processes=processes, swarm_key_file=swarm_key_file, as_json=as_json)
 
 
-@app.command
+_CHAOS_FLAGS = "seed", "for", "every", "kinds", "emulated-device", "goodput", "config-path", "json"
+
+
+@app.command(group=CHECK)
 def chaos(
     *flags: ConfigFlags,
     seed: Annotated[int, Parameter(help="Of the plan: the same seed does the same faults at the same times.")] = 0,
@@ -366,7 +376,9 @@ def chaos(
 
     config_path = found(config_path or SANDBOX)
     run_flags = (*TRAINING_FLAGS, *flags)
-    config = load_whole(config_path, run_flags)
+    config = load(config_path, run_flags, _CHAOS_FLAGS)
+    if problem := config.whole_swarm_problem():
+        raise ConfigError(problem)
     options = ChaosOptions(
         seed=seed,
         for_s=parse_duration_s(for_, "--for"),

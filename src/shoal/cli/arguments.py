@@ -64,15 +64,18 @@ def found(path: Path) -> Path:
     return shipped if not path.exists() and shipped.is_file() else path
 
 
-def load(config_path: Path | None, flags: Sequence[str]) -> Config:
+def load(config_path: Path | None, flags: Sequence[str], own_flags: Sequence[str] = _OWN_FLAGS) -> Config:
     """Load a configuration.
+
+    Args:
+        own_flags: of the command, beside those for keys: what a mistyped flag may have been.
 
     Raises:
         ConfigError: the file or a flag is wrong; so do the other functions of this module that load one.
     """
     from shoal.config.load import load_config
 
-    return load_config(config_path and found(config_path), flags, other_flags=_OWN_FLAGS)
+    return load_config(config_path and found(config_path), flags, other_flags=own_flags)
 
 
 def load_new(config_path: Path | None, flags: Sequence[str], *, tiny: bool = False) -> Config:

@@ -7,7 +7,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-key_app = App(name="key", help="Make and compare the secret that all hosts of a swarm share.")
+from shoal.cli.groups import SET_UP
+
+key_app = App(name="key", group=SET_UP, help="Make and compare the secret that all hosts of a swarm share.")
 
 KeyFile = Annotated[
     Path | None, Parameter(help="Where the key is; the default is network.swarm_key_file, ~/.config/shoal/swarm.key.")

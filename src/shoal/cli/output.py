@@ -5,6 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
+# On a terminal a control character may do anything; a line's end and a tab may stay.
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def without_controls(text: str) -> str:
+    """Return what a terminal may show of a text that somebody else has made."""
+    return text.translate(_CONTROLS)
+
 
 def open_closed_streams() -> None:
     """Open descriptors 0 to 2 where the caller has closed them; call it before any other is opened.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -44,6 +45,34 @@ def status(
     from shoal.cli.status import print_status
 
     return print_status(config, origins, as_json=as_json)
+
+
+def events(
+    run: Annotated[str, Parameter(help="Its folder or name, or how that begins; else the newest of --log-dir.")] = "",
+    *,
+    follow: Annotated[
+        bool, Switch, Parameter(name=("--follow", "-f"), help="Go on for as long as the run lives on this host.")
+    ] = False,
+    everything: Annotated[
+        bool, Switch, Parameter(name="--all", help="Also what says nothing to who only watches.")
+    ] = False,
+    as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print a JSON object a line.")] = False,
+    log_dir: Annotated[Path, Parameter(help="Where runs leave their folders.")] = Path("logs"),
+) -> int:
+    """Say what has happened to a run, as its client has noted it: when, what, and what to do.
+
+    `shoal explain NAME` says more of an event.
+    """
+    from shoal.cli.event_lines import print_events
+
+    return print_events(run, log_dir, follow=follow, everything=everything, as_json=as_json)
+
+
+def explain(name: Annotated[str, Parameter(help="Of an event; without it all are listed.")] = "") -> int:
+    """Say what an event means: what has happened, why, and what to do."""
+    from shoal.cli.event_lines import explain as serve
+
+    return serve(name)
 
 
 def stop(run: RunName = "", *flags: ConfigFlags, initial_peers: InitialPeers = None) -> int:

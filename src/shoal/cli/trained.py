@@ -14,6 +14,7 @@ from typing import Literal
 from shoal.checkpoint.model_source import ModelSource
 from shoal.cli.cuts import profiled_device
 from shoal.cli.exporting import opened
+from shoal.cli.output import without_controls
 from shoal.config.load import load_config
 from shoal.data.catalog import open_source
 from shoal.data.speech import characters_of
@@ -36,8 +37,6 @@ from shoal.quant.fold import fold_weights
 _SHOWN = 5
 _ENDS: dict[Finish, str] = {"stop": "", "length": "", "context": "the context of the model is full"}
 _COLUMNS = 10
-# On a terminal a control character of the model's may do anything; a line's end and a tab may stay.
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> None:
@@ -74,7 +73,7 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
         return
     if heard is not None:
         for said, decoded in heard.pairs[:_SHOWN]:
-            print(f"said:  {said.translate(_CONTROLS)}\nheard: {decoded.translate(_CONTROLS)}")
+            print(f"said:  {without_controls(said)}\nheard: {without_controls(decoded)}")
     accuracy = f", accuracy {100 * report['accuracy']:.2f} %," if "accuracy" in report else ""
     if heard is not None:
         accuracy = f", character error rate {100 * heard.character_error_rate:.2f} %,"
@@ -122,7 +121,7 @@ def generate(
         return
     is_terminal = sys.stdout.isatty()
     for text in generation:
-        print(text.translate(_CONTROLS) if is_terminal else text, end="", flush=True)
+        print(without_controls(text) if is_terminal else text, end="", flush=True)
     if is_terminal:
         print(flush=True)
     if request.sampling.temperature and seed is None:

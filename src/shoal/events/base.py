@@ -34,12 +34,14 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
         do: what a person can do about it; empty where there is nothing to do.
         says: one sentence for a person who watches the run, with the names of fields in braces; empty for what only
             matters to who reads the logs.
+        brief: one sentence for who reads afterwards (`shoal events`), of what the screen shows anyway meanwhile.
     """
 
     level: ClassVar[int] = logging.INFO
     why: ClassVar[str] = ""
     do: ClassVar[str] = ""
     says: ClassVar[str] = ""
+    brief: ClassVar[str] = ""
 
     @property
     def name(self) -> str:

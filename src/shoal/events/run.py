@@ -19,6 +19,7 @@ from shoal.ids import PeerId
 class RunLaunched(Event, frozen=True, tag="run.launched"):
     """The run was launched on this host, or a client of this host was to continue it."""
 
+    brief: ClassVar[str] = "the run begins"
     at_s: float
 
 
@@ -180,6 +181,7 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
         curve: of the training loss, in a bounded number of parts in order: samples, least, mean, most (nats).
     """
 
+    brief: ClassVar[str] = "round {round} is over after {duration_s:.1f} s: loss {loss:.3f}"
     round: int
     loss: float | None
     hashes: dict[int, str]
@@ -214,6 +216,7 @@ class EvaluationDone(Event, frozen=True, tag="evaluation.done"):
         loss: mean over the samples, in nats.
     """
 
+    brief: ClassVar[str] = "held-out loss {loss:.3f} after round {base_round}"
     base_round: int
     loss: float
 
@@ -298,6 +301,7 @@ class RunResumed(Event, frozen=True, tag="run.resumed"):
 class ModelWritten(Event, frozen=True, tag="model.left"):
     """The trained model is on the disk."""
 
+    brief: ClassVar[str] = "the model of round {round} is in {folder}"
     folder: str
     round: int
 

@@ -1,0 +1,67 @@
+"""A kind of event in words, without one that has happened: what `shoal explain` and docs/events.md say of it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
+
+from shoal.events.base import Event, field_names
+
+
+class Described(NamedTuple):
+    """What there is to say of one kind.
+
+    Attributes:
+        happened: one sentence, what has happened.
+        parts: each with its title: what a person who watches is shown, why it happens, what to do.
+        fields: names of its values.
+    """
+
+    happened: str
+    parts: tuple[tuple[str, str], ...]
+    fields: tuple[str, ...]
+
+
+def described(kind: type[Event]) -> Described:
+    """Return what there is to say of a kind; where a sentence has a value, it has the value's name in braces."""
+    happened = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    parts = (("Said", _sample(kind).say()), ("Brief", kind.brief), ("Why", kind.why), ("Do", kind.do))
+    return Described(happened, tuple(part for part in parts if part[1]), tuple(field_names(kind).values()))
+
+
+class _Number(int):
+    """A number that shows the name of its field, however it is formatted."""
+
+    field = ""
+
+    def __str__(self) -> str:
+        return f"{{{self.field}}}"
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+class _Text(str):
+    """The name of a field, of which each part shows the whole."""
+
+    def __getitem__(self, key: Any) -> str:
+        return self
+
+
+def _sample(kind: type[Event]) -> Event:
+    """Return an event whose values are the names of its fields."""
+    hints = get_type_hints(kind)
+    return kind(**{field: _value(name, hints[field]) for field, name in field_names(kind).items()})
+
+
+def _value(name: str, hint: Any) -> Any:
+    origin = get_origin(hint) or hint
+    if origin in (tuple, list, set, frozenset):
+        return cast(Any, origin)([_value(name, get_args(hint)[0])])
+    if isinstance(origin, type) and issubclass(origin, dict):
+        return {}
+    if hint in (int, float):
+        number = _Number(1)
+        number.field = name
+        return number
+    return hint is bool or _Text(f"{{{name}}}")
