@@ -15,7 +15,12 @@ from tests.e2e.launched import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PAGES = sorted((ROOT / "docs" / "tasks").glob("*.md"))
-RUNS = {"chat": ["chat", "chat_base", "chat_lora"], "images": ["resnet18_split"], "language_model": ["sandbox"]}
+RUNS = {
+    "chat": ["chat", "chat_base", "chat_lora"],
+    "images": ["resnet18_split"],
+    "language_model": ["sandbox"],
+    "speech": ["wav2vec2_split"],
+}
 # What keeps a test short, and says nothing about the page.
 SHORT = "--diloco.inner-steps=6 --diloco.outer-steps=2"
 
