@@ -11,6 +11,12 @@ from shoal.report.plot import Caption, draw
 from shoal.runtime.durable_files import put_whole
 
 FILE_NAME = "curves.svg"
+_UNITS = {
+    "llm": "nats per token",
+    "cv": "nats per image",
+    "speech": "nats per character",
+    "image_gen": "of both players per image",
+}
 
 
 def write_curves(log_dir: Path, config: Config, run_id: RunId) -> Path | None:
@@ -32,7 +38,6 @@ def write_curves(log_dir: Path, config: Config, run_id: RunId) -> Path | None:
 
 def caption_of(config: Config, run_id: RunId, learning: Learning) -> Caption:
     """Return what stands around a run's curves."""
-    is_text = config.data.task_type == "llm"
     name = config.data.dataset_name
     data = Path(name).name if name.startswith((".", "/", "~")) else name
     stages = f"{config.num_stages} stage{'s'[: config.num_stages != 1]}"
@@ -42,6 +47,6 @@ def caption_of(config: Config, run_id: RunId, learning: Learning) -> Caption:
     return Caption(
         title=f"{config.model.kind} on {data}",
         run=f"{run_id}, {stages}, {rounds} in {hours}",
-        target="token" if is_text else "image",
-        has_perplexity=is_text,
+        unit=_UNITS[config.data.task_type],
+        has_perplexity=config.data.task_type == "llm",
     )

@@ -48,13 +48,13 @@ class Caption:
     Attributes:
         title: model and data.
         run: which run, and how large it was.
-        target: what a loss is the mean over, as "token".
+        unit: of the losses, as "nats per token".
         has_perplexity: its exponential has a meaning of its own.
     """
 
     title: str
     run: str
-    target: str
+    unit: str
     has_perplexity: bool
 
 
@@ -188,7 +188,7 @@ def _axes(across: _Across, up: _Up, caption: Caption) -> list[str]:
     lines += [_line(across(tick), BOTTOM, across(tick), BOTTOM + 4, "g") for tick in across.ticks()]
     lines += [_text(across(tick), BOTTOM + 18, _short(tick), "m") for tick in across.ticks()]
     lines.append(_text((LEFT + RIGHT) / 2, HEIGHT - 12, "samples trained on", "m"))
-    unit = f"loss, nats per {caption.target}{', logarithmic' if up.is_log else ''}"
+    unit = f"loss, {caption.unit}{', logarithmic' if up.is_log else ''}"
     middle = (TOP + BOTTOM) / 2
     lines.append(f'<text class="m" transform="translate(16 {middle:g}) rotate(-90)">{escape(unit)}</text>')
     return lines

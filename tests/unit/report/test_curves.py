@@ -33,6 +33,23 @@ def test_it_names_model_data_run_and_time(tmp_path: Path) -> None:
     assert "mine-1, 2 stages, 1 round in 1:02:05" in picture
 
 
+@pytest.mark.parametrize(
+    ("task", "family", "unit"),
+    [
+        ("llm", "gpt", "nats per token"),
+        ("cv", "mlp", "nats per image"),
+        ("speech", "wav2vec2", "nats per character"),
+        ("image_gen", "biggan", "of both players per image"),
+    ],
+)
+def test_it_says_what_a_loss_is_of(tmp_path: Path, task: str, family: str, unit: str) -> None:
+    trained(tmp_path)
+    values = {"data": {"task_type": task, "dataset_name": "/home/ann/mine"}, "model": {"family": family}}
+    path = write_curves(tmp_path, Config.model_validate(values), RunId("mine-1"))
+    assert path is not None
+    assert f"loss, {unit}" in path.read_text()
+
+
 def test_a_run_that_has_trained_nothing_leaves_none(tmp_path: Path) -> None:
     assert write_curves(tmp_path, Config(), RunId("mine-1")) is None
     assert not list(tmp_path.iterdir())

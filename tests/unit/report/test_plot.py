@@ -12,7 +12,7 @@ from shoal.events.run import LossPart
 from shoal.report.learning import Learning, Trained
 from shoal.report.plot import BOTTOM, LEFT, RIGHT, TOP, Caption, draw, merged, thinned
 
-CAPTION = Caption("gpt on <mine>", "run-1, 2 stages", "token", has_perplexity=True)
+CAPTION = Caption("gpt on <mine>", "run-1, 2 stages", "nats per token", has_perplexity=True)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -56,7 +56,7 @@ def test_it_says_what_it_shows_with_units_and_the_last_losses() -> None:
     )
     assert "held-out loss 2.5, perplexity 12.18" in said
     assert {"0", "10", "20", "30", "40"} <= set(said)
-    of_images = Caption("mlp on digits", "run-2", "image", has_perplexity=False)
+    of_images = Caption("mlp on digits", "run-2", "nats per image", has_perplexity=False)
     assert "held-out loss 2.5" in texts(draw(learning(), of_images))
 
 
