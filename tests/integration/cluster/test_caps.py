@@ -63,11 +63,13 @@ async def test_a_server_whose_memory_is_too_small_says_so_to_everybody_and_the_r
         compute = cluster.servers[1].replica.compute
         loss, asked = compute.loss, list[int]()
 
-        def small(key: StepKey, microbatch: int, input: Tensor, labels: Tensor, weight: float) -> Tensor:
+        def small(
+            key: StepKey, microbatch: int, input: Tensor, labels: Tensor, weight: float, *, loss_scale: float
+        ) -> Tensor:
             asked.append(len(labels))
             if len(labels) > 1:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            return loss(key, microbatch, input, labels, weight)
+            return loss(key, microbatch, input, labels, weight, loss_scale=loss_scale)
 
         compute.loss = small  # type: ignore[method-assign]
         caps = list[dict[PeerId, int]]()

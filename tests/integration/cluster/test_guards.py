@@ -68,11 +68,13 @@ def poison(server: ClusterServer, number: int) -> list[StepKey]:
     compute, done = server.replica.compute, list[StepKey]()
     loss = compute.loss
 
-    def poisoned(key: StepKey, microbatch: int, input: Tensor | None, labels: Tensor, weight: float) -> Tensor:
+    def poisoned(
+        key: StepKey, microbatch: int, input: Tensor | None, labels: Tensor, weight: float, *, loss_scale: float
+    ) -> Tensor:
         if key.number == number and microbatch == 1 and input is not None:
             done.append(key)
             input = torch.full_like(input, math.nan)
-        return loss(key, microbatch, input, labels, weight)
+        return loss(key, microbatch, input, labels, weight, loss_scale=loss_scale)
 
     compute.loss = poisoned  # type: ignore[method-assign]
     return done
