@@ -1,18 +1,21 @@
-"""`shoal events` and `shoal explain`: what has happened to a run of this host's log folder, and what that means.
+"""`shoal events`, `shoal logs` and `shoal explain`: what has happened to a run of this host, and what that means.
 
-events.jsonl, as the run's client writes it --lines--> time, name and sentence, with what to do below it
+events.jsonl, by the run's client --.                              .--> time, name, sentence; what to do below it
+*.log, by each role               --'-> lines, in order of time --'--> time, level, role, name and values
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import anyio
 
@@ -27,6 +30,17 @@ from shoal.log import old_files
 _LOOK_S = 0.2
 _SHOWN_RUNS = 5
 _VALUE_CHARACTERS = 40
+_LOGS = "*.log"
+
+
+class Line(NamedTuple):
+    """One line of a file of JSON objects."""
+
+    at: datetime
+    level: str
+    event: str
+    values: dict[str, Any]
+    text: str
 
 
 def print_events(wanted: str, log_dir: Path, *, follow: bool, everything: bool, as_json: bool) -> int:
@@ -40,12 +54,32 @@ def print_events(wanted: str, log_dir: Path, *, follow: bool, everything: bool, 
     Raises:
         ConfigError: there is no such run, or more than one, or its events cannot be read.
     """
-    folder = _folder(wanted, log_dir)
-    write = partial(_write, known=catalogue(), everything=everything, as_json=as_json)
-    try:
-        anyio.run(_print, folder, follow, write)
-    except OSError as error:
-        raise ConfigError(f"cannot read {folder / EVENTS_FILE} ({error.strerror or error})") from error
+    folder = _folder(wanted, log_dir, EVENTS_FILE)
+    told = partial(_told, known=catalogue(), everything=everything)
+    _print(folder, EVENTS_FILE, told, follow=follow, as_json=as_json)
+    return 0
+
+
+def print_logs(wanted: str, log_dir: Path, *, role: str, level: str, follow: bool, as_json: bool) -> int:
+    """Print what the roles of a run have logged on this host, in order of time; return the exit code.
+
+    Args:
+        wanted: as for `print_events`.
+        role: as `server` or `server_1`; empty: all of them.
+        level: the least severe one.
+
+    Raises:
+        ConfigError: as `print_events`; there is no such role or level.
+    """
+    least = logging.getLevelNamesMapping().get(level.upper())
+    if least is None:
+        raise ConfigError(f"--level {level}: there is debug, info, warning and error")
+    folder = _folder(wanted, log_dir, _LOGS)
+    pattern = f"{role}*.log"
+    if not any(folder.glob(pattern)):
+        there = ", ".join(sorted(path.stem for path in folder.glob(_LOGS)))
+        raise ConfigError(f"no role called {role} has logged in {folder}; there is {there}")
+    _print(folder, pattern, partial(_logged, least=least), follow=follow, as_json=as_json)
     return 0
 
 
@@ -73,19 +107,22 @@ def explain(name: str) -> int:
     return 0
 
 
-def _folder(wanted: str, log_dir: Path) -> Path:
-    """The folder of the run that is meant; raises as `print_events`."""
-    if wanted and (Path(wanted) / EVENTS_FILE).is_file():
+def _folder(wanted: str, log_dir: Path, pattern: str) -> Path:
+    """The folder of the run that is meant, which has such files; raises as `print_events`."""
+    if wanted and any(Path(wanted).glob(pattern)):
         return Path(wanted)
     # `logs/sandbox` is a link to the newest run of that name.
-    found = {path.parent.resolve(): path.stat().st_mtime for path in log_dir.glob(f"*/{EVENTS_FILE}")}
+    found: dict[Path, float] = {}
+    for path in log_dir.glob(f"*/{pattern}"):
+        folder = path.parent.resolve()
+        found[folder] = max(found.get(folder, 0.0), path.stat().st_mtime)
     folders = sorted((each for each in found if each.name.startswith(wanted)), key=lambda each: -found[each])
     named = [each for each in folders if each.name == wanted or not wanted]
     if not folders:
         which = f"no run called {wanted}" if wanted else "no run"
+        where = "; events are on the host of the run's client" if pattern == EVENTS_FILE else ""
         raise ConfigError(
-            f"{which} in {log_dir.absolute()} has left its events: they are on the host of the run's client; give the "
-            "run's folder, or --log-dir"
+            f"{which} has left {pattern} in a folder in {log_dir.absolute()}{where}: give its folder, or --log-dir"
         )
     if not named and len(folders) > 1:
         names = ", ".join(each.name for each in folders[:_SHOWN_RUNS])
@@ -94,64 +131,103 @@ def _folder(wanted: str, log_dir: Path) -> Path:
     return (named or folders)[0]
 
 
-async def _print(folder: Path, follow: bool, write: Callable[[bytes], None]) -> None:
-    lines = _lines(folder / EVENTS_FILE, follow, lambda: _lives(folder))
-    async for line in lines:
-        write(line)
+def _print(folder: Path, pattern: str, told: Callable[[Line], Iterable[str]], *, follow: bool, as_json: bool) -> None:
+    """Print what is told of the lines in such files; raises ConfigError if one cannot be read."""
+
+    def write(line: Line) -> None:
+        texts = [without_controls(text) for text in told(line)]
+        for text in [line.text] * bool(texts) if as_json else texts:
+            print(text, flush=True)
+
+    try:
+        anyio.run(_follow, folder, pattern, write, (lambda: _lives(folder)) if follow else lambda: False)
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename or folder} ({error.strerror or error})") from error
 
 
 def _lives(folder: Path) -> bool:
-    return any(Path(note.log_dir).resolve() == folder.resolve() for note in living_runs() if note.hosts == "client")
+    return any(Path(note.log_dir).resolve() == folder.resolve() for note in living_runs())
 
 
-async def _lines(path: Path, follow: bool, lives: Callable[[], bool]) -> AsyncGenerator[bytes]:
-    """Yield lines, the oldest that is kept first; of a file that is followed, new ones as long as something `lives`."""
-    clock, begun = SystemClock(), b""
-    for old in old_files(path):
-        for line in old.read_bytes().splitlines():
-            yield line
-    file = path.open("rb")
-    try:
+async def _follow(folder: Path, pattern: str, write: Callable[[Line], None], lives: Callable[[], bool]) -> None:
+    """Give what is in such files, in order of time; then what is added to them, as long as something `lives`."""
+    clock = SystemClock()
+    with ExitStack() as stack:
+        files: dict[Path, _File] = {}
         while True:
-            # Looked at before it is read: whoever has ended, or begun another file, writes no more lines here.
-            is_last, is_full = not follow or not lives(), _is_another(path, file.fileno())
-            for part in file:
-                begun += part
-                if begun.endswith(b"\n"):
-                    yield begun
-                    begun = b""
-            if is_full:
-                file.close()
-                file = path.open("rb")
-            elif is_last:
+            # Looked at before files are read: whoever has ended writes no more lines.
+            is_last = not lives()
+            for path in _paths(folder, pattern):
+                if path not in files:
+                    files[path] = _File(path)
+                    stack.callback(files[path].close)
+            new = (line for file in files.values() for text in file.new_lines() if (line := _parsed(text)))
+            for line in sorted(new, key=lambda line: line.at):
+                write(line)
+            if is_last:
                 return
-            else:
-                await clock.sleep_s(_LOOK_S)
-    finally:
-        file.close()
+            await clock.sleep_s(_LOOK_S)
 
 
-def _is_another(path: Path, descriptor: int) -> bool:
-    """Whether another file than the open one has its name now."""
-    return path.exists() and not os.path.samestat(path.stat(), os.fstat(descriptor))
+def _paths(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.glob(pattern))
 
 
-def _write(line: bytes, known: dict[str, type[Event]], *, everything: bool, as_json: bool) -> None:
+class _File:
+    """A file of lines that somebody may still write, bounded as `shoal.log` keeps it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._begun = b""  # of the line that is being written
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def new_lines(self) -> Iterator[bytes]:
+        """Yield the whole lines that have come since; at first all that are kept. Raises OSError."""
+        if self._file is None:
+            for old in old_files(self._path):
+                yield from old.read_bytes().splitlines()
+            self._file = self._path.open("rb")
+        # Looked at before it is read: who has begun another file writes no more lines to this one.
+        while self._is_full(self._file):
+            yield from self._whole(self._file)
+            self._file.close()
+            self._file = self._path.open("rb")
+        yield from self._whole(self._file)
+
+    def _whole(self, file: BinaryIO) -> Iterator[bytes]:
+        for part in file:
+            self._begun += part
+            if self._begun.endswith(b"\n"):
+                yield self._begun
+                self._begun = b""
+
+    def _is_full(self, file: BinaryIO) -> bool:
+        return self._path.exists() and not os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
+
+
+def _parsed(text: bytes) -> Line | None:
     try:
-        values: dict[str, Any] = json.loads(line)
+        values: dict[str, Any] = json.loads(text)
         at = datetime.fromisoformat(values.pop("time")).astimezone()
-        name, level = str(values.pop("event")), str(values.pop("level"))
+        return Line(at, str(values.pop("level")), str(values.pop("event")), values, text.decode().rstrip())
     except (ValueError, KeyError, AttributeError, TypeError):
-        return  # whoever wrote it was killed meanwhile
-    kind = known.get(name)
-    said = values.pop("says", "") or _brief(kind, values)
+        return None  # whoever wrote it was killed meanwhile
+
+
+def _told(line: Line, known: dict[str, type[Event]], *, everything: bool) -> Iterator[str]:
+    """What a person reads of something that the client has noted."""
+    kind = known.get(line.event)
+    said = line.values.get("says", "") or _brief(kind, line.values)
     if not said and not everything:
         return
-    if as_json:
-        print(line.decode().rstrip(), flush=True)
-        return
-    for text in _shown(at, name, level, said, values, kind):
-        print(without_controls(text), flush=True)
+    mark = "" if line.level == "INFO" else f"{line.level} "
+    yield f"{line.at:%H:%M:%S}  {line.event:<24}{mark}{said or _short(line.values)}"
+    if said and kind is not None and kind.do:
+        yield f"{'':<34}{kind.do}"
 
 
 def _brief(kind: type[Event] | None, values: dict[str, Any]) -> str:
@@ -161,16 +237,18 @@ def _brief(kind: type[Event] | None, values: dict[str, Any]) -> str:
         return ""  # of a round in which nothing was trained, or of another version
 
 
-def _shown(
-    at: datetime, name: str, level: str, said: str, values: dict[str, Any], kind: type[Event] | None
-) -> Iterator[str]:
-    mark = "" if level == "INFO" else f"{level} "
-    told = said or "  ".join(f"{key}={_short(value)}" for key, value in values.items())
-    yield f"{at:%H:%M:%S}  {name:<24}{mark}{told}"
-    if said and kind is not None and kind.do:
-        yield f"{'':<34}{kind.do}"
+def _logged(line: Line, least: int) -> Iterator[str]:
+    """What a person reads of a line of a log."""
+    if logging.getLevelNamesMapping().get(line.level, logging.ERROR) < least:
+        return
+    values = {name: value for name, value in line.values.items() if name not in ("process", "logger", "error")}
+    role = line.values.get("process", "")
+    yield f"{line.at:%H:%M:%S}  {line.level:<8}{role:<14}{line.event}  {_short(values)}".rstrip()
+    if "error" in line.values:
+        yield str(line.values["error"])
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _VALUE_CHARACTERS else f"{text[: _VALUE_CHARACTERS - 1]}…"
+def _short(values: dict[str, Any]) -> str:
+    texts = ((name, str(value)) for name, value in values.items())
+    most = _VALUE_CHARACTERS
+    return "  ".join(f"{name}={text if len(text) <= most else f'{text[: most - 1]}…'}" for name, text in texts)

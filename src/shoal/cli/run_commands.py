@@ -18,6 +18,15 @@ RunName = Annotated[
     # A flag may come first: `_steer` tells it from a name.
     Parameter(allow_leading_hyphen=True, help="The run, or how its name begins; without it, the only one there is."),
 ]
+WrittenRun = Annotated[
+    str, Parameter(help="Its folder or name, or how that begins; without it, the newest in --log-dir.")
+]
+Follow = Annotated[
+    bool, Switch, Parameter(name=("--follow", "-f"), help="Go on for as long as the run lives on this host.")
+]
+AsJsonLines = Annotated[bool, Switch, Parameter(name="--json", help="Print a JSON object a line.")]
+LogDir = Annotated[Path, Parameter(help="Where runs leave their folders.")]
+_LOGS = Path("logs")
 InitialPeers = Annotated[
     list[str] | None,
     Parameter(help="Addresses of the swarm as for start-servers: for a run whose client is on another host."),
@@ -48,16 +57,14 @@ def status(
 
 
 def events(
-    run: Annotated[str, Parameter(help="Its folder or name, or how that begins; else the newest of --log-dir.")] = "",
+    run: WrittenRun = "",
     *,
-    follow: Annotated[
-        bool, Switch, Parameter(name=("--follow", "-f"), help="Go on for as long as the run lives on this host.")
-    ] = False,
+    follow: Follow = False,
     everything: Annotated[
         bool, Switch, Parameter(name="--all", help="Also what says nothing to who only watches.")
     ] = False,
-    as_json: Annotated[bool, Switch, Parameter(name="--json", help="Print a JSON object a line.")] = False,
-    log_dir: Annotated[Path, Parameter(help="Where runs leave their folders.")] = Path("logs"),
+    as_json: AsJsonLines = False,
+    log_dir: LogDir = _LOGS,
 ) -> int:
     """Say what has happened to a run, as its client has noted it: when, what, and what to do.
 
@@ -66,6 +73,21 @@ def events(
     from shoal.cli.event_lines import print_events
 
     return print_events(run, log_dir, follow=follow, everything=everything, as_json=as_json)
+
+
+def logs(
+    run: WrittenRun = "",
+    *,
+    role: Annotated[str, Parameter(help="Only of server, client, trainer_1, ...")] = "",
+    level: Annotated[str, Parameter(help="The least severe: debug, info, warning or error.")] = "info",
+    follow: Follow = False,
+    as_json: AsJsonLines = False,
+    log_dir: LogDir = _LOGS,
+) -> int:
+    """Say what the roles of a run have logged on this host, in order of time."""
+    from shoal.cli.event_lines import print_logs
+
+    return print_logs(run, log_dir, role=role, level=level, follow=follow, as_json=as_json)
 
 
 def explain(name: Annotated[str, Parameter(help="Of an event; without it all are listed.")] = "") -> int:

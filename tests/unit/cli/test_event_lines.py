@@ -15,7 +15,7 @@ from shoal.clock import SystemClock
 from shoal.events.base import EVENTS_FILE, Event, catalogue
 from shoal.events.mirror import MirrorsBehind
 from shoal.events.run import EvaluationDone, RunStopped
-from shoal.log import NUM_OLD_FILES, LinesFile
+from shoal.log import LinesFile
 
 
 def left(folder: Path, *events: Event) -> Path:
@@ -57,7 +57,7 @@ def test_all_that_was_noted_has_its_values_also_where_they_are_long(
 ) -> None:
     folder = left(tmp_path / "one")
     with (folder / EVENTS_FILE).open("a") as file:
-        values = {"time": "2026-01-01T00:00:00Z", "level": "INFO", "event": "of.a.later.version", "peers": "p" * 99}
+        values = {"time": "2099-01-01T00:00:00Z", "level": "INFO", "event": "of.a.later.version", "peers": "p" * 99}
         file.write(f'{json.dumps(values)}\n{{"event": "cut in the mid')
     assert len(told(capsys, "events", folder)) == 1
     *_, line = told(capsys, "events", folder, "--all")
@@ -94,39 +94,65 @@ def test_a_run_is_found_by_name_by_its_beginning_or_as_the_newest(
     assert "say which run, there are" in error
     assert "gpt-1" in error
     assert "no run called bert" in refused(capsys, "events", "bert", *here)
-    assert "no run in" in refused(capsys, "events", "--log-dir", tmp_path / "gpt-1")
+    assert "no run has left events.jsonl" in refused(capsys, "events", "--log-dir", tmp_path / "gpt-1")
 
 
 def _written(folder: Path) -> float:
     return (folder / EVENTS_FILE).stat().st_mtime
 
 
-async def test_a_file_is_followed_over_its_successors_until_the_run_is_over(tmp_path: Path) -> None:
-    path, lives = tmp_path / EVENTS_FILE, True
+async def test_files_are_followed_over_their_successors_until_the_run_is_over(tmp_path: Path) -> None:
+    path, lives = tmp_path / "client_0.log", True
     file = LinesFile(path)
-    file.write("first")
-    read: list[bytes] = []
+    read: list[str] = []
 
-    async def follow() -> None:
-        async for line in event_lines._lines(path, True, lambda: lives):
-            read.append(line.rstrip())
+    def write(number: int) -> None:
+        file.write(json.dumps({"time": f"2026-01-01T00:00:{number:02}Z", "level": "INFO", "event": f"e{number}"}))
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(follow)
-        await _until(lambda: len(read) == 1)
-        file.write("second")
+        write(1)
+        tasks.start_soon(event_lines._follow, tmp_path, "*.log", lambda line: read.append(line.event), lambda: lives)
+        await _until(lambda: read == ["e1"])
+        write(2)
         await _until(lambda: len(read) == 2)
-        path.rename(path.with_name(f"{EVENTS_FILE}.1"))
+        path.rename(path.with_name("client_0.log.1"))
         file.close()
-        file.write("third")
+        write(3)
         await _until(lambda: len(read) == 3)
-        file.write("last")
+        late = LinesFile(tmp_path / "server_0.log")
+        late.write('{"time": "2026-01-01T00:00:04Z", "level": "INFO", "event": "e4"}')
+        late.close()
+        write(5)
         lives = False
     file.close()
-    assert read == [b"first", b"second", b"third", b"last"]
-    assert NUM_OLD_FILES >= 1
-    again = [line.rstrip() async for line in event_lines._lines(path, False, lambda: True)]
+    assert read == ["e1", "e2", "e3", "e4", "e5"]
+    again: list[str] = []
+    await event_lines._follow(tmp_path, "*.log", lambda line: again.append(line.event), lambda: False)
     assert again == read
+
+
+def test_logs_of_all_roles_are_told_in_order_of_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    for second, role, level, more in (
+        (2, "server_0", "WARNING", {"peer": "p"}),
+        (1, "client_0", "INFO", {}),
+        (3, "server_1", "ERROR", {"error": "Traceback\n  of two lines"}),
+    ):
+        values = {"time": f"2026-01-01T00:00:0{second}Z", "level": level, "process": role, "logger": "shoal", **more}
+        with (folder / f"{role}.log").open("a") as file:
+            file.write(f"{json.dumps({**values, 'event': f'e{second}'})}\n")
+    lines = told(capsys, "logs", "one", "--log-dir", tmp_path)
+    assert [line[10:] for line in lines[:3]] == [
+        "INFO    client_0      e1",
+        "WARNING server_0      e2  peer=p",
+        "ERROR   server_1      e3",
+    ]
+    assert lines[3:] == ["Traceback", "  of two lines"]
+    assert len(told(capsys, "logs", folder, "--level", "warning", "--json")) == 2
+    assert [line[18:] for line in told(capsys, "logs", folder, "--role", "server_0")] == ["server_0      e2  peer=p"]
+    assert "there is client_0, server_0, server_1" in refused(capsys, "logs", folder, "--role", "monitor")
+    assert "there is debug, info, warning and error" in refused(capsys, "logs", folder, "--level", "loud")
 
 
 async def _until(holds: Any) -> None:
