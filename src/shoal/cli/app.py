@@ -376,9 +376,7 @@ def chaos(
 
     config_path = found(config_path or SANDBOX)
     run_flags = (*TRAINING_FLAGS, *flags)
-    config = load(config_path, run_flags, _CHAOS_FLAGS)
-    if problem := config.whole_swarm_problem():
-        raise ConfigError(problem)
+    config = load_whole(config_path, run_flags, own_flags=_CHAOS_FLAGS)
     options = ChaosOptions(
         seed=seed,
         for_s=parse_duration_s(for_, "--for"),

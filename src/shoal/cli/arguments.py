@@ -78,18 +78,22 @@ def load(config_path: Path | None, flags: Sequence[str], own_flags: Sequence[str
     return load_config(config_path and found(config_path), flags, other_flags=own_flags)
 
 
-def load_new(config_path: Path | None, flags: Sequence[str], *, tiny: bool = False) -> Config:
+def load_new(
+    config_path: Path | None, flags: Sequence[str], *, tiny: bool = False, own_flags: Sequence[str] = _OWN_FLAGS
+) -> Config:
     """Load the configuration of a run that begins; with `tiny`, in small."""
     if not tiny:
-        return load(config_path or SANDBOX, flags)
+        return load(config_path or SANDBOX, flags, own_flags)
     from shoal.cli.tiny import load_tiny
 
-    return load_tiny(found(config_path or SANDBOX), flags, _OWN_FLAGS)
+    return load_tiny(found(config_path or SANDBOX), flags, own_flags)
 
 
-def load_whole(config_path: Path | None, flags: Sequence[str], *, tiny: bool = False) -> Config:
+def load_whole(
+    config_path: Path | None, flags: Sequence[str], *, tiny: bool = False, own_flags: Sequence[str] = _OWN_FLAGS
+) -> Config:
     """Load the configuration of a swarm that this machine alone has to be."""
-    config = load_new(config_path, flags, tiny=tiny)
+    config = load_new(config_path, flags, tiny=tiny, own_flags=own_flags)
     if problem := config.whole_swarm_problem():
         raise ConfigError(problem)
     return config

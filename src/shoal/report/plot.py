@@ -188,9 +188,9 @@ def _axes(across: _Across, up: _Up, caption: Caption) -> list[str]:
     lines += [_line(across(tick), BOTTOM, across(tick), BOTTOM + 4, "g") for tick in across.ticks()]
     lines += [_text(across(tick), BOTTOM + 18, _short(tick), "m") for tick in across.ticks()]
     lines.append(_text((LEFT + RIGHT) / 2, HEIGHT - 12, "samples trained on", "m"))
-    unit = f"loss, {caption.unit}{', logarithmic' if up.is_log else ''}"
+    title = f"loss, {caption.unit}{', logarithmic' if up.is_log else ''}"
     middle = (TOP + BOTTOM) / 2
-    lines.append(f'<text class="m" transform="translate(16 {middle:g}) rotate(-90)">{escape(unit)}</text>')
+    lines.append(f'<text class="m" transform="translate(16 {middle:g}) rotate(-90)">{escape(title)}</text>')
     return lines
 
 
