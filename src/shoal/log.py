@@ -180,8 +180,10 @@ class TerminalFormatter(logging.Formatter):
 class _FileHandler(RotatingFileHandler):
     """Says once when the file cannot be written; what is logged until it can is lost, and the process goes on."""
 
-    def __init__(self, path: Path, *, delay: bool = False) -> None:
-        super().__init__(path, maxBytes=MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", delay=delay)
+    def __init__(self, path: Path, *, max_bytes: int | None = None, delay: bool = False) -> None:
+        super().__init__(
+            path, maxBytes=max_bytes or MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", delay=delay
+        )
         self._is_failing = self._has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -206,9 +208,13 @@ class _FileHandler(RotatingFileHandler):
 class LinesFile:
     """A file of lines beside the logs: bounded as they are, each line there at once, and no line worth a process."""
 
-    def __init__(self, path: Path) -> None:
-        """Remember the path: the file is opened for its first line."""
-        self._handler = _FileHandler(path, delay=True)
+    def __init__(self, path: Path, *, max_bytes: int | None = None) -> None:
+        """Remember the path: the file is opened for its first line.
+
+        Args:
+            max_bytes: of the file, `MAX_FILE_BYTES` if None; `NUM_OLD_FILES` full ones are kept.
+        """
+        self._handler = _FileHandler(path, max_bytes=max_bytes, delay=True)
 
     def write(self, line: str) -> None:
         """Append a line; where that fails, standard error says so once."""

@@ -196,6 +196,7 @@ class Client:
             clock=clock,
             ledger=self.ledger,
         )
+        self.ledger.pass_on = self.reports.pass_on_event
         self.counters = CounterTotals(
             endpoint,
             self.reports.post,

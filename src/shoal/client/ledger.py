@@ -2,7 +2,7 @@
 
 event --note--> diary, if it is counted
            '--> log
-           '--> events.jsonl, but for what comes with every step
+           '--> events.jsonl and the monitor, but for what comes with every step
            '--> the user's screen, if it says something
            '--> RunTotals --what follows from it--> note
 """
@@ -29,6 +29,7 @@ class Ledger:
 
     Attributes:
         totals: what all of it comes to. Only `note` changes them.
+        pass_on: is given each line of `events.jsonl` when it is written; for the monitor.
         earlier: what earlier starts of this client have counted since the round began; the totals have it.
     """
 
@@ -52,6 +53,7 @@ class Ledger:
         self._clock = clock
         self._diary = diary
         self._show = show
+        self.pass_on: Callable[[str], None] = lambda _: None
         self._file = None if log_dir is None else LinesFile(log_dir / EVENTS_FILE)
         self.totals = RunTotals() if diary is None else diary.saved.totals
         self.earlier: Sequence[DiaryEvent] = () if diary is None else diary.events
@@ -78,8 +80,11 @@ class Ledger:
             self._diary.note(event)
         emit(logger, event)
         said = event.say()
-        if self._file is not None and event.level > logging.DEBUG:
-            self._file.write(json_line(self._values(event, said)))
+        if event.level > logging.DEBUG:
+            line = json_line(self._values(event, said))
+            if self._file is not None:
+                self._file.write(line)
+            self.pass_on(line)
         if said:
             self._show(said)
             if event.do:

@@ -22,7 +22,16 @@ from shoal.runtime.changes import Changes
 from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, RouterReport
-from shoal.wire.messages.control import EvalReport, Metrics, PeerMetrics, StepReport, TrainerDone, TrainerStuck
+from shoal.wire.messages.control import (
+    MAX_NOTED_CHARS,
+    EvalReport,
+    Metrics,
+    Noted,
+    PeerMetrics,
+    StepReport,
+    TrainerDone,
+    TrainerStuck,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +159,11 @@ class Reports:
         """Send a peer's own numbers to the monitor, if it is there."""
         if self._monitor_rests.expired():
             self._endpoint.post(self._monitor, numbers)
+
+    def pass_on_event(self, line: str) -> None:
+        """Send what was noted to the monitor, if it is there; it reads what it has missed in the file."""
+        if self._monitor_rests.expired() and len(line) <= MAX_NOTED_CHARS:
+            self._endpoint.post(self._monitor, Noted(line))
 
     async def follow(self, swarm_changed: Callable[[], Awaitable[object]]) -> None:
         """Tell the monitor who is there, also while no step is committed, until cancelled.

@@ -39,7 +39,7 @@ from shoal.events.base import emit
 from shoal.events.registry import DhtDeaf, DhtRetrying
 from shoal.identity import Identity
 from shoal.ids import PeerId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from shoal import log, telemetry
+from shoal import log
 from shoal.clock import Clock
 from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
@@ -19,6 +19,7 @@ from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, JoinedDht
+from shoal.telemetry.registry import MetricRegistry
 
 _MAX_ASKED = 8
 
@@ -30,7 +31,7 @@ async def open_registry(
     clock: Clock,
     initial_peers: Sequence[str],
     host_maddrs: Sequence[str],
-    metrics: telemetry.MetricRegistry | None = None,
+    metrics: MetricRegistry | None = None,
     membership: Membership | None = None,
 ) -> AsyncGenerator[tuple[DhtNode, Registry]]:
     """Start a DHT node and a registry over it. The caller runs the registry; the node ends with the context. As long as
@@ -74,7 +75,7 @@ async def join_swarm(
     identity: Identity,
     control: RoleControl,
     clock: Clock,
-    metrics: telemetry.MetricRegistry | None = None,
+    metrics: MetricRegistry | None = None,
     membership: Membership | None = None,
 ) -> AsyncGenerator[Registry]:
     """Join the DHT and watch it until the context is left; own records are withdrawn then.

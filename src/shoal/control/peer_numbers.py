@@ -16,7 +16,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from shoal.ids import PeerId
-from shoal.telemetry import CATALOGUE, MetricKind, base_name, quantile, totals_of
+from shoal.telemetry.catalogue import CATALOGUE, MetricKind
+from shoal.telemetry.registry import base_name, quantile, totals_of
 from shoal.wire.messages.control import MetricReport
 
 FRESH_S: Final = 6.0
@@ -102,7 +103,8 @@ class PeerNumbers:
         if known is None:
             return {}
         values = {name: float(total) for name, total in totals_of(known.report.counters).items()}
-        values |= known.report.gauges
+        for name, value in known.report.gauges.items():
+            values[base_name(name)] = values.get(base_name(name), 0.0) + value
         values |= known.speeds()
         histograms = defaultdict[str, Counter[int]](Counter)
         for name, counts in known.report.histograms.items():

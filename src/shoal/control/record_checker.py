@@ -17,7 +17,7 @@ from shoal.events.base import emit
 from shoal.events.registry import ClockDiffers, RecordRefused
 from shoal.ids import PeerId
 from shoal.log import FloodGate
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from shoal.config.start import RoleStart
 from shoal.identity import Identity
 from shoal.ids import RunId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import limits_for
 from shoal.transport.peers import StreamEndpoint

@@ -20,7 +20,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from shoal import log, telemetry
+from shoal import log
 from shoal.clock import SystemClock
 from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
@@ -41,6 +41,7 @@ from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, RoleReady, RunAnnounced, RunConcluded, ScoutReady
 from shoal.swarm.view import Run, SwarmView
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.dispatch import dispatch
 from shoal.wire.handshake import version_misfit
 from shoal.wire.messages.control import TellRun
@@ -70,7 +71,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
 async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
     config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
-    metrics = telemetry.MetricRegistry()
+    metrics = MetricRegistry()
     async with join_swarm(spec, identity, control, clock, metrics) as registry:
         num_stages = config.num_stages
         if spec.run_id:

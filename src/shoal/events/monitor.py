@@ -49,8 +49,9 @@ class PeersMeasured(Event, frozen=True, tag="monitor.peers"):
     measured: dict[str, dict[str, float]]
 
 
-class WandbUnfinished(Event, frozen=True, tag="wandb.unfinished"):
-    """W&B had not sent everything when the monitor ended."""
+class ExportUnfinished(Event, frozen=True, tag="export.unfinished"):
+    """One of the ways out, as W&B, had not written everything when the monitor ended."""
 
     level = WARNING
+    exporter: str
     timeout_s: float

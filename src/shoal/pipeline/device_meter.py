@@ -15,7 +15,7 @@ from collections.abc import Sequence, Set
 from shoal.clock import Clock
 from shoal.ids import StepKey
 from shoal.swarm.step_operations import OperationKind
-from shoal.telemetry import Counter, MetricRegistry
+from shoal.telemetry.registry import Counter, MetricRegistry
 from shoal.wire.messages.step import StepEntry
 
 

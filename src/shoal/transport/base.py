@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from shoal.ids import PeerId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.link_meter import LinkEstimate
 from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.tensors import WireTensor

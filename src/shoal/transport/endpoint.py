@@ -9,7 +9,7 @@ from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.hardware import machine_name
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.carrier import Carrier
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
 from shoal.transport.peers import StreamEndpoint

@@ -9,7 +9,7 @@ from collections import Counter
 from shoal.events.base import emit
 from shoal.events.links import TransportLost
 from shoal.ids import PeerId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import PeerLost
 from shoal.transport.event_queue import EventQueue
 

@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from shoal.errors import ConfigError, RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import Endpoint, EventStream, PeerUp, Received, TransportEvent
 from shoal.transport.event_queue import EventQueue
 from shoal.transport.link_meter import LinkEstimate

@@ -26,7 +26,7 @@ from shoal.errors import ConfigError, HandshakeError, Offence
 from shoal.events.base import emit
 from shoal.events.links import TransportUp
 from shoal.ids import PeerId, RunId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.admission import Admission
 from shoal.transport.base import Endpoint, EventStream, PeerUp, Received
 from shoal.transport.buffer_pool import keep_trimmed

@@ -7,7 +7,7 @@ import logging
 from shoal.errors import HandshakeError, Offence
 from shoal.events.links import TransportRefused
 from shoal.log import FloodGate
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.connection import Connection
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from shoal.control.records import MAX_RECORD_BYTES, Rejection, RunRecord, StageR
 from shoal.control.registry import Registry
 from shoal.identity import Identity, namespace
 from shoal.ids import PeerId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.handshake import PROTOCOL_VERSION
 
 SWARM = namespace(b"k" * 32, "test")

@@ -13,7 +13,7 @@ from shoal.control.counter_report import counters_logged
 from shoal.control.link_report import log_links
 from shoal.events.links import RoleLinks, RoundLinks
 from shoal.ids import PeerId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import Endpoint
 from shoal.transport.link_meter import LinkEstimate
 

@@ -11,7 +11,7 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.control.counter_report import counters_reported
 from shoal.ids import PeerId
-from shoal.telemetry import FIRST_BUCKET, LAST_BUCKET
+from shoal.telemetry.registry import FIRST_BUCKET, LAST_BUCKET
 from shoal.transport.base import Received
 from shoal.transport.dispatch import measured
 from shoal.transport.memory import MemoryNetwork

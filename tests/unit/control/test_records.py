@@ -35,7 +35,7 @@ from shoal.control.records import (
 )
 from shoal.identity import Identity
 from shoal.ids import PeerId
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.handshake import PROTOCOL_VERSION
 
 ALICE, MALLORY = Identity.generate(), Identity.generate()

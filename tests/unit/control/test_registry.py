@@ -20,7 +20,7 @@ from shoal.errors import BootstrapError, InvariantViolation
 from shoal.identity import Identity
 from shoal.ids import StageIndex
 from shoal.swarm.assignment import StageNeed
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 
 NAMESPACE = "n" * 64
 ADDRESSES = ("unix:/a",)

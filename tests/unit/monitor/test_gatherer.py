@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import anyio
 import pytest
 
-from shoal.clock import SystemClock
+from shoal.clock import Clock, SystemClock
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.monitor.service import Gatherer
+from shoal.monitor.exporters.base import Exporter, NotedEvent
+from shoal.monitor.gatherer import Gatherer
 from shoal.monitor.status import Status
 from shoal.swarm.view import PeerLabel, SwarmView
+from shoal.telemetry.rows import MetricRow
 from shoal.transport.base import Received
-from shoal.wire.messages.control import MetricReport, Metrics, PeerMetrics
+from shoal.wire.messages.control import MetricReport, Metrics, Noted, PeerMetrics
 
 pytestmark = pytest.mark.anyio
 
@@ -23,16 +24,24 @@ CLIENT, SERVER, TRAINER = PeerId("client"), PeerId("12D3KooWserver00"), PeerId("
 VIEW = SwarmView(labels={SERVER: PeerLabel("server", "box2", 1)})
 
 
-class _Rows:
-    """A W&B run."""
+class _Exporter:
+    """Keeps what it is given."""
 
     def __init__(self) -> None:
-        self.rows: list[Mapping[str, float]] = []
+        self.rows: list[MetricRow] = []
+        self.events: list[NotedEvent] = []
+        self.is_closed = False
+        self.has_row = anyio.Event()
 
-    def log(self, values: Mapping[str, float]) -> None:
-        self.rows.append(values)
+    def row(self, row: MetricRow) -> None:
+        self.rows.append(row)
+        self.has_row.set()
+
+    def event(self, event: NotedEvent) -> None:
+        self.events.append(event)
 
     def close(self, timeout_s: float) -> bool:
+        self.is_closed = True
         return True
 
 
@@ -49,9 +58,9 @@ class _Registry:
         return self._views.pop()
 
 
-async def _gatherer(rows: Any) -> Gatherer:
+async def _gatherer(*exporters: Exporter, clock: Clock | None = None) -> Gatherer:
     registry: Any = _Registry()
-    gatherer = Gatherer(Status(2), rows, SystemClock(), CLIENT)
+    gatherer = Gatherer(Status(2), exporters, clock or SystemClock(), CLIENT)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(gatherer.follow, registry)
         await anyio.wait_all_tasks_blocked()
@@ -63,31 +72,57 @@ def _passed_on(peer: PeerId, role: str, committed: int) -> PeerMetrics:
     return PeerMetrics(peer, MetricReport(role, {"step.committed{stage=1}": committed}, {}, {}))
 
 
-async def test_each_peers_numbers_are_in_a_row_of_the_run_under_its_name_once() -> None:
-    rows = _Rows()
-    gatherer = await _gatherer(rows)
+async def test_what_comes_in_a_second_is_one_row_with_each_peer_under_its_name() -> None:
+    exporter = _Exporter()
+    gatherer = await _gatherer(exporter)
     assert gatherer.receive(Received(CLIENT, _passed_on(SERVER, "server", 3)))
     assert gatherer.receive(Received(CLIENT, _passed_on(TRAINER, "trainer", 0)))
-    assert rows.rows == [], "a peer does not know at how many samples that was"
-    for _ in range(2):
-        gatherer.receive(Received(CLIENT, Metrics("client", CLIENT, 1, {"samples": 8.0})))
-    run = {"samples": 8.0, "round": 1.0}
-    assert rows.rows == [
-        run | {"server 1@box2/step.committed": 3.0, "trainer ...trainer0/step.committed": 0.0},
-        run,
-    ]
+    for loss, samples in ((3.0, 8.0), (1.0, 16.0)):
+        gatherer.receive(Received(CLIENT, Metrics("client", CLIENT, 1, {"samples": samples, "loss/train": loss})))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(gatherer.export)
+        with anyio.fail_after(60):
+            await exporter.has_row.wait()
+        tasks.cancel_scope.cancel()
+    [row] = exporter.rows
+    assert row.run == {"samples": 16.0, "round": 1.0, "loss/train": 2.0}
+    assert row.peers == {"server 1@box2": {"step.committed": 3.0}, "trainer ...trainer0": {"step.committed": 0.0}}
+    await gatherer.aclose()
+    assert exporter.rows == [row]
+    assert exporter.is_closed
+
+
+async def test_events_of_the_client_go_to_all_exporters_at_once() -> None:
+    exporters = _Exporter(), _Exporter()
+    gatherer = await _gatherer(*exporters)
+    line = '{"time": "2026-01-01T00:00:00.000+00:00", "level": "WARNING", "event": "server.lost", "says": "it is lost"}'
+    assert gatherer.receive(Received(CLIENT, Noted(line)))
+    for exporter in exporters:
+        [event] = exporter.events
+        assert (event.level, event.event, event.says) == ("WARNING", "server.lost", "it is lost")
+        assert event.line == line.encode()
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"time": 1, "level": "INFO", "event": "a"}', "{"])
+async def test_what_is_no_event_breaks_the_protocol(line: str) -> None:
+    exporter = _Exporter()
+    gatherer = await _gatherer(exporter)
+    with pytest.raises(RemoteProtocolError, match="no event"):
+        gatherer.receive(Received(CLIENT, Noted(line)))
+    assert exporter.events == []
 
 
 async def test_only_the_client_of_this_host_speaks_for_others() -> None:
-    gatherer = await _gatherer(None)
-    with pytest.raises(RemoteProtocolError, match="only the client does"):
-        gatherer.receive(Received(SERVER, _passed_on(TRAINER, "trainer", 3)))
+    gatherer = await _gatherer()
+    for message in (_passed_on(TRAINER, "trainer", 3), Noted("{}")):
+        with pytest.raises(RemoteProtocolError, match="only the client does"):
+            gatherer.receive(Received(SERVER, message))
     assert gatherer.measured([]) == {}
 
 
 async def test_what_each_peer_has_measured_last_is_left_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="shoal")
-    gatherer = await _gatherer(None)
+    gatherer = await _gatherer()
     for committed in (3, 5):
         gatherer.receive(Received(CLIENT, _passed_on(SERVER, "server", committed)))
     await gatherer.aclose()

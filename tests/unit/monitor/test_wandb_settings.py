@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from shoal.config import config_to_json, load_config
 from shoal.ids import PeerId
 from shoal.monitor import service
 from shoal.monitor.spec import MonitorSpec
+from shoal.telemetry.rows import MetricRow
 
 
 class FakeWandb:
@@ -58,7 +60,7 @@ async def test_the_run_belongs_to_the_configured_entity_and_project(
     )
     run = service._wandb_run(start, config, SimpleNamespace(event=lambda *_, **__: None))  # type: ignore[arg-type]
     assert run is not None
-    run.log({"loss/train": 1.0})
+    run.row(MetricRow(datetime.now(UTC), {"loss/train": 1.0}))
     assert run.close(60.0)
     assert {name: api.given[name] for name in ("entity", "project", "id")} == {
         "entity": "team",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.ids import StepKey
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.swarm.step_operations import OperationKind
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.messages.step import StepEntry
 
 

@@ -16,7 +16,7 @@ from shoal.control.record_checker import RecordChecker
 from shoal.errors import RemoteProtocolError, SignatureError
 from shoal.identity import Identity, verify
 from shoal.swarm.records import seal, unseal
-from shoal.telemetry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry
 from shoal.testing.fuzz.frame_parsers import RUN, SAMPLES_EACH
 from shoal.testing.fuzz.grammar import tree_of
 from shoal.testing.fuzz.mutation import changed_bytes, changed_tree

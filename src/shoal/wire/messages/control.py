@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from shoal.ids import PeerId, StepKey
-from shoal.telemetry import FIRST_BUCKET, LAST_BUCKET
+from shoal.telemetry.registry import FIRST_BUCKET, LAST_BUCKET
 from shoal.wire.messages.base import Hop, Number, Replicas, RouterReport, StepRange, Struct
 
 
@@ -174,8 +174,8 @@ Bucket = Annotated[int, msgspec.Meta(ge=FIRST_BUCKET, le=LAST_BUCKET)]
 
 
 class MetricReport(Struct, frozen=True, tag="metric_report"):
-    """What a process has measured (`telemetry.CATALOGUE`), for its client; counters and histograms count from the start
-    of the process. `number` is that of the `AskCounters` that this answers, or 0."""
+    """What a process has measured (`telemetry.catalogue.CATALOGUE`), for its client; counters and histograms count from
+    the start of the process. `number` is that of the `AskCounters` that this answers, or 0."""
 
     role: RoleName
     counters: Annotated[dict[MetricName, Total], msgspec.Meta(max_length=MAX_COUNTERS)]
@@ -189,6 +189,16 @@ class PeerMetrics(Struct, frozen=True, tag="peer_metrics"):
 
     peer: Annotated[PeerId, msgspec.Meta(max_length=128)]
     report: MetricReport
+
+
+MAX_NOTED_CHARS = 32 * 1024
+"""Of an event that the monitor is told of; one that is longer is in the client's file alone."""
+
+
+class Noted(Struct, frozen=True, tag="noted"):
+    """The client tells the monitor what it has just written into `events.jsonl`: one JSON object."""
+
+    line: Annotated[str, msgspec.Meta(max_length=MAX_NOTED_CHARS)]
 
 
 class AskCounters(Struct, frozen=True, tag="ask_counters"):
@@ -284,6 +294,7 @@ ControlMessage = (
     | Metrics
     | MetricReport
     | PeerMetrics
+    | Noted
     | AskCounters
     | AskStatus
     | RunStatus

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.telemetry import CATALOGUE, FIRST_BUCKET, LAST_BUCKET, MetricRegistry, quantile
+from shoal.telemetry.catalogue import CATALOGUE
+from shoal.telemetry.registry import FIRST_BUCKET, LAST_BUCKET, MetricRegistry, quantile
 
 _USED = re.compile(r'\.(counter|gauge|histogram)\(\s*"([^"]+)"')
 

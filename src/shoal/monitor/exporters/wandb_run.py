@@ -21,6 +21,8 @@ from typing import Any, cast
 
 from shoal.events.base import tell
 from shoal.events.monitor import WandbMissing, WandbOffline, WandbOnline, WandbStopped
+from shoal.monitor.exporters.base import NotedEvent
+from shoal.telemetry.rows import MetricRow
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +82,7 @@ def open_rows(directory: Path, first: int) -> Generator[Rows]:
 
 
 class WandbRun:
-    """Numbers for W&B: `log` never waits. The run is made with the first numbers."""
+    """An exporter for W&B. The run is made with the first numbers."""
 
     def __init__(self, settings: WandbSettings, notice: Callable[[str], None]) -> None:
         """Prepare; nothing is imported yet.
@@ -92,15 +94,26 @@ class WandbRun:
         self._notice = notice
         self._queue: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._peers: dict[str, float] = {}
 
-    def log(self, values: Mapping[str, float]) -> None:
-        """Add numbers; dropped where W&B cannot keep up or does not run."""
+    def row(self, row: MetricRow) -> None:
+        """Add the numbers of a second; dropped where W&B cannot keep up or does not run.
+
+        Those of peers go with the next ones of the run: its curves are drawn over samples, which a peer does not know.
+        """
+        self._peers |= MetricRow(row.time, {}, row.peers).flat()
+        if not row.run:
+            return
+        values, self._peers = row.run | self._peers, {}
         if self._thread is None:
             # A daemon: a W&B that hangs must not keep the process.
             self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
             self._thread.start()
         if self._thread.is_alive() and self._queue.qsize() < _MAX_QUEUED:
-            self._queue.put(dict(values))
+            self._queue.put(values)
+
+    def event(self, event: NotedEvent) -> None:
+        """W&B's run has numbers only."""
 
     def close(self, timeout_s: float) -> bool:
         """Finish the run; blocks for at most `timeout_s` seconds. Returns whether it finished."""

@@ -6,61 +6,17 @@
     metrics.gauge("process.memory_bytes").set(2e8)
     metrics.histogram("step.open_seconds", stage=0).observe(0.2)
 
-`CATALOGUE` has all that the product measures. Safe to use from the event loop and the device thread at once.
+`catalogue.CATALOGUE` has all that the product measures. Safe to use from the event loop and the device thread at once.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 import threading
 from collections import Counter as Sums
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
-
-
-class MetricKind(enum.StrEnum):
-    """What a number means over time: a counter only grows, a gauge is as it is now, a histogram counts values."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Metric(NamedTuple):
-    """What a number is, and what it says."""
-
-    kind: MetricKind
-    help: str
-
-
-_COUNTER, _GAUGE, _HISTOGRAM = MetricKind
-CATALOGUE: Final[Mapping[str, Metric]] = {
-    "device.busy_us": Metric(_COUNTER, "the device has worked on operations of this kind"),
-    "device.open_us": Metric(_COUNTER, "some step was open at this replica"),
-    "process.memory_bytes": Metric(_GAUGE, "resident memory of the process"),
-    "protocol.unexpected": Metric(_COUNTER, "messages of a kind that nobody in the process takes"),
-    "protocol.violated": Metric(_COUNTER, "messages that broke the protocol; the sender's connection was closed"),
-    "records.dropped": Metric(_COUNTER, "records of the registry that did not verify, by reason"),
-    "ring.refused": Metric(_COUNTER, "averages that a member could not take part in"),
-    "round.chains_left": Metric(_COUNTER, "chains of records that were left when sides of a split met"),
-    "round.suspects": Metric(_COUNTER, "replicas that a record names, by suspicion"),
-    "snapshot.kept": Metric(_COUNTER, "snapshots that others have taken in"),
-    "step.committed": Metric(_COUNTER, "steps that replicas of this process have committed"),
-    "step.open_seconds": Metric(_HISTOGRAM, "how long a step was open at a replica, to its commit or end"),
-    "step.out_of_memory": Metric(_COUNTER, "microbatches for which the device had no memory"),
-    "step.samples": Metric(_COUNTER, "samples of the committed steps that were not skipped"),
-    "transport.accepted": Metric(_COUNTER, "connections that others have dialled"),
-    "transport.dialled": Metric(_COUNTER, "connections that this process has dialled"),
-    "transport.dropped": Metric(_COUNTER, "messages to peers that could not be reached"),
-    "transport.lost": Metric(_COUNTER, "connections that ended, by cause"),
-    "transport.received_bytes": Metric(_GAUGE, "bytes of messages that have come in since the process was started"),
-    "transport.reconnected": Metric(_COUNTER, "connections in place of others to the same peer"),
-    "transport.refused": Metric(_COUNTER, "connections that were refused, by offence"),
-    "transport.sent_bytes": Metric(_GAUGE, "bytes of messages that were sent since the process was started"),
-}
-"""Each number that the product measures, once. Bytes are gauges: every report of them changes them."""
+from typing import Final
 
 
 @dataclass(slots=True)

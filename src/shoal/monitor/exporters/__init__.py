@@ -1,0 +1,1 @@
+"""Where the numbers and events of a run go from the monitor, several ways at once."""

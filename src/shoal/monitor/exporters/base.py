@@ -1,0 +1,52 @@
+"""What an exporter is: it takes the rows and events of a run as they come, and never makes the monitor wait."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from shoal.telemetry.rows import MetricRow
+
+
+class NotedEvent(msgspec.Struct, frozen=True):
+    """An event that the run's client has noted.
+
+    Attributes:
+        time: ISO 8601.
+        level: as in logs, "WARNING" where a person may want to act.
+        event: its name, see docs/events.md.
+        says: the sentence for who watches the run; empty where there is none.
+        line: all of it as `events.jsonl` has it, one JSON object.
+    """
+
+    time: str
+    level: str
+    event: str
+    says: str = ""
+    line: bytes = b""
+
+
+def noted_event(line: bytes) -> NotedEvent:
+    """Return the event that a line of `events.jsonl` holds.
+
+    Raises:
+        msgspec.MsgspecError: it holds none.
+    """
+    return msgspec.structs.replace(msgspec.json.decode(line, type=NotedEvent), line=line)
+
+
+class Exporter(Protocol):
+    """One way out."""
+
+    def row(self, row: MetricRow) -> None:
+        """Take the numbers of about a second."""
+        ...
+
+    def event(self, event: NotedEvent) -> None:
+        """Take an event."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what is left; blocks, in a thread of its own, for at most so long. Returns whether all is written."""
+        ...

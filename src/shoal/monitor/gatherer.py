@@ -1,0 +1,150 @@
+"""Where the numbers and events of a run come together, and from where they go on.
+
+Metrics of the run -> Status -----> status events for the terminal view, at most two a second
+                        '-----.
+PeerMetrics -> PeerNumbers ---+--> a row a second --> exporters: metrics.jsonl, W&B
+Noted, by the client ------------> an event ---------'
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from shoal.clock import Clock
+from shoal.control.peer_numbers import PeerNumbers
+from shoal.control.registry import Registry
+from shoal.errors import RemoteProtocolError
+from shoal.events.base import emit
+from shoal.events.monitor import ExportUnfinished, PeersMeasured
+from shoal.ids import PeerId
+from shoal.monitor.exporters.base import Exporter, noted_event
+from shoal.monitor.status import Status
+from shoal.runtime.control_pipe import RoleControl
+from shoal.runtime.launcher_messages import StatusChanged
+from shoal.swarm.view import SwarmView
+from shoal.telemetry.rows import RowMaker
+from shoal.transport.base import Received
+from shoal.wire.messages.control import Metrics, Noted, PeerMetrics
+
+logger = logging.getLogger(__name__)
+
+STATUS_INTERVAL_S: Final = 0.5
+ROW_INTERVAL_S: Final = 1.0
+_CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class Gatherer:
+    """Takes messages with numbers and events, and hands these on. A `transport.dispatch.Handler`."""
+
+    def __init__(self, status: Status, exporters: Sequence[Exporter], clock: Clock, client: PeerId) -> None:
+        """Start with nothing.
+
+        Args:
+            client: of this host, which alone passes on what others have measured and what has happened.
+        """
+        self._client = client
+        self._peers = PeerNumbers()
+        self._view = SwarmView()
+        self._status = status
+        self._exporters = exporters
+        self._clock = clock
+        self._rows = RowMaker()
+        self._changed = anyio.Event()
+        self._has_news = anyio.Event()
+
+    def receive(self, event: Received) -> bool:
+        """Take a message if it holds numbers or an event; see `transport.dispatch.Handler`.
+
+        Raises:
+            RemoteProtocolError: the sender speaks for another peer, and is not the client; or what it says of an event
+                has not the form of one.
+        """
+        match event.message:
+            case PeerMetrics() as passed_on:
+                self._require_client(event.peer)
+                self._peers.take(passed_on.peer, passed_on.report, self._clock.now_s())
+            case Noted() as noted:
+                self._require_client(event.peer)
+                self._hand_on(noted.line)
+                return True
+            case Metrics() as numbers:
+                # Nobody speaks for another peer.
+                own = msgspec.structs.replace(numbers, peer=event.peer)
+                self._rows.add(self._status.add(own, self._clock.now_s()))
+                self._changed.set()
+            case _:
+                return False
+        self._has_news.set()
+        return True
+
+    def measured(self, peers: Iterable[PeerId]) -> dict[str, dict[str, float]]:
+        """Return what these peers have measured, by what each is called."""
+        reports = self._peers.reports()
+        return {self._view.name_of(peer, reports[peer].role or "peer"): self._peers.values(peer) for peer in peers}
+
+    def peer_lost(self, peer: PeerId) -> None:
+        """What a client says of the swarm counts as long as it is there."""
+        if self._status.lost(peer):
+            self._changed.set()
+
+    async def follow(self, registry: Registry) -> None:
+        """Take over the registry's view whenever it changes."""
+        while True:
+            self._view = await registry.membership.changed()
+            self._status.seen(self._view)
+            self._changed.set()
+
+    async def report(self, control: RoleControl) -> None:
+        """Send the status to the launcher when it has changed, at most every `STATUS_INTERVAL_S`."""
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            control.tell(StatusChanged(self._status.values, dict(self._status.at_s)))
+            await self._clock.sleep_s(STATUS_INTERVAL_S)
+
+    async def export(self) -> None:
+        """Hand a row to the exporters `ROW_INTERVAL_S` after the first news that are in it, until cancelled."""
+        while True:
+            await self._has_news.wait()
+            await self._clock.sleep_s(ROW_INTERVAL_S)
+            self._has_news = anyio.Event()
+            self._export_row()
+
+    async def aclose(self) -> None:
+        """Hand on the last numbers, leave in the log what each peer has measured, and finish all exports; bounded."""
+        self._export_row()
+        emit(logger, PeersMeasured(self.measured(self._peers.reports())))
+        async with anyio.create_task_group() as tasks:
+            for exporter in self._exporters:
+                tasks.start_soon(_close, exporter)
+
+    def _require_client(self, peer: PeerId) -> None:
+        if peer != self._client:
+            raise RemoteProtocolError(f"{peer} tells what others have measured or done: only the client does")
+
+    def _hand_on(self, line: str) -> None:
+        try:
+            event = noted_event(line.encode())
+        except msgspec.MsgspecError as error:
+            raise RemoteProtocolError(f"what the client has noted is no event: {error}") from error
+        for exporter in self._exporters:
+            exporter.event(event)
+
+    def _export_row(self) -> None:
+        for peer, values in self.measured(self._peers.news()).items():
+            self._rows.measure(peer, values)
+        row = self._rows.take(self._clock.unix_s())
+        if row is not None:
+            for exporter in self._exporters:
+                exporter.row(row)
+
+
+async def _close(exporter: Exporter) -> None:
+    if not await anyio.to_thread.run_sync(exporter.close, _CLOSE_TIMEOUT_S):
+        emit(logger, ExportUnfinished(type(exporter).__name__, _CLOSE_TIMEOUT_S))
