@@ -12,6 +12,7 @@ from shoal.config.emulation import EmulationConfig
 from shoal.config.host import HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
 from shoal.config.lora import LoraConfig
 from shoal.config.model import ModelConfig, ModelPipelineConfig
+from shoal.config.notify import NotifyConfig
 from shoal.config.per_server import length_problem
 from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig
@@ -73,6 +74,7 @@ class Config(Section):
     wandb_run_id: str | None = Field(
         default=None, description="W&B run to continue; null: a new one, with the run's id."
     )
+    notify: NotifyConfig = Field(default=NotifyConfig(), description="Who else hears of the run.")
     run: RunConfig = Field(default=RunConfig(), description="The run as a whole.")
     data: DataConfig = Field(default=DataConfig(), description="Samples.")
     model: ModelConfig = Field(default=ModelConfig(), description="The uncut model.")

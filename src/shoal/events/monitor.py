@@ -55,3 +55,13 @@ class ExportUnfinished(Event, frozen=True, tag="export.unfinished"):
     level = WARNING
     exporter: str
     timeout_s: float
+
+
+class NotifyFailed(Event, frozen=True, tag="notify.failed"):
+    """The program of `notify.command` could not be told of a warning."""
+
+    level = WARNING
+    do = "try it with a line of events.jsonl on its standard input"
+    says = "notify.command: {command} failed ({reason})"
+    command: str
+    reason: str

@@ -24,6 +24,7 @@ from shoal.errors import ConnectionLost
 from shoal.identity import Identity
 from shoal.monitor.exporters.base import Exporter
 from shoal.monitor.exporters.metrics_file import MetricsFile
+from shoal.monitor.exporters.notify import NotifyCommand
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
 from shoal.monitor.gatherer import Gatherer
 from shoal.monitor.spec import MonitorSpec
@@ -112,8 +113,12 @@ def listen_maddrs(config: Config) -> tuple[str, ...]:
 
 
 def _exporters(start: MonitorSpec, config: Config, control: RoleControl) -> tuple[Exporter, ...]:
-    metrics_file = MetricsFile(Path(start.log_dir))
-    return (metrics_file, _wandb_run(start, config, control)) if config.wandb else (metrics_file,)
+    exporters: list[Exporter] = [MetricsFile(Path(start.log_dir))]
+    if config.wandb:
+        exporters.append(_wandb_run(start, config, control))
+    if config.notify.command:
+        exporters.append(NotifyCommand(config.notify.command, _notice_from_thread(control)))
+    return tuple(exporters)
 
 
 def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> WandbRun:

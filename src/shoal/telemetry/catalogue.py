@@ -99,3 +99,29 @@ def run_number(name: str) -> RunNumber | None:
     """Return what a number of the run says; None: it is none."""
     known = RUN.get(name.partition("/")[0])
     return known if known is None or known.label or "/" not in name else None
+
+
+def outside_name(name: str) -> str:
+    """Return what systems like Prometheus call a number of the catalogue: `shoal_device_busy_seconds`."""
+    return "shoal_" + _in_base_units(name.replace(".", "_"))
+
+
+def outside_run_name(base: str) -> str:
+    """Return the same of a number of the run, by the part of its name before the slash."""
+    return "shoal_run_" + _in_base_units(base)
+
+
+def outside_scale(name: str) -> float:
+    """Return by what a number is multiplied so that it is in base units."""
+    return 1e-6 if name.endswith(_MICROSECONDS) else 1.0
+
+
+_MICROSECONDS: Final = "_us"
+_BASE_UNITS: Final = ((_MICROSECONDS, "_seconds"), ("_per_s", "_per_second"), ("_s", "_seconds"))
+
+
+def _in_base_units(name: str) -> str:
+    for ending, written in _BASE_UNITS:
+        if name.endswith(ending):
+            return name.removesuffix(ending) + written
+    return name

@@ -146,6 +146,18 @@ def base_name(full_name: str) -> str:
     return full_name.partition("{")[0]
 
 
+def labels_of(full_name: str) -> dict[str, str]:
+    """Return the labels in a full name."""
+    inside = full_name.partition("{")[2].removesuffix("}")
+    pairs = (pair.partition("=") for pair in inside.split(",") if pair)
+    return {label: value for label, _, value in pairs}
+
+
+def upper_bound(bucket: int) -> float:
+    """Return the value that all values of a histogram's bucket are below; infinity for the last one."""
+    return math.inf if bucket >= LAST_BUCKET else 2.0 ** ((bucket + 1) / _BUCKETS_A_DOUBLING)
+
+
 def _full_name(name: str, labels: dict[str, str | int]) -> str:
     if not labels:
         return name

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools import metrics as metrics_page
 
 import shoal
 from shoal.telemetry.catalogue import CATALOGUE
-from shoal.telemetry.registry import FIRST_BUCKET, LAST_BUCKET, MetricRegistry, quantile
+from shoal.telemetry.registry import (
+    FIRST_BUCKET,
+    LAST_BUCKET,
+    MetricRegistry,
+    base_name,
+    labels_of,
+    quantile,
+    upper_bound,
+)
 
 _USED = re.compile(r'\.(counter|gauge|histogram)\(\s*"([^"]+)"')
 
@@ -83,3 +94,38 @@ def test_every_number_of_the_product_is_in_the_catalogue_as_what_it_is_and_every
     used = {(name, kind) for text in sources for kind, name in _USED.findall(text)}
     used |= {(f"transport.{name}", "counter") for name in ("accepted", "dialled")}  # one call with both names
     assert used == {(name, metric.kind.value) for name, metric in CATALOGUE.items()}
+
+
+def test_the_page_of_metrics_is_that_of_the_catalogue() -> None:
+    text = (Path(shoal.__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert text == metrics_page.page(), "write it anew: python tools/metrics.py > docs/metrics.md"
+
+
+def _labels_in(source: str) -> Iterator[tuple[str, str]]:
+    """Yield name and label of each number that this code makes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".counter", ".gauge", ".histogram")):
+            for keyword in node.keywords:
+                yield ast.literal_eval(node.args[0]), str(keyword.arg)
+
+
+def test_labels_are_those_of_the_catalogue() -> None:
+    sources = [path.read_text() for path in Path(shoal.__file__).parent.rglob("*.py")]
+    found = {each for text in sources for each in _labels_in(text)}
+    assert found == {(name, label) for name, metric in CATALOGUE.items() for label in metric.labels}
+
+
+def test_a_full_name_says_its_labels() -> None:
+    registry = MetricRegistry()
+    registry.counter("n", b="x", a=1).add()
+    [name] = registry.counts()
+    assert (base_name(name), labels_of(name)) == ("n", {"a": "1", "b": "x"})
+    assert labels_of("n") == {}
+
+
+def test_a_bucket_ends_where_the_next_one_begins() -> None:
+    assert upper_bound(3) == 2.0
+    assert upper_bound(LAST_BUCKET) == math.inf
+    histogram = MetricRegistry().histogram("n")
+    histogram.observe(upper_bound(3))
+    assert histogram.counts == {4: 1}

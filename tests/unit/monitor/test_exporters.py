@@ -1,4 +1,4 @@
-"""Which W&B run a monitor logs to."""
+"""Where a monitor exports to, and which W&B run that is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from shoal.config import config_to_json, load_config
+from shoal.config import Config, config_to_json, load_config
 from shoal.ids import PeerId
 from shoal.monitor import service
+from shoal.monitor.exporters.metrics_file import MetricsFile
+from shoal.monitor.exporters.notify import NotifyCommand
+from shoal.monitor.exporters.wandb_run import WandbRun
 from shoal.monitor.spec import MonitorSpec
 from shoal.telemetry.rows import MetricRow
 
@@ -41,13 +44,8 @@ class FakeWandb:
         pass
 
 
-async def test_the_run_belongs_to_the_configured_entity_and_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", api)
-    config = load_config(None, {"wandb_entity": "team", "wandb_project": "herd", "wandb_run_id": "again"}, {})
-    start = MonitorSpec(
+def _start(config: Config, log_dir: Path) -> MonitorSpec:
+    return MonitorSpec(
         run_id="run-1",
         role="monitor",
         index=0,
@@ -55,9 +53,18 @@ async def test_the_run_belongs_to_the_configured_entity_and_project(
         identity_key=b"",
         swarm_key=b"",
         socket_path="",
-        log_dir=str(tmp_path),
+        log_dir=str(log_dir),
         client=PeerId("client"),
     )
+
+
+async def test_the_run_belongs_to_the_configured_entity_and_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", api)
+    config = load_config(None, {"wandb_entity": "team", "wandb_project": "herd", "wandb_run_id": "again"}, {})
+    start = _start(config, tmp_path)
     run = service._wandb_run(start, config, SimpleNamespace(event=lambda *_, **__: None))  # type: ignore[arg-type]
     assert run is not None
     run.row(MetricRow(datetime.now(UTC), {"loss/train": 1.0}))
@@ -67,3 +74,17 @@ async def test_the_run_belongs_to_the_configured_entity_and_project(
         "project": "herd",
         "id": "again",
     }
+
+
+async def test_numbers_go_where_the_configuration_says(tmp_path: Path) -> None:
+    control: Any = SimpleNamespace(event=lambda *_, **__: None)
+    program = ("/usr/local/bin/tell", "--channel", "herd")
+    for wandb, command, expected in (
+        (False, (), [MetricsFile]),
+        (True, (), [MetricsFile, WandbRun]),
+        (False, program, [MetricsFile, NotifyCommand]),
+    ):
+        config = load_config(None, {"wandb": wandb, "notify": {"command": command}}, {})
+        exporters = service._exporters(_start(config, tmp_path), config, control)
+        assert [type(each) for each in exporters] == expected
+    assert load_config(None, ["--notify.command=tell --channel herd"], {}).notify.command == ("tell", *program[1:])

@@ -1,0 +1,93 @@
+"""A program of the user's that hears of warnings: for mail, chat, a pager.
+
+It is started for each event of level WARNING or worse that the client notes, one at a time, and reads that event from
+its standard input: one line of JSON, as `events.jsonl` has it. One that fails or hangs is named once for each time, and
+costs the run nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from shoal.events.base import tell
+from shoal.events.monitor import NotifyFailed
+from shoal.monitor.exporters.base import NotedEvent
+from shoal.telemetry.rows import MetricRow
+
+logger = logging.getLogger(__name__)
+
+LEVELS: Final = frozenset({"WARNING", "ERROR", "CRITICAL"})
+TIMEOUT_S: Final = 30.0
+MAX_QUEUED: Final = 100
+"""So many warnings wait for the program; of more than that only the first ones are told."""
+_MAX_REASON_CHARS: Final = 200
+
+
+class NotifyCommand:
+    """Starts the program, in a thread that waits for it."""
+
+    def __init__(self, command: Sequence[str], notice: Callable[[str], None], timeout_s: float = TIMEOUT_S) -> None:
+        """Prepare; nothing is started before the first warning.
+
+        Args:
+            command: the program and its arguments; no shell reads them.
+            notice: called from the thread with a line for the user.
+            timeout_s: after which the program is killed.
+        """
+        self._command = tuple(command)
+        self._notice = notice
+        self._timeout_s = timeout_s
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def row(self, row: MetricRow) -> None:
+        """Numbers are no warnings."""
+
+    def event(self, event: NotedEvent) -> None:
+        """Have the program told of a warning."""
+        if event.level not in LEVELS or self._queue.qsize() >= MAX_QUEUED:
+            return
+        if self._thread is None:
+            # A daemon: a program that hangs must not keep the process.
+            self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
+            self._thread.start()
+        self._queue.put(event.line)
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait until the program has been told of everything."""
+        if self._thread is None:
+            return True
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (line := self._queue.get()) is not None:
+            problem = self._problem_with(line)
+            if problem:
+                tell(logger, NotifyFailed(self._command[0], problem), self._notice)
+
+    def _problem_with(self, line: bytes) -> str:
+        """Start the program with a line; return why that did not work, or nothing."""
+        try:
+            done = subprocess.run(
+                self._command,
+                input=line + b"\n",
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=self._timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it has not ended within {self._timeout_s:g} s"
+        except OSError as error:
+            return error.strerror or str(error)
+        if done.returncode == 0:
+            return ""
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return f"exit code {done.returncode}{f', {said[-1]}' if said else ''}"[:_MAX_REASON_CHARS]
