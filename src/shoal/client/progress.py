@@ -40,7 +40,7 @@ class Progress:
     paused_s: float = 0.0
     _pause_s: float = 0.0
     _eval_shares: dict[int, dict[int, ShareEvaluated]] = field(default_factory=dict[int, dict[int, ShareEvaluated]])
-    _recent: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    _recent: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
     _ring_bytes: dict[str, int] = field(default_factory=dict[str, int])
     _trainer_bytes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     _round_losses: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
@@ -61,7 +61,7 @@ class Progress:
                 self.loss_first = event.loss
             self.loss_last = event.loss
             self._round_losses.append((event.loss, event.num_targets, event.num_samples))
-        self._recent.append((event.at_s, event.num_samples))
+        self._recent.append((event.at_s, event.num_samples, event.num_targets))
         window_s = max(RATE_WINDOW_S, 4 * event.duration_s)
         while self._recent and self._recent[0][0] < event.at_s - window_s:
             del self._recent[0]
@@ -138,11 +138,18 @@ class Progress:
 
     def recent_samples_per_s(self) -> float:
         """Return the rate over the last seconds, see `RATE_WINDOW_S`."""
-        if len(self._recent) < 2:
+        return self._recent_rate([samples for _, samples, _ in self._recent])
+
+    def recent_targets_per_s(self) -> float:
+        """Return the same of targets."""
+        return self._recent_rate([targets for *_, targets in self._recent])
+
+    def _recent_rate(self, amounts: Sequence[int]) -> float:
+        if len(amounts) < 2:
             return 0.0
         elapsed_s = self._recent[-1][0] - self._recent[0][0]
-        # The first entry marks the beginning of the interval; its samples were trained before it.
-        return sum(n for _, n in list(self._recent)[1:]) / elapsed_s if elapsed_s > 0 else 0.0
+        # The first entry marks the beginning of the interval; what it says was trained before it.
+        return sum(amounts[1:]) / elapsed_s if elapsed_s > 0 else 0.0
 
     def mean_samples_per_s(self) -> float:
         """Return the rate from the first committed step to the last, averaging rounds included, pauses left out."""

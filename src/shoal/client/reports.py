@@ -218,6 +218,7 @@ class Reports:
                 "lr": report.lr,
                 "step_s": report.duration_s,
                 "samples_per_s": progress.recent_samples_per_s(),
+                "targets_per_s": progress.recent_targets_per_s(),
                 **self._swarm_numbers(),
             }
         )

@@ -263,8 +263,9 @@ class RoundLoop:
         absent = self._trainers.generations.keys() - self._trainers.present.keys()
         lowest = {slot: number + (slot in absent) for slot, number in self._trainers.generations.items()}
         within_s = None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
+        closed_s = self._ledger.run_s()
         self._coordinator.close_round(round, slots, lowest, within_s, keep=self._checkpointing.is_due(round))
-        await self._recorded(await self._finished(round), begun_s)
+        await self._recorded(await self._finished(round), begun_s, closed_s)
 
     async def _train(self, round: int, steps: StepRange, left: RoundPlan | None) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps; returns at the boundary."""
@@ -351,11 +352,12 @@ class RoundLoop:
                 waited_s = self._config.diloco.averaging_timeout_s
                 self._ledger.note(RoundSlow(round, waited_s))
 
-    async def _recorded(self, outcome: RoundOutcome, begun_s: float | None) -> None:
+    async def _recorded(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None = None) -> None:
         """Write the record down and act on it.
 
         Args:
             begun_s: when this client has begun the round, in the time of the run; None: it has not.
+            closed_s: when it has ended the round, likewise.
 
         Raises:
             ControlError: too many rounds in a row have trained nothing.
@@ -367,7 +369,7 @@ class RoundLoop:
         # It is forced to the disk, which may take long; the event loop has connections to keep.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
-        self._note(outcome, begun_s)
+        self._note(outcome, begun_s, closed_s)
         self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
         self._homes.holders = outcome.holders
         if record.round < self._config.diloco.outer_steps:
@@ -377,8 +379,15 @@ class RoundLoop:
         if idle_rounds > _MAX_IDLE_ROUNDS:
             raise ControlError(f"{idle_rounds} rounds have passed without a step: see the trainers' logs")
 
-    def _note(self, outcome: RoundOutcome, begun_s: float | None) -> None:
+    def _note(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None = None) -> None:
         """A record is on the disk."""
+        now_s = self._ledger.run_s()
+        duration_s = None if begun_s is None else now_s - begun_s
+        averaging_s = None if closed_s is None else now_s - closed_s
+        if averaging_s is not None:
+            self._phase("average", averaging_s)
+            if duration_s is not None:
+                self._phase("train", duration_s - averaging_s)
         record, progress = outcome.record, self._reports.progress
         self._reports.round_over(record.round)
         loss = progress.round_loss
@@ -389,13 +398,17 @@ class RoundLoop:
                 hashes=parameters_of(record),
                 trained=bool(record.samples or record.skipped),
                 sent_bytes=dict(outcome.sent_bytes),
-                duration_s=None if begun_s is None else self._ledger.run_s() - begun_s,
+                duration_s=duration_s,
+                averaging_s=averaging_s,
                 samples_before=count(record.recorded),
                 curve=progress.round_curve,
             )
         )
         if loss is not None:
             self._reports.post({"loss/round": loss, "samples": float(progress.samples)})
+
+    def _phase(self, phase: str, duration_s: float) -> None:
+        self._endpoint.metrics.histogram("round.phase_seconds", phase=phase).observe(duration_s)
 
     def update_trainers(self) -> None:
         """Tell every trainer of the round which replicas it may use now; to be called when these have changed."""

@@ -45,8 +45,11 @@ async def counters_reported(
         endpoint.post(to.peer, measured(endpoint, role))
 
     async def report_on() -> None:
+        lag = endpoint.metrics.histogram("process.loop_lag_seconds")
         while True:
+            asleep_s = clock.now_s()
             await clock.sleep_s(INTERVAL_S)
+            lag.observe(clock.now_s() - asleep_s - INTERVAL_S)
             report()
 
     async with counters_logged(endpoint), anyio.create_task_group() as tasks:

@@ -177,6 +177,7 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
         trained: whether it has any step in it.
         sent_bytes: by its replicas, by kind of traffic.
         duration_s: since the client has begun the round; None if it has not.
+        averaging_s: of that, from the end of its steps on; None likewise.
         samples_before: of all earlier records of the run.
         curve: of the training loss, in a bounded number of parts in order: samples, least, mean, most (nats).
     """
@@ -188,6 +189,7 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
     trained: bool
     sent_bytes: dict[str, int]
     duration_s: float | None
+    averaging_s: float | None = None
     samples_before: int = 0
     curve: tuple[LossPart, ...] = ()
 

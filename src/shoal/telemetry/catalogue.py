@@ -29,8 +29,10 @@ class Metric(NamedTuple):
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricKind
 CATALOGUE: Final[Mapping[str, Metric]] = {
+    "data.wait_seconds": Metric(_HISTOGRAM, "how long a trainer waited for the batch of a step"),
     "device.busy_us": Metric(_COUNTER, "the device has worked on operations of this kind", ("kind", "stage")),
     "device.open_us": Metric(_COUNTER, "some step was open at this replica", ("stage",)),
+    "process.loop_lag_seconds": Metric(_HISTOGRAM, "how much too late the event loop woke up, looked at every 2 s"),
     "process.memory_bytes": Metric(_GAUGE, "resident memory of the process"),
     "protocol.unexpected": Metric(_COUNTER, "messages of a kind that nobody in the process takes", ("kind",)),
     "protocol.violated": Metric(
@@ -39,6 +41,7 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
     "records.dropped": Metric(_COUNTER, "records of the registry that did not verify, by reason", ("reason",)),
     "ring.refused": Metric(_COUNTER, "averages that a member could not take part in"),
     "round.chains_left": Metric(_COUNTER, "chains of records that were left when sides of a split met"),
+    "round.phase_seconds": Metric(_HISTOGRAM, "how long the phases of outer rounds took", ("phase",)),
     "round.suspects": Metric(_COUNTER, "replicas that a record names, by suspicion", ("suspicion",)),
     "snapshot.kept": Metric(_COUNTER, "snapshots that others have taken in"),
     "step.committed": Metric(_COUNTER, "steps that replicas of this process have committed", ("stage",)),
@@ -52,7 +55,9 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
     "transport.received_bytes": Metric(_GAUGE, "bytes of messages that have come in since the process was started"),
     "transport.reconnected": Metric(_COUNTER, "connections in place of others to the same peer"),
     "transport.refused": Metric(_COUNTER, "connections that were refused, by offence", ("offence",)),
-    "transport.sent_bytes": Metric(_GAUGE, "bytes of messages that were sent since the process was started"),
+    "transport.sent_bytes": Metric(
+        _GAUGE, "bytes of messages that were sent since the process was started", ("traffic",)
+    ),
 }
 """What each process measures. Bytes are gauges: every report of them changes them."""
 
@@ -87,6 +92,7 @@ RUN: Final[Mapping[str, RunNumber]] = {
     "samples_per_s": RunNumber("samples a second, over the last seconds", "of"),
     "share": RunNumber("share of the last round's samples that this slot has trained", "slot"),
     "step": RunNumber("steps of all trainers", "of"),
+    "targets_per_s": RunNumber("labels that the loss counts a second, of a language model its tokens"),
     "step_s": RunNumber("seconds that a step took, from its batch to its commit", "", True),
 }
 """What is known of the run as a whole, by the part of its name before the slash: `loss/train` is the `loss` of `train`.

@@ -6,25 +6,33 @@ from collections.abc import Mapping
 
 from shoal.ids import PeerId
 from shoal.transport.base import Received
-from shoal.wire.messages.control import Metrics
+from shoal.wire.messages.control import Metrics, Noted, PeerMetrics
 
 
 class Monitor:
-    """Keeps the numbers that the client sends. A `transport.dispatch.Handler`.
+    """Keeps what the client sends. A `transport.dispatch.Handler`.
 
     Attributes:
-        values: in the order of their arrival.
+        values: numbers of the run, in the order of their arrival.
+        noted: lines of `events.jsonl`, likewise.
     """
 
     def __init__(self) -> None:
         self.values: list[Mapping[str, float]] = []
+        self.noted: list[str] = []
 
     def receive(self, event: Received) -> bool:
-        """Take numbers."""
-        if isinstance(event.message, Metrics):
-            self.values.append(event.message.values)
-            return True
-        return False
+        """Take numbers and events."""
+        match event.message:
+            case Metrics(values=values):
+                self.values.append(values)
+            case Noted(line=line):
+                self.noted.append(line)
+            case PeerMetrics():
+                pass
+            case _:
+                return False
+        return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """Nothing depends on anybody."""

@@ -80,6 +80,7 @@ class TrainerLoop:
         self._reports: list[StepReport | EvalReport | TrainerDone] = []
         self._client_lost = anyio.Event()
         self._is_alone = False
+        self._waits = endpoint.metrics.histogram("data.wait_seconds")
         self._backoff = Backoff(first_s=_REDIAL_FIRST_S, max_s=_REDIAL_MAX_S)
         endpoint.introduce(client)
 
@@ -158,7 +159,7 @@ class TrainerLoop:
             if self._next is not None:
                 # The round was closed without us (we were too slow); its record is committed, so go on with the next.
                 return
-            batch = await self._feed.lease(start.round, number)
+            batch = await self._lease(start.round, number)
             if batch is None:
                 break
             try:
@@ -172,6 +173,12 @@ class TrainerLoop:
             steps, samples = steps + 1, samples + result.num_samples
         sent_bytes = {str(traffic): count for traffic, count in self._endpoint.sent_bytes.items()}
         self._report(TrainerDone(self._slot, start.round, steps, samples, sent_bytes))
+
+    async def _lease(self, round: int, number: int) -> LeasedBatch | None:
+        asked_s = self._clock.now_s()
+        batch = await self._feed.lease(round, number)
+        self._waits.observe(self._clock.now_s() - asked_s)
+        return batch
 
     async def _train(self, start: StartRound, number: int, batch: LeasedBatch) -> StepResult | None:
         lr = self._schedule.lr(number)

@@ -37,7 +37,8 @@ def measured(endpoint: Endpoint, role: str, answer_to: int = 0) -> MetricReport:
     metrics = endpoint.metrics
     metrics.gauge("process.memory_bytes").set(resident_bytes())
     metrics.gauge("transport.received_bytes").set(endpoint.received_bytes)
-    metrics.gauge("transport.sent_bytes").set(sum(endpoint.sent_bytes.values()))
+    for traffic, count in endpoint.sent_bytes.items():
+        metrics.gauge("transport.sent_bytes", traffic=str(traffic)).set(count)
     return MetricReport(
         role=role,
         counters=_first(metrics.counts(), MAX_COUNTERS),

@@ -124,6 +124,7 @@ async def test_two_sides_that_have_trained_apart_go_on_from_the_chain_with_more_
         lost = await first.result("failed")
         check_one_chain(cluster, parted, result.records[-1].round)
     assert (parted.second[0].diary.generation > 1) == kills_client
+    assert cluster.client._endpoint.metrics.totals()["round.chains_left"] == 1
     [left] = result.summary["chains_left"]
     assert left["samples"] < max(parted.met), "the larger one was chosen"
     assert left["base_round"] > left["common_round"] >= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +49,9 @@ async def test_each_sample_is_trained_exactly_once_in_each_pass(
     )
     async with make_cluster(config, num_train=23) as cluster:
         result = await cluster.run()
+        measured = cluster.client._endpoint.metrics.histograms()
+    for phase in ("train", "average"):
+        assert sum(measured[f"round.phase_seconds{{phase={phase}}}"].values()) == 3, "of each round"
     num_steps = inner_steps * trainers * 3
     passes, rest = divmod(num_steps, 6)
     expected = {(each, position) for each in range(passes) for position in range(23)}
@@ -187,7 +191,9 @@ async def test_every_record_is_evaluated_from_round_0_on_and_nothing_is_worth_a_
         result = await cluster.run()
         losses = [values["loss/eval"] for values in cluster.monitor.values if "loss/eval" in values]
     assert list(result.progress.eval_losses) == [0, 1, 2, 3]
+    noted = [json.loads(line)["event"] for line in cluster.monitor.noted]
     assert not [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    assert noted.count("round.recorded") == 3, "the monitor hears of what the client notes"
     assert losses == list(result.progress.eval_losses.values())
     assert losses[0] > losses[-1]
     assert result.summary["eval_loss_first"] == losses[0]

@@ -97,6 +97,7 @@ def test_the_recent_rate_forgets_what_is_long_past() -> None:
         progress.step(step(1.0, 10, at_s=second))
     assert RATE_WINDOW_S < 20
     assert progress.recent_samples_per_s() == pytest.approx(10.0)
+    assert progress.recent_targets_per_s() == pytest.approx(sum(step(1.0, 10).num_targets for _ in range(2)) / 2)
 
 
 def test_the_mean_rate_is_over_the_time_from_the_first_step_to_the_last() -> None:

@@ -110,8 +110,10 @@ def test_a_process_says_what_it_has_measured_and_no_more_than_fits_into_a_report
     assert (report.role, report.number, len(report.counters)) == ("server", 3, MAX_COUNTERS)
     assert report.histograms == {"step.open_seconds{stage=1}": {0: 1}}
     assert report.gauges["process.memory_bytes"] >= 2**20
-    assert report.gauges["transport.sent_bytes"] == sum(server.sent_bytes.values()) > 0
-    assert measured(other, "").gauges["transport.received_bytes"] == report.gauges["transport.sent_bytes"]
+    sent = {f"transport.sent_bytes{{traffic={traffic}}}": count for traffic, count in server.sent_bytes.items()}
+    assert {name: count for name, count in report.gauges.items() if name.startswith("transport.sent")} == sent
+    assert sum(sent.values()) > 0
+    assert measured(other, "").gauges["transport.received_bytes"] == sum(sent.values())
 
 
 class _Steps(SystemClock):
@@ -143,3 +145,5 @@ async def test_a_role_says_everything_again_and_again_so_that_silence_shows() ->
             if len(heard) == 4:
                 break
     assert [report.counters["transport.lost"] for report in heard] == [1] * 4
+    lags = [sum(report.histograms["process.loop_lag_seconds"].values()) for report in heard]
+    assert lags == [1, 2, 3, 3], "at each look, how much too late it was"

@@ -134,7 +134,7 @@ class Host:
     def __init__(self, tasks: TaskGroup, feed: Feed, driver: Driver) -> None:
         self.network = MemoryNetwork(seed=0)
         self.client: MemoryEndpoint = self.network.endpoint(CLIENT)
-        endpoint = self.network.endpoint(PeerId("T1"))
+        endpoint = self.endpoint = self.network.endpoint(PeerId("T1"))
         self.loop = TrainerLoop(
             endpoint=endpoint,
             feed=feed,
@@ -193,6 +193,18 @@ def start(round: int = 1, **fields: Any) -> StartRound:
 
 async def begin(host: Host) -> None:
     host.tell(start())
+
+
+async def test_how_long_a_trainer_waits_for_its_batches_is_measured() -> None:
+    waits: list[dict[str, dict[int, int]]] = []
+
+    async def round_of_three(host: Host) -> None:
+        host.tell(start())
+        await host.settle()
+        waits.append(host.endpoint.metrics.histograms())
+
+    await run(Feed(), Driver(), round_of_three)
+    assert sum(waits[0]["data.wait_seconds"].values()) == 3
 
 
 async def test_a_round_is_trained_step_by_step_and_then_reported() -> None:
