@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from shoal.cli.arguments import AsJson, ConfigFlags, ConfigPath, Switch, load_joining
+from shoal.cli.groups import WATCH
 
 if TYPE_CHECKING:
     from shoal.wire.messages.control import Order
@@ -95,6 +96,40 @@ def explain(name: Annotated[str, Parameter(help="Of an event; without it all are
     from shoal.cli.event_lines import explain as serve
 
     return serve(name)
+
+
+def trace(
+    run: WrittenRun = "",
+    *,
+    output: Annotated[Path | None, Parameter(help="The file; the default is trace.json in the run's folder.")] = None,
+    log_dir: LogDir = _LOGS,
+) -> int:
+    """Write the course of a run for Perfetto: rounds and their phases, what has happened, and numbers over time."""
+    from shoal.cli.numbers import write_trace
+
+    return write_trace(run, log_dir, output)
+
+
+runs_app = App(name="runs", group=WATCH, help="What runs have left.")
+
+
+@runs_app.command(name="export")
+def export_numbers(
+    run: WrittenRun = "",
+    *,
+    to: Annotated[Literal["csv", "tensorboard", "wandb"], Parameter(help="What it is for.")],
+    output: Annotated[
+        Path | None, Parameter(help="An empty folder, or one to make; the default is in the run's.")
+    ] = None,
+    log_dir: LogDir = _LOGS,
+) -> int:
+    """Write the numbers of a run, as its monitor has kept them, for other programs; docs/metrics.md says what they are.
+
+    With `wandb` it is one offline run, also where the monitor was started again: `wandb sync` uploads it.
+    """
+    from shoal.cli.numbers import export_numbers as serve
+
+    return serve(run, log_dir, to, output)
 
 
 def stop(run: RunName = "", *flags: ConfigFlags, initial_peers: InitialPeers = None) -> int:

@@ -177,9 +177,9 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
         trained: whether it has any step in it.
         sent_bytes: by its replicas, by kind of traffic.
         duration_s: since the client has begun the round; None if it has not.
-        averaging_s: of that, from the end of its steps on; None likewise.
         samples_before: of all earlier records of the run.
         curve: of the training loss, in a bounded number of parts in order: samples, least, mean, most (nats).
+        averaging_s: of the duration, from the end of the round's steps on; None if this client has not ended them.
     """
 
     brief: ClassVar[str] = "round {round} is over after {duration_s:.1f} s: loss {loss:.3f}"
@@ -189,9 +189,9 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
     trained: bool
     sent_bytes: dict[str, int]
     duration_s: float | None
-    averaging_s: float | None = None
     samples_before: int = 0
     curve: tuple[LossPart, ...] = ()
+    averaging_s: float | None = None
 
 
 class RoundSlow(Event, frozen=True, tag="round.slow"):

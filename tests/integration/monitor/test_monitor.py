@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import pytest
+from tests.wandb_files import rows_of
 
 from shoal.clock import SystemClock
 from shoal.config import config_to_json, load_config
@@ -156,20 +156,12 @@ async def _joins(tmp_path: Path, identity: Identity, maddrs: Sequence[str], moni
 def _logged(directory: Path, name: str) -> list[float]:
     """Read the values of one metric back from W&B's own file."""
     (part,) = directory.glob("wandb/offline-run-*")
-    return [item[name] for item in _items(part) if name in item]
+    return [item[name] for item in rows_of(part) if name in item]
 
 
 def _rows(part: Path) -> list[tuple[int, float]]:
     """Read row numbers and training losses back from one folder of W&B."""
-    return [(int(item["_step"]), item["loss/train"]) for item in _items(part) if "loss/train" in item]
-
-
-def _items(part: Path) -> list[dict[str, float]]:
-    (path,) = part.glob("*.wandb")
-    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    records = [json.loads(line) for line in output.splitlines()]
-    return [record["history"]["item"] for record in records if record["type"] == "history"]
+    return [(int(item["_step"]), item["loss/train"]) for item in rows_of(part) if "loss/train" in item]
 
 
 @pytest.mark.anyio

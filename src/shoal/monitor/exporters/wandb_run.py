@@ -13,7 +13,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,20 +97,27 @@ class WandbRun:
         self._peers: dict[str, float] = {}
 
     def row(self, row: MetricRow) -> None:
-        """Add the numbers of a second; dropped where W&B cannot keep up or does not run.
-
-        Those of peers go with the next ones of the run: its curves are drawn over samples, which a peer does not know.
-        """
-        self._peers |= MetricRow(row.time, {}, row.peers).flat()
-        if not row.run:
+        """Add the numbers of a second; dropped where W&B cannot keep up or does not run."""
+        values = self.values_of(row)
+        if not values:
             return
-        values, self._peers = row.run | self._peers, {}
         if self._thread is None:
             # A daemon: a W&B that hangs must not keep the process.
             self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
             self._thread.start()
         if self._thread.is_alive() and self._queue.qsize() < _MAX_QUEUED:
             self._queue.put(values)
+
+    def values_of(self, row: MetricRow) -> Mapping[str, float]:
+        """Return what W&B gets of a row, in the order of rows; nothing if it has no number of the run.
+
+        Numbers of peers go with the next ones of the run: curves are over its samples, which a peer does not know.
+        """
+        self._peers |= MetricRow(row.time, {}, row.peers).flat()
+        if not row.run:
+            return {}
+        values, self._peers = row.run | self._peers, {}
+        return values
 
     def event(self, event: NotedEvent) -> None:
         """W&B's run has numbers only."""
@@ -123,24 +130,34 @@ class WandbRun:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _work(self) -> None:
+    def write(self, rows: Iterable[Mapping[str, float]]) -> bool:
+        """Make the run of these rows, in this thread; a line for the user says what does not work.
+
+        Returns:
+            Whether W&B has taken them all.
+        """
         # W&B reports its own errors to its makers unless it is told not to; this is a process of its own.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         try:
             import wandb
         except ImportError:
             tell(logger, WandbMissing(), self._notice)
-            return
+            return False
         api = cast(Any, wandb)
         try:
             run = self._start(api)
-            with open_rows(self._settings.directory, first=int(run.step)) as rows:
-                while (values := self._queue.get()) is not None:
-                    run.log(dict(values), step=rows.next())
+            with open_rows(self._settings.directory, first=int(run.step)) as numbers:
+                for values in rows:
+                    run.log(dict(values), step=numbers.next())
             run.finish()
             api.teardown()
         except (api.Error, OSError) as error:
             tell(logger, WandbStopped(_first_line(error)), self._notice)
+            return False
+        return True
+
+    def _work(self) -> None:
+        self.write(iter(self._queue.get, None))
 
     def _start(self, api: Any) -> Any:
         reason = None

@@ -1,0 +1,94 @@
+"""`shoal runs export` and `shoal trace`: the numbers and the course of a run for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from shoal.cli.event_lines import run_folder
+from shoal.config import Config, load_config, public_values
+from shoal.errors import ConfigError
+from shoal.events.base import EVENTS_FILE
+from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
+from shoal.report.rows import read_rows, write_csv, write_tensorboard
+from shoal.report.trace import read_noted, trace_of
+from shoal.telemetry.rows import METRICS_FILE, MetricRow
+
+Form = Literal["csv", "tensorboard", "wandb"]
+
+
+def export_numbers(wanted: str, log_dir: Path, form: Form, output: Path | None) -> int:
+    """Write the numbers of a run in another form; return the exit code.
+
+    Args:
+        wanted: folder or name of the run, or how its name begins; empty: the newest one.
+        form: what it is written for.
+        output: a folder, made if it is missing; None: `exported-FORM` in the run's.
+
+    Raises:
+        ConfigError: there is no such run, or more than one, or a package is missing, or a file cannot be used.
+    """
+    source = run_folder(wanted, log_dir, METRICS_FILE)
+    folder = output or source / f"exported-{form}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty: remove it, or give another --output")
+        written = _write(form, source, read_rows(source), folder)
+    except OSError as error:
+        raise ConfigError(f"cannot use {error.filename or folder} ({error.strerror or error})") from error
+    for path in written:
+        print(path)
+    return 0 if written else 1
+
+
+def write_trace(wanted: str, log_dir: Path, output: Path | None) -> int:
+    """Write the course of a run for Perfetto; return the exit code.
+
+    Args:
+        wanted: as for `export_numbers`.
+        output: the file; None: `trace.json` in the run's folder.
+
+    Raises:
+        ConfigError: as `export_numbers`.
+    """
+    source = run_folder(wanted, log_dir, EVENTS_FILE)
+    path = output or source / "trace.json"
+    try:
+        path.write_bytes(trace_of(read_noted(source), read_rows(source)))
+    except OSError as error:
+        raise ConfigError(f"cannot use {error.filename or path} ({error.strerror or error})") from error
+    print(path)
+    print("open it at https://ui.perfetto.dev, or in chrome://tracing")
+    return 0
+
+
+def _write(form: Form, source: Path, rows: Iterable[MetricRow], folder: Path) -> list[Path]:
+    match form:
+        case "csv":
+            return write_csv(rows, folder)
+        case "tensorboard":
+            return write_tensorboard(rows, folder)
+        case "wandb":
+            return _write_wandb(source, rows, folder)
+
+
+def _write_wandb(source: Path, rows: Iterable[MetricRow], folder: Path) -> list[Path]:
+    config = _configuration(source)
+    run_id = source.resolve().name
+    settings = WandbSettings(
+        name=run_id,
+        directory=folder,
+        config=public_values(config),
+        project=config.wandb_project,
+        entity=config.wandb_entity,
+        run_id=config.wandb_run_id or run_id,
+    )
+    run = WandbRun(settings, print)
+    is_written = run.write(values for row in rows if (values := run.values_of(row)))
+    return [folder] if is_written else []
+
+
+def _configuration(source: Path) -> Config:
+    return load_config(source / "config.yaml", (), {})
