@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools import grafana
 from tools import metrics as metrics_page
 
 import shoal
@@ -107,6 +108,11 @@ def _labels_in(source: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".counter", ".gauge", ".histogram")):
             for keyword in node.keywords:
                 yield ast.literal_eval(node.args[0]), str(keyword.arg)
+
+
+def test_grafanas_dashboard_is_that_of_the_catalogue() -> None:
+    text = (Path(shoal.__file__).parents[2] / "docs" / "grafana.json").read_text()
+    assert text == grafana.page(), "write it anew: python tools/grafana.py > docs/grafana.json"
 
 
 def test_labels_are_those_of_the_catalogue() -> None:
