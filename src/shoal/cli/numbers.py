@@ -11,8 +11,8 @@ from shoal.config import Config, load_config, public_values
 from shoal.errors import ConfigError
 from shoal.events.base import EVENTS_FILE
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
-from shoal.report.rows import read_rows, write_csv, write_tensorboard
-from shoal.report.trace import read_noted, trace_of
+from shoal.report.rows import read_noted, read_rows, write_csv, write_tensorboard
+from shoal.report.trace import trace_of
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
 Form = Literal["csv", "tensorboard", "wandb"]
@@ -86,6 +86,8 @@ def _write_wandb(source: Path, rows: Iterable[MetricRow], folder: Path) -> list[
         run_id=config.wandb_run_id or run_id,
     )
     run = WandbRun(settings, print)
+    for event in read_noted(source):
+        run.event(event)
     is_written = run.write(values for row in rows if (values := run.values_of(row)))
     return [folder] if is_written else []
 

@@ -1,4 +1,4 @@
-"""The rows of a run as other programs read them: tables, TensorBoard, W&B.
+"""The rows and events of a run as other programs read them: tables, TensorBoard, W&B.
 
 metrics.jsonl --read_rows--> rows --write_csv----------> metrics.csv, peers.csv
                                  '-write_tensorboard---> events.out.tfevents...
@@ -15,7 +15,9 @@ from typing import Any, cast
 import msgspec
 
 from shoal.errors import ConfigError
+from shoal.events.base import EVENTS_FILE
 from shoal.log import written_lines
+from shoal.monitor.exporters.base import NotedEvent, noted_event
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
 _decode = msgspec.json.Decoder(MetricRow).decode
@@ -32,6 +34,19 @@ def read_rows(log_dir: Path) -> Iterator[MetricRow]:
             yield _decode(line)
         except msgspec.MsgspecError:
             continue  # whoever wrote it was killed meanwhile, or it is of another version
+
+
+def read_noted(log_dir: Path) -> Iterator[NotedEvent]:
+    """Yield what the client of the run in this folder has noted.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    for line in written_lines(log_dir / EVENTS_FILE):
+        try:
+            yield noted_event(line.rstrip())
+        except msgspec.MsgspecError:
+            continue  # as above
 
 
 def write_csv(rows: Iterable[MetricRow], folder: Path) -> list[Path]:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from shoal.events.base import EVENTS_FILE, name_of
+from shoal.events.base import name_of
 from shoal.events.run import RoundRecorded
-from shoal.log import written_lines
+from shoal.monitor.exporters.base import NotedEvent
 from shoal.telemetry.rows import MetricRow
 
 _RUN, _ROUNDS, _PHASES, _EVENTS = 1, 1, 2, 3
@@ -29,35 +28,9 @@ _OF_PEERS: Final = ("samples_per_s", "busy", "process.memory_bytes")
 _RECORDED: Final = name_of(RoundRecorded)
 
 
-class NotedLine(msgspec.Struct):
-    """What a trace shows of a line of `events.jsonl`; the last three are those of a round's record."""
-
-    time: datetime
-    level: str
-    event: str
-    says: str = ""
-    round: int = 0
-    duration_s: float | None = None
-    averaging_s: float | None = None
-
-
-def read_noted(log_dir: Path) -> Iterator[NotedLine]:
-    """Yield what the client of the run in this folder has noted.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    decode = msgspec.json.Decoder(NotedLine).decode
-    for line in written_lines(log_dir / EVENTS_FILE):
-        try:
-            yield decode(line)
-        except msgspec.MsgspecError:
-            continue  # whoever wrote it was killed meanwhile, or it is of another version
-
-
-def trace_of(noted: Iterable[NotedLine], rows: Iterable[MetricRow]) -> bytes:
+def trace_of(noted: Iterable[NotedEvent], rows: Iterable[MetricRow]) -> bytes:
     """Return the file."""
-    events = [each for line in noted for each in _of_line(line)]
+    events = [each for event in noted for each in _of_event(event)]
     events += [each for row in rows for each in _of_row(row)]
     began = min((each["ts"] for each in events), default=0.0)
     for each in events:
@@ -66,18 +39,24 @@ def trace_of(noted: Iterable[NotedLine], rows: Iterable[MetricRow]) -> bytes:
     return msgspec.json.encode(shown)
 
 
-def _of_line(line: NotedLine) -> Iterator[dict[str, Any]]:
-    at_us = _us(line.time)
-    if line.event == _RECORDED and line.duration_s is not None:
-        took_us = 1e6 * line.duration_s
-        yield _span(f"round {line.round}", _ROUNDS, at_us - took_us, took_us)
-        if line.averaging_s is not None:
-            average_us = 1e6 * line.averaging_s
-            yield _span("train", _PHASES, at_us - took_us, took_us - average_us)
-            yield _span("average", _PHASES, at_us - average_us, average_us)
-    elif line.says:
-        texts = {"says": line.says, "level": line.level}
-        yield {"ph": "i", "s": "g", "name": line.event, "pid": _RUN, "tid": _EVENTS, "ts": at_us, "args": texts}
+def _of_event(event: NotedEvent) -> Iterator[dict[str, Any]]:
+    at_us = _us(datetime.fromisoformat(event.time))
+    if event.event == _RECORDED:
+        yield from _of_round(msgspec.json.decode(event.line, type=RoundRecorded), at_us)
+    elif event.says:
+        texts = {"says": event.says, "level": event.level}
+        yield {"ph": "i", "s": "g", "name": event.event, "pid": _RUN, "tid": _EVENTS, "ts": at_us, "args": texts}
+
+
+def _of_round(record: RoundRecorded, at_us: float) -> Iterator[dict[str, Any]]:
+    if record.duration_s is None:
+        return
+    took_us = 1e6 * record.duration_s
+    yield _span(f"round {record.round}", _ROUNDS, at_us - took_us, took_us)
+    if record.averaging_s is not None:
+        average_us = 1e6 * record.averaging_s
+        yield _span("train", _PHASES, at_us - took_us, took_us - average_us)
+        yield _span("average", _PHASES, at_us - average_us, average_us)
 
 
 def _of_row(row: MetricRow) -> Iterator[dict[str, Any]]:

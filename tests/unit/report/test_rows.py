@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.wandb_files import rows_of
 
 from shoal.cli import main
 from shoal.config import dump_config, load_config
+from shoal.events.base import EVENTS_FILE
 from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.report.rows import read_rows
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
@@ -25,6 +27,8 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "logs" / "herd-1"
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_config(load_config(None, ["--wandb-project=herd"], {})))
+    told = {"level": "WARNING", "event": "server.lost", "says": "server 1@box2 is lost"}
+    (folder / EVENTS_FILE).write_text(json.dumps({"time": BEGAN.isoformat(), **told}) + "\nhalf a li")
     for start in range(2):
         file = MetricsFile(folder)
         for second in range(3):
@@ -87,10 +91,13 @@ def test_wandb_gets_one_run_whatever_the_monitor_has_lived_through(
     assert _export(run, "--to", "wandb") == 0
     assert "wandb sync" in capsys.readouterr().out
     [part] = (run / "exported-wandb").glob("wandb/offline-run-*-herd-1")
-    rows = rows_of(part)
+    *rows, of_events = rows_of(part)
+    assert any(name.startswith("events") for name in of_events)
     losses = [row["loss/train"] for row in rows]
     assert [row["_step"] for row in rows] == list(range(6))
     assert rows[3][f"{PEER}/step.committed"] == 2.0
+    [table] = part.glob("files/media/table/events_*.table.json")
+    assert [each[2:] for each in json.loads(table.read_text())["data"]] == [["server.lost", "server 1@box2 is lost"]]
     assert losses == [5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
 
 

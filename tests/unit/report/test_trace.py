@@ -10,15 +10,29 @@ from typing import Any
 import pytest
 
 from shoal.cli import main
-from shoal.report.trace import NotedLine, trace_of
+from shoal.monitor.exporters.base import NotedEvent, noted_event
+from shoal.report.trace import trace_of
 from shoal.telemetry.rows import MetricRow
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _noted(second: float, event: str, level: str = "INFO", **values: object) -> NotedEvent:
+    at = (BEGAN + timedelta(seconds=second)).isoformat()
+    return noted_event(json.dumps({"time": at, "level": level, "event": event, **values}).encode())
+
+
+def _recorded(second: float, **values: object) -> NotedEvent:
+    whole = {"loss": 1.0, "hashes": {}, "trained": True, "sent_bytes": {}}
+    return _noted(second, "round.recorded", **whole | values)
+
+
 LINES = (
-    NotedLine(BEGAN + timedelta(seconds=1), "WARNING", "server.lost", "server 1@box2 is lost"),
-    NotedLine(BEGAN + timedelta(seconds=2), "INFO", "data.sized"),
-    NotedLine(BEGAN + timedelta(seconds=5), "INFO", "round.recorded", round=1, duration_s=5.0, averaging_s=1.5),
-    NotedLine(BEGAN + timedelta(seconds=9), "INFO", "round.recorded", round=2, duration_s=3.0),
+    _noted(1, "server.lost", "WARNING", says="server 1@box2 is lost"),
+    _noted(2, "data.sized"),
+    _recorded(5, round=1, duration_s=5.0, averaging_s=1.5),
+    _recorded(9, round=2, duration_s=3.0),
+    _recorded(10, round=3, duration_s=None),
 )
 ROW = MetricRow(BEGAN + timedelta(seconds=4), {"samples_per_s": 7.0, "lr": 1.0}, {"server 0@box1": {"busy": 0.5}})
 
@@ -54,8 +68,8 @@ def test_of_a_run_without_anything_the_trace_is_empty() -> None:
 def test_the_command_writes_it_into_the_folder_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "herd-1"
     folder.mkdir()
-    line = {"time": BEGAN.isoformat(), "level": "INFO", "event": "round.recorded", "round": 1, "duration_s": 2.0}
-    (folder / "events.jsonl").write_text(f"{json.dumps(line)}\nhalf a li")
+    line = _recorded(2, round=1, duration_s=2.0).line
+    (folder / "events.jsonl").write_bytes(line + b"\nhalf a li")
     assert main(["trace", "herd", "--log-dir", str(tmp_path)]) == 0
     [path] = map(Path, capsys.readouterr().out.splitlines()[:1])
     assert [each["name"] for each in _by_phase(path.read_bytes())["X"]] == ["round 1"]

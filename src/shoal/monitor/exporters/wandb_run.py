@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _INIT_TIMEOUT_S = 15.0
 _MAX_QUEUED = 10_000
+_MAX_TOLD = 2000
 _ROWS_FILE, _ROW_DIGITS = "wandb.rows", 12
 
 
@@ -95,6 +96,7 @@ class WandbRun:
         self._queue: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._peers: dict[str, float] = {}
+        self._told: list[tuple[str, str, str, str]] = []
 
     def row(self, row: MetricRow) -> None:
         """Add the numbers of a second; dropped where W&B cannot keep up or does not run."""
@@ -120,7 +122,9 @@ class WandbRun:
         return values
 
     def event(self, event: NotedEvent) -> None:
-        """W&B's run has numbers only."""
+        """Keep what a person is told: it becomes a table when the run is finished."""
+        if event.says and len(self._told) < _MAX_TOLD:
+            self._told.append((event.time, event.level, event.event, event.says))
 
     def close(self, timeout_s: float) -> bool:
         """Finish the run; blocks for at most `timeout_s` seconds. Returns whether it finished."""
@@ -149,6 +153,9 @@ class WandbRun:
             with open_rows(self._settings.directory, first=int(run.step)) as numbers:
                 for values in rows:
                     run.log(dict(values), step=numbers.next())
+                if self._told:
+                    table = api.Table(columns=["time", "level", "event", "says"], data=self._told)
+                    run.log({"events": table}, step=numbers.next())
             run.finish()
             api.teardown()
         except (api.Error, OSError) as error:

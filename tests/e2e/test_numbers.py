@@ -1,0 +1,83 @@
+"""The numbers and warnings of a real run whose monitor is killed twice, in all the places where they go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import END_S, ENDLESS, Launched, launched
+from tests.wandb_files import rows_of
+
+from shoal.cli import main
+from shoal.report.rows import read_rows
+from shoal.telemetry.catalogue import CATALOGUE, run_number
+from shoal.telemetry.rows import METRICS_FILE, MetricRow
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+_OF_EVERY_RUN = {"round", "step", "samples", "loss/train", "loss/eval", "lr", "grad_norm", "step_s", "samples_per_s"}
+_OF_EVERY_SERVER = {"step.committed", "step.samples", "device.busy_us", "process.memory_bytes", "busy"}
+_DERIVED = {"samples_per_s", "busy"}
+
+
+def _killed_monitor(run: Launched) -> None:
+    """Kill the monitor; return when its next start gets numbers of the run."""
+    before = len(_rows(run))
+    os.kill(run.pid_of("monitor:0"), signal.SIGKILL)
+    reached = run.events("client_0", "round.recorded")[-1]["round"]
+    run.saw("client_0", "round.recorded", round=reached + 3)
+    assert len(_rows(run)) > before
+
+
+def _rows(run: Launched) -> list[MetricRow]:
+    return list(read_rows(run.require_log_dir()))
+
+
+def test_a_run_whose_monitor_is_killed_twice_has_all_numbers_once_and_no_secret_among_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    heard = tmp_path / "heard"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nexec cat >> {heard}\n")
+    program.chmod(0o700)
+    with launched(tmp_path / "run", *ENDLESS, f"--notify.command={program}") as run:
+        run.saw("client_0", "round.recorded", round=2)
+        for _ in range(2):
+            _killed_monitor(run)
+        os.kill(run.pid_of("server:1"), signal.SIGKILL)
+        run.saw("server_1", "state.fetched")
+        run.interrupt()
+        assert run.ends(END_S) == 130, run.output
+        run.leaves_nothing()
+        folder, rows = run.require_log_dir(), _rows(run)
+    samples = [row.run["samples"] for row in rows if "samples" in row.run]
+    assert samples == sorted(samples)
+    named = {name for row in rows for name in row.run}
+    assert named >= _OF_EVERY_RUN
+    assert {name for name in named if run_number(name) is None and not name.startswith("counters/")} == set()
+    of_peers = {name.partition("/")[0] for row in rows for values in row.peers.values() for name in values}
+    assert of_peers - set(CATALOGUE) <= _DERIVED
+    servers = {who for row in rows for who, values in row.peers.items() if values.keys() >= _OF_EVERY_SERVER}
+    assert len({who.partition("@")[0] for who in servers}) == 4
+
+    # What the client has noted as a warning, the program has heard.
+    told = [json.loads(line) for line in heard.read_text().splitlines()]
+    assert "server.lost" in [each["event"] for each in told]
+    assert {each["level"] for each in told} <= {"WARNING", "ERROR"}
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert main(["runs", "export", str(folder), "--to", "wandb", "--output", str(tmp_path / "rebuilt")]) == 0
+    capsys.readouterr()
+    [part] = (tmp_path / "rebuilt").glob(f"wandb/offline-run-*-{folder.name}")
+    rebuilt = rows_of(part)
+    *of_rows, of_events = rebuilt
+    assert [row["_step"] for row in of_rows] == list(range(sum(bool(row.run) for row in rows)))
+    assert any(name.startswith("events") for name in of_events)
+    assert {name for row in rebuilt for name in row} >= named
+    key = (folder / "swarm.key").read_bytes().strip()
+    assert len(key) >= 16
+    written = [folder / METRICS_FILE, *(path for path in part.rglob("*") if path.is_file())]
+    assert [path for path in written if key in path.read_bytes()] == []
