@@ -40,6 +40,7 @@ from shoal.cli.run_commands import (
     clean,
     events,
     explain,
+    info,
     logs,
     pause,
     ps,
@@ -79,7 +80,7 @@ config_app = App(name="config", help="Show what a run would be told.", group=SET
 model_app = App(name="model", help="Look at the model that a run would train.", group=MODEL)
 for command in (config_app, model_app, key_app, runs_app):
     app.command(command)
-for place, command in enumerate((status, events, logs, explain, trace, ps)):
+for place, command in enumerate((status, events, logs, explain, trace, ps, info)):
     app.command(command, group=WATCH, sort_key=place)
 for place, command in enumerate((pause, resume_run, checkpoint, stop, clean)):
     app.command(command, group=STEER, sort_key=place)

@@ -98,6 +98,13 @@ def explain(name: Annotated[str, Parameter(help="Of an event; without it all are
     return serve(name)
 
 
+def info(*, as_json: AsJson = False) -> int:
+    """Say what is installed and what this host is: for a report of a problem, without a secret."""
+    from shoal.cli.info import print_information
+
+    return print_information(as_json=as_json)
+
+
 def trace(
     run: WrittenRun = "",
     *,
