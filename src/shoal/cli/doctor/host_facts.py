@@ -61,7 +61,7 @@ _SOCKET_NAME: Final = "p2pclient-12345678901.sock"
 _DAEMON_TRIED_S: Final = 3.0
 _HUB_TIMEOUT_S: Final = 4.0
 _HUB: Final = "https://huggingface.co"
-_HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _COME_WITH_SHOAL: Final = ("pydoc-topics", "digits", "tones")
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*\(?([^();]*)\)?")
 
