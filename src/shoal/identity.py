@@ -27,7 +27,7 @@ from shoal.errors import ConfigError, IdentityError, SignatureError
 from shoal.ids import PeerId
 
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_KEY_BYTES: Final = 32
+KEY_BYTES: Final = 32
 # Identity multihash (00) of 36 bytes (24): protobuf PublicKey with type 1 = Ed25519 and 32 bytes of data.
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 # An id of ours has 52 characters; base58 takes quadratic time, so longer texts are refused before it.
@@ -52,8 +52,8 @@ class Identity:
         Raises:
             IdentityError: not 32 bytes.
         """
-        if len(private_bytes) != _KEY_BYTES:
-            raise IdentityError(f"an Ed25519 private key has {_KEY_BYTES} bytes, not {len(private_bytes)}")
+        if len(private_bytes) != KEY_BYTES:
+            raise IdentityError(f"an Ed25519 private key has {KEY_BYTES} bytes, not {len(private_bytes)}")
         self._key = Ed25519PrivateKey.from_private_bytes(private_bytes)
         self._public_bytes = self._key.public_key().public_bytes_raw()
         self._peer_id = peer_id_of(self._public_bytes)
@@ -80,8 +80,8 @@ class Identity:
             raise IdentityError(f"cannot read the key file {path}: {error.strerror}") from error
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise IdentityError(f"others may read the key file {path} (mode {mode:o}): run `chmod 600 {path}`")
-        seed = raw[len(_PRIVATE_KEY_PREFIX) : len(_PRIVATE_KEY_PREFIX) + _KEY_BYTES]
-        if len(seed) != _KEY_BYTES or cls(seed).p2p_key_bytes != raw:
+        seed = raw[len(_PRIVATE_KEY_PREFIX) : len(_PRIVATE_KEY_PREFIX) + KEY_BYTES]
+        if len(seed) != KEY_BYTES or cls(seed).p2p_key_bytes != raw:
             raise IdentityError(f"{path} holds no Ed25519 key in libp2p's form: move it away to have a new one made")
         return cls(seed)
 
@@ -133,8 +133,8 @@ def peer_id_of(public_key: bytes) -> PeerId:
     Raises:
         IdentityError: not 32 bytes, or a key that nobody can own.
     """
-    if len(public_key) != _KEY_BYTES:
-        raise IdentityError(f"an Ed25519 public key has {_KEY_BYTES} bytes, not {len(public_key)}")
+    if len(public_key) != KEY_BYTES:
+        raise IdentityError(f"an Ed25519 public key has {KEY_BYTES} bytes, not {len(public_key)}")
     _require_owned(public_key)
     return PeerId(_base58_encode(_PEER_ID_PREFIX + public_key))
 
@@ -146,7 +146,7 @@ def public_key_of(peer_id: PeerId) -> bytes:
         IdentityError: the text is no peer id, one of another kind of key, or of a key that nobody can own.
     """
     raw = _base58_decode(peer_id) if len(peer_id) <= _MAX_PEER_ID_CHARS else b""
-    if len(raw) != len(_PEER_ID_PREFIX) + _KEY_BYTES or not raw.startswith(_PEER_ID_PREFIX):
+    if len(raw) != len(_PEER_ID_PREFIX) + KEY_BYTES or not raw.startswith(_PEER_ID_PREFIX):
         raise IdentityError(f"{peer_id[:_MAX_PEER_ID_CHARS]!r} is not the peer id of an Ed25519 key")
     public_key = raw[len(_PEER_ID_PREFIX) :]
     _require_owned(public_key)
@@ -187,7 +187,7 @@ def create_swarm_key(path: Path, swarm_key: bytes | None = None) -> bytes:
     Raises:
         ConfigError: there is a file already (it is left alone), or it cannot be written.
     """
-    swarm_key = swarm_key or secrets.token_bytes(_KEY_BYTES)
+    swarm_key = swarm_key or secrets.token_bytes(KEY_BYTES)
     path = path.expanduser()
     try:
         _write_secret(path, swarm_key)
@@ -211,7 +211,7 @@ def load_swarm_key(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            swarm_key = file.read(_KEY_BYTES + 1)
+            swarm_key = file.read(KEY_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(
             f"there is no swarm key {path}: copy it from a host of the swarm you want to join, or make a new one with "
@@ -221,8 +221,8 @@ def load_swarm_key(path: Path) -> bytes:
         raise ConfigError(f"cannot read the swarm key {path}: {error.strerror}") from error
     if mode & 0o077:
         raise ConfigError(f"others may read the swarm key {path}: run `chmod 600 {path}`")
-    if len(swarm_key) != _KEY_BYTES:
-        raise ConfigError(f"{path} is no swarm key: it must hold exactly {_KEY_BYTES} bytes (copy the file as it is)")
+    if len(swarm_key) != KEY_BYTES:
+        raise ConfigError(f"{path} is no swarm key: it must hold exactly {KEY_BYTES} bytes (copy the file as it is)")
     return swarm_key
 
 
@@ -252,7 +252,7 @@ def derived_key(secret: bytes, label: bytes) -> bytes:
         secret: 32 random bytes, or bytes derived from them.
         label: names the purpose.
     """
-    return HKDF(algorithm=hashes.SHA3_256(), length=_KEY_BYTES, salt=None, info=label).derive(secret)
+    return HKDF(algorithm=hashes.SHA3_256(), length=KEY_BYTES, salt=None, info=label).derive(secret)
 
 
 def swarm_authority(swarm_key: bytes) -> Identity:

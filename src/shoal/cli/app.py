@@ -31,6 +31,7 @@ from shoal.cli.arguments import (
     load_resuming,
     load_whole,
 )
+from shoal.cli.doctor.after_join import explaining
 from shoal.cli.exits import guarded
 from shoal.cli.groups import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
 from shoal.cli.key import key_app
@@ -38,6 +39,7 @@ from shoal.cli.model_commands import checkpoints, evaluate, export_model, genera
 from shoal.cli.run_commands import (
     checkpoint,
     clean,
+    doctor,
     events,
     explain,
     info,
@@ -80,7 +82,7 @@ config_app = App(name="config", help="Show what a run would be told.", group=SET
 model_app = App(name="model", help="Look at the model that a run would train.", group=MODEL)
 for command in (config_app, model_app, key_app, runs_app):
     app.command(command)
-for place, command in enumerate((status, events, logs, explain, trace, ps, info)):
+for place, command in enumerate((status, doctor, events, logs, explain, trace, ps, info)):
     app.command(command, group=WATCH, sort_key=place)
 for place, command in enumerate((pause, resume_run, checkpoint, stop, clean)):
     app.command(command, group=STEER, sort_key=place)
@@ -217,13 +219,16 @@ def start_trainer_client(
         return _print_config(load_client(config_path, flags, tiny=tiny)[0])
     from shoal.cli.early import early_start
 
-    with early_start() as early:
-        config, origins = load_client(config_path, flags, tiny=tiny)
-        if origins is not None:
-            _refuse_baseline(baseline)
-        from shoal.cli.client_host import start_trainer_client as serve
+    def call() -> int:
+        with early_start() as early:
+            config, origins = load_client(config_path, flags, tiny=tiny)
+            if origins is not None:
+                _refuse_baseline(baseline)
+            from shoal.cli.client_host import start_trainer_client as serve
 
-        return serve(config, origins, early, baseline=baseline)
+            return serve(config, origins, early, baseline=baseline)
+
+    return explaining(call, lambda: load_joining(config_path, flags, None))
 
 
 @app.command(group=TRAIN, sort_key=2)
@@ -277,11 +282,15 @@ def _serve(
     if print_config:
         return _print_config(config)
     require_membership(config)
-    with early_start() as early:
-        from shoal.cli.server_host import start_mirror, start_servers
 
-        serve = start_mirror if as_mirror else start_servers
-        return serve(config, origins, early)
+    def call() -> int:
+        with early_start() as early:
+            from shoal.cli.server_host import start_mirror, start_servers
+
+            serve = start_mirror if as_mirror else start_servers
+            return serve(config, origins, early)
+
+    return explaining(call, lambda: (config, origins))
 
 
 @app.command(group=TRAIN, sort_key=4)

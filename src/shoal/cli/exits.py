@@ -30,30 +30,30 @@ def guarded(call: Callable[[], int | None]) -> int:
         code = call()
         flush_stdout()
     except (ConfigError, BootstrapError) as error:
-        _say(str(error))
+        say_error(str(error))
         return USER_ERROR
     except CycloptsError as error:
         # Its texts are made for a terminal box: one line is enough here.
-        _say(" ".join(str(error).split()))
+        say_error(" ".join(str(error).split()))
         return USER_ERROR
     except MachineBusy as error:
-        _say(str(error))
+        say_error(str(error))
         return BUSY
     except KeyboardInterrupt:
         return INTERRUPTED
     except InvariantViolation:
         raise
     except ShoalError as error:
-        _say(f"{type(error).__name__}: {error}")
+        say_error(f"{type(error).__name__}: {error}")
         return FAILED
     except BaseExceptionGroup as group:
         if not (said := _of_files(group)):
             raise
-        _say(said)
+        say_error(said)
         return FAILED
     except OSError as error:
         if said := _of_files(error):
-            _say(said)
+            say_error(said)
             return FAILED
         # What prints is a library at times, which raises what the system has said.
         if takes_output():
@@ -61,7 +61,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         discard_stdout()
         if isinstance(error, BrokenPipeError):
             return DONE  # a reader that has seen enough (`| head`)
-        _say(f"cannot write to standard output: {error.strerror}")
+        say_error(f"cannot write to standard output: {error.strerror}")
         return FAILED
     return DONE if code is None else code
 
@@ -76,6 +76,6 @@ def _of_files(error: BaseException) -> str:
     )
 
 
-def _say(message: str) -> None:
+def say_error(message: str) -> None:
     """Print an error; a second line and those after it are indented under the first."""
     print("shoal: error: " + message.replace("\n", "\n              "), file=sys.stderr)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from shoal.cli.arguments import AsJson, ConfigFlags, ConfigPath, Switch, load_joining
+from shoal.cli.doctor.after_join import explaining
 from shoal.cli.groups import WATCH
 
 if TYPE_CHECKING:
+    from shoal.config import Config
     from shoal.wire.messages.control import Order
 
 RunName = Annotated[
@@ -54,7 +56,28 @@ def status(
     config, origins = load_joining(config_path, flags, initial_peers)
     from shoal.cli.status import print_status
 
-    return print_status(config, origins, as_json=as_json)
+    return explaining(lambda: print_status(config, origins, as_json=as_json), lambda: (config, origins))
+
+
+def doctor(
+    *flags: ConfigFlags,
+    initial_peers: Annotated[
+        list[str] | None,
+        Parameter(help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else the newest run's."),
+    ] = None,
+    config_path: ConfigPath = None,
+    as_json: Annotated[
+        bool, Switch, Parameter(name="--json", help="Print one JSON object, see docs/doctor.schema.json.")
+    ] = False,
+) -> int:
+    """Look for what keeps this host from a swarm: key, programs, machine, network, and the way to the client.
+
+    Give it the flags of the command that you mean to start. Each check says what it has seen and what to do; none takes
+    part in the swarm, and all together end within 8 s. Exit code 1: a check has failed.
+    """
+    from shoal.cli.doctor.printing import print_diagnosis
+
+    return print_diagnosis(lambda: load_joining(config_path, flags, initial_peers), as_json=as_json)
 
 
 def events(
@@ -193,4 +216,7 @@ def _steer(what: Order, run: str, flags: Sequence[str], initial_peers: Sequence[
         run, flags = "", (run, *flags)
     from shoal.cli.steering import steer
 
-    return steer(what, run, lambda: load_joining(None, flags, initial_peers), elsewhere=bool(initial_peers or flags))
+    def load() -> tuple[Config, Mapping[str, str]]:
+        return load_joining(None, flags, initial_peers)
+
+    return explaining(lambda: steer(what, run, load, elsewhere=bool(initial_peers or flags)), load)

@@ -8,7 +8,8 @@ import anyio
 import msgspec
 
 from shoal import log
-from shoal.cli.observing import look, with_known_peers
+from shoal.cli.known_peers import with_known_peers
+from shoal.cli.observing import look
 from shoal.config import Config
 from shoal.control.swarm_status import lines_of, swarm_status
 from shoal.identity import load_swarm_key

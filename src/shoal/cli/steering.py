@@ -77,7 +77,8 @@ def _from_elsewhere(
         folder: of the run's servers on this host; None: there are none.
     """
     from shoal import log
-    from shoal.cli.observing import look, with_known_peers
+    from shoal.cli.known_peers import with_known_peers
+    from shoal.cli.observing import look
     from shoal.identity import load_swarm_key
 
     config = with_known_peers(config, origins, folder)

@@ -187,6 +187,36 @@ class DhtNode:
                 tasks.start_soon(self._ask_prefix, peer, found)
         return found
 
+    async def takes(self, peer: str, size_bytes: int) -> bool:
+        """Return whether a question of this size reaches a peer that greets, and the answer to it comes back.
+
+        Where a link loses large packets alone, short questions are answered as ever.
+        """
+        daemon, kind = self._daemon, cast(Any, dht_pb2).NodeInfo
+        if daemon is None:
+            return False
+        with suppress(P2PDaemonError, OSError, EOFError, ValueError), anyio.move_on_after(_GREETING_TIMEOUT_S):
+            # What is no question is answered by nothing, but it is answered: what the peer says of it does not matter.
+            with suppress(P2PHandlerError, DecodeError):
+                who = PeerID.from_base58(peer)
+                await daemon.call_protobuf_handler(who, _GREETING, kind(node_id=bytes(size_bytes)), kind)
+            return True
+        return False
+
+    async def ahead_s(self) -> float | None:
+        """Return by how much the clock of a neighbour is ahead of this host's, to half of the time that it takes to
+        ask; None: no neighbour says."""
+        node = self._node
+        if node is None:
+            return None
+        for peer in tuple(node.protocol.routing_table.peer_id_to_uid)[:1]:
+            with suppress(P2PDaemonError, P2PHandlerError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S):
+                request: Any = cast(Any, dht_pb2).PingRequest(peer=node.protocol.node_info)
+                asked_unix_s = SystemClock().unix_s()
+                answer: Any = await node.protocol.get_stub(peer).rpc_ping(request, timeout=WAIT_TIMEOUT_S)
+                return float(answer.dht_time) - (asked_unix_s + SystemClock().unix_s()) / 2
+        return None
+
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
         """Store a sealed record under a topic and this peer's id.
 
@@ -242,7 +272,7 @@ class DhtNode:
                 elif (record := self.checker.accept(keys[key], subkey, value)) is not None:
                     opened.append(record)
         if all(record.peer == self.peer_id for record in opened):
-            await self._compare_clocks(node)
+            await self._compare_clocks()
         return tuple(opened)
 
     @property
@@ -320,14 +350,11 @@ class DhtNode:
             if answer.node_id:
                 found.append(greeter.prefix_in(answer.node_id, question, PeerId(peer)))
 
-    async def _compare_clocks(self, node: DHTNode) -> None:
+    async def _compare_clocks(self) -> None:
         """Ask a neighbour for its time: to a clock that is ahead, all that others announce has expired, unseen."""
-        for peer in tuple(node.protocol.routing_table.peer_id_to_uid)[:1]:
-            with suppress(P2PDaemonError, P2PHandlerError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S):
-                request: Any = cast(Any, dht_pb2).PingRequest(peer=node.protocol.node_info)
-                answer: Any = await node.protocol.get_stub(peer).rpc_ping(request, timeout=WAIT_TIMEOUT_S)
-                ahead_s = float(answer.dht_time) - SystemClock().unix_s()
-                self._difference_s = ahead_s if abs(ahead_s) > TTL_S else None
+        ahead_s = await self.ahead_s()
+        if ahead_s is not None:
+            self._difference_s = ahead_s if abs(ahead_s) > TTL_S else None
 
     async def _end(self) -> None:
         node, daemon, alive = self._node, self._daemon, self.alive

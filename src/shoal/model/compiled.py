@@ -16,7 +16,6 @@ import fcntl
 import importlib
 import os
 import shutil
-import sysconfig
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Generator
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import ConfigError
+from shoal.model.cpp_compiler import require_compiler
 from shoal.model.seeding import seeded
 from shoal.model.stage import StageModule
 
@@ -71,28 +71,6 @@ def compile_stage(module: StageModule, sizes: Collection[int], cache: Path) -> N
         raise ConfigError(f"{stage} cannot be compiled: {reason[:600]}; train without compile") from error
     for part, function in compiled:
         part.compute_by(function, sizes)
-
-
-def require_compiler() -> None:
-    """Check that what torch builds libraries with is there.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    # As torch itself finds them.
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        raise ConfigError(
-            f"model_pipeline.compile needs a C++ compiler on this host, and there is no {compiler}: install one "
-            "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), name yours in CXX, or train without "
-            "compile"
-        )
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.exists():
-        raise ConfigError(
-            f"model_pipeline.compile needs Python's C headers on this host, and there is no {header}: install them "
-            "(Debian and Ubuntu: apt install python3-dev; Fedora: dnf install python3-devel), or train without compile"
-        )
 
 
 def _compiled(module: StageModule, sizes: Collection[int]) -> Callable[..., Tensor]:

@@ -49,7 +49,7 @@ class RunDir:
         with _locked(root / _LOCK_NAME):
             _remove_dead(root)
             self._claims: list[socket.socket] = []
-            self.path = root / secrets.token_hex(4)
+            self.path = root / _new_name()
             self.path.mkdir(mode=0o700)
             self._lock_fd = _open_lock(self.path / _LOCK_NAME)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
@@ -119,6 +119,18 @@ def socket_path(directory: Path, name: str) -> Path:
     return path
 
 
+def require_socket_room(name: str) -> Path:
+    """Return where the next run of this user makes its directory, if sockets of this name fit there.
+
+    Raises:
+        ConfigError: they do not, or the parent cannot be used.
+    """
+    root = _default_parent() / f"shoal-{os.getuid()}"
+    _make_private(root)
+    socket_path(root / _new_name(), name)
+    return root
+
+
 @dataclass(frozen=True)
 class FoundDir:
     """The directory of a run of this user.
@@ -165,6 +177,10 @@ def remove_dead_dir(path: Path) -> bool:
         if path.is_dir() and not _is_alive(path):
             shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
+
+
+def _new_name() -> str:
+    return secrets.token_hex(4)
 
 
 def _default_parent() -> Path:

@@ -16,13 +16,16 @@ Exact are parameters, optimizer and outer state. Activations follow from what fl
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
+from shoal.config.load import config_from_json
 from shoal.config.quant import QuantConfig
 from shoal.config.schema import Config
 from shoal.model.hf.lora import lora_of
@@ -247,3 +250,9 @@ UNKNOWN_ROOM_BYTES = 1 << 30
 def snapshot_room(memory: ServerMemory, needed_bytes: int) -> int:
     """Return how many bytes of others' snapshots a server keeps, which needs so much of its host's memory itself."""
     return max(0, memory.host_bytes - needed_bytes) if memory.host_bytes else UNKNOWN_ROOM_BYTES
+
+
+if __name__ == "__main__":
+    # For a launcher, which loads no torch: the configuration comes on one descriptor, what it needs goes to another.
+    with open(int(sys.argv[1]), "rb") as asked, open(int(sys.argv[2]), "wb") as answer:
+        answer.write(msgspec.json.encode(stage_needs(config_from_json(asked.read()))))

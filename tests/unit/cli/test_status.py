@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.observing import with_known_peers
+from shoal.cli.known_peers import with_known_peers
 from shoal.cli.run_files import LOCAL_MARK, make_log_dir
 from shoal.config import Config, load_config
 from shoal.config.dump import dump_config

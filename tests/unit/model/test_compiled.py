@@ -14,7 +14,8 @@ from tests.threads import one_thread as one_thread
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.model.compiled import compile_stage, require_compiler
+from shoal.model.compiled import compile_stage
+from shoal.model.cpp_compiler import require_compiler
 from shoal.model.resnet import ResNetFamily
 from shoal.model.resnet_shape import ResNetShape
 from shoal.model.stage import Family, StageModule, TensorSpec, build_stage
