@@ -1,8 +1,8 @@
 """`shoal doctor` with time for everything, so that no verdict depends on how busy the machine is.
 
-    patient_doctor.py OFFSET_S FLAG...
+    patient_doctor.py OFFSET_S ANSWER_S FLAG...
 
-prints the diagnosis of a host whose clock is off by so much, as JSON.
+prints the diagnosis of a host whose clock is off by so much, as JSON; each peer has this time for an answer.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ def main() -> None:
     for module, names in PATIENT.items():
         for name in names:
             setattr(module, name, LONG_S)
-    # What a host with a wrong clock cannot read does not come later either.
-    joined_facts._READ_S = 0.5
-    config, origins = load_with_origins(None, sys.argv[2:], {})
+    dht._GREETING_TIMEOUT_S = initial_peers._ANSWER_TIMEOUT_S = float(sys.argv[2])
+    if _offset_s:
+        # What a host with a wrong clock cannot read does not come later either.
+        joined_facts._READ_S = 0.5
+    config, origins = load_with_origins(None, sys.argv[3:], {})
     found = anyio.run(partial(examine, config, origins, within_s=LONG_S), backend_options={"use_uvloop": True})
     print(msgspec.json.encode(found).decode())
 

@@ -154,12 +154,17 @@ def finding(found: Diagnosis, name: str, evidence: str, remedy: str, condition: 
     assert remedy in result.remedy
 
 
-async def test_a_healthy_host_at_a_healthy_swarm_has_no_finding(
+@pytest.mark.slow
+async def test_a_healthy_host_at_a_healthy_swarm_has_no_finding_and_one_without_memory_for_a_stage_has_one(
     short: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examining, "stage_room", host_facts.stage_room)
     async with swarm(short) as door:
-        found = await host.examined(f"--initial-peers={door.maddr}", "--num-servers=1")
+        flags = (f"--initial-peers={door.maddr}", "--num-servers=1")
+        cramped = await host.examined(*flags, "--servers.max-memory-bytes=16MiB")
+        finding(cramped, "host.memory", "may take 16 MiB, and the smallest stage needs", "start fewer servers")
+        assert [each.name for each in cramped.findings] == ["host.memory"]
+        found = await host.examined(*flags)
     assert found.findings == ()
     assert found.verdict is Condition.OK
     assert [each.name for each in found.checks] == [each.name for each in CHECKS]
@@ -168,6 +173,7 @@ async def test_a_healthy_host_at_a_healthy_swarm_has_no_finding(
     assert os.listdir(host.folder) == ["swarm.key"], "nothing is left of the examination"
 
 
+@pytest.mark.slow
 async def test_another_key_and_another_prefix_are_found_at_the_door_and_well_once_they_are_right(
     short: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +198,7 @@ async def test_another_key_and_another_prefix_are_found_at_the_door_and_well_onc
         assert (await host.examined(peers)).findings == ()
 
 
+@pytest.mark.slow
 async def test_a_swarm_without_a_run_is_found(short: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined_facts, "_READ_S", 0.1)
     async with swarm(short, announces_run=False) as door:
@@ -204,6 +211,7 @@ async def test_a_swarm_without_a_run_is_found(short: Path, host: Host, monkeypat
         assert [each.name for each in found.findings] == ["swarm.protocol"]
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_not_where_it_says_and_keys_set_against_its_run_are_found(
     short: Path, host: Host
 ) -> None:
@@ -222,6 +230,7 @@ async def test_a_client_that_is_not_where_it_says_and_keys_set_against_its_run_a
         assert [each.name for each in found.findings] == ["swarm.shared"]
 
 
+@pytest.mark.slow
 async def test_a_server_of_this_host_that_the_client_cannot_dial_is_found(short: Path, host: Host) -> None:
     async with swarm(short, announces_run=False) as door:
         undialled = (Undialled(SERVER.peer_id, "10.0.0.5:7: refused"),)
@@ -238,6 +247,7 @@ async def test_a_server_of_this_host_that_the_client_cannot_dial_is_found(short:
         assert found.findings == ()
 
 
+@pytest.mark.slow
 async def test_of_several_peers_each_that_is_no_way_in_is_found(short: Path, host: Host) -> None:
     async with swarm(short) as door:
         with socket.socket() as closed:
@@ -278,6 +288,7 @@ async def test_a_peer_that_drops_what_is_sent_to_it_is_found_by_the_limit_that_e
     assert check(found, "host.log_dir").verdict is Condition.OK
 
 
+@pytest.mark.slow
 async def test_a_swarm_that_says_nothing_more_is_left_when_the_time_is_over(
     short: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,12 +323,13 @@ def test_the_limits_of_all_that_waits_add_up_to_eight_seconds() -> None:
     assert initial_peers.DIAL_TIMEOUT_S < examining.WITHIN_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("offset_s", "condition"), [(3600.0, "failed"), (-10.0, "warning"), (0.0, "ok")])
 async def test_a_clock_that_is_off_is_found_and_by_how_much(
     short: Path, host: Host, offset_s: float, condition: str
 ) -> None:
     async with swarm(short) as door:
-        command = [sys.executable, patient_doctor.__file__, str(offset_s)]
+        command = [sys.executable, patient_doctor.__file__, str(offset_s), str(patient_doctor.LONG_S)]
         flags = host.flags(f"--initial-peers={door.maddr}")
         done = await anyio.run_process(
             [*command, *flags], env=os.environ | {"XDG_RUNTIME_DIR": str(short)}, stderr=None

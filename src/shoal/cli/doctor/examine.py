@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import anyio
@@ -65,17 +65,12 @@ async def _see(facts: Facts, config: Config, origins: Mapping[str, str], deadlin
     facts.key = key_file_at(config.network.swarm_key_file)
     see_host(facts, config, origins)
 
-    async def see_addresses() -> None:
-        facts.addresses = await addresses_of(config)
-
-    async def see_daemon() -> None:
-        facts.daemon = await daemon_file()
-
-    async def see_devices() -> None:
-        facts.devices = await devices_of(config, deadline.remaining_s())
-
-    async def see_hub() -> None:
-        facts.hub = await hub_for(config, origins)
+    async def note(fact: str, look: Callable[[], Awaitable[object]]) -> None:
+        try:
+            setattr(facts, fact, await look())
+        except OSError as error:
+            # A full disk, or no more processes: another check says so.
+            setattr(facts, fact, skipped(f"that cannot be looked at here: {error.strerror or error}"))
 
     async def see_run() -> None:
         joined = await see_swarm(facts, config, origins, _key(config), tasks)
@@ -83,12 +78,15 @@ async def _see(facts: Facts, config: Config, origins: Mapping[str, str], deadlin
         facts.compiler = compiler_for(whole)
         if whole is None:
             facts.room = skipped("what a stage needs is not known without the run's configuration")
-            return
-        facts.room = await stage_room(whole, said_servers(config, origins), deadline.remaining_s())
+        else:
+            await note("room", lambda: stage_room(whole, said_servers(config, origins), deadline.remaining_s()))
 
     async with anyio.create_task_group() as tasks:
-        for see in (see_addresses, see_daemon, see_devices, see_hub, see_run):
-            tasks.start_soon(see)
+        tasks.start_soon(note, "addresses", lambda: addresses_of(config))
+        tasks.start_soon(note, "daemon", daemon_file)
+        tasks.start_soon(note, "devices", lambda: devices_of(config, deadline.remaining_s()))
+        tasks.start_soon(note, "hub", lambda: hub_for(config, origins))
+        tasks.start_soon(see_run)
 
 
 def _key(config: Config) -> bytes | None:

@@ -227,6 +227,8 @@ def runs_here() -> RunsHere | Judged:
         return RunsHere(tuple(living_runs()), tuple(dead_dirs()))
     except ConfigError as error:
         return by_error(error)
+    except OSError as error:
+        return skipped(f"the directories of runs cannot be looked at: {error.strerror or error}")
 
 
 def compiler_for(config: Config | None) -> Judged:

@@ -59,7 +59,7 @@ async def see_joined(
         async with observer.node() as node:
             facts.joined = ok("the DHT has been joined")
             facts.swarm = swarm = await _swarm(observer, node)
-    except BootstrapError as error:
+    except (BootstrapError, ConfigError) as error:
         facts.joined = failed(str(error), "see what host.p2pd and swarm.peers say, and whether the run is up")
         facts.swarm = facts.client = skipped("the DHT could not be joined")
         return None

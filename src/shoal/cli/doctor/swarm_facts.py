@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from shoal.cli.doctor.diagnosis import skipped
+from shoal.cli.doctor.diagnosis import failed, skipped
 from shoal.cli.doctor.facts import Facts
 from shoal.config import Config
 from shoal.control.initial_peers import Obstacle, look, parse
@@ -75,5 +75,11 @@ async def _joined(facts: Facts, config: Config, origins: Mapping[str, str], swar
     """Go on in a directory of its own: that of runs may be what is wrong."""
     # hivemind takes seconds to load, in which other looks go on.
     module = await anyio.to_thread.run_sync(importlib.import_module, _JOINED)
-    with tempfile.TemporaryDirectory(prefix="shoal-") as parent, RunDir(Path(parent)) as run_dir:
-        return await module.see_joined(facts, config, origins, swarm_key, run_dir)
+    try:
+        # Where sockets have short paths, wherever temporary files are.
+        with tempfile.TemporaryDirectory(prefix="shoal-", dir="/tmp") as parent, RunDir(Path(parent)) as run_dir:
+            return await module.see_joined(facts, config, origins, swarm_key, run_dir)
+    except OSError as error:
+        facts.joined = failed(f"sockets cannot be made in /tmp: {error.strerror}", "free space there: df /tmp")
+        facts.swarm = facts.client = skipped("the DHT could not be joined")
+        return None

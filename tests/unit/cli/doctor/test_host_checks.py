@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shoal.cli import runs_here
 from shoal.cli.doctor import host_checks, host_facts
 from shoal.cli.doctor.diagnosis import Condition, Judged, ok
 from shoal.cli.doctor.facts import (
@@ -28,7 +29,7 @@ from shoal.cli.doctor.facts import (
     nothing_seen,
 )
 from shoal.config import Config, load_config
-from shoal.runtime.run_dir import FoundDir
+from shoal.runtime.run_dir import FoundDir, RunDir, found_dirs, remove_dead_dir
 from shoal.runtime.run_note import RunNote
 from shoal.server.visible_gpus import VisibleGpus
 from shoal.swarm.assignment import StageNeed
@@ -422,6 +423,28 @@ async def test_a_hub_that_cannot_be_reached_is_found_where_something_is_fetched_
     assert isinstance(await host_facts.hub_for(of_hub, {}), Judged)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert isinstance(await host_facts.hub_for(of_hub, key), Judged)
+
+
+def test_the_runs_of_this_host_are_found_by_what_their_launchers_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs_here, "found_dirs", lambda: found_dirs(tmp_path))
+    with RunDir(tmp_path) as living_dir:
+        [note] = living("r-1").living
+        living_dir.announce(note)
+        (living_dir.path.parent / "0badcafe").mkdir()
+        seen = host_facts.runs_here()
+        assert isinstance(seen, RunsHere)
+        assert seen.living == (note,)
+        assert [each.path.name for each in seen.dead] == ["0badcafe"]
+        assert remove_dead_dir(seen.dead[0].path)
+    assert host_facts.runs_here() == RunsHere((), ())
+
+
+@pytest.mark.slow
+async def test_a_device_that_no_host_has_is_found_by_asking_torch() -> None:
+    seen = await host_facts.devices_of(config_of(device="cuda:77"), 200.0)
+    found(host_checks.devices(seen), Condition.FAILED, "device = cuda:77, and torch ", "--device cpu")
 
 
 def test_another_launcher_and_what_a_dead_one_has_left_are_found_and_the_run_that_is_meant_is_not() -> None:
