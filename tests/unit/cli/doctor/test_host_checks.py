@@ -245,13 +245,15 @@ async def test_torch_is_asked_only_where_a_gpu_may_be_wanted(monkeypatch: pytest
 
 def test_a_limit_of_open_files_that_is_too_low_is_found_in_a_process_that_has_it() -> None:
     program = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))\n"
         "from shoal.cli.doctor import host_checks, host_facts\n"
         "judged = host_checks.open_files(host_facts.max_files())\n"
         "print(judged.condition, judged.evidence, judged.remedy, sep='|')"
     )
 
     def judged(limit: int) -> list[str]:
-        command = ("prlimit", f"--nofile={limit}:{limit}", sys.executable, "-c", program)
+        command = (sys.executable, "-c", program, str(limit))
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("|")
 
     condition, evidence, remedy = judged(128)
