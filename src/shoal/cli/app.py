@@ -35,7 +35,7 @@ from shoal.cli.exits import guarded
 from shoal.cli.groups import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
 from shoal.cli.key import key_app
 from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, images, import_model
-from shoal.cli.run_commands import checkpoint, clean, events, explain, logs, pause, ps, resume_run, status, stop
+from shoal.cli.run_commands import checkpoint, clean, events, explain, logs, pause, ps, report, resume_run, status, stop
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ config_app = App(name="config", help="Show what a run would be told.", group=SET
 model_app = App(name="model", help="Look at the model that a run would train.", group=MODEL)
 for command in (config_app, model_app, key_app):
     app.command(command)
-for place, command in enumerate((status, events, logs, explain, ps)):
+for place, command in enumerate((status, events, logs, explain, report, ps)):
     app.command(command, group=WATCH, sort_key=place)
 for place, command in enumerate((pause, resume_run, checkpoint, stop, clean)):
     app.command(command, group=STEER, sort_key=place)
