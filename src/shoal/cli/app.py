@@ -46,6 +46,7 @@ from shoal.cli.run_commands import (
     logs,
     pause,
     ps,
+    report,
     resume_run,
     runs_app,
     status,
@@ -82,7 +83,7 @@ config_app = App(name="config", help="Show what a run would be told.", group=SET
 model_app = App(name="model", help="Look at the model that a run would train.", group=MODEL)
 for command in (config_app, model_app, key_app, runs_app):
     app.command(command)
-for place, command in enumerate((status, doctor, events, logs, explain, trace, ps, info)):
+for place, command in enumerate((status, doctor, events, logs, explain, report, trace, ps, info)):
     app.command(command, group=WATCH, sort_key=place)
 for place, command in enumerate((pause, resume_run, checkpoint, stop, clean)):
     app.command(command, group=STEER, sort_key=place)

@@ -54,7 +54,7 @@ def print_events(wanted: str, log_dir: Path, *, follow: bool, everything: bool, 
     Raises:
         ConfigError: there is no such run, or more than one, or its events cannot be read.
     """
-    folder = run_folder(wanted, log_dir, EVENTS_FILE)
+    folder = written_run(wanted, log_dir, EVENTS_FILE)
     told = partial(_told, known=catalogue(), everything=everything)
     _print(folder, EVENTS_FILE, told, follow=follow, as_json=as_json)
     return 0
@@ -74,7 +74,7 @@ def print_logs(wanted: str, log_dir: Path, *, role: str, level: str, follow: boo
     least = logging.getLevelNamesMapping().get(level.upper())
     if least is None:
         raise ConfigError(f"--level {level}: there is debug, info, warning and error")
-    folder = run_folder(wanted, log_dir, _LOGS)
+    folder = written_run(wanted, log_dir, _LOGS)
     pattern = f"{role}*.log"
     if not any(folder.glob(pattern)):
         there = ", ".join(sorted(path.stem for path in folder.glob(_LOGS)))
@@ -107,8 +107,12 @@ def explain(name: str) -> int:
     return 0
 
 
-def run_folder(wanted: str, log_dir: Path, pattern: str) -> Path:
-    """Return the folder of the run that is meant, which has such files; arguments and errors as of `print_events`."""
+def written_run(wanted: str, log_dir: Path, pattern: str) -> Path:
+    """Return the folder of the run that is meant, which has such files.
+
+    Raises:
+        ConfigError: there is no such run, or more than one.
+    """
     if wanted and any(Path(wanted).glob(pattern)):
         return Path(wanted)
     # `logs/sandbox` is a link to the newest run of that name.
@@ -120,7 +124,7 @@ def run_folder(wanted: str, log_dir: Path, pattern: str) -> Path:
     named = [each for each in folders if each.name == wanted or not wanted]
     if not folders:
         which = f"no run called {wanted}" if wanted else "no run"
-        where = f"; {pattern} is on the host of the run's client" if pattern != _LOGS else ""
+        where = "" if pattern == _LOGS else "; it is on the host of the run's client"
         raise ConfigError(
             f"{which} has left {pattern} in a folder in {log_dir.absolute()}{where}: give its folder, or --log-dir"
         )

@@ -89,6 +89,7 @@ class LiveView(Display):
         log_dir: Path,
         *,
         curves: Path | None = None,
+        report: Path | None = None,
     ) -> None:
         """Show how the run ended.
 
@@ -108,6 +109,8 @@ class LiveView(Display):
             self.say(f"model: {summary['model']}")
         if curves is not None:
             self.say(f"curves: {curves}")
+        if report is not None:
+            self.say(f"report: {report}")
         if path is not None:
             self.say(f"summary: {path}")
         if failure is not None:

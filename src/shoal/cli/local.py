@@ -33,11 +33,12 @@ from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError, ShoalError
 from shoal.events.base import emit, tell
-from shoal.events.hosts import CurvesNotDrawn, RunEndedByError, RunInterrupted, SwarmOpen
+from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.identity import Identity, create_swarm_key
 from shoal.ids import RunId
 from shoal.report.curves import write_curves
+from shoal.report.page import write_page
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import process_age_s, tree_usage
 from shoal.runtime.role_handle import RoleHandle
@@ -167,8 +168,9 @@ class HostRun:
         if self.summary is None and self.exit_code == DONE:
             self._fail("the client has ended without a summary; its log says why")
         curves = self._draw_curves()
+        report = self._write_report()
         path = self._write_summary()
-        view.finish(self.summary, self.failure, path, self.log_dir, curves=curves)
+        view.finish(self.summary, self.failure, path, self.log_dir, curves=curves, report=report)
         return self.exit_code
 
     async def _supervise(self, supervisor: Supervisor, early: EarlyStart, view: LiveView) -> None:
@@ -394,6 +396,14 @@ class HostRun:
             return write_curves(self.log_dir, self.config, self.run_id)
         except OSError as error:
             emit(logger, CurvesNotDrawn(error.filename or str(self.log_dir), error.strerror or str(error)))
+            return None
+
+    def _write_report(self) -> Path | None:
+        """As of the picture: no run fails for it."""
+        try:
+            return write_page(self.log_dir, self.config, self.run_id)
+        except OSError as error:
+            emit(logger, ReportNotWritten(error.filename or str(self.log_dir), error.strerror or str(error)))
             return None
 
     def _write_summary(self) -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from shoal.cli.event_lines import run_folder
+from shoal.cli.event_lines import written_run
 from shoal.config import Config, load_config, public_values
 from shoal.errors import ConfigError
 from shoal.events.base import EVENTS_FILE
@@ -29,7 +29,7 @@ def export_numbers(wanted: str, log_dir: Path, form: Form, output: Path | None) 
     Raises:
         ConfigError: there is no such run, or more than one, or a package is missing, or a file cannot be used.
     """
-    source = run_folder(wanted, log_dir, METRICS_FILE)
+    source = written_run(wanted, log_dir, METRICS_FILE)
     folder = output or source / f"exported-{form}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def write_trace(wanted: str, log_dir: Path, output: Path | None) -> int:
     Raises:
         ConfigError: as `export_numbers`.
     """
-    source = run_folder(wanted, log_dir, EVENTS_FILE)
+    source = written_run(wanted, log_dir, EVENTS_FILE)
     path = output or source / "trace.json"
     try:
         path.write_bytes(trace_of(read_noted(source), read_rows(source)))

@@ -162,6 +162,16 @@ def export_numbers(
     return serve(run, log_dir, to, output)
 
 
+def report(run: WrittenRun = "", *, log_dir: LogDir = _LOGS) -> int:
+    """Write what the dashboard has shown of a run into one file, report.html in its folder, for any browser.
+
+    It is written at the end of each run as well.
+    """
+    from shoal.cli.reporting import write_report
+
+    return write_report(run, log_dir)
+
+
 def stop(run: RunName = "", *flags: ConfigFlags, initial_peers: InitialPeers = None) -> int:
     """End a run as Ctrl-C on its client's host does: its model is saved, its summary written, and all hosts leave.
 

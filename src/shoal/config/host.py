@@ -210,6 +210,16 @@ class ServersConfig(Section):
     )
 
 
+class DashboardConfig(Section):
+    """A page in the browser that shows the run while it goes on, on the client's host alone."""
+
+    enable: bool = Field(
+        default=True,
+        description="Serve the page on loopback from the first step on; its address is printed (shoal[dashboard]).",
+    )
+    port: int = Field(default=8787, ge=0, le=65535, description="Its port; if that is taken, or 0, any that is free.")
+
+
 class ParamMirrorConfig(Section):
     """A mirror holds the newest state of every stage for servers that come, and writes checkpoints."""
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Section
 from shoal.config.emulation import EmulationConfig
-from shoal.config.host import HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
+from shoal.config.host import DashboardConfig, HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
 from shoal.config.lora import LoraConfig
 from shoal.config.model import ModelConfig, ModelPipelineConfig
 from shoal.config.notify import NotifyConfig
@@ -91,6 +91,7 @@ class Config(Section):
         default=EmulationConfig(), description="What this host pretends, for measurements."
     )
     param_mirror: ParamMirrorConfig = Field(default=ParamMirrorConfig(), description="The mirror beside the client.")
+    dashboard: DashboardConfig = Field(default=DashboardConfig(), description="The page that shows the run.")
 
     @property
     def num_stages(self) -> int:

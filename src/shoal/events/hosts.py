@@ -37,6 +37,15 @@ class CurvesNotDrawn(Event, frozen=True, tag="curves.not_drawn"):
     reason: str
 
 
+class ReportNotWritten(Event, frozen=True, tag="report.not_written"):
+    """The page with what the dashboard has shown could not be written, or what it is made of not be read."""
+
+    level = WARNING
+    do = "free space there, or make the folder readable; then shoal report"
+    path: str
+    reason: str
+
+
 class ModelCut(Event, frozen=True, tag="model.cut"):
     """Which units of the model each stage has."""
 

@@ -65,3 +65,33 @@ class NotifyFailed(Event, frozen=True, tag="notify.failed"):
     says = "notify.command: {command} failed ({reason})"
     command: str
     reason: str
+
+
+class DashboardOpen(Event, frozen=True, tag="dashboard.open"):
+    """The dashboard is served here, for browsers of this host; the token that lets one in is in no log."""
+
+    address: str
+
+
+class DashboardAway(Event, frozen=True, tag="dashboard.away"):
+    """The dashboard is not at the port that was wanted: it takes another one."""
+
+    port: int
+    reason: str
+
+
+class DashboardMissing(Event, frozen=True, tag="dashboard.missing"):
+    """The packages of the dashboard's web server are not installed."""
+
+    level = WARNING
+    do = "pip install 'shoal[dashboard]', or --no-dashboard.enable"
+    says = "dashboard: not installed, so there is none"
+
+
+class DashboardStopped(Event, frozen=True, tag="dashboard.stopped"):
+    """The dashboard cannot be served, or not any more."""
+
+    level = WARNING
+    why = "its files in the run's folder cannot be read or written, or it has no port"
+    says = "dashboard: there is none ({reason}); the run goes on without it"
+    reason: str

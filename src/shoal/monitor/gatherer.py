@@ -84,9 +84,12 @@ class Gatherer:
         return True
 
     def measured(self, peers: Iterable[PeerId]) -> dict[str, dict[str, float]]:
-        """Return what these peers have measured, by what each is called."""
+        """Return what these peers have measured, by what each is called; of a server also where it is in the run."""
         reports = self._peers.reports()
-        return {self._view.name_of(peer, reports[peer].role or "peer"): self._peers.values(peer) for peer in peers}
+        return {
+            self._view.name_of(peer, reports[peer].role or "peer"): self._peers.values(peer) | self._place(peer)
+            for peer in peers
+        }
 
     def peer_lost(self, peer: PeerId) -> None:
         """What a client says of the swarm counts as long as it is there."""
@@ -123,6 +126,12 @@ class Gatherer:
         async with anyio.create_task_group() as tasks:
             for exporter in self._exporters:
                 tasks.start_soon(_close, exporter)
+
+    def _place(self, peer: PeerId) -> dict[str, float]:
+        replica = self._view.replica(peer)
+        if replica is None:
+            return {}
+        return {"stage": float(replica.stage), "held_round": float(replica.base_round)}
 
     def _require_client(self, peer: PeerId) -> None:
         if peer != self._client:

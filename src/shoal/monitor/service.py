@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from shoal import log
-from shoal.clock import SystemClock
+from shoal.clock import Clock, SystemClock
 from shoal.config import Config, public_values
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import open_registry
@@ -27,6 +27,8 @@ from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.monitor.exporters.notify import NotifyCommand
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
 from shoal.monitor.gatherer import Gatherer
+from shoal.monitor.http.dashboard import Dashboard, DashboardSettings
+from shoal.monitor.page.chronicle import info_of
 from shoal.monitor.spec import MonitorSpec
 from shoal.monitor.status import Status
 from shoal.runtime.control_pipe import RoleControl
@@ -50,17 +52,25 @@ async def main(spec: bytes, control: RoleControl) -> None:
     """
     start = msgspec.msgpack.decode(spec, type=MonitorSpec)
     log.configure(start.log_path.stem, Path(start.log_dir), start.config().log_level)
+    config, clock = start.config(), SystemClock()
+    exporters = _exporters(start, config, control)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_serve, start, control)
+        if config.dashboard.enable:
+            dashboard = _dashboard(start, config, control, clock)
+            exporters = (*exporters, dashboard)
+            tasks.start_soon(dashboard.run)
+        tasks.start_soon(_serve, start, control, config, clock, exporters)
         await control.stopping.wait()
         tasks.cancel_scope.cancel()
 
 
-async def _serve(start: MonitorSpec, control: RoleControl) -> None:
-    config, clock, identity = start.config(), SystemClock(), Identity(start.identity_key)
+async def _serve(
+    start: MonitorSpec, control: RoleControl, config: Config, clock: Clock, exporters: Sequence[Exporter]
+) -> None:
+    identity = Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
     peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.tell(UserNotice(text)))
-    gatherer = Gatherer(Status(config.num_stages), _exporters(start, config, control), clock, start.client)
+    gatherer = Gatherer(Status(config.num_stages), exporters, clock, start.client)
     try:
         async with (
             open_role_endpoint(start, identity) as endpoint,
@@ -119,6 +129,13 @@ def _exporters(start: MonitorSpec, config: Config, control: RoleControl) -> tupl
     if config.notify.command:
         exporters.append(NotifyCommand(config.notify.command, _notice_from_thread(control)))
     return tuple(exporters)
+
+
+def _dashboard(start: MonitorSpec, config: Config, control: RoleControl, clock: Clock) -> Dashboard:
+    settings = DashboardSettings(
+        Path(start.log_dir), start.run_id, config.dashboard.port, info_of(config, start.run_id)
+    )
+    return Dashboard(settings, clock, lambda text: control.tell(UserNotice(text)))
 
 
 def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> WandbRun:

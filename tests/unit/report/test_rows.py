@@ -108,4 +108,4 @@ def test_a_folder_that_has_something_a_run_without_numbers_and_no_run_are_refuse
     assert _export(run, "--to", "csv") == 2
     assert "is not empty" in capsys.readouterr().err
     assert main(["runs", "export", "--to", "csv", "--log-dir", str(tmp_path / "none")]) == 2
-    assert "metrics.jsonl is on the host of the run's client" in capsys.readouterr().err
+    assert "it is on the host of the run's client" in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""Who may look at a dashboard: only a browser that was given a token once, and only under a name of this host.
+
+    printed URL, with a token --once--> cookie, HttpOnly and SameSite=Strict --> page, files, events
+
+Whoever reaches a loopback port may be any user of the host, or a page of the web in the user's own browser. So nothing
+is answered without the cookie, and nothing at all under a name that is not loopback's, or to a page of another origin.
+
+In the run's folder, for its owner alone: `dashboard.key`, of which cookies are made, and `dashboard.url`, the address
+with the token that is next to be used. A monitor that is started again goes on with both, so that pages stay open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+KEY_FILE, URL_FILE = "dashboard.key", "dashboard.url"
+_KEY_BYTES = 32
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""What every answer says."""
+
+
+def problem_of(method: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
+    """Return the status and the reason for which a request is refused whoever sends it, or None.
+
+    Args:
+        headers: by their names in small letters.
+    """
+    if method != "GET":
+        return 405, "this page only shows: GET"
+    host = headers.get("host", "")
+    if _hostname(host) not in _LOOPBACK:
+        return 421, "this page is at 127.0.0.1, localhost or [::1]; from elsewhere: ssh -L 8787:localhost:8787 HOST"
+    # An address of another scheme, port or name is another origin, and so is `null`.
+    if headers.get("origin", f"http://{host}") != f"http://{host}":
+        return 403, "pages of another origin are told nothing"
+    return None
+
+
+def _hostname(host: str) -> str:
+    """Return the name in `name:port`, "" if it is none. Any port: a tunnel has its own at its other end."""
+    name, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    if not colon:
+        return host.lower()
+    return name.lower() if port.isascii() and port.isdigit() else ""
+
+
+class Access:
+    """The token and the cookie of one run."""
+
+    def __init__(self, log_dir: Path, run_id: str) -> None:
+        """Take over what an earlier start of the monitor has left in the run's folder, or begin.
+
+        Raises:
+            OSError: the folder cannot be read or written.
+        """
+        self._url_path = log_dir / URL_FILE
+        self._key = _key(log_dir / KEY_FILE)
+        # A cookie is sent to all ports of a host: two runs must not take each other's.
+        self.cookie_name = f"shoal-{hashlib.sha256(run_id.encode()).hexdigest()[:12]}"
+        self._token, self.earlier_port = self._left()
+        self._port = 0
+
+    @property
+    def cookie(self) -> str:
+        """What a browser that may look sends, under `cookie_name`."""
+        return hmac.digest(self._key, b"cookie", "sha256").hex()
+
+    @property
+    def url(self) -> str:
+        """The address at which the next browser is let in."""
+        return f"http://127.0.0.1:{self._port}/?token={self._token}"
+
+    def serves(self, port: int) -> None:
+        """The page is at this port; raises OSError if that cannot be written down."""
+        self._port = port
+        _write_private(self._url_path, f"{self.url}\n".encode())
+
+    def admits(self, cookies: Mapping[str, str]) -> bool:
+        """Whether these cookies are of a browser that was let in."""
+        return hmac.compare_digest(cookies.get(self.cookie_name, "").encode(), self.cookie.encode())
+
+    def redeem(self, token: str) -> bool:
+        """Whether this is the token, which is then used up; raises OSError if the next one cannot be written down."""
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            return False
+        self._token = secrets.token_urlsafe(_KEY_BYTES)
+        self.serves(self._port)
+        return True
+
+    def _left(self) -> tuple[str, int]:
+        """Return the token that is not used yet, and the port of an earlier start; a new one and 0 at the first."""
+        try:
+            url = urlsplit(self._url_path.read_text().strip())
+            token, port = parse_qs(url.query)["token"][0], url.port or 0
+        except (FileNotFoundError, ValueError, KeyError):
+            return secrets.token_urlsafe(_KEY_BYTES), 0
+        return token, port
+
+
+def _key(path: Path) -> bytes:
+    try:
+        key = bytes.fromhex(path.read_text())
+    except (FileNotFoundError, ValueError):
+        key = b""
+    if len(key) != _KEY_BYTES:
+        key = secrets.token_bytes(_KEY_BYTES)
+        _write_private(path, key.hex().encode())
+    return key
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Put a file in place that only its owner may read."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,124 @@
+"""The routes of the dashboard, and what stands before all of them.
+
+request --> Guard: method, Host, Origin; headers of every answer --> a route --> needs the cookie
+
+/                page, and with `?token=` the way in
+/static/...      its files
+/events          server-sent events, see `browsers`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.monitor.http.access import HEADERS, URL_FILE, Access, problem_of
+from shoal.monitor.http.browsers import MAX_BROWSERS, Browsers
+from shoal.monitor.page.files import PAGE, STATIC, static_files
+
+_STRANGER = f"a browser is let in by an address with a token: the newest is in {URL_FILE} in the run's folder\n"
+_CROWDED = f"{MAX_BROWSERS} browsers look at this run already\n"
+_AGAIN_S = 5
+
+
+def build_app(routes: Sequence[Route]) -> ASGIApp:
+    """Return the application with these routes."""
+    return Guard(Starlette(routes=list(routes)))
+
+
+class Guard:
+    """Refuses what no browser of ours asks, and says with every answer what a page may do with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Stand before an application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        problem = problem_of(scope["method"], Headers(scope=scope))
+        if problem is None:
+            await self._app(scope, receive, send_guarded)
+        else:
+            status, reason = problem
+            await PlainTextResponse(f"{reason}\n", status)(scope, receive, send_guarded)
+
+
+def with_cookie(access: Access, answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers only browsers that were let in."""
+
+    async def guarded(request: Request) -> Response:
+        return answer(request) if access.admits(request.cookies) else _refused()
+
+    return guarded
+
+
+def page_routes(access: Access) -> list[Route]:
+    """Return the page, the way to it, and its files."""
+    files = {path.relative_to(STATIC).as_posix(): path for path in static_files()}
+
+    def page(request: Request) -> Response:
+        return FileResponse(PAGE)
+
+    def file(request: Request) -> Response:
+        path = files.get(request.path_params["name"])
+        return PlainTextResponse("there is no such file\n", 404) if path is None else FileResponse(path)
+
+    async def enter(request: Request) -> Response:
+        token = request.query_params.get("token")
+        if token is None:
+            return await with_cookie(access, page)(request)
+        if not (access.admits(request.cookies) or access.redeem(token)):
+            return _refused()
+        # The token is not to stay in the address.
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(access.cookie_name, access.cookie, httponly=True, samesite="strict")
+        return answer
+
+    return [Route("/", enter), Route("/static/{name:path}", with_cookie(access, file))]
+
+
+def event_routes(access: Access, browsers: Browsers) -> list[Route]:
+    """Return the stream of rows and events."""
+    return [Route("/events", _Stream(access, browsers))]
+
+
+class _Stream:
+    """Tells a browser what comes, until either leaves."""
+
+    def __init__(self, access: Access, browsers: Browsers) -> None:
+        self._access = access
+        self._browsers = browsers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        if not self._access.admits(request.cookies):
+            await _refused()(scope, receive, send)
+            return
+        with self._browsers.join(_last_id(request)) as messages:
+            if messages is None:
+                answer: Any = PlainTextResponse(_CROWDED, 503, {"Retry-After": str(_AGAIN_S)})
+            else:
+                answer = StreamingResponse(messages, media_type="text/event-stream")
+            await answer(scope, receive, send)
+
+
+def _last_id(request: Request) -> str:
+    """Return what a browser has got last; a page that opens the stream anew can say it only in the address."""
+    return request.headers.get("last-event-id") or request.query_params.get("after", "")
+
+
+def _refused() -> Response:
+    return PlainTextResponse(_STRANGER, 401)

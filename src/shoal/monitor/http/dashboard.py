@@ -1,0 +1,173 @@
+"""The dashboard of a run: an exporter, and from the first step on a web server in the monitor's own event loop.
+
+    rows, events --> (until the first step: the last few are kept) --> Chronicle --> Browsers --> every page
+
+Launching is not delayed: until then nothing is imported, and the past is read from the run's folder, in a thread. So a
+monitor that is started again goes on just so, under the same address.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import msgspec
+
+from shoal.clock import Clock
+from shoal.events.base import emit, tell
+from shoal.events.monitor import DashboardAway, DashboardMissing, DashboardOpen, DashboardStopped
+from shoal.monitor.exporters.base import NotedEvent
+from shoal.monitor.http.access import Access
+from shoal.monitor.http.browsers import Browsers
+from shoal.monitor.page.chronicle import Chronicle
+from shoal.monitor.page.reading import read_chronicle
+from shoal.telemetry.rows import MetricRow
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 2.0
+_LAST_NUMBERS_S: Final = 3.0
+_MAX_EARLY: Final = 100
+_HOST: Final = "127.0.0.1"
+
+
+class DashboardSettings(NamedTuple):
+    """Which run it shows, and the port that it would like; 0: any."""
+
+    log_dir: Path
+    run_id: str
+    port: int
+    info: Mapping[str, Any]
+
+
+class Dashboard:
+    """An exporter for browsers; `run` serves them.
+
+    Attributes:
+        opened: set when it is served.
+    """
+
+    def __init__(self, settings: DashboardSettings, clock: Clock, notice: Callable[[str], None]) -> None:
+        """Prepare; nothing is imported and no port is taken yet.
+
+        Args:
+            notice: is told a line for the user.
+        """
+        self._settings = settings
+        self._clock = clock
+        self._notice = notice
+        self._early_rows: deque[MetricRow] = deque(maxlen=_MAX_EARLY)
+        self._early_events: deque[NotedEvent] = deque(maxlen=_MAX_EARLY)
+        self.opened = anyio.Event()
+        self._stepped, self._closed = anyio.Event(), anyio.Event()
+        self._shown: tuple[Chronicle, Browsers] | None = None
+
+    def row(self, row: MetricRow) -> None:
+        """Show the numbers of a second."""
+        if self._shown is None:
+            self._early_rows.append(row)
+        else:
+            chronicle, browsers = self._shown
+            browsers.tell("row", chronicle.row(row))
+        if "step" in row.run:
+            self._stepped.set()
+
+    def event(self, event: NotedEvent) -> None:
+        """Show an event."""
+        if self._shown is None:
+            self._early_events.append(event)
+            return
+        chronicle, browsers = self._shown
+        if (news := chronicle.event(event)) is not None:
+            browsers.tell("event", news)
+
+    def close(self, timeout_s: float) -> bool:
+        """Nothing more comes: browsers are told by `run`, which has been cancelled."""
+        anyio.from_thread.run_sync(self._closed.set)
+        return True
+
+    async def run(self) -> None:
+        """Serve from the first step on, until cancelled; then tell the browsers that the run is over."""
+        await self._stepped.wait()
+        try:
+            server = await anyio.to_thread.run_sync(_import_server)
+        except ImportError:
+            tell(logger, DashboardMissing(), self._notice)
+            return
+        try:
+            listener, access = self._open()
+            with listener:
+                browsers = await self._begin()
+                async with server.serving(listener, access, browsers), anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._tick, browsers)
+                    self._say_where(access, listener.getsockname()[1])
+                    await self._until_ended(browsers)
+        except OSError as error:
+            where = error.filename or f"{_HOST}:{self._settings.port}"
+            tell(logger, DashboardStopped(f"{where}: {error.strerror or error}"), self._notice)
+
+    async def _until_ended(self, browsers: Browsers) -> None:
+        """Wait to be cancelled, and then for the last numbers."""
+        try:
+            await self._closed.wait()
+        finally:
+            with anyio.move_on_after(_LAST_NUMBERS_S, shield=True):
+                await self._closed.wait()
+            browsers.end()
+
+    async def _begin(self) -> Browsers:
+        """Take over the past and what has come meanwhile; from now on what comes goes to the browsers."""
+        log_dir, info = self._settings.log_dir, self._settings.info
+        chronicle, told = await anyio.to_thread.run_sync(read_chronicle, log_dir, info)
+        last_s = chronicle.last_s
+        for row in self._early_rows:
+            # `metrics.jsonl` has those of the run already, and those of peers later.
+            is_known = row.time.timestamp() <= last_s
+            news = MetricRow(row.time, {}, row.peers) if is_known else row
+            if news.run or news.peers:
+                chronicle.row(news)
+        for event in self._early_events:
+            if event.line not in told:
+                chronicle.event(event)
+        browsers = Browsers(lambda: msgspec.json.encode(chronicle.past(self._clock.unix_s())), self._clock.unix_s)
+        self._shown = chronicle, browsers
+        return browsers
+
+    def _open(self) -> tuple[socket.socket, Access]:
+        """Listen at the port of an earlier start, or the one that is wanted, or any."""
+        settings = self._settings
+        access = Access(settings.log_dir, settings.run_id)
+        for port in dict.fromkeys((access.earlier_port or settings.port, settings.port)):
+            try:
+                return socket.create_server((_HOST, port)), access
+            except OSError as error:
+                emit(logger, DashboardAway(port, error.strerror or str(error)))
+        return socket.create_server((_HOST, 0)), access
+
+    def _say_where(self, access: Access, port: int) -> None:
+        """Say where it is, unless that was said at an earlier start."""
+        is_known = port == access.earlier_port
+        access.serves(port)
+        emit(logger, DashboardOpen(f"http://{_HOST}:{port}/"))
+        if not is_known:
+            # The token is for the user's eyes and in no log.
+            self._notice(f"dashboard: {access.url}")
+        self.opened.set()
+
+    async def _tick(self, browsers: Browsers) -> None:
+        while True:
+            await self._clock.sleep_s(TICK_S)
+            browsers.tick()
+
+
+def _import_server() -> Any:
+    """Import the web server, which takes a moment; raises ImportError if it is not installed."""
+    return importlib.import_module("shoal.monitor.http.server")

@@ -1,0 +1,83 @@
+"""`report.html`: what the dashboard has shown of a run, in one file that opens from the disk and can be mailed.
+
+It is the dashboard's own page with its files and the run's numbers inside, and nothing from anywhere else: the policy
+in it names the hash of each script and style, so that a browser runs these alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from shoal.config.schema import Config
+from shoal.monitor.page.chronicle import info_of
+from shoal.monitor.page.files import MODULES, PAGE, PLOT, STATIC, STYLES
+from shoal.monitor.page.reading import read_chronicle
+from shoal.runtime.durable_files import put_whole
+
+FILE_NAME = "report.html"
+_IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+
+
+def write_page(log_dir: Path, config: Config, run_id: str) -> Path | None:
+    """Write what the run in this folder has come to.
+
+    Returns:
+        The file; None if the run has left no numbers.
+
+    Raises:
+        OSError: what the run has left cannot be read, or the file cannot be written.
+    """
+    chronicle, _ = read_chronicle(log_dir, info_of(config, run_id))
+    if not chronicle.last_s:
+        return None
+    path = log_dir / FILE_NAME
+    past = msgspec.json.encode(chronicle.past(chronicle.last_s, has_ended=True))
+    put_whole(path, page_with(past).encode(), lasting=False)
+    return path
+
+
+def page_with(past: bytes) -> str:
+    """Return the page with all of its files and this past (JSON) inside."""
+    styles = [style.read_text() for style in STYLES]
+    scripts = [PLOT.read_text(), one_module()]
+    html = PAGE.read_text()
+    for path, style in zip(STYLES, styles, strict=True):
+        html = _replaced(html, f'<link rel="stylesheet" href="{_address(path)}">', f"<style>{style}</style>")
+    html = _replaced(html, f'<script src="{_address(PLOT)}"></script>', f"<script>{scripts[0]}</script>")
+    # What peers have said could close the element.
+    data = past.decode().replace("<", "\\u003c")
+    inside = f'<script id="past" type="application/json">{data}</script>\n<script type="module">{scripts[1]}</script>'
+    html = _replaced(html, f'<script type="module" src="{_address(MODULES[-1])}"></script>', inside)
+    policy = f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:"
+    policy += "; base-uri 'none'; form-action 'none'"
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return _replaced(html, '<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}')
+
+
+def one_module() -> str:
+    """Return the modules of the page as one: a page from the disk may not import another file."""
+    parts = (_EXPORT.sub("", _IMPORT.sub("", module.read_text())) for module in MODULES)
+    return "\n".join(parts)
+
+
+def _address(path: Path) -> str:
+    return f"/static/{path.relative_to(STATIC).as_posix()}"
+
+
+def _replaced(html: str, old: str, new: str) -> str:
+    before, found, after = html.partition(old)
+    if not found:
+        raise ValueError(f"the page has no {old}")
+    return before + new + after
+
+
+def _hashes(texts: Iterable[str]) -> str:
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
