@@ -23,7 +23,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.monitor import ExportUnfinished, PeersMeasured
 from shoal.ids import PeerId
-from shoal.monitor.exporters.base import Exporter, noted_event
+from shoal.monitor.exporters.base import Exporter, Newest, PeerReport, noted_event
 from shoal.monitor.status import Status
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import StatusChanged
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 STATUS_INTERVAL_S: Final = 0.5
 ROW_INTERVAL_S: Final = 1.0
+_GONE_S: Final = 30.0
+"""Who has said nothing for so long has no newest numbers."""
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -90,6 +92,16 @@ class Gatherer:
             self._view.name_of(peer, reports[peer].role or "peer"): self._peers.values(peer) | self._place(peer)
             for peer in peers
         }
+
+    def newest(self) -> Newest:
+        """Return the newest numbers; of peers that have said any just now."""
+        now_s = self._clock.now_s()
+        fresh = (
+            PeerReport(self._view.name_of(peer, report.role or "peer"), report)
+            for peer, report in self._peers.reports().items()
+            if now_s - (self._peers.heard_s(peer) or 0.0) < _GONE_S
+        )
+        return Newest(self._status.values, tuple(fresh))
 
     def peer_lost(self, peer: PeerId) -> None:
         """What a client says of the swarm counts as long as it is there."""

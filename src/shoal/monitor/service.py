@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from shoal.control.records import MonitorRecord
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.errors import ConnectionLost
 from shoal.identity import Identity
-from shoal.monitor.exporters.base import Exporter
+from shoal.monitor.exporters.base import Exporter, Newest
 from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.monitor.exporters.notify import NotifyCommand
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
@@ -54,23 +54,22 @@ async def main(spec: bytes, control: RoleControl) -> None:
     log.configure(start.log_path.stem, Path(start.log_dir), start.config().log_level)
     config, clock = start.config(), SystemClock()
     exporters = _exporters(start, config, control)
+    dashboard = _dashboard(start, config, control, clock, lambda: gatherer.newest())
+    if config.dashboard.enable:
+        exporters = (*exporters, dashboard)
+    gatherer = Gatherer(Status(config.num_stages), exporters, clock, start.client)
     async with anyio.create_task_group() as tasks:
         if config.dashboard.enable:
-            dashboard = _dashboard(start, config, control, clock)
-            exporters = (*exporters, dashboard)
             tasks.start_soon(dashboard.run)
-        tasks.start_soon(_serve, start, control, config, clock, exporters)
+        tasks.start_soon(_serve, start, control, config, clock, gatherer)
         await control.stopping.wait()
         tasks.cancel_scope.cancel()
 
 
-async def _serve(
-    start: MonitorSpec, control: RoleControl, config: Config, clock: Clock, exporters: Sequence[Exporter]
-) -> None:
+async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock: Clock, gatherer: Gatherer) -> None:
     identity = Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
     peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.tell(UserNotice(text)))
-    gatherer = Gatherer(Status(config.num_stages), exporters, clock, start.client)
     try:
         async with (
             open_role_endpoint(start, identity) as endpoint,
@@ -131,11 +130,13 @@ def _exporters(start: MonitorSpec, config: Config, control: RoleControl) -> tupl
     return tuple(exporters)
 
 
-def _dashboard(start: MonitorSpec, config: Config, control: RoleControl, clock: Clock) -> Dashboard:
+def _dashboard(
+    start: MonitorSpec, config: Config, control: RoleControl, clock: Clock, newest: Callable[[], Newest]
+) -> Dashboard:
     settings = DashboardSettings(
         Path(start.log_dir), start.run_id, config.dashboard.port, info_of(config, start.run_id)
     )
-    return Dashboard(settings, clock, lambda text: control.tell(UserNotice(text)))
+    return Dashboard(settings, clock, lambda text: control.tell(UserNotice(text)), newest)
 
 
 def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> WandbRun:

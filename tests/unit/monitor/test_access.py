@@ -14,9 +14,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from shoal.monitor.http.access import HEADERS, KEY_FILE, URL_FILE, Access
-from shoal.monitor.http.app import build_app, event_routes, page_routes
+from shoal.monitor.exporters.base import Newest, PeerReport
+from shoal.monitor.exporters.prometheus import CONTENT_TYPE
+from shoal.monitor.http.access import HEADERS, KEY_FILE, TOKEN_FILE, URL_FILE, Access
+from shoal.monitor.http.app import build_app, event_routes, number_routes, page_routes
 from shoal.monitor.http.browsers import MAX_BROWSERS, Browsers
+from shoal.wire.messages.control import MetricReport
 
 pytestmark = pytest.mark.anyio
 
@@ -210,3 +213,30 @@ async def test_as_many_browsers_look_as_there_is_room_for(tmp_path: Path) -> Non
         await app({**scope, "headers": given}, anyio.Event().wait, send)
     assert statuses == [503]
     assert len(browsers) == 0
+
+
+async def test_prometheus_reads_numbers_with_the_token_of_its_file_and_with_nothing_else(tmp_path: Path) -> None:
+    access = opened(tmp_path)
+    report = MetricReport("server", {"step.committed{stage=0}": 3}, {}, {})
+    routes = number_routes(access, lambda: Newest({"step": 7.0}, (PeerReport("server 0", report),)))
+    token = (tmp_path / TOKEN_FILE).read_text()
+    assert stat.S_IMODE((tmp_path / TOKEN_FILE).stat().st_mode) == 0o600
+    told = await answer(access, "/metrics", HOST, ("authorization", f"Bearer {token}"), more=routes)
+    assert (told.status, told.headers["content-type"]) == (200, CONTENT_TYPE)
+    assert b'shoal_run_step{of=""} 7.0' in told.body
+    assert b'shoal_step_committed_total{role="server",stage="0",who="server 0"} 3.0' in told.body
+    page_token = token_of(access)
+    for headers in (
+        (),
+        (cookie_of(access),),
+        (("authorization", "Bearer "),),
+        (("authorization", f"Bearer {token}x"),),
+        (("authorization", f"Basic {token}"),),
+        (("authorization", f"Bearer {page_token}"),),
+    ):
+        refused = await answer(access, "/metrics", HOST, *headers, more=routes)
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+    bearer = ("authorization", f"Bearer {token}")
+    assert (await answer(access, "/", HOST, bearer)).status == 401, "it opens no page"
+    assert (await answer(access, "/metrics", ("host", "evil.example"), bearer, more=routes)).status == 421
+    assert opened(tmp_path).reader_token == token, "also after another start of the monitor"

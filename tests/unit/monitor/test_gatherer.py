@@ -128,3 +128,23 @@ async def test_what_each_peer_has_measured_last_is_left_in_the_log(caplog: pytes
     await gatherer.aclose()
     [line] = [record for record in caplog.records if record.getMessage() == "monitor.peers"]
     assert vars(line)["measured"] == {"server 1@box2": {"step.committed": 5.0}}
+
+
+async def test_who_looks_when_they_like_gets_the_newest_numbers_of_those_that_are_there() -> None:
+    clock = _Clock()
+    gatherer = await _gatherer(clock=clock)
+    gatherer.receive(Received(CLIENT, Metrics("client", CLIENT, 1, {"step": 7.0})))
+    gatherer.receive(Received(CLIENT, _passed_on(SERVER, "server", 3)))
+    clock.time_s = 20.0
+    gatherer.receive(Received(CLIENT, _passed_on(TRAINER, "trainer", 4)))
+    assert gatherer.newest().run["step"] == 7.0
+    assert [who for who, _ in gatherer.newest().peers] == ["server 1@box2", "trainer ...trainer0"]
+    clock.time_s = 35.0
+    assert [who for who, _ in gatherer.newest().peers] == ["trainer ...trainer0"], "the server has said nothing since"
+
+
+class _Clock(SystemClock):
+    time_s = 1.0
+
+    def now_s(self) -> float:
+        return self.time_s

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shoal.monitor.exporters.prometheus import PeerReport, exposition
+from shoal.monitor.exporters.base import Newest, PeerReport
+from shoal.monitor.exporters.prometheus import exposition
 from shoal.telemetry.catalogue import CATALOGUE, RUN, MetricKind
 from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.messages.control import MetricReport
@@ -29,7 +30,7 @@ def _everything() -> bytes:
                 metrics.histogram(name, **labels).observe(0.1)
     report = MetricReport("server", metrics.counts(), metrics.gauges(), metrics.histograms())
     run = {f"{name}/a" if number.label else name: 1.0 for name, number in RUN.items()}
-    return exposition(run, [PeerReport("server 1@box2", report)])
+    return exposition(Newest(run, (PeerReport("server 1@box2", report),)))
 
 
 def _samples(text: bytes) -> dict[str, float]:
@@ -56,7 +57,7 @@ def test_the_checker_of_prometheus_has_nothing_to_say() -> None:
 
 def test_buckets_of_a_histogram_add_up() -> None:
     report = MetricReport("server", {}, {}, {"step.open_seconds{stage=0}": {-4: 2, 0: 1, 63: 1}})
-    buckets = _samples(exposition({}, [PeerReport("server 0", report)]))
+    buckets = _samples(exposition(Newest({}, (PeerReport("server 0", report),))))
     assert list(buckets.values()) == [2.0, 3.0, 4.0]
     assert [re.findall(r"'le', '([^']*)'", name)[0] for name in buckets] == ["0.594604", "1.18921", "+Inf"]
 
@@ -64,7 +65,7 @@ def test_buckets_of_a_histogram_add_up() -> None:
 def test_numbers_that_are_none_of_the_catalogue_and_labels_that_it_does_not_know_are_left_out() -> None:
     odd = {"transport.dropped": 1, "transport.lost{cause=a,other=b}": 1, "odd": 1, "transport.lost{cause=}": 2}
     run = {"odd": 1.0, "lr/odd": 1.0, "samples": 1.0, "samples_per_s": 2.0, "samples_per_s/baseline": 3.0}
-    found = _samples(exposition(run, [PeerReport("server 0", MetricReport("server", odd, {"odd": 1.0}, {}))]))
+    found = _samples(exposition(Newest(run, (PeerReport("server 0", MetricReport("server", odd, {"odd": 1.0}, {})),))))
     assert {name.partition("[")[0]: value for name, value in found.items()} == {
         "shoal_run_samples": 1.0,
         "shoal_run_samples_per_second": 3.0,
@@ -75,5 +76,5 @@ def test_numbers_that_are_none_of_the_catalogue_and_labels_that_it_does_not_know
 
 def test_of_two_peers_with_one_name_the_later_one_counts() -> None:
     reports = [PeerReport("server 0", MetricReport("server", {"transport.dropped": n}, {}, {})) for n in (1, 2)]
-    assert list(_samples(exposition({}, reports)).values()) == [2.0]
-    assert exposition({}, []) == b""
+    assert list(_samples(exposition(Newest({}, tuple(reports)))).values()) == [2.0]
+    assert exposition(Newest({}, ())) == b""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from shoal.telemetry.rows import MetricRow
+from shoal.wire.messages.control import MetricReport
 
 
 class NotedEvent(msgspec.Struct, frozen=True):
@@ -34,6 +36,20 @@ def noted_event(line: bytes) -> NotedEvent:
         msgspec.MsgspecError: it holds none.
     """
     return msgspec.structs.replace(msgspec.json.decode(line, type=NotedEvent), line=line)
+
+
+class PeerReport(NamedTuple):
+    """What a peer has said last, and what it is called."""
+
+    who: str
+    report: MetricReport
+
+
+class Newest(NamedTuple):
+    """The newest numbers, for who looks when they like: of the run as a whole by name, and of the peers."""
+
+    run: Mapping[str, float]
+    peers: tuple[PeerReport, ...]
 
 
 class Exporter(Protocol):

@@ -6,14 +6,15 @@ Names and units are those of the catalogue as Prometheus wants them: `device.bus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeVar
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from shoal.monitor.exporters.base import Newest, PeerReport
 from shoal.telemetry.catalogue import CATALOGUE, RUN, MetricKind, outside_name, outside_run_name, outside_scale
 from shoal.telemetry.registry import LAST_BUCKET, base_name, labels_of, upper_bound
 from shoal.wire.messages.control import MetricReport
@@ -23,32 +24,19 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _Value = TypeVar("_Value")
 
 
-class PeerReport(NamedTuple):
-    """What a peer has said last, and what it is called."""
-
-    who: str
-    report: MetricReport
-
-
-def exposition(run: Mapping[str, float], peers: Iterable[PeerReport]) -> bytes:
-    """Return the text.
-
-    Args:
-        run: numbers of the run as a whole, by name as in `catalogue.RUN`; others are left out.
-        peers: of two with one name the later one counts.
-    """
-    return generate_latest(_Numbers(run, tuple(peers)))
+def exposition(newest: Newest) -> bytes:
+    """Return the text, without what the catalogue does not have; of two peers with one name the later one counts."""
+    return generate_latest(_Numbers(newest))
 
 
 class _Numbers(Collector):
-    def __init__(self, run: Mapping[str, float], peers: tuple[PeerReport, ...]) -> None:
-        self._run = run
-        self._peers = peers
+    def __init__(self, newest: Newest) -> None:
+        self._newest = newest
 
     def collect(self) -> Iterator[Family]:
-        yield from _of_run(self._run)
+        yield from _of_run(self._newest.run)
         for name in CATALOGUE:
-            yield from _of_peers(name, self._peers)
+            yield from _of_peers(name, self._newest.peers)
 
 
 def _of_run(values: Mapping[str, float]) -> Iterator[Family]:

@@ -5,8 +5,9 @@
 Whoever reaches a loopback port may be any user of the host, or a page of the web in the user's own browser. So nothing
 is answered without the cookie, and nothing at all under a name that is not loopback's, or to a page of another origin.
 
-In the run's folder, for its owner alone: `dashboard.key`, of which cookies are made, and `dashboard.url`, the address
-with the token that is next to be used. A monitor that is started again goes on with both, so that pages stay open.
+In the run's folder, for its owner alone: `dashboard.key`, of which cookies are made, `dashboard.url`, the address with
+the token that is next to be used, and `metrics.token`, which Prometheus sends each time. A monitor that is started
+again goes on with all three, so that pages stay open.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-KEY_FILE, URL_FILE = "dashboard.key", "dashboard.url"
+KEY_FILE, URL_FILE, TOKEN_FILE = "dashboard.key", "dashboard.url", "metrics.token"
 _KEY_BYTES = 32
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
@@ -71,7 +72,7 @@ class Access:
         Raises:
             OSError: the folder cannot be read or written.
         """
-        self._url_path = log_dir / URL_FILE
+        self._url_path, self._token_path = log_dir / URL_FILE, log_dir / TOKEN_FILE
         self._key = _key(log_dir / KEY_FILE)
         # A cookie is sent to all ports of a host: two runs must not take each other's.
         self.cookie_name = f"shoal-{hashlib.sha256(run_id.encode()).hexdigest()[:12]}"
@@ -88,9 +89,19 @@ class Access:
         """The address at which the next browser is let in."""
         return f"http://127.0.0.1:{self._port}/?token={self._token}"
 
+    @property
+    def reader_token(self) -> str:
+        """What a program that reads numbers sends, as `Authorization: Bearer ...`."""
+        return hmac.digest(self._key, b"metrics", "sha256").hex()
+
+    def lets_read(self, authorization: str) -> bool:
+        """Whether this header is of a program that may read numbers."""
+        return hmac.compare_digest(authorization.encode(), f"Bearer {self.reader_token}".encode())
+
     def serves(self, port: int) -> None:
         """The page is at this port; raises OSError if that cannot be written down."""
         self._port = port
+        _write_private(self._token_path, self.reader_token.encode())
         _write_private(self._url_path, f"{self.url}\n".encode())
 
     def admits(self, cookies: Mapping[str, str]) -> bool:

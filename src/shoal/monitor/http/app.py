@@ -5,6 +5,7 @@ request --> Guard: method, Host, Origin; headers of every answer --> a route -->
 /                page, and with `?token=` the way in
 /static/...      its files
 /events          server-sent events, see `browsers`
+/metrics         for Prometheus, which sends a token of its own in place of the cookie
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from starlette.responses import FileResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.monitor.http.access import HEADERS, URL_FILE, Access, problem_of
+from shoal.monitor.exporters.base import Newest
+from shoal.monitor.exporters.prometheus import CONTENT_TYPE, exposition
+from shoal.monitor.http.access import HEADERS, TOKEN_FILE, URL_FILE, Access, problem_of
 from shoal.monitor.http.browsers import MAX_BROWSERS, Browsers
 from shoal.monitor.page.files import PAGE, STATIC, static_files
 
 _STRANGER = f"a browser is let in by an address with a token: the newest is in {URL_FILE} in the run's folder\n"
+_STRANGE_READER = f"numbers are told to who sends the token in {TOKEN_FILE} in the run's folder\n"
 _CROWDED = f"{MAX_BROWSERS} browsers look at this run already\n"
 _AGAIN_S = 5
 
@@ -93,6 +97,17 @@ def page_routes(access: Access) -> list[Route]:
 def event_routes(access: Access, browsers: Browsers) -> list[Route]:
     """Return the stream of rows and events."""
     return [Route("/events", _Stream(access, browsers))]
+
+
+def number_routes(access: Access, newest: Callable[[], Newest]) -> list[Route]:
+    """Return what Prometheus reads."""
+
+    async def metrics(request: Request) -> Response:
+        if not access.lets_read(request.headers.get("authorization", "")):
+            return PlainTextResponse(_STRANGE_READER, 401, {"WWW-Authenticate": "Bearer"})
+        return Response(exposition(newest()), media_type=CONTENT_TYPE)
+
+    return [Route("/metrics", metrics)]
 
 
 class _Stream:

@@ -24,7 +24,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.events.base import emit, tell
 from shoal.events.monitor import DashboardAway, DashboardMissing, DashboardOpen, DashboardStopped
-from shoal.monitor.exporters.base import NotedEvent
+from shoal.monitor.exporters.base import Newest, NotedEvent
 from shoal.monitor.http.access import Access
 from shoal.monitor.http.browsers import Browsers
 from shoal.monitor.page.chronicle import Chronicle
@@ -37,6 +37,10 @@ TICK_S: Final = 2.0
 _LAST_NUMBERS_S: Final = 3.0
 _MAX_EARLY: Final = 100
 _HOST: Final = "127.0.0.1"
+
+
+def _nothing() -> Newest:
+    return Newest({}, ())
 
 
 class DashboardSettings(NamedTuple):
@@ -55,12 +59,20 @@ class Dashboard:
         opened: set when it is served.
     """
 
-    def __init__(self, settings: DashboardSettings, clock: Clock, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: DashboardSettings,
+        clock: Clock,
+        notice: Callable[[str], None],
+        newest: Callable[[], Newest] = _nothing,
+    ) -> None:
         """Prepare; nothing is imported and no port is taken yet.
 
         Args:
             notice: is told a line for the user.
+            newest: returns the newest numbers, for Prometheus.
         """
+        self._newest = newest
         self._settings = settings
         self._clock = clock
         self._notice = notice
@@ -106,7 +118,7 @@ class Dashboard:
             listener, access = self._open()
             with listener:
                 browsers = await self._begin()
-                async with server.serving(listener, access, browsers), anyio.create_task_group() as tasks:
+                async with server.serving(listener, access, browsers, self._newest), anyio.create_task_group() as tasks:
                     tasks.start_soon(self._tick, browsers)
                     self._say_where(access, listener.getsockname()[1])
                     await self._until_ended(browsers)

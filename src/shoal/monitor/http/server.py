@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -16,8 +16,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from shoal.monitor.exporters.base import Newest
 from shoal.monitor.http.access import Access
-from shoal.monitor.http.app import build_app, event_routes, page_routes
+from shoal.monitor.http.app import build_app, event_routes, number_routes, page_routes
 from shoal.monitor.http.browsers import Browsers
 
 MAX_CONNECTIONS: Final = 64
@@ -26,9 +27,14 @@ _LAST_WORDS_S: Final = 1.0
 
 
 @asynccontextmanager
-async def serving(listener: socket.socket, access: Access, browsers: Browsers) -> AsyncGenerator[None]:
-    """Answer browsers at this socket while the context is open; who still reads then has a moment to read the last."""
-    app = build_app((*page_routes(access), *event_routes(access, browsers)))
+async def serving(
+    listener: socket.socket, access: Access, browsers: Browsers, newest: Callable[[], Newest]
+) -> AsyncGenerator[None]:
+    """Answer browsers and Prometheus at this socket while the context is open.
+
+    Who still reads then has a moment to read the last.
+    """
+    app = build_app((*page_routes(access), *event_routes(access, browsers), *number_routes(access, newest)))
     config = Config(
         app, http=_Connection, ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False
     )
