@@ -128,14 +128,19 @@ def parse(maddr: str) -> PeerAddress | None:
     return PeerAddress(maddr, _FAMILIES.get(match[1], socket.AF_UNSPEC), match[2], int(match[3]), peer)
 
 
+def unknown_name(place: PeerAddress) -> Obstacle:
+    """Return what stands in the way where a name is not known on this host."""
+    cause = f"the name {place.host} is not known on this host"
+    return Obstacle(place.maddr, cause, "check how it is written, or give the address instead of the name")
+
+
 async def _obstacle(place: PeerAddress) -> Obstacle | None:
     here = f"{place.host} port {place.port}"
     try:
         with anyio.fail_after(_ANSWER_TIMEOUT_S):
             known = await anyio.getaddrinfo(place.host, place.port, family=place.family, type=socket.SOCK_STREAM)
     except (socket.gaierror, TimeoutError):
-        cause = f"the name {place.host} is not known on this host"
-        return Obstacle(place.maddr, cause, "check how it is written, or give the address instead of the name")
+        return unknown_name(place)
     try:
         with anyio.fail_after(_ANSWER_TIMEOUT_S):
             # A name of which any kind of address will do may have several of them.

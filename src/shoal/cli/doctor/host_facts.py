@@ -38,6 +38,7 @@ from shoal.cli.doctor.facts import (
     WantedPort,
 )
 from shoal.cli.doctor.host_checks import ip_of
+from shoal.cli.doctor.names import is_known
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.runs_here import dead_dirs, living_runs
 from shoal.config import Config, config_to_json
@@ -59,7 +60,7 @@ from shoal.transport.tcp import own_hosts
 _SOCKET_NAME: Final = "p2pclient-12345678901.sock"
 """The longest one: hivemind's, with 11 characters at random."""
 _DAEMON_TRIED_S: Final = 3.0
-_HUB_TIMEOUT_S: Final = 4.0
+_HUB_TIMEOUT_S: Final = 2.0
 _HUB: Final = "https://huggingface.co"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _COME_WITH_SHOAL: Final = ("pydoc-topics", "digits", "tones")
@@ -254,12 +255,7 @@ async def addresses_of(config: Config) -> HostAddresses:
     announced = [place.host for place in map(parse, network.announce_maddrs) if place is not None]
     peers = [place.host for place in map(parse, network.initial_peers) if place is not None]
     told = dict.fromkeys(filter(None, (network.public_ip, *announced)))
-    unresolved: list[str] = []
-    for name in (host for host in told if ip_of(host) is None):
-        try:
-            await anyio.getaddrinfo(name, None)
-        except OSError:
-            unresolved.append(name)
+    unresolved = [host for host in told if ip_of(host) is None and not await is_known(host)]
     return HostAddresses(
         public_ip=network.public_ip,
         announce_maddrs=network.announce_maddrs,
@@ -357,6 +353,8 @@ async def hub_for(config: Config, origins: Mapping[str, str]) -> HubLook | Judge
         url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
     problem = ""
+    if not await is_known(host):
+        return HubLook(wanted, f"{host} port {port}", "its name is not known on this host")
     try:
         with anyio.fail_after(_HUB_TIMEOUT_S):
             stream = await anyio.connect_tcp(host, port)

@@ -16,8 +16,10 @@ from anyio.abc import TaskGroup
 
 from shoal.cli.doctor.diagnosis import failed, skipped
 from shoal.cli.doctor.facts import Facts
+from shoal.cli.doctor.host_checks import ip_of
+from shoal.cli.doctor.names import is_known
 from shoal.config import Config
-from shoal.control.initial_peers import Obstacle, look, parse
+from shoal.control.initial_peers import Obstacle, look, parse, unknown_name
 from shoal.runtime.run_dir import RunDir
 
 _JOINED = "shoal.cli.doctor.joined_facts"
@@ -44,6 +46,10 @@ async def see_swarm(
     looked = anyio.Event()
 
     async def look_at(maddr: str) -> None:
+        place = parse(maddr)
+        if place is not None and ip_of(place.host) is None and not await is_known(place.host):
+            looks[maddr] = unknown_name(place)
+            return
         [looks[maddr]] = await look((maddr,))
         if looks[maddr] is None:
             looked.set()

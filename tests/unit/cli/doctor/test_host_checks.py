@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from shoal.cli import runs_here
-from shoal.cli.doctor import host_checks, host_facts
+from shoal.cli.doctor import host_checks, host_facts, names
 from shoal.cli.doctor.diagnosis import Condition, Judged, ok
 from shoal.cli.doctor.facts import (
     Folder,
@@ -396,6 +397,23 @@ async def test_names_that_are_announced_are_looked_up() -> None:
     assert seen.unresolved == ("no-such-host.invalid",)
     assert seen.peers == ("127.0.0.1",)
     assert (await host_facts.addresses_of(config_of(network={"public_ip": "localhost"}))).unresolved == ()
+
+
+async def test_a_resolver_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    def silent(_name: str, _port: None) -> list[object]:
+        answers.wait()
+        return [object()]
+
+    monkeypatch.setattr(names.socket, "getaddrinfo", silent)
+    monkeypatch.setattr(names, "NAME_S", 0.05)
+    try:
+        assert not await names.is_known("host.example")
+    finally:
+        answers.set()
+    monkeypatch.setattr(names, "NAME_S", 200.0)
+    assert await names.is_known("host.example")
 
 
 async def test_a_hub_that_cannot_be_reached_is_found_where_something_is_fetched_from_it(
