@@ -80,7 +80,7 @@ def _silent(maddr: str, within_s: float) -> Obstacle:
 async def _joined(facts: Facts, config: Config, origins: Mapping[str, str], swarm_key: bytes) -> Config | None:
     """Go on in a directory of its own: that of runs may be what is wrong."""
     # hivemind takes seconds to load, in which other looks go on.
-    module = await anyio.to_thread.run_sync(importlib.import_module, _JOINED)
+    module = await anyio.to_thread.run_sync(importlib.import_module, _JOINED, abandon_on_cancel=True)
     try:
         # Where sockets have short paths, wherever temporary files are.
         with tempfile.TemporaryDirectory(prefix="shoal-", dir="/tmp") as parent, RunDir(Path(parent)) as run_dir:
