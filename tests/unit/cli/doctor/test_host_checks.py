@@ -73,6 +73,8 @@ def test_a_missing_key_an_open_one_and_a_short_one_are_found_and_well_once_the_r
     said = key_findings(path)
     found(said["key.mode"], Condition.FAILED, "its mode is 644", f"chmod 600 {path}")
     found(said["key.form"], Condition.FAILED, "holds 31 bytes, and a key has 32", "copy the file as it is")
+    path.chmod(0o640)
+    found(key_findings(path)["key.mode"], Condition.FAILED, "its mode is 640", f"chmod 600 {path}")
     subprocess.run(said["key.mode"].remedy.split(), check=True)
     path.write_bytes(KEY + b"\n")
     found(key_findings(path)["key.form"], Condition.FAILED, "holds more than 32 bytes", "copy the file as it is")
