@@ -3,6 +3,7 @@
 
     python benchmarks/dashboard.py                         a run of 100,000 points and 200 peers, each part of the page
     python benchmarks/dashboard.py --rows 60 --json dashboard.json
+    python benchmarks/dashboard.py --soak 3600             no browser: an hour's rows to 8 readers, one of whom stalls
     python benchmarks/dashboard.py --screenshots pictures  no figures but pictures: dark, light, of a phone, a report
 
 The run is made up (tests/browser/made_runs.py); the monitor's dashboard serves it from this process to Chromium, a row
@@ -16,10 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +38,14 @@ from tests.browser.browsers import PHONE, SCREEN, TABS, browser, opened, why_imp
 from tests.browser.made_runs import CONFIG, RUN_ID, going_on, make_run
 
 from shoal.clock import SystemClock
+from shoal.monitor.http.access import Access
+from shoal.monitor.http.browsers import MAX_BROWSERS
 from shoal.report.page import write_page
 
 TICKS, PEERS = 25_000, 200
 """Four numbers of a run a tick make 100,000 points."""
 MAX_UPDATE_MS, MAX_SCREEN_MS, MAX_REPORT_BYTES = 33.0, 250.0, 1_500_000
+MAX_GROWTH_MB = 5.0
 ROW_S = 0.5
 WATCH = """
 window.updates = [];
@@ -90,6 +97,44 @@ async def measure(folder: Path, rows: int) -> list[Figures]:
     return figures
 
 
+async def soak(folder: Path, rows: int) -> tuple[int, int]:
+    """Send so many rows to 8 readers; return the memory of this process in bytes, after a sixth of them and after all.
+
+    Each reader comes back when it is dropped; the first one reads nothing.
+    """
+    async with going_on(folder, 600, PEERS) as run:
+        access = Access(folder, RUN_ID)
+        cookie = f"{access.cookie_name}={access.cookie}"
+        asked = f"GET /events HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode()
+
+        async def read(*, stalls: bool) -> None:
+            while True:
+                async with await anyio.connect_tcp("127.0.0.1", access.earlier_port) as stream:
+                    await stream.send(asked)
+                    if stalls:
+                        await anyio.Event().wait()
+                    with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                        while True:
+                            await stream.receive()
+
+        early_bytes = 0
+        async with anyio.create_task_group() as tasks:
+            for number in range(MAX_BROWSERS):
+                tasks.start_soon(partial(read, stalls=not number))
+            for number in range(rows):
+                run.step()
+                await SystemClock().sleep_s(ROW_S / 25)
+                if number == rows // 6:
+                    early_bytes = resident_bytes()
+            tasks.cancel_scope.cancel()
+        return early_bytes, resident_bytes()
+
+
+def resident_bytes() -> int:
+    """The memory of this process that is in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 async def photograph(folder: Path, pictures: Path) -> None:
     """Take a picture of each part of the page, live and of the report."""
     await anyio.to_thread.run_sync(lambda: pictures.mkdir(parents=True, exist_ok=True))
@@ -117,6 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=40, help="rows for each part of the page")
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--soak", type=int, help="rows to send to 8 readers, and look at the memory")
     parser.add_argument("--screenshots", type=Path, help="take pictures, into this folder")
     arguments = parser.parse_args()
     if (reason := why_impossible()) is not None:
@@ -127,6 +173,13 @@ def main() -> int:
             anyio.run(photograph, folder, arguments.screenshots)
             Console().print(f"{len(list(arguments.screenshots.glob('*.png')))} pictures in {arguments.screenshots}")
             return 0
+        if arguments.soak is not None:
+            early_bytes, late_bytes = anyio.run(soak, folder, arguments.soak)
+            grown = (late_bytes - early_bytes) / 1e6
+            Console().print(
+                f"{late_bytes / 1e6:.1f} MB after {arguments.soak} rows, {grown:+.1f} MB in the last five sixths"
+            )
+            return int(grown > MAX_GROWTH_MB)
         make_run(folder, TICKS, PEERS)
         began_s = SystemClock().now_s()
         report = write_page(folder, CONFIG, RUN_ID)
