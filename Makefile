@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all test-configs floor house sim lint style clean
+.PHONY: help setup run quick test test-all test-configs floor house sim screenshots lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
@@ -23,6 +23,7 @@ help:
 	@echo "make floor     models of transformers with the oldest version of it that the extra hf allows; test-all contains it"
 	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
+	@echo "make screenshots  pictures of the dashboard, in logs/screenshots; needs Debian's chromium"
 	@echo "make lint      set up, then ruff, pyright, lint-imports and codespell"
 	@echo "make setup     only the set-up, into $(VENV)"
 	@echo "make clean     remove $(VENV) and the caches"
@@ -104,6 +105,9 @@ floor: setup $(FLOOR)/.installed
 SEEDS ?= 0:1000
 sim: setup
 	PYTHONPATH=.:src $(PY) -m tests.simulation $(SEEDS)
+
+screenshots: setup
+	$(PY) benchmarks/dashboard.py --screenshots logs/screenshots
 
 house: setup
 	@$(PY) tools/house.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.browser.browsers import PHONE, SCREEN, TABS, Seen, browser, opened, w
 from tests.browser.made_runs import CONFIG, MARKUP, RUN_ID, MadeRun, event, going_on, make_run, serving
 
 from shoal.clock import SystemClock
+from shoal.monitor.page.curve import Curve
 from shoal.report.page import write_page
 
 pytestmark = [
@@ -162,6 +164,30 @@ async def _tiles(seen: Seen) -> list[str]:
     await seen.show("now")
     found: Any = await seen.page.locator(".tiles dd:not(.age)").all_inner_texts()
     return found
+
+
+_GOES_ON = """async ([form, points]) => {
+  const { Curve } = await import("/static/curve.js");
+  const curve = new Curve(form, 2);
+  for (const point of points) curve.add(point);
+  return [curve.stride, curve.count, curve.buckets];
+}"""
+
+
+async def test_a_curve_goes_on_in_the_browser_as_it_would_at_the_server(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    points = [(float(at), draw.random()) for at in range(1000)]
+    async with going_on(tmp_path, TICKS, PEERS) as run, browser() as found:
+        seen = await opened(found, run.url)
+        for begun in (0, 5, 8, 37, 400):
+            first, whole = Curve(8), Curve(8)
+            for point in points[:begun]:
+                first.add(point)
+            for point in points:
+                whole.add(point)
+            form = whole.form()
+            got = await seen.page.evaluate(_GOES_ON, [first.form(), points[begun:]])
+            assert got == [form["stride"], form["count"], form["buckets"]]
 
 
 async def test_a_browser_that_is_not_let_in_learns_nothing(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_however_many_there_are_peers_curves_rounds_and_events_are_bounded(tmp_p
     assert "peer 2999" in past["peers"]
 
 
+@pytest.mark.slow
 def test_a_page_of_100_000_points_and_200_peers_has_1_4_megabytes_at_most() -> None:
     chronicle = Chronicle(INFO)
     names = ("loss/train", "grad_norm", "lr", "samples_per_s")

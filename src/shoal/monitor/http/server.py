@@ -6,6 +6,7 @@ Not uvicorn's own server: that handles signals, which are the role's, and looks 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ async def serving(
         app, http=_Connection, ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False
     )
     config.load()
+    logging.getLogger("uvicorn.error").addFilter(_is_no_drop)
     state = ServerState()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _Connection(config, state, {}), sock=listener)
@@ -50,6 +52,11 @@ async def serving(
             await asyncio.gather(*state.tasks)
         for connection in list(state.connections):
             connection.transport.abort()
+
+
+def _is_no_drop(record: logging.LogRecord) -> bool:
+    """Whoever does not read is dropped in the middle of an answer, which uvicorn takes for a mistake of ours."""
+    return not record.getMessage().startswith("ASGI callable returned without completing response")
 
 
 class _Connection(H11Protocol):

@@ -54,11 +54,14 @@ class _PeerStory:
         """Take what it says; return that with what follows from it."""
         told = {name: _short(value) for name, value in values.items()} | self._rates(values, at_s)
         self.values |= told
+        after_s = round(at_s - begun_s, 1)
         self.heard_s = at_s
         for name in DRAWN_OF_PEERS:
-            if name in self.values:
-                curve = self.curves.setdefault(name, Curve(self.max_buckets))
-                curve.add((round(at_s - begun_s, 1), self.values[name]))
+            if name not in self.values:
+                continue
+            if name not in self.curves:
+                self.curves[name] = Curve(self.max_buckets)
+            self.curves[name].add((after_s, self.values[name]))
         return told
 
     def _rates(self, values: Mapping[str, float], at_s: float) -> dict[str, float]:

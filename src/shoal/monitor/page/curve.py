@@ -28,7 +28,10 @@ class Curve:
         """Take the next value."""
         if self._buckets and self._count < self._stride:
             self._count += 1
-            self._buckets[-1] = _extremes((*self._buckets[-1], point))
+            last = self._buckets[-1]
+            # Most are between the two.
+            if not min(last[0][-1], last[-1][-1]) <= point[-1] <= max(last[0][-1], last[-1][-1]):
+                self._buckets[-1] = _extremes((*last, point))
             return
         if len(self._buckets) == self._max_buckets:
             pairs = zip(self._buckets[::2], self._buckets[1::2], strict=True)

@@ -81,7 +81,7 @@ export class Chart {
     const x = { stroke: text, font, grid, ticks: grid, size: 30, space: 80 };
     if (this.axis === "time") x.values = (_, splits, _axis, _space, step) => splits.map((each) => timeOfDay(each, step));
     else x.values = (_, splits) => splits.map((each) => (Number.isInteger(each) ? compact(each) : ""));
-    const y = { stroke: text, font, grid, ticks: grid, size: 64 };
+    const y = { stroke: text, font, grid, ticks: grid, size: widthOfLabels };
     y.values = (_, splits) => splits.map((each) => this.format(each));
     return {
       width,
@@ -115,6 +115,12 @@ export class Chart {
     const known = values.filter(([, value]) => value !== null && value !== undefined);
     setText(this.hover, [where, ...known.map(([name, value]) => `${name} ${this.written(value)}`)].join("  "));
   }
+}
+
+function widthOfLabels(plot, labels, axis, cycle) {
+  // uPlot asks again until nothing moves: the first answer stands.
+  if (cycle > 1) return plot.axes[axis]._size;
+  return 20 + 7 * Math.max(3, ...(labels ?? []).map((label) => label.length));
 }
 
 function timeOfDay(unixS, stepS) {

@@ -48,10 +48,11 @@ export class Now {
     this.tiles = element("dl", { class: "tiles" });
     this.map = element("div", { class: "map", tabindex: "0", role: "region", "aria-label": "Stages and their servers" });
     this.others = element("ul", { class: "others" });
+    this.noOthers = element("p", { class: "empty" }, "none has said anything");
     this.latest = element("ul", { class: "latest" });
     const head = (text) => element("h2", {}, text);
     section.append(this.state, this.progress, this.round, this.tiles, head("Stages"), this.map);
-    section.append(head("Other peers"), this.others, head("Latest"), this.latest);
+    section.append(head("Other peers"), this.others, this.noOthers, head("Latest"), this.latest);
     this.tile = new Map(TILES.map((each) => [each[1], this.madeTile(each[0])]));
     this.cards = new Map();
     this.rows = new Map();
@@ -146,6 +147,8 @@ export class Now {
   showOthers(store) {
     const others = [...store.peers].filter(([, peer]) => !("stage" in peer.values));
     const there = others.filter(([, peer]) => !store.isGone(peer));
+    this.others.hidden = !there.length;
+    this.noOthers.hidden = there.length > 0;
     const kept = new Set(there.map(([name]) => name));
     for (const [name, node] of this.names) {
       if (kept.has(name)) continue;

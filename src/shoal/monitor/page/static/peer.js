@@ -56,7 +56,7 @@ export class Peer {
 
 function written(name, value) {
   if (name.endsWith("_bytes")) return bytes(value);
-  if (name.endsWith("ed_per_s")) return bytesPerSecond(value);
+  if (name === "sent_per_s" || name === "received_per_s") return bytesPerSecond(value);
   if (name === "busy") return share(value);
   return Number.isInteger(value) ? whole(value) : number(value);
 }

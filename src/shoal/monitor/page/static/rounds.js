@@ -12,7 +12,7 @@ export class Rounds {
     section.append(this.empty, box);
     this.durations = new Chart(box, "Seconds a round", number, { bars: true });
     this.samples = new Chart(box, "Samples a round", whole, { bars: true });
-    const titles = ["round", "ended (UTC)", "seconds", "waited", "samples", "loss", "held-out", "servers", "sent"];
+    const titles = ["round", "ended (UTC)", "seconds", "waited", "samples", "loss", "held-out", "servers", "sent", "samples by trainer"];
     this.table = new Table(section, `The newest rounds`, titles);
   }
 
@@ -37,10 +37,15 @@ export class Rounds {
           written(each.eval_loss, loss),
           written(each.replicas, whole),
           written(each.sent_bytes, bytes),
+          written(each.shares, shared),
         ],
       })),
     );
   }
+}
+
+function shared(shares) {
+  return Object.entries(shares).map(([slot, samples]) => `${slot}: ${whole(samples)}`).join("  ");
 }
 
 function column(rounds, name, key) {
