@@ -115,6 +115,23 @@ class FinderHere:
         pass
 
 
+@dataclass(frozen=True)
+class FinderOfLauncher:
+    """The launcher of a client knows where it is: it is started again there."""
+
+    prefix: str
+    target: ClientTarget
+
+    def first(self) -> ClientTarget | None:
+        return self.target
+
+    async def again(self) -> FoundClient:
+        return FoundClient(self.target)
+
+    def answered(self, view: SwarmView) -> None:
+        pass
+
+
 async def look_once(finder: Finder) -> SwarmStatus:
     """Return how a run is now.
 

@@ -66,13 +66,12 @@ async def keep_known_client(start: RoleStart, run_id: str, membership: Membershi
         clients = view.clients if view.run is not None and view.run.run_id == run_id else ()
         peers = (*config.network.initial_peers, *start.initial_peers, *view.maddrs)
         found = (clients[0].hop, peers) if clients else last
-        if found is not None and found != last:
-            last = found
-            with suppress(OSError):  # then who looks asks the registry
-                await anyio.to_thread.run_sync(
-                    remember_client, start.swarm_key, config.experiment_prefix, run_id, *found
-                )
-        await membership.changed()
+        if found is None or found == last:
+            await membership.changed()
+            continue
+        last = found
+        with suppress(OSError):  # then who looks asks the registry
+            await anyio.to_thread.run_sync(remember_client, start.swarm_key, config.experiment_prefix, run_id, *found)
 
 
 def known_client(swarm_key: bytes, experiment_prefix: str, initial_peers: Collection[str]) -> KnownClient | None:

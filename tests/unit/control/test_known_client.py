@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from anyio.lowlevel import checkpoint
+from tests.alongside import alongside, until
+from tests.unit.control.test_seen_peers import VIEW
 
-from shoal.control.known_client import known_client, remember_client
+from shoal.config import load_config
+from shoal.control.known_client import keep_known_client, known_client, remember_client
 from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
+from shoal.swarm.view import ClientPeer, SwarmView
 from shoal.wire.messages.base import Hop
 
 KEY, OTHER = bytes(32), bytes([1] * 32)
@@ -47,3 +55,47 @@ def test_the_newest_one_counts() -> None:
     known = known_client(KEY, "sandbox", (ONE,))
     assert known is not None
     assert known.run_id == "r-2"
+
+
+class _Membership:
+    """A view that a test changes."""
+
+    def __init__(self) -> None:
+        self.view = SwarmView(maddrs=(TWO,))
+        self.changes = Changes()
+
+    async def changed(self) -> SwarmView:
+        await self.changes.wait()
+        return self.view
+
+    def show(self, view: SwarmView) -> None:
+        self.view = view
+        self.changes.notify()
+
+
+async def test_a_host_of_servers_keeps_where_the_client_of_its_run_is_and_follows_it() -> None:
+    membership = _Membership()
+    start = SimpleNamespace(config=load_config, swarm_key=KEY, initial_peers=(ONE,))
+    prefix = load_config().experiment_prefix
+
+    def known(peer: str = ONE) -> Hop | None:
+        found = known_client(KEY, prefix, (peer,))
+        return None if found is None else found.hop
+
+    moved = replace(VIEW, clients=(ClientPeer(Hop(PeerId("d"), ("tcp:10.0.0.2:5000",)), 0.0),), maddrs=(TWO,))
+    other = replace(moved, run=replace(moved.run, run_id="another"), clients=VIEW.clients)
+    async with alongside(lambda: keep_known_client(start, "r-1", membership)):  # type: ignore[arg-type]
+        for _ in range(5):
+            await checkpoint()
+        assert known() is None
+        membership.show(VIEW)
+        await until(lambda: known() == VIEW.clients[0].hop)
+        membership.show(moved)
+        await until(lambda: known(TWO) == moved.clients[0].hop)
+        membership.show(other)
+        for _ in range(5):
+            await checkpoint()
+        membership.show(replace(moved, clients=()))
+        for _ in range(5):
+            await checkpoint()
+    assert known(ONE) == moved.clients[0].hop
