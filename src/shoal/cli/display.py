@@ -65,7 +65,7 @@ class Display:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        if self._is_screen:
+        if self.is_screen:
             self._live = Live(
                 get_renderable=self._screen,
                 console=self._console,
@@ -84,7 +84,7 @@ class Display:
 
     async def run(self) -> None:
         """Print the row every few seconds where there is no terminal that would show it, until cancelled."""
-        while not self._is_screen:
+        while not self.is_screen:
             await self._clock.sleep_s(PLAIN_INTERVAL_S)
             if self.shown is not None:
                 self.notice(plain_line(self.shown, self._clock.now_s()))
@@ -99,7 +99,7 @@ class Display:
         self._print(Text(text))
 
     @property
-    def _is_screen(self) -> bool:
+    def is_screen(self) -> bool:
         """Whether a row can be written over."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 

@@ -23,7 +23,7 @@ from shoal.cli.output import without_controls
 from shoal.cli.runs_here import living_runs
 from shoal.clock import SystemClock
 from shoal.errors import ConfigError
-from shoal.events.base import EVENTS_FILE, Event, catalogue, level_name
+from shoal.events.base import EVENTS_FILE, Event, brief_of, catalogue, level_name
 from shoal.events.described import described
 from shoal.log import old_files
 
@@ -225,20 +225,13 @@ def _parsed(text: bytes) -> Line | None:
 def _told(line: Line, known: dict[str, type[Event]], *, everything: bool) -> Iterator[str]:
     """What a person reads of something that the client has noted."""
     kind = known.get(line.event)
-    said = line.values.get("says", "") or _brief(kind, line.values)
+    said = line.values.get("says", "") or (brief_of(kind, line.values) if kind is not None else "")
     if not said and not everything:
         return
     mark = "" if line.level == "INFO" else f"{line.level} "
     yield f"{line.at:%H:%M:%S}  {line.event:<24}{mark}{said or _short(line.values)}"
     if said and kind is not None and kind.do:
         yield f"{'':<34}{kind.do}"
-
-
-def _brief(kind: type[Event] | None, values: dict[str, Any]) -> str:
-    try:
-        return "" if kind is None else kind.brief.format_map(values)
-    except (KeyError, ValueError, TypeError):
-        return ""  # of a round in which nothing was trained, or of another version
 
 
 def _logged(line: Line, least: int) -> Iterator[str]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
-from rich.console import Console
+import msgspec
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.display import Display
+from shoal.cli.ending import incident_lines, next_lines
 from shoal.cli.run_row import RunRow
+from shoal.cli.screen.layout import render
 from shoal.clock import Clock
 from shoal.config import Config
+from shoal.control.swarm_status import SwarmStatus
 
 _RESULTS: tuple[tuple[str, str], ...] = (
     ("stages", "stages"),
@@ -38,6 +42,13 @@ _RESULTS: tuple[tuple[str, str], ...] = (
     ("processes lost", "failovers"),
 )
 
+LEAST_WIDTH, LEAST_HEIGHT = 60, 15
+"""A smaller terminal has a row."""
+_TELLING = "stop", "no step", "these numbers"
+"""How states begin of which the launcher knows more than the client."""
+_BESIDE = "time", "peers", "baseline", "load cv"
+"""What of the row the screen has not."""
+
 
 class LiveView(Display):
     """The terminal's side of a run; use it as a context while the run lasts, then call `finish`."""
@@ -59,7 +70,9 @@ class LiveView(Display):
             console: standard output if None.
         """
         super().__init__(console=console, clock=clock)
+        self._watched: Callable[[], SwarmStatus | None] = lambda: None
         self._row = self.shown = RunRow(config.diloco.outer_steps, self._clock.now_s())
+        self._config = config
         self._run_id = run_id
         self._log_dir = log_dir
 
@@ -74,6 +87,10 @@ class LiveView(Display):
     def outdated(self) -> None:
         """Nobody gathers numbers for the moment: those that are shown are old until `update`."""
         self._row.is_outdated = True
+
+    def watch(self, run: Callable[[], SwarmStatus | None]) -> None:
+        """From now on fill a part of a terminal that is large enough with what this returns."""
+        self._watched = run
 
     def stopping(self, *, asked: bool) -> None:
         """Say that the processes of the run are ending, and where a user has asked for it that this was heard."""
@@ -105,6 +122,8 @@ class LiveView(Display):
             self._print(_results(summary))
         elif summary is not None and failure is None:
             self.say("no round was completed, so nothing was trained for good")
+        for line in () if summary is None else incident_lines(summary):
+            self.say(line)
         if summary is not None and summary.get("model"):
             self.say(f"model: {summary['model']}")
         if curves is not None:
@@ -116,6 +135,24 @@ class LiveView(Display):
         if failure is not None:
             self._print(Text(f"failed: {failure}", style="bold red"))
             self.say(f"the logs of all roles are in {log_dir}")
+        for line in next_lines(self._config, summary, failure, log_dir):
+            self.say(line)
+
+    def _screen(self) -> RenderableType:
+        status = self._watched()
+        width, height = self._console.size
+        if status is None or width < LEAST_WIDTH or height < LEAST_HEIGHT:
+            return super()._screen()
+        now_s = self._clock.now_s()
+        state = self._row.state(now_s)
+        if not state.startswith(_TELLING):
+            state = status.state
+        # Events are said above, and stay there.
+        shown = msgspec.structs.replace(status, state=state, events=())
+        is_ascii = not self._console.encoding.lower().startswith("utf")
+        lines = render(shown, width, height // 2, is_ascii=is_ascii)
+        beside = "  ".join(f"{cell.title} {cell.text}" for cell in self._row.cells(now_s) if cell.title in _BESIDE)
+        return Group(*lines, Text(beside, no_wrap=True, overflow="ellipsis"))
 
 
 def _results(summary: Mapping[str, Any]) -> Table:

@@ -53,6 +53,8 @@ LEAST_GRACE_S = 1.0
 """How much of `GRACE_S` other roles have at least when client and mirror have left."""
 USAGE_INTERVAL_S, USAGE_MAX_INTERVAL_S = 5.0, 60.0
 """Between looks at the memory of all processes, for the summary; it doubles, as each costs up to 0.1 s of a core."""
+WATCH_INTERVAL_S = 1.0
+"""Between looks at the run for the screen."""
 ESSENTIAL = ("client", "data_server")
 """Roles whose end ends the run."""
 STOP_ORDER = (("client",), ("trainer", "baseline"), ("data_server",), ("server",), ("mirror",), ("monitor",))
@@ -145,6 +147,7 @@ class HostRun:
     _client: RoleHandle | None = None
     _client_followed: anyio.Event | None = None
     _mirror: RoleHandle | None = None
+    _is_watched: bool = False
     _farewell: Farewell = field(default_factory=Farewell)
     _data_ready: anyio.Event = field(default_factory=anyio.Event)
     _baseline_done: anyio.Event = field(default_factory=anyio.Event)
@@ -276,6 +279,9 @@ class HostRun:
         async for event in client.events:
             self._farewell.heard(client)
             match event:
+                case messages.RoleReady() if not self._is_watched and view.is_screen:
+                    self._is_watched = True
+                    tasks.start_soon(self._watch_run, host, view)
                 case messages.RoleAsks():
                     started = await host.answer(client, event)
                     if started is not None:
@@ -300,6 +306,17 @@ class HostRun:
                 self.exit_code = DONE
                 self._ended.set()
         await self._ended_early(client, host)
+
+    async def _watch_run(self, host: SwarmHost, view: LiveView) -> None:
+        """Ask the client how the run is, for as long as there is a screen to show it on."""
+        # What takes part in no network has not loaded what asks.
+        from shoal.cli.observing import ClientTarget
+        from shoal.cli.watching import FinderOfLauncher, WatchedRun
+
+        target = ClientTarget(self.run_id, host.hop("client"))
+        watched = WatchedRun(FinderOfLauncher(self.config.experiment_prefix, target), self.clock, WATCH_INTERVAL_S)
+        view.watch(lambda: watched.status)
+        await watched.run()
 
     async def _follow_data_server(self, client: RoleHandle, request: messages.RoleAsks, host: SwarmHost) -> None:
         await host.answer_when_ready(client, request)

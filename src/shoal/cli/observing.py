@@ -1,41 +1,36 @@
 """A look at a swarm from any host with its key, by a command that takes no part in it.
 
-initial peers -> registry, read without announcing anything -> one question to the client, over TLS
+the client where it was found last, or on this host ----------------------.
+   '- it does not answer -> initial peers -> registry, read only -> client --'--> one question to it, over TLS
+
+Neither torch nor hivemind is loaded before the registry is needed.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from shoal.cli.asking import Answer, ask
-from shoal.cli.host_network import LOOPBACK_MADDRS
-from shoal.clock import Clock, Deadline, SystemClock
-from shoal.config import Config, config_to_json
-from shoal.config.start import RoleStart
-from shoal.control.dht import DhtNode
-from shoal.control.greeting import Greeter
+from shoal.clock import Clock, SystemClock
+from shoal.config import Config
 from shoal.control.initial_peers import require_reachable
-from shoal.control.join import open_registry, require_same_swarm
-from shoal.control.membership import Membership
-from shoal.control.records import topics
-from shoal.errors import BootstrapError
+from shoal.control.known_client import known_client, remember_client
 from shoal.identity import Identity
 from shoal.ids import RunId
-from shoal.runtime.run_dir import RunDir
+from shoal.runtime.run_note import RunNote
 from shoal.swarm.view import SwarmView
+from shoal.transport.base import Endpoint
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.reach import why_unreachable
 from shoal.transport.tls import tls_contexts
+from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages import Message
+from shoal.wire.messages.base import Hop
 
-_FIND_S = 10.0
-"""How long the registry is asked for a run: the initial peers are in the swarm, and answer at once unless their hosts
-are very busy."""
 _ANSWER_S = 10.0
-_PAUSE_S = 0.3
 
 
 async def look(
@@ -53,101 +48,101 @@ async def look(
     Raises:
         BootstrapError: the swarm cannot be joined, or announces no run; says why.
     """
-    clock = SystemClock()
-    await require_reachable(config.network.initial_peers, clock, _say)
-    with RunDir() as run_dir:
-        observer = Observer(config, swarm_key, clock, Identity.generate(), run_dir)
-        view = await observer.view()
-        check(view)
-        return (view, *await observer.ask(view, question, kind))
-
-
-def _say(text: str) -> None:
-    """Tell whoever waits how far it is, beside what is printed in the end."""
-    print(text, file=sys.stderr, flush=True)
+    observer = SwarmObserver(config, swarm_key, SystemClock())
+    view = await observer.registry()
+    check(view)
+    target = observer.client_of(view)
+    if target is None:
+        return view, None, ""
+    async with target.opened() as endpoint:
+        answer, problem = await ask(endpoint, target.hop, question, kind, _ANSWER_S)
+    if answer is None:
+        return view, None, await target.why_unreachable() or problem
+    observer.remember(view)
+    return view, answer, ""
 
 
 @dataclass(frozen=True)
-class Observer:
-    """A peer that announces nothing: nobody waits for it when it is gone."""
+class ClientTarget:
+    """A client, and how it is reached.
+
+    Attributes:
+        swarm_key: None: over the Unix socket of its host alone, which only its own user can open.
+    """
+
+    run_id: str
+    hop: Hop
+    swarm_key: bytes | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[Endpoint]:
+        """Give an endpoint that dials and is dialled by nobody."""
+        identity, run_id = Identity.generate(), RunId(self.run_id)
+        if self.swarm_key is None:
+            opened = open_unix_endpoint(peer_id=identity.peer_id, run_id=run_id, role="observer", path=None)
+        else:
+            opened = open_endpoint(
+                identity=identity, run_id=run_id, role="observer", unix_path=None, swarm_key=self.swarm_key
+            )
+        async with opened as endpoint:
+            yield endpoint
+
+    async def why_unreachable(self) -> str:
+        """Return why it can be dialled at none of its addresses; empty: it can be."""
+        if self.swarm_key is None:
+            return ""
+        return await why_unreachable(self.hop, tls_contexts(Identity.generate(), self.swarm_key))
+
+
+def target_here(note: RunNote) -> ClientTarget:
+    """Return the client of a run of this host."""
+    return ClientTarget(note.run_id, Hop(note.client, (f"unix:{note.socket}",)))
+
+
+@dataclass(frozen=True)
+class SwarmObserver:
+    """Whoever looks at one swarm.
+
+    Attributes:
+        config: gives initial peers and prefix.
+    """
 
     config: Config
     swarm_key: bytes
     clock: Clock
-    identity: Identity
-    run_dir: RunDir
 
-    async def view(self) -> SwarmView:
+    def known(self) -> ClientTarget | None:
+        """Return the client where it was found last; None if nothing is known of this swarm."""
+        network = self.config.network
+        known = known_client(self.swarm_key, self.config.experiment_prefix, network.initial_peers)
+        return None if known is None else ClientTarget(known.run_id, known.hop, self.swarm_key)
+
+    async def registry(self) -> SwarmView:
         """Return what the registry says.
 
         Raises:
             BootstrapError: the swarm cannot be joined, or announces no run.
         """
-        config = self.config
-        async with self.node() as node:
-            await require_same_swarm(
-                node, Greeter(self.swarm_key, config.experiment_prefix), config.network.initial_peers
-            )
-            membership = await self.read(node, _FIND_S)
-        if membership.view.run is None:
-            raise BootstrapError(
-                f"the swarm is there, but announces no run called {config.experiment_prefix}: "
-                "it has ended, or has not begun"
-            )
-        return membership.view
+        from shoal.cli.registry_look import look_in_registry
 
-    async def read(self, node: DhtNode, within_s: float) -> Membership:
-        """Return what the registry says, as soon as it names a run and a client; else what it has said in this time."""
-        membership = Membership(self.clock)
-        deadline = Deadline.after(self.clock, within_s)
-        num_stages = None
-        while not deadline.expired():
-            run = membership.view.run
-            # The client has a topic of its own, which may be found later than that of its run.
-            if run is not None and num_stages == run.num_stages and membership.view.clients:
-                break
-            asked, num_stages = num_stages, 0 if run is None else run.num_stages
-            if asked == num_stages:
-                await self.clock.sleep_s(_PAUSE_S)
-            membership.update(await node.get(topics(num_stages)))
-        return membership
+        await require_reachable(self.config.network.initial_peers, self.clock, _say)
+        return await look_in_registry(self.config, self.swarm_key, self.clock)
 
-    async def ask(self, view: SwarmView, question: Message, kind: type[Answer]) -> tuple[Answer | None, str]:
-        """Return what the client says, or why it says nothing."""
-        client, run = view.clients[0] if view.clients else None, view.run
-        if client is None or run is None:
-            return None, ""
-        answer, problem = None, ""
-        async with open_endpoint(
-            identity=self.identity,
-            run_id=RunId(run.run_id),
-            role="observer",
-            unix_path=self.run_dir.socket_path("observer"),
-            swarm_key=self.swarm_key,
-        ) as endpoint:
-            answer, problem = await ask(endpoint, client.hop, question, kind, _ANSWER_S)
-        if answer is None:
-            contexts = tls_contexts(self.identity, self.swarm_key)
-            return None, await why_unreachable(client.hop, contexts) or problem
-        return answer, ""
+    def client_of(self, view: SwarmView) -> ClientTarget | None:
+        """Return the client that leads the run of a view."""
+        if not view.clients or view.run is None:
+            return None
+        return ClientTarget(view.run.run_id, view.clients[0].hop, self.swarm_key)
 
-    @asynccontextmanager
-    async def node(self) -> AsyncGenerator[DhtNode]:
-        """Give a node that others need not be able to join through.
+    def remember(self, view: SwarmView) -> None:
+        """Keep where the client of a view is: it has answered there."""
+        if (target := self.client_of(view)) is None:
+            return
+        peers = (*self.config.network.initial_peers, *view.maddrs)
+        with suppress(OSError):  # then the registry is asked again next time
+            remember_client(self.swarm_key, self.config.experiment_prefix, target.run_id, target.hop, peers)
 
-        Raises:
-            BootstrapError: none of the initial peers answered.
-        """
-        start = RoleStart(
-            run_id="",
-            role="observer",
-            index=0,
-            config_json=config_to_json(self.config),
-            identity_key=self.identity.private_bytes,
-            swarm_key=self.swarm_key,
-            socket_path=str(self.run_dir.socket_path("observer")),
-            log_dir="",
-        )
-        peers = self.config.network.initial_peers
-        async with open_registry(start, self.identity, self.clock, peers, LOOPBACK_MADDRS) as (node, _):
-            yield node
+
+def _say(text: str) -> None:
+    """Tell whoever waits how far it is, beside what is printed in the end."""
+    print(text, file=sys.stderr, flush=True)

@@ -14,6 +14,11 @@ def without_controls(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def on_one_line(text: str) -> str:
+    """Return what a terminal may show of a text that somebody else has made, as one line."""
+    return " ".join(without_controls(text).split())
+
+
 def open_closed_streams() -> None:
     """Open descriptors 0 to 2 where the caller has closed them; call it before any other is opened.
 

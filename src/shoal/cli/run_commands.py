@@ -48,14 +48,22 @@ def status(
     as_json: Annotated[
         bool, Switch, Parameter(name="--json", help="Print one JSON object, see docs/status.schema.json.")
     ] = False,
+    watch: Annotated[
+        bool, Switch, Parameter(name=("--watch", "-w"), help="Until it ends, or Ctrl-C; with --json an object a line.")
+    ] = False,
+    interval: Annotated[float, Parameter(help="Seconds from one look to the next, with --watch.")] = 1.0,
 ) -> int:
     """Say how a run is, from any host with the swarm's key: state, round, loss, speed, stages with their servers.
 
-    A run of `shoal run-local` has a key that nobody else has: it is seen on its own terminal alone.
+    On the host of its client no key is needed, only the same user; a run of `shoal run-local` is seen there alone.
     """
     config, origins = load_joining(config_path, flags, initial_peers)
-    from shoal.cli.status import print_status
+    from shoal.cli.status import print_status, watch_status
 
+    if watch:
+        return explaining(
+            lambda: watch_status(config, origins, interval_s=interval, as_json=as_json), lambda: (config, origins)
+        )
     return explaining(lambda: print_status(config, origins, as_json=as_json), lambda: (config, origins))
 
 

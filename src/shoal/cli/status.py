@@ -1,19 +1,27 @@
-"""`shoal status`: how the run of a swarm is, seen from any host that has its key, as text or JSON."""
+"""`shoal status`: how a run is, seen from any host that has its swarm's key, or from its client's host without."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import anyio
 import msgspec
 
 from shoal import log
+from shoal.cli.exits import DONE
 from shoal.cli.known_peers import with_known_peers
-from shoal.cli.observing import look
+from shoal.cli.observing import SwarmObserver
+from shoal.cli.runs_here import living_runs
+from shoal.cli.watching import Finder, FinderHere, SwarmFinder, look_once
+from shoal.clock import SystemClock
 from shoal.config import Config
-from shoal.control.swarm_status import lines_of, swarm_status
+from shoal.control.swarm_status import lines_of
+from shoal.errors import ConfigError
 from shoal.identity import load_swarm_key
-from shoal.wire.messages.control import AskStatus, RunStatus
+from shoal.runtime.run_note import RunNote
+
+MIN_INTERVAL_S = 0.2
 
 
 def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -> int:
@@ -26,16 +34,41 @@ def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -
     Raises:
         ConfigError: there is no swarm key, or nothing says where the swarm is.
         BootstrapError: the swarm cannot be joined, or announces no run; says why.
+        RemoteError: the client of a run of this host does not answer.
     """
-    config = with_known_peers(config, origins)
-    swarm_key = load_swarm_key(config.network.swarm_key_file)
     log.configure("status", None)
-    view, answer, problem = anyio.run(
-        look, config, swarm_key, AskStatus(), RunStatus, backend_options={"use_uvloop": True}
-    )
-    status = swarm_status(config.experiment_prefix, view, answer, problem)
-    if as_json:
-        print(msgspec.json.encode(status).decode())
-    else:
-        print("\n".join(lines_of(status)))
-    return 0
+    status = anyio.run(look_once, _finder(config, origins), backend_options={"use_uvloop": True})
+    print(msgspec.json.encode(status).decode() if as_json else "\n".join(lines_of(status)))
+    return DONE
+
+
+def watch_status(config: Config, origins: Mapping[str, str], *, interval_s: float, as_json: bool) -> int:
+    """Show how the run is until it has ended or the user ends it; return the exit code. Args and raises: see
+    `print_status`."""
+    if interval_s < MIN_INTERVAL_S:
+        raise ConfigError(f"--interval {interval_s:g}: give seconds, at least {MIN_INTERVAL_S}")
+    from shoal.cli.screen.watching import watch
+
+    log.configure("status", None)
+    try:
+        return anyio.run(watch, _finder(config, origins), interval_s, as_json, backend_options={"use_uvloop": True})
+    except KeyboardInterrupt:
+        return DONE  # before it has begun to look
+
+
+def _finder(config: Config, origins: Mapping[str, str]) -> Finder:
+    note = None if config.network.initial_peers else _newest_here(config, origins)
+    if note is not None and note.hosts == "client":
+        return FinderHere(note)
+    config = with_known_peers(config, origins, None if note is None else Path(note.log_dir))
+    return SwarmFinder(SwarmObserver(config, load_swarm_key(config.network.swarm_key_file), SystemClock()))
+
+
+def _newest_here(config: Config, origins: Mapping[str, str]) -> RunNote | None:
+    """Return the newest run of this host, unless the user says of which swarm it is to be."""
+    if "experiment_prefix" in origins or "network.swarm_key_file" in origins:
+        return None
+    notes = living_runs()
+    if "log_dir" in origins:
+        notes = [note for note in notes if Path(note.log_dir).parent.resolve() == config.log_dir.resolve()]
+    return notes[-1] if notes else None

@@ -317,7 +317,7 @@ class Client:
             transfers = (self._fetch, self._contents, self._keeping, self._inheritance)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
             seen = (self._membership, self.reports, self._stages, self._pausing, self.trainers, self.counters.numbers)
-            answers = StatusAnswers(self._endpoint, self._config, *seen, self._clock)
+            answers = StatusAnswers(self._endpoint, self._config, *seen, self.ledger.course, self._clock)
             handlers = watched(self._deaths, (*parts, *asked, answers))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
             tasks.start_soon(self._contents.run)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.client.course import Course
 from shoal.client.diary import Diary, DiaryEvent
 from shoal.client.totals import RunTotals
 from shoal.clock import Clock, utc_iso
@@ -29,6 +30,7 @@ class Ledger:
 
     Attributes:
         totals: what all of it comes to. Only `note` changes them.
+        course: is given all of it, for who looks at the run.
         pass_on: is given each line of `events.jsonl` when it is written; for the monitor.
         earlier: what earlier starts of this client have counted since the round began; the totals have it.
     """
@@ -53,6 +55,7 @@ class Ledger:
         self._clock = clock
         self._diary = diary
         self._show = show
+        self.course = Course(clock)
         self.pass_on: Callable[[str], None] = lambda _: None
         self._file = None if log_dir is None else LinesFile(log_dir / EVENTS_FILE)
         self.totals = RunTotals() if diary is None else diary.saved.totals
@@ -80,6 +83,7 @@ class Ledger:
             self._diary.note(event)
         emit(logger, event)
         said = event.say()
+        self.course.take(event, said)
         if event.level > logging.DEBUG:
             line = json_line(self._values(event, said))
             if self._file is not None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
+from shoal.client.course import Course
 from shoal.client.pausing import Pausing
 from shoal.client.progress import RATE_WINDOW_S
 from shoal.client.reports import Reports
@@ -13,9 +17,10 @@ from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.control.peer_numbers import FRESH_S, PeerNumbers
+from shoal.control.seen_peers import seen_peers
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.control import MAX_STATE_CHARS, AskStatus, RunStatus, ServerNumbers
+from shoal.wire.messages.control import MAX_CURVE, MAX_STATE_CHARS, AskStatus, RunStatus, ServerNumbers
 
 
 def numbers_of(peer: PeerId, values: Mapping[str, float], age_s: float) -> ServerNumbers:
@@ -53,6 +58,7 @@ class StatusAnswers:
         pausing: Pausing,
         trainers: TrainerPool,
         numbers: PeerNumbers,
+        course: Course,
         clock: Clock,
     ) -> None:
         """Answer from these parts of the client."""
@@ -64,20 +70,39 @@ class StatusAnswers:
         self._pausing = pausing
         self._trainers = trainers
         self._numbers = numbers
+        self._course = course
         self._clock = clock
 
     def receive(self, event: Received) -> bool:
         """Answer the question, whoever of the swarm asks it."""
         if not isinstance(event.message, AskStatus):
             return False
-        self._endpoint.post(event.peer, self.status())
+        self._endpoint.post(event.peer, self.status(event.message.since))
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """Whoever has asked has gone."""
 
-    def status(self) -> RunStatus:
-        """Return how the run is now."""
+    def status(self, since: int | None = None) -> RunStatus:
+        """Return how the run is now.
+
+        Args:
+            since: as `AskStatus` has it.
+        """
+        status = self._now()
+        if since is None:
+            return status
+        evaluated = [loss for _, loss in sorted(self._reports.progress.eval_losses.items()) if math.isfinite(loss)]
+        return msgspec.structs.replace(
+            status,
+            losses=self._course.losses.values,
+            eval_losses=tuple(evaluated[-MAX_CURVE:]),
+            events=self._course.events(since),
+            num_stages=self._num_stages,
+            peers=seen_peers(self._membership.view),
+        )
+
+    def _now(self) -> RunStatus:
         progress = self._reports.progress
         last = progress.last_step_at_s
         last_step_s = None if last is None else max(0.0, self._clock.now_s() - last)
@@ -97,7 +122,14 @@ class StatusAnswers:
             trainers=tuple(sorted(self._trainers.present)),
             servers=tuple(self._servers()),
             paused=self._pausing.is_paused,
+            left_s=None if self._stands_still() else self._course.left_s(progress.round, self._num_rounds),
         )
+
+    def _stands_still(self) -> bool:
+        return self._pausing.is_paused or bool(self._missing())
+
+    def _missing(self) -> Sequence[int]:
+        return self._stages.missing or self._membership.view.missing_stages(self._num_stages)
 
     def _servers(self) -> Iterator[ServerNumbers]:
         view = self._membership.view
@@ -108,7 +140,7 @@ class StatusAnswers:
                 yield numbers_of(peer, self._numbers.values(peer), age_s)
 
     def _state(self) -> str:
-        missing = self._stages.missing or self._membership.view.missing_stages(self._num_stages)
+        missing = self._missing()
         round = self._reports.progress.round
         waits = f"no server for stage{'s'[: len(missing) != 1]} {', '.join(map(str, missing))}" if missing else ""
         if by := self._pausing.by:

@@ -25,6 +25,7 @@ from shoal.clock import SystemClock
 from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import join_swarm
+from shoal.control.known_client import keep_known_client
 from shoal.control.membership import Membership
 from shoal.control.peers_file import joinable
 from shoal.control.records import Record, RunRecord
@@ -96,6 +97,7 @@ async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
             tasks.start_soon(watch.run)
             tasks.start_soon(dispatch, endpoint, (watch,))
             tasks.start_soon(_tell_peers, membership, control)
+            tasks.start_soon(keep_known_client, spec, spec.run_id, membership)
             await _watch(registry, kept, watch, is_replaced_by, control)
             await control.stopping.wait()
             tasks.cancel_scope.cancel()

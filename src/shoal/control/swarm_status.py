@@ -15,7 +15,7 @@ from shoal.control.peer_numbers import FRESH_S
 from shoal.ids import PeerId
 from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, Replica, SwarmView, network_host, network_places
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import RunStatus
+from shoal.wire.messages.control import RunStatus, ToldEvent
 
 SCHEMA_VERSION: Final = 1
 
@@ -71,8 +71,24 @@ class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class EventStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that has happened: `number` grows from event to event, `unix_s` is when, `event` is its name in
+    docs/events.md, `routine` what the numbers show anyway."""
+
+    number: int
+    unix_s: float
+    level: str
+    event: str
+    says: str
+    routine: bool = False
+
+
 class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. What only the client knows is null when there is none, or it does not answer."""
+    """A run. What only the client knows is null when there is none, or it does not answer.
+
+    `age_s` is how old all of it is. `left_s` estimates how long the run still takes. `losses` go from the first step
+    that the client has seen to the last, each is the mean of equally many; `eval_losses` are those of evaluations.
+    """
 
     schema: int = SCHEMA_VERSION
     experiment_prefix: str
@@ -92,6 +108,11 @@ class SwarmStatus(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageStatus, ...]
     waiting_servers: tuple[ServerStatus, ...] = ()
     mirrors: tuple[MirrorStatus, ...] = ()
+    age_s: float = 0.0
+    left_s: float | None = None
+    losses: tuple[float, ...] = ()
+    eval_losses: tuple[float, ...] = ()
+    events: tuple[EventStatus, ...] = ()
 
 
 def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem: str) -> SwarmStatus:
@@ -113,6 +134,9 @@ def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem
     undialled = {} if client is None else dict(client.undialled)
     known = {} if answer is None else msgspec.structs.asdict(answer)
     numbers = {each.peer: msgspec.structs.asdict(each) for each in known.pop("servers", ())}
+    for name in ("num_stages", "peers"):  # they are in the view
+        known.pop(name, None)
+    known["events"] = tuple(_event(each) for each in known.get("events", ()))
     known["state"] = _state(view, client, answer)
     stages = tuple(
         StageStatus(
@@ -161,6 +185,10 @@ def lines_of(status: SwarmStatus) -> Iterator[str]:
     if status.client is not None:
         answers = "" if status.client.answers else f", does not answer: {status.client.problem}"
         yield f"client  {status.client.name} at {', '.join(status.client.addresses) or 'no address'}{answers}"
+
+
+def _event(event: ToldEvent) -> EventStatus:
+    return EventStatus(unix_s=event.number / 1e6, **msgspec.structs.asdict(event))
 
 
 def _told(server: ServerStatus) -> str:

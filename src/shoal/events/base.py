@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -52,6 +52,10 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
         """Return the sentence with the values in it; a kind whose sentence is not always the same has its own."""
         return self.says and self.says.format_map(msgspec.structs.asdict(self))
 
+    def brief_said(self) -> str:
+        """Return `brief` with the values in it; empty where one of them is missing."""
+        return brief_of(type(self), self.fields())
+
     def fields(self) -> dict[str, Any]:
         """The values by name, as a log line has them; a field that is None is left out."""
         values = ((name, getattr(self, field)) for field, name in field_names(type(self)).items())
@@ -71,6 +75,15 @@ def name_of(kind: type[Event]) -> str:
 def field_names(kind: type[Event]) -> dict[str, str]:
     """The names that a kind's fields have in logs, by those that they have in Python."""
     return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+
+
+def brief_of(kind: type[Event], values: Mapping[str, Any]) -> str:
+    """Return the `brief` of an event with these values, by their names in logs; empty where one of them is missing, as
+    in a round in which nothing was trained, or in a line of another version."""
+    try:
+        return kind.brief.format_map(values)
+    except (KeyError, ValueError, TypeError):
+        return ""
 
 
 def kinds(root: type[Event] = Event) -> Iterator[type[Event]]:

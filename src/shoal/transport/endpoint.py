@@ -24,7 +24,7 @@ def open_endpoint(
     identity: Identity,
     run_id: RunId,
     role: str,
-    unix_path: Path,
+    unix_path: Path | None,
     swarm_key: bytes | None = None,
     tcp: tuple[str, int] | None = None,
     announce: Sequence[str] = (),
@@ -40,7 +40,8 @@ def open_endpoint(
     Args:
         run_id: only peers of the same run are accepted.
         role: what this process does, for the peers' logs.
-        unix_path: where to make the socket for this host; a socket without a listener is replaced.
+        unix_path: where to make the socket for this host; a socket without a listener is replaced. None: peers of this
+            host cannot dial this one, but it dials them.
         swarm_key: 32 secret bytes that all hosts share; None: only peers of this host can be reached.
         tcp: address and port to listen on for other hosts (`0.0.0.0` is every interface, port 0 any free one); None:
             other hosts cannot dial this one, but it dials them.

@@ -9,6 +9,7 @@ from typing import Final
 
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
+from shoal.wire.messages.control import RunStatus
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
 from shoal.wire.messages.mirror import Follow, Mirrored, RunCounts
 from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Restore, RoundState
@@ -54,9 +55,11 @@ LONG_MESSAGES: Final[frozenset[type]] = frozenset(
         RecordSamples,
         ReleaseTrainer,
         Fenced,
+        RunStatus,
     }
 )
-"""Messages that contain a whole round's logs, records, sample ranges or a content's hashes and may be that long."""
+"""Messages that contain a whole round's logs, records, sample ranges, a content's hashes or all peers, and may be that
+long."""
 
 
 @dataclass(frozen=True, slots=True)

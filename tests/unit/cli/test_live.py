@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.unit.cli.screen.test_layout import TRAINING
 
 from shoal.cli.display import PLAIN_INTERVAL_S
 from shoal.cli.live import LiveView
@@ -50,10 +51,10 @@ class _Enough(Exception):
 
 
 class _Screen:
-    def __init__(self, *, terminal: bool, width: int = 160) -> None:
+    def __init__(self, *, terminal: bool, width: int = 160, height: int = 25) -> None:
         self.clock = _Clock()
         self._file = io.StringIO()
-        console = Console(file=self._file, force_terminal=terminal, width=width, color_system=None)
+        console = Console(file=self._file, force_terminal=terminal, width=width, height=height, color_system=None)
         self.view = LiveView(load_config(), "test-run", Path("/logs/test-run"), console=console, clock=self.clock)
 
     @property
@@ -113,6 +114,33 @@ def test_on_a_terminal_the_numbers_stand_in_a_table() -> None:
         view.update(STATUS | {"loss/baseline": 2.5})
     for expected in ("eval loss", "3.142", "1,234.6", "baseline", "2.500", "training"):
         assert expected in screen.text
+
+
+def test_a_terminal_that_is_large_enough_shows_stages_with_their_servers_and_the_launchers_word_on_the_state() -> None:
+    screen = _Screen(terminal=True, width=80, height=24)
+    with screen.view as view:
+        view.update(STATUS | {"loss/baseline": 2.5}, dict.fromkeys(STATUS, screen.clock.now))
+        view.watch(lambda: TRAINING)
+        screen.clock.now += 5.0
+    assert "stage 0  server 0@alpha" in screen.text
+    assert "training round 7 of 9" in screen.text
+    assert "time 0:05  baseline 2.500  peers 6" in screen.text
+    assert "is silent for 3 s" not in screen.text, "events stay above"
+    screen = _Screen(terminal=True, width=80, height=24)
+    with screen.view as view:
+        view.watch(lambda: TRAINING)
+        view.stopping(asked=False)
+    assert "stopping" in screen.text
+    assert "training round" not in screen.text
+
+
+@pytest.mark.parametrize(("width", "height"), [(59, 24), (80, 14)])
+def test_a_terminal_that_is_too_small_has_the_row(width: int, height: int) -> None:
+    screen = _Screen(terminal=True, width=width, height=height)
+    with screen.view as view:
+        view.update(STATUS)
+        view.watch(lambda: TRAINING)
+    assert "stage 0" not in screen.text
 
 
 def test_the_table_with_a_baseline_fits_into_80_columns() -> None:
@@ -178,6 +206,9 @@ def test_the_end_shows_results_and_where_the_summary_is() -> None:
         ["memory", "at", "most", "(PSS)", "3", "MiB"],
         ["model:", "/logs/test-run/model"],
         ["summary:", "/logs/test-run/summary.json"],
+        ["next:", "shoal", "generate", "/logs/test-run/model", "--prompt", "'Once", "upon", "a", "time'"],
+        ["shoal", "replay", "/logs/test-run"],
+        ["shoal", "events", "/logs/test-run"],
     ]
 
 
@@ -185,11 +216,11 @@ def test_losses_are_shown_as_numbers_and_only_if_there_were_any() -> None:
     screen = _Screen(terminal=False)
     summary = {"samples": 1, "steps_skipped": 0, "unreached": 0, "steps_lost": {"0": 0, "1": 0}, "failovers": []}
     screen.view.finish(summary, None, None, Path("/logs/test-run"))
-    assert screen.text.split() == ["samples", "1"]
+    assert screen.text.partition("next:")[0].split() == ["samples", "1"]
     screen = _Screen(terminal=False)
     summary = {"samples": 1, "steps_skipped": 2, "steps_lost": {"0": 0, "1": 3}, "failovers": [{"kind": "server"}]}
     screen.view.finish(summary, None, None, Path("/logs/test-run"))
-    assert screen.text.split() == [
+    assert screen.text.partition("next:")[0].split() == [
         *("samples", "1", "steps", "skipped", "2", "steps", "lost", "3", "processes", "lost", "1")
     ]
 
@@ -201,6 +232,8 @@ def test_a_run_that_failed_before_its_first_step_shows_no_results() -> None:
         "summary: /logs/test-run/summary.json",
         "failed: no",
         "the logs of all roles are in /logs/test-run",
+        "next: shoal logs /logs/test-run --level warning",
+        "      shoal events /logs/test-run",
     ]
 
 
@@ -210,6 +243,7 @@ def test_a_failure_names_the_reason_and_the_logs() -> None:
     assert screen.text.splitlines() == [
         "failed: server 1 ended early: killed by SIGKILL",
         "the logs of all roles are in /logs/test-run",
+        "next: shoal logs /logs/test-run --level warning",
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.test_clock import ManualClock
 
+from shoal.client.course import Course
 from shoal.client.progress import Progress
 from shoal.client.run_status import StatusAnswers
 from shoal.control.peer_numbers import PeerNumbers
@@ -23,6 +24,7 @@ class Asked:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.progress = Progress()
+        self.course = Course(self.clock)
         self.numbers = PeerNumbers()
         self.replicas = [SimpleNamespace(peer=PeerId("a")), SimpleNamespace(peer=PeerId("b"))]
         self.candidates = [SimpleNamespace(peer=PeerId("idle"))]
@@ -40,6 +42,7 @@ class Asked:
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self.numbers,
+            self.course,
             self.clock,
         )
 

@@ -13,7 +13,7 @@ import anyio
 from shoal.cli.asking import ask
 from shoal.cli.doctor.diagnosis import failed, ok, skipped
 from shoal.cli.doctor.facts import ClientSeen, Facts, SwarmSeen
-from shoal.cli.observing import Observer
+from shoal.cli.registry_look import Observer
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared

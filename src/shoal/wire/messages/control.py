@@ -208,11 +208,48 @@ class AskCounters(Struct, frozen=True, tag="ask_counters"):
 
 
 class AskStatus(Struct, frozen=True, tag="ask_status"):
-    """How is the run? Asked by whoever looks at it and takes no part; answered by the client with a `RunStatus`."""
+    """How is the run? Asked by whoever looks at it and takes no part; answered by the client with a `RunStatus`. With
+    `since` also who is in the swarm, how losses went, and which events came after the one of that number (0: all that
+    the client still has)."""
+
+    since: Number | None = None
 
 
 MAX_STATE_CHARS = 200
 """Of what a run does, in words."""
+MAX_TOLD_EVENTS, MAX_SAYS_CHARS = 64, 400
+"""Of one answer, and of what each says."""
+MAX_CURVE = 64
+"""Losses that stand for a whole run."""
+Losses = Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_CURVE)]
+PeerHost = Annotated[str, msgspec.Meta(max_length=64)]
+MAX_SEEN = 4096
+"""Peers of a kind."""
+
+
+class ToldEvent(Struct, frozen=True):
+    """Something that the client has noted and that says something to people: `number` is when, in microseconds since
+    1970, made unique; `level` and `event` are those of logs; `routine` is what the numbers show anyway."""
+
+    number: Number
+    level: Annotated[str, msgspec.Meta(max_length=16)]
+    event: Annotated[str, msgspec.Meta(max_length=64)]
+    says: Annotated[str, msgspec.Meta(max_length=MAX_SAYS_CHARS)]
+    routine: bool = False
+
+
+class SeenPeer(Struct, frozen=True):
+    """A server, mirror or client as the run's client sees it: what it is called, the stage of a server (None: it waits
+    for one) and whether it serves it, the round that a server or mirror holds, and why a server cannot be dialled."""
+
+    hop: Hop
+    role: RoleName
+    host: PeerHost | None
+    index: int | None = None
+    stage: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    serving: bool = False
+    held_round: int = -1
+    problem: str = ""
 
 
 class ServerNumbers(Struct, frozen=True):
@@ -235,7 +272,9 @@ class RunStatus(Struct, frozen=True, tag="run_status"):
     """How the run is, as its client sees it: `state` in words, the round in progress (0 before the first) of `rounds`,
     committed steps and samples of all trainers, the newest losses (None before the first), the rate over the last
     seconds, how long ago the last step was committed (None before the first), the slots with a trainer, and the numbers
-    of the servers that have said any, and whether a user has paused it."""
+    of the servers that have said any, and whether a user has paused it. `left_s` estimates how long it still takes
+    (None: nothing is known, or it stands still). What follows is empty unless `AskStatus.since` asks for it: training
+    losses from the first step to the last, each the mean of equally many, held-out losses, events, and the swarm."""
 
     state: Annotated[str, msgspec.Meta(max_length=MAX_STATE_CHARS)]
     round: Number
@@ -249,6 +288,12 @@ class RunStatus(Struct, frozen=True, tag="run_status"):
     trainers: Annotated[tuple[int, ...], msgspec.Meta(max_length=4096)]
     servers: Annotated[tuple[ServerNumbers, ...], msgspec.Meta(max_length=4096)] = ()
     paused: bool = False
+    left_s: float | None = None
+    losses: Losses = ()
+    eval_losses: Losses = ()
+    events: Annotated[tuple[ToldEvent, ...], msgspec.Meta(max_length=MAX_TOLD_EVENTS)] = ()
+    num_stages: Number = 0
+    peers: Annotated[tuple[SeenPeer, ...], msgspec.Meta(max_length=3 * MAX_SEEN)] = ()
 
 
 Order = Literal["stop", "pause", "resume", "checkpoint"]

@@ -1,0 +1,136 @@
+"""`shoal status --watch`: the whole screen on a terminal, a line every interval elsewhere, or JSON."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import anyio
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from shoal.cli.exits import DONE
+from shoal.cli.output import without_controls
+from shoal.cli.screen.layout import render
+from shoal.cli.screen.plain import plain_line
+from shoal.cli.watching import Finder, WatchedRun
+from shoal.clock import SystemClock, utc_time_of_day
+from shoal.control.swarm_status import EventStatus, SwarmStatus, lines_of
+
+_REFRESH_PER_S = 4.0
+_UNBROKEN = "ignore"
+
+
+async def watch(finder: Finder, interval_s: float, as_json: bool, console: Console | None = None) -> int:
+    """Show a run until it has ended or the user ends it (Ctrl-C, SIGTERM); return the exit code.
+
+    Args:
+        console: standard output if None.
+
+    Raises:
+        BootstrapError: the run was not found.
+        OSError: standard output takes no more.
+    """
+    console = console or Console()
+    clock = SystemClock()
+    shown = WatchedRun(finder, clock, interval_s)
+    is_screen = console.is_terminal and not console.is_dumb_terminal and not as_json
+    lines = _JsonLines(shown) if as_json else _PlainLines(shown, lambda: utc_time_of_day(clock.unix_s()))
+    failures: list[OSError] = []
+
+    async def print_lines() -> None:
+        try:
+            while True:
+                lines.print_new()
+                await clock.sleep_s(interval_s)
+        except OSError as error:
+            failures.append(error)  # raised where no group of errors is made of it
+            tasks.cancel_scope.cancel()
+
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+
+            async def end_when_told() -> None:
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+                    return
+
+            tasks.start_soon(end_when_told)
+            if is_screen:
+                with Live(
+                    get_renderable=lambda: screen(shown.status, console),
+                    console=console,
+                    screen=True,
+                    refresh_per_second=_REFRESH_PER_S,
+                ):
+                    await shown.run()
+            else:
+                tasks.start_soon(print_lines)
+                await shown.run()
+            tasks.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    if shown.ended and not as_json:
+        last = list(lines_of(shown.status)) if is_screen and shown.status is not None else []
+        print("\n".join(map(without_controls, (*last, shown.ended))), flush=True)
+    return DONE
+
+
+def screen(status: SwarmStatus | None, console: Console) -> RenderableType:
+    """Return what fills a terminal now."""
+    if status is None:
+        return Text("looking for the run ...", "dim")
+    width, height = console.size
+    lines = render(status, width, height, is_ascii=not console.encoding.lower().startswith("utf"))
+    for line in lines:
+        line.no_wrap, line.overflow = True, _UNBROKEN
+    return Group(*lines)
+
+
+class _PlainLines:
+    """A line of numbers each time, and one for each event."""
+
+    def __init__(self, watch: WatchedRun, time_of_day: Callable[[], str]) -> None:
+        self._watch = watch
+        self._time_of_day = time_of_day
+        self._newest = -1
+
+    def print_new(self) -> None:
+        """Raises OSError: standard output takes no more."""
+        status = self._watch.status
+        if status is None:
+            return
+        new = _after(status, self._newest)
+        if self._newest >= 0:  # what was before is in `shoal events`
+            for event in new:
+                at = datetime.fromtimestamp(event.unix_s, UTC)
+                print(without_controls(f"{at:%H:%M:%S}Z  {event.says}"))
+        self._newest = max([0, self._newest, *(event.number for event in new)])
+        print(f"{self._time_of_day()}  {plain_line(status)}", flush=True)
+
+
+class _JsonLines:
+    """An object each time, with the events that no object before it has."""
+
+    def __init__(self, watch: WatchedRun) -> None:
+        self._watch = watch
+        self._newest = -1
+
+    def print_new(self) -> None:
+        """Raises OSError: standard output takes no more."""
+        status = self._watch.status
+        if status is None:
+            return
+        new = _after(status, self._newest)
+        self._newest = max([self._newest, *(event.number for event in new)])
+        line = msgspec.json.encode(msgspec.structs.replace(status, events=new))
+        sys.stdout.write(f"{line.decode()}\n")
+        sys.stdout.flush()
+
+
+def _after(status: SwarmStatus, number: int) -> tuple[EventStatus, ...]:
+    return tuple(event for event in status.events if event.number > number)

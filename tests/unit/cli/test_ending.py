@@ -1,0 +1,65 @@
+"""What is said at the end of a run beside its results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.cli.app import app
+from shoal.cli.ending import incident_lines, next_lines
+from shoal.config import load_config
+
+LOST: dict[str, Any] = {
+    "kind": "server",
+    "who": "server 1@box2",
+    "stage": 1,
+    "round": 3,
+    "at_s": 41.2,
+    "noticed_after_s": 0.01,
+    "recovered_after_s": 0.42,
+    "back_after_s": 12.3,
+    "steps_lost": 3,
+    "replayed": 0,
+}
+
+
+def test_an_incident_is_a_sentence_with_who_when_and_at_what_cost() -> None:
+    trainer = LOST | {"who": "trainer 0", "stage": None, "recovered_after_s": None, "back_after_s": None}
+    assert list(incident_lines({"incidents": [LOST, trainer | {"steps_lost": 1}, trainer | {"steps_lost": 0}]})) == [
+        "server 1@box2 (stage 1) was lost in round 3, 41 s after launch; training went on after 0.4 s; it was back "
+        "after 12.3 s; 3 steps lost",
+        "trainer 0 was lost in round 3, 41 s after launch; it did not come back; 1 step lost",
+        "trainer 0 was lost in round 3, 41 s after launch; it did not come back",
+    ]
+
+
+def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
+    lines = list(incident_lines({"incidents": [LOST | {"round": number} for number in range(12)]}))
+    assert lines[0] == "12 processes were lost on the way; the last of them:"
+    assert [line.partition(" in round ")[2].partition(",")[0] for line in lines[1:]] == ["7", "8", "9", "10", "11"]
+    assert not list(incident_lines({}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "command"),
+    [
+        ({}, "generate"),
+        ({"model": {"family": "mlp"}, "data": {"task_type": "cv", "dataset_name": "digits"}}, "evaluate"),
+    ],
+)
+def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], command: str) -> None:
+    config = load_config(None, keys, {})
+    summary = {"samples": 5, "model": "/logs/a run/model"}
+    lines = list(next_lines(config, summary, None, Path("/logs/a run")))
+    assert lines[0].startswith(f"next: shoal {command} '/logs/a run/model'")
+    assert [line.split()[1] for line in lines[1:]] == ["replay", "events"]
+    for line in lines:
+        tokens = line.removeprefix("next:").split()
+        assert tokens[1] in app
+
+
+def test_of_a_run_that_failed_the_warnings_come_first_and_no_model_is_offered() -> None:
+    lines = list(next_lines(load_config(), {"samples": 0, "model": None}, "no", Path("/logs/r")))
+    assert lines == ["next: shoal logs /logs/r --level warning", "      shoal events /logs/r"]
