@@ -184,12 +184,12 @@ class _FileHandler(RotatingFileHandler):
         super().__init__(
             path, maxBytes=max_bytes or MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", delay=delay
         )
-        self._is_failing = self._has_failed = False
+        self.is_failing = self._has_failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
         self._has_failed = False
         super().emit(record)
-        self._is_failing = self._has_failed
+        self.is_failing = self._has_failed
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -197,12 +197,18 @@ class _FileHandler(RotatingFileHandler):
             super().handleError(record)
             return
         self._has_failed = True
-        if not self._is_failing:
+        if not self.is_failing:
             _say_unwritable(Path(self.baseFilename), error)
 
     def close(self) -> None:
         with suppress(OSError):  # it has been said
             super().close()
+
+
+def is_failing() -> bool:
+    """Whether the log of this process cannot be written."""
+    files = (handler for handler in logging.getLogger().handlers if isinstance(handler, _FileHandler))
+    return any(file.is_failing for file in files)
 
 
 class LinesFile:

@@ -46,6 +46,7 @@ def test_a_full_disk_at_the_log_of_one_role_costs_that_log_and_nothing_else(tmp_
         )
         reached = run.events("client_0", "round.recorded")[-1]["round"]
         run.saw("client_0", "round.recorded", round=reached + 3)
+        until(lambda: "cannot write to its disk (log): free space there" in run.output, START_S, "the incident")
         said = until(lambda: _text(run.log_dir / "server_1.out"), START_S, "what the server says of its log")
         log.unlink()
         log.with_suffix(".before").rename(log)
@@ -55,6 +56,7 @@ def test_a_full_disk_at_the_log_of_one_role_costs_that_log_and_nothing_else(tmp_
     assert said.count("No space left on device): free space there; the run goes on without this log") == 1
     assert "Traceback" not in said
     assert [failover["kind"] for failover in summary["failovers"]] == ["server"]
+    assert [incident["cause"] for incident in summary["incidents"]] == ["ended", "disk full"]
 
 
 def _num_starts(events: list[dict]) -> int:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tests.simulation.clients.world import World as ClientsWorld
 from tests.simulation.homes.world import World as HomesWorld
+from tests.simulation.incidents.world import World as IncidentsWorld
 from tests.simulation.kernel import Kernel
 from tests.simulation.lease.world import World as LeaseWorld
 from tests.simulation.membership.world import World as MembershipWorld
@@ -61,6 +62,7 @@ WORLDS: dict[str, Entry] = {
     "placing": Entry(PlacingWorld, 300),
     "clients": Entry(ClientsWorld, 300),
     "homes": Entry(HomesWorld, 200),
+    "incidents": Entry(IncidentsWorld, 300),
     "state": Entry(StateWorld, 1000),
     "slow-state": Entry(SlowWorld, 100),
 }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tests.simulation.catalogue import World
 from tests.simulation.clients import mutants as clients
 from tests.simulation.homes import mutants as homes
+from tests.simulation.incidents import mutants as incidents
 from tests.simulation.lease import mutants as lease
 from tests.simulation.membership import mutants as membership
 from tests.simulation.placing import mutants as placing
@@ -72,6 +73,7 @@ MODULES = (
     placing,
     clients,
     homes,
+    incidents,
     state,
 )
 MUTANTS: dict[str, Mutant] = {

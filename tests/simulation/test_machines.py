@@ -22,8 +22,6 @@ SEEDS = (0, 1, 2, 11)
 NOT_RUN = {
     "content_transfer.ChunkPlan": "where in four vectors the bytes of a chunk are: arithmetic, with tests of its own",
     "assignment.StageNeed": "how much memory a stage takes: arithmetic, with tests of its own",
-    "incidents": "what each loss has cost, from what the audit says: arithmetic, with tests of its own",
-    "incidents.Incidents": "an account of what has happened, which nobody acts on, with tests of its own",
     "view.PeerLabel": "what a peer is called, for people",
     "view.MirrorPeer": "who mirrors, and what it is announced to hold, for people",
 }

@@ -146,7 +146,9 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, capsys: pytes
     shoal.log.configure("server_0", tmp_path)
     for number in range(3):
         logging.getLogger("shoal.test").info("lost", extra={"number": number})
+    assert shoal.log.is_failing()
     shoal.log.configure("server_0", None)
+    assert not shoal.log.is_failing()
     assert capsys.readouterr().err == (
         f"shoal: cannot write {tmp_path}/server_0.log (No space left on device): free space there; the run goes on "
         "without this log\n"

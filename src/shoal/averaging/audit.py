@@ -14,6 +14,7 @@ from pathlib import Path
 from shoal.averaging.journal import StepLine, read_genesis, read_records, read_steps, rounds_with_steps
 from shoal.averaging.signing import unsealer
 from shoal.errors import RecordRejected, RemoteProtocolError
+from shoal.events.incidents import LostSteps
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, suspects
 from shoal.swarm.incidents import LostStep
@@ -89,6 +90,57 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
     return audit_of(lines, opened, num_samples_per_pass, genesis.configuration["diloco"]["outer_steps"])
 
 
+def lost_in(directory: Path, record: Record) -> tuple[LostSteps, ...]:
+    """Count the steps that have no part in a record, by round, stage and server: what the record adds to `Audit.lost`.
+
+    Args:
+        directory: The run's; the record and its step log are in it.
+
+    Raises:
+        RecordRejected: A file is none of these.
+        OSError: A file cannot be read.
+    """
+    gone = {round for outcome in record.stages for round in _gone(record, outcome.stage)}
+    rounds = {record.round, *(gone & set(rounds_with_steps(directory)))}
+    lines = {round: read_steps(directory, round) for round in rounds}
+    return newly_lost(record, lines, [each for each, _ in read_records(directory)] if gone else ())
+
+
+def newly_lost(
+    record: Record, lines: Mapping[int, Sequence[StepLine]], records: Iterable[Record]
+) -> tuple[LostSteps, ...]:
+    """See `lost_in`.
+
+    Args:
+        lines: The step logs of its round, and of those that a stage has nothing of any more with this record.
+        records: If there are such rounds, all that there are.
+    """
+    earlier = {each.round: each for each in records if each.round < record.round}
+    counts = Counter[tuple[int, int, PeerId]]()
+    for round, of_round in lines.items():
+        of = record if round == record.round else earlier.get(round)
+        known = set(_lost(of_round, frozenset() if of is None else _left_out(of)))
+        paths = {line.entry.key: line.entry.path for line in of_round}
+        if of is record:
+            counts.update((round, stage, paths[key][stage]) for stage, key in known)
+        for stage in [outcome.stage for outcome in record.stages if round in _gone(record, outcome.stage)]:
+            # What was lost before, in its own round or when the stage had begun anew for the first time, was counted.
+            if not any(round in _gone(each, stage) for each in earlier.values()):
+                counts.update((round, stage, paths[key][stage]) for key in paths if (stage, key) not in known)
+    return tuple(LostSteps(*each, steps) for each, steps in sorted(counts.items()))
+
+
+def _gone(record: Record, stage: int) -> range:
+    """The rounds of which a stage has nothing any more since it has begun anew with this record."""
+    basis = next((outcome.restored for outcome in record.stages if outcome.stage == stage), None)
+    return range(record.round, record.round) if basis is None else range(basis.round + 1, record.round)
+
+
+def _left_out(record: Record) -> frozenset[PeerId]:
+    """The replicas whose contribution does not count."""
+    return frozenset(p for outcome in record.stages for p in uncounted(outcome.members, outcome.scales))
+
+
 def audit_of(
     lines: Mapping[int, Sequence[StepLine]], records: Sequence[Record], num_samples_per_pass: int, num_rounds: int
 ) -> Audit:
@@ -100,15 +152,13 @@ def audit_of(
         num_samples_per_pass: As in `audit`.
         num_rounds: How many rounds were planned; 0: those that there are.
     """
-    left_out = {
-        record.round: frozenset(p for outcome in record.stages for p in uncounted(outcome.members, outcome.scales))
-        for record in records
-    }
+    left_out = {record.round: _left_out(record) for record in records}
     steps: dict[tuple[int, StepKey], StepEntry] = {}
-    lost: defaultdict[int, set[tuple[int, StepKey]]] = defaultdict(set)
+    # By stage, each step with the record since which it is lost.
+    lost: defaultdict[int, dict[tuple[int, StepKey], int]] = defaultdict(dict)
     for round, of_round in lines.items():
         for stage, key in _lost(of_round, left_out.get(round, frozenset())):
-            lost[stage].add((round, key))
+            lost[stage][round, key] = round
         steps.update({(round, line.entry.key): line.entry for line in of_round})
     before: list[SampleRange] = list(records[0].recorded) if records else []
     for record in records:
@@ -116,12 +166,12 @@ def audit_of(
             before += (*record.samples, *record.skipped)
         for outcome in record.stages:
             if outcome.restored is not None:
-                first = outcome.restored.round + 1
-                lost[outcome.stage].update(step for step in steps if first <= step[0] < record.round)
+                for step in [step for step in steps if step[0] in _gone(record, outcome.stage)]:
+                    lost[outcome.stage].setdefault(step, record.round)
     lost_steps = {
-        (stage, key): LostStep(round, stage, steps[round, key].path[stage])
+        (stage, key): LostStep(round, stage, steps[round, key].path[stage], in_round)
         for stage, of_stage in lost.items()
-        for round, key in of_stage
+        for (round, key), in_round in of_stage.items()
     }
     num_stages = max((len(entry.path) for entry in steps.values()), default=0)
     inherited = merge(before)

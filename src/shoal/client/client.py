@@ -42,10 +42,11 @@ from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_watch import StageWatch
 from shoal.client.steering import Steering
 from shoal.client.succession import Succession
-from shoal.client.summary import build_summary
+from shoal.client.summary import build_summary, costs_of
 from shoal.client.swarm_numbers import swarm_numbers
 from shoal.client.takeover import Takeover
 from shoal.client.trainers import Launcher, TrainerPool
+from shoal.client.troubles import Troubles
 from shoal.client.watch import Watch
 from shoal.clock import Clock
 from shoal.config.schema import Config
@@ -149,19 +150,18 @@ class Client:
             start_timeout_s=TRAINER_START_TIMEOUT_S,
             above=GENERATIONS_APART if succeeds else 0,
         )
-
-        def name_of(peer: PeerId) -> str:
-            return membership.view.name_of(peer)
-
+        self._troubles = Troubles(self.ledger, membership, config.network.shown_host_name)
         self._watch = Watch(
             membership=membership,
             trainers=self.trainers,
             ledger=self.ledger,
             clock=clock,
-            name_of=name_of,
+            name_of=self._name_of,
             slots_of_replica=lambda peer: self.rounds.slots_of(peer),
             is_moving=lambda peer: self._reassignment.is_moving(peer),
             dial=lambda peer: endpoint.post(peer, Heartbeat()),
+            ask=lambda peer: self.counters.ask_again(peer),
+            host=config.network.shown_host_name,
         )
         shared = shared_configuration(config)
         self._has_turn = not self.must_wait
@@ -203,7 +203,8 @@ class Client:
             clock,
             self.ledger,
             self.reports.pass_on,
-            lambda: [replica.peer for replica in membership.view.replicas],
+            self._servers,
+            self._troubles.reported,
         )
         self._reassignment = Reassignment(
             endpoint=endpoint,
@@ -212,14 +213,9 @@ class Client:
             clock=clock,
             num_stages=config.num_stages,
             ledger=self.ledger,
-            name_of=name_of,
+            name_of=self._name_of,
         )
-        self._fencing = Fencing(
-            endpoint=endpoint,
-            clock=clock,
-            ledger=self.ledger,
-            replicas=lambda: [replica.peer for replica in membership.view.replicas],
-        )
+        self._fencing = Fencing(endpoint=endpoint, clock=clock, ledger=self.ledger, replicas=self._servers)
         self._data = DataLink(
             endpoint=endpoint,
             data_server=data_server,
@@ -233,15 +229,12 @@ class Client:
         self._pausing = Pausing(self.ledger, self._data, lambda: self.reports.post(self._swarm_numbers()))
         self._contents = Contents(endpoint, clock)
         self._fetch = StageFetch(self._contents, membership)
-        self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, self.ledger, checkpoint)
+        kept = self._contents, self._coordinator, self._fetch, self.ledger, checkpoint, self._watch.leaves
+        self._keeping = Keeping(config, *kept)
         self._inheritance = Inheritance(self._contents, self.ledger, checkpoint)
         self._checkpointing = Checkpointing(config, clock, lambda: bool(membership.view.mirrors))
         takeover = Takeover(
-            trainers=self.trainers,
-            reports=self.reports,
-            fencing=self._fencing,
-            data=self._data,
-            ledger=self.ledger,
+            trainers=self.trainers, reports=self.reports, fencing=self._fencing, data=self._data, ledger=self.ledger
         )
         self.rounds: RoundLoop = RoundLoop(
             config=config,
@@ -340,6 +333,7 @@ class Client:
                     return
                 self._has_turn = True
                 self._on_turn()
+            tasks.start_soon(self._troubles.follow_clocks)
             tasks.start_soon(self.counters.run)  # not before: its monitor would write into the W&B run of who trains
             tasks.start_soon(self.reports.follow, self._membership.changed)
             if not self.ledger.totals.num_train:
@@ -372,16 +366,26 @@ class Client:
         """
         self.counters.settle()
         totals = self.ledger.totals
+        found = await anyio.to_thread.run_sync(audit, self._log_dir, totals.num_train)
+        costs = costs_of(totals, found)
+        self.ledger.end(costs.steps_lost)
         return build_summary(
             config=self._config,
             run_id=self._run_id,
             totals=totals,
             paused_s=totals.time.all_pauses_s(self.ledger.now_s()),
-            audit=await anyio.to_thread.run_sync(audit, self._log_dir, totals.num_train),
-            name_of=self._membership.view.name_of,
+            audit=found,
+            costs=costs,
+            name_of=self._name_of,
             model=self.model.left,
             exit_reason=exit_reason,
         )
+
+    def _name_of(self, peer: PeerId) -> str:
+        return self._membership.view.name_of(peer)
+
+    def _servers(self) -> list[PeerId]:
+        return [replica.peer for replica in self._membership.view.replicas]
 
     def _save(self, plan: RoundPlan | None) -> None:
         """Put down how things stand at the beginning of a round, or (None) at the end of the run."""

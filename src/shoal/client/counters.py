@@ -29,6 +29,7 @@ ANSWER_WITHIN_S: Final = 2.0
 _MAX_PEERS: Final = 4096
 # All that are asked at a time get one number; reports that nobody asked for have 0.
 _ASKED: Final = 1
+_ASKED_AGAIN: Final = 2
 
 
 class CounterTotals:
@@ -46,6 +47,7 @@ class CounterTotals:
         ledger: Ledger,
         pass_on: Callable[[PeerMetrics], None],
         servers: Callable[[], Collection[PeerId]] = tuple,
+        reported: Callable[[PeerId, Mapping[str, int], MetricReport], None] = lambda _, __, ___: None,
     ) -> None:
         """Start with nothing but this process's own counters.
 
@@ -53,12 +55,14 @@ class CounterTotals:
             tell: passes the sums on to the monitor whenever they have changed.
             pass_on: tells the monitor what a peer has measured.
             servers: returns those that are there: a run may end before one has reported for the first time.
+            reported: is told what a peer, or this process, had counted before, and what it has measured until now.
         """
         self.numbers = PeerNumbers()
         self._endpoint = endpoint
         self._tell = tell
         self._pass_on = pass_on
         self._servers = servers
+        self._reported = reported
         self._has_turn = False
         self._clock = clock
         self._ledger = ledger
@@ -89,11 +93,11 @@ class CounterTotals:
         message, peer = event.message, event.peer
         if not isinstance(message, MetricReport):
             return False
-        self.numbers.take(peer, message, self._clock.now_s())
+        before = self._heard.get(peer, self._counted.latest.get(peer, {}))
+        self._take(peer, before, message)
         known = self._counted.latest.keys() | self._heard.keys()
         if peer in known or len(known) < _MAX_PEERS:
             counts = message.counters
-            before = self._heard.get(peer, self._counted.latest.get(peer, {}))
             self._heard[peer] = counts
             if counts_anew(before, counts):
                 # At once: before the next time it may have counted more than its last process.
@@ -103,6 +107,14 @@ class CounterTotals:
         if message.number == _ASKED:
             self._answered(peer)
         return True
+
+    def ask_again(self, peer: PeerId) -> None:
+        """Have a peer report now, and not only when it is due."""
+        self._endpoint.post(peer, AskCounters(_ASKED_AGAIN))
+
+    def _take(self, peer: PeerId, before: Mapping[str, int], report: MetricReport) -> None:
+        self.numbers.take(peer, report, self._clock.now_s())
+        self._reported(peer, before, self.numbers.report_of(peer) or report)
 
     def peer_lost(self, peer: PeerId) -> None:
         """What a lost peer has counted stands; it will answer nothing."""
@@ -151,6 +163,6 @@ class CounterTotals:
 
     def _tell_news(self) -> None:
         """Tell the monitor what each peer has said since it was told the last time, and what this process measures."""
-        self.numbers.take(self._endpoint.peer_id, measured(self._endpoint, "client"), self._clock.now_s())
+        self._take(self._endpoint.peer_id, {}, measured(self._endpoint, "client"))
         for peer, report in self.numbers.news().items():
             self._pass_on(PeerMetrics(peer, report))

@@ -58,7 +58,7 @@ class DataLink:
         clock: Clock,
         ledger: Ledger,
         trainers: Callable[[], Mapping[int, int]],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[PeerId], None],
         replace: Callable[[], Awaitable[object]],
     ) -> None:
         """Remember where the data server is.
@@ -114,7 +114,7 @@ class DataLink:
             return
         if self._is_up:
             self._is_up = False
-            self._on_lost()
+            self._on_lost(peer)
         self._is_told = False
         self._lost.set()
         self._changed.notify()

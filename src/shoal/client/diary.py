@@ -21,12 +21,15 @@ import msgspec
 from shoal.client.totals import RunTotals
 from shoal.control.records import VerifiedRecord
 from shoal.errors import RecordRejected, StorageError
+from shoal.events.incidents import IncidentClosed, LossExplained, TroubleOver, TroubleSeen
 from shoal.events.losses import (
+    ClientReplaced,
     DataServerBack,
     DataServerLost,
     LossFound,
     ServerBack,
     ServerHeard,
+    ServerLeaving,
     ServerLost,
     TrainerLost,
     TrainerReady,
@@ -107,8 +110,9 @@ class Saved:
 
 DiaryEvent = (
     (RunLaunched | ClientStarted | StepReported | ShareEvaluated | TrainerFinished | RoleCounted)
-    | (ServerLost | TrainerLost | DataServerLost | LossFound)
+    | (ServerLost | TrainerLost | DataServerLost | LossFound | ServerLeaving | ClientReplaced)
     | (ServerHeard | ServerBack | TrainerReady | DataServerBack)
+    | (LossExplained | TroubleSeen | TroubleOver | IncidentClosed)
     | (StageBeganAnew | StageStands | MoveEnded | ChainLost)
     | (RunPaused | RunResumed)
 )

@@ -10,7 +10,7 @@ A newcomer asks the clients as it asks the replicas of its stage, and gets it by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import anyio
@@ -26,7 +26,7 @@ from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.ledger import Ledger
 from shoal.config.schema import Config
 from shoal.errors import RemoteProtocolError, StorageError
-from shoal.events.stages import ServerLeaving, StageKept, StageNotKept, StageRead, StageReleased
+from shoal.events.stages import StageKept, StageNotKept, StageRead, StageReleased
 from shoal.ids import PeerId
 from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
@@ -60,6 +60,7 @@ class Keeping:
         fetch: StageFetch,
         ledger: Ledger,
         checkpoint: StoredCheckpoint | None = None,
+        leaves: Callable[[PeerId, int], None] = lambda _, __: None,
     ) -> None:
         """Keep what the checkpoint has, if it is of the record that stands; nothing without one.
 
@@ -67,6 +68,7 @@ class Keeping:
             contents: gives what is kept to newcomers.
             coordinator: names the holders of the newest record, and is told what this client keeps.
             checkpoint: from which the run was resumed; `run` reads it.
+            leaves: is told of a server that leaves, and its stage.
         """
         self._config = config
         self._contents = contents
@@ -76,6 +78,7 @@ class Keeping:
         self._ledger = ledger
         self._layouts: list[StageLayout] = []
         self._kept: dict[int, _KeptState] = {}
+        self._leaves = leaves
         self._leaving: dict[PeerId, Leave] = {}
         self._refused: dict[int, tuple[str, str]] = {}
         self._to_fetch = Mailbox[int]()
@@ -145,7 +148,7 @@ class Keeping:
         if self._coordinator.stages.get(peer, stage) != stage or not 0 <= stage < self._config.num_stages:
             raise RemoteProtocolError(f"{peer} leaves stage {stage}, which it does not serve")
         if peer not in self._leaving:
-            self._ledger.note(ServerLeaving(peer, stage))
+            self._leaves(peer, stage)
         self._leaving[peer] = message
         self._answer(peer, stage)
 

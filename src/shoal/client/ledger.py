@@ -96,6 +96,16 @@ class Ledger:
         for following in self.totals.apply(event):
             self.note(following)
 
+    def end(self, costs: Sequence[int]) -> None:
+        """The run is over: tell what is known of the incidents that are open.
+
+        Args:
+            costs: how many steps each of all incidents has cost.
+        """
+        for event in self.totals.incidents.end(costs):
+            self.note(event)
+        self.close()
+
     def close(self) -> None:
         """The run is over, here at least: what still happens is counted, and no next start has to know it."""
         if self._diary is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from shoal.averaging.audit import lost_in
 from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import write_round
 from shoal.client.boundary import BoundaryWatch
@@ -44,6 +45,7 @@ from shoal.client.trainers import TrainerPool
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.errors import ControlError
+from shoal.events.incidents import StepsLost
 from shoal.events.run import EvaluationIncomplete, RoundBegun, RoundRecorded, RoundSlow, RoundTakenUp, RunTakenOver
 from shoal.ids import PeerId
 from shoal.swarm.records import parameters_of
@@ -51,6 +53,7 @@ from shoal.swarm.sample_ranges import count
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import Evaluation, StartRound
+from shoal.wire.messages.round import Record
 
 _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
@@ -370,6 +373,7 @@ class RoundLoop:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
         self._note(outcome, begun_s, closed_s)
+        await self._count_costs(record)
         self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
         self._homes.holders = outcome.holders
         if record.round < self._config.diloco.outer_steps:
@@ -378,6 +382,12 @@ class RoundLoop:
         idle_rounds = self._ledger.totals.idle_rounds
         if idle_rounds > _MAX_IDLE_ROUNDS:
             raise ControlError(f"{idle_rounds} rounds have passed without a step: see the trainers' logs")
+
+    async def _count_costs(self, record: Record) -> None:
+        """Of what was lost, note what it has cost; raises as `audit.lost_in` does."""
+        if self._ledger.totals.incidents.wants_costs:
+            lost = await anyio.to_thread.run_sync(lost_in, self._log_dir, record)
+            self._ledger.note(StepsLost(record.round, lost))
 
     def _note(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None = None) -> None:
         """A record is on the disk."""

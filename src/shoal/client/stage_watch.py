@@ -121,5 +121,6 @@ class StageWatch:
                 samples_freed=event.num_freed,
                 kept_round=kept.round,
                 kept_record=kept.hash,
+                at_s=self._ledger.now_s(),
             )
         )

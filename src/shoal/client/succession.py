@@ -27,6 +27,7 @@ from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
 from shoal.control.run_question import ANSWER_WITHIN_S, ASK_AGAIN_S, peers_to_ask
 from shoal.errors import ControlError
+from shoal.events.losses import ClientReplaced
 from shoal.events.run import ClientWaits, RunEnded
 from shoal.ids import PeerId
 from shoal.runtime.changes import Changes
@@ -113,6 +114,7 @@ class Succession:
                 self._look(now_s)
                 if self._order.is_turn(now_s) and self._has_no_client(now_s):
                     tasks.cancel_scope.cancel()
+                    self._replace(now_s)
                     return True
                 # Who is asked which run it is also says when it is over.
                 for hop in (*self._order.dial(now_s), *self._servers_to_ask(now_s)):
@@ -134,6 +136,17 @@ class Succession:
             raise ControlError(reason)
         self._ledger.note(RunEnded(reason))
         return False
+
+    def _replace(self, now_s: float) -> None:
+        """Note in whose place this client goes on, unless it was its own before."""
+        lost, view = self._announcer, self._membership.view
+        known = {None if view.run is None else view.run.client, *self._told.values()}
+        if self._endpoint.peer_id in known:
+            return
+        name = "the client" if lost is None else view.name_of(lost, "client")
+        gone_s = 0.0 if lost is None else self._order.gone_s(lost, now_s)
+        host = "" if lost is None else view.host_of(lost)
+        self._ledger.note(ClientReplaced(lost or PeerId(""), name, gone_s, now_s, host))
 
     def _has_no_client(self, now_s: float) -> bool:
         run = self._membership.view.run

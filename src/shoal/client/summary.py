@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.averaging.audit import Audit
 from shoal.client.model_export import ModelLeft
@@ -17,6 +17,18 @@ from shoal.wire.messages.base import Traffic
 _OF_A_CHAIN = ("base_round", "record", "common_round", "samples", "samples_freed")
 
 
+class Costs(NamedTuple):
+    """How many steps each incident has cost, and how many were lost for another reason."""
+
+    steps_lost: list[int]
+    otherwise: int
+
+
+def costs_of(totals: RunTotals, audit: Audit) -> Costs:
+    """Say which of the losses that the audit has found has come of which incident."""
+    return Costs(*steps_lost_by(totals.incidents.all, audit.lost_steps))
+
+
 def build_summary(
     *,
     config: Config,
@@ -24,6 +36,7 @@ def build_summary(
     totals: RunTotals,
     paused_s: float,
     audit: Audit,
+    costs: Costs,
     name_of: Callable[[PeerId], str],
     model: ModelLeft,
     exit_reason: str,
@@ -35,11 +48,11 @@ def build_summary(
 
     Args:
         paused_s: how long users have paused the run.
+        costs: what each incident has cost by the audit, see `costs_of`.
         audit: computed from the step logs, so duplicates and missing samples do not depend on lease counters.
     """
     progress = totals.progress
     evaluated = sorted(progress.eval_losses)
-    costs, otherwise = steps_lost_by(totals.incidents.all, audit.lost_steps, totals.stages_restored)
     return {
         "run_id": run_id,
         "config": config.experiment_prefix,
@@ -69,9 +82,9 @@ def build_summary(
         "bytes_sent": {str(traffic): progress.sent_bytes.get(str(traffic), 0) for traffic in Traffic},
         "hashes": {str(stage): digest for stage, digest in sorted(totals.hashes.items())},
         "steps_lost": {str(stage): lost for stage, lost in sorted(audit.steps_lost.items())},
-        "steps_lost_otherwise": otherwise,
-        "failovers": [_failover(incident, totals) for incident in totals.incidents.all],
-        "incidents": [_told(*each, totals) for each in zip(totals.incidents.all, costs, strict=True)],
+        "steps_lost_otherwise": costs.otherwise,
+        "failovers": [_failover(incident, totals) for incident in totals.incidents.all if incident.is_loss],
+        "incidents": [_told(*each, totals) for each in zip(totals.incidents.all, costs.steps_lost, strict=True)],
         "counters": totals.counted.sums(),
         "servers_moved": totals.servers_moved,
         "stages_restored": [_restored(each) for each in totals.stages_restored],
@@ -88,10 +101,11 @@ def build_summary(
 
 def _failover(incident: Incident, totals: RunTotals) -> dict[str, Any]:
     """Say how long the trainers that it hit were without a step since it was noticed; null where none followed."""
+    noticed_s = incident.noticed_s
     return {
         "kind": incident.kind,
-        "at_s": round(totals.since_launch_s(incident.noticed_s), 3),
-        "recovered_after_s": _after_s(incident.recovered_s, incident.noticed_s),
+        "at_s": round(totals.since_launch_s(noticed_s), 3),
+        "recovered_after_s": None if incident.recovered_s is None else round(incident.recovered_s - noticed_s, 3),
     }
 
 
@@ -99,20 +113,18 @@ def _told(incident: Incident, steps_lost: int, totals: RunTotals) -> dict[str, A
     """Say who was lost, and what followed how long after it was heard last; null: that has not followed."""
     return {
         "kind": incident.kind,
+        "cause": str(incident.cause),
         "who": incident.who,
+        "host": incident.host,
         "stage": incident.stage,
         "round": incident.round,
         "at_s": round(totals.since_launch_s(incident.began_s), 3),
-        "noticed_after_s": _after_s(incident.noticed_s, incident.began_s),
-        "recovered_after_s": _after_s(incident.recovered_s, incident.began_s),
-        "back_after_s": _after_s(incident.back_s, incident.began_s),
+        "noticed_after_s": incident.after_s(incident.noticed_s),
+        "recovered_after_s": incident.after_s(incident.recovered_s),
+        "back_after_s": incident.after_s(incident.ended_s),
         "steps_lost": steps_lost,
         "replayed": incident.replayed,
     }
-
-
-def _after_s(at_s: float | None, since_s: float) -> float | None:
-    return None if at_s is None else round(at_s - since_s, 3)
 
 
 def _restored(stage: StageBeganAnew) -> dict[str, Any]:

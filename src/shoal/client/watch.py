@@ -11,7 +11,15 @@ from shoal.client.ledger import Ledger
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, utc_time_of_day
 from shoal.control.membership import Membership
-from shoal.events.losses import DataServerLost, LossFound, ServerBack, ServerHeard, ServerLost, TrainerLost
+from shoal.events.losses import (
+    DataServerLost,
+    LossFound,
+    ServerBack,
+    ServerHeard,
+    ServerLeaving,
+    ServerLost,
+    TrainerLost,
+)
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LostProcess
 from shoal.swarm.view import Replica
@@ -35,6 +43,8 @@ class Watch:
         slots_of_replica: Callable[[PeerId], frozenset[int]],
         is_moving: Callable[[PeerId], bool] = lambda _: False,
         dial: Callable[[PeerId], None] = lambda _: None,
+        ask: Callable[[PeerId], None] = lambda _: None,
+        host: str = "",
     ) -> None:
         """Begin to watch.
 
@@ -43,6 +53,8 @@ class Watch:
             slots_of_replica: returns the slots whose home pipeline runs over a peer.
             dial: tries once to connect with a server that was lost. This process may only have been frozen itself;
                 without a connection the view ignores the server until its next announcement, seconds later.
+            ask: has a server that is heard again say what it has counted, which tells what had happened to it.
+            host: what people call this one.
             is_moving: whether a server is on its way to another stage; it then ends its connections but is not lost.
         """
         self._membership = membership
@@ -54,6 +66,8 @@ class Watch:
         self._slots_of_replica = slots_of_replica
         self._is_moving = is_moving
         self._dial = dial
+        self._ask = ask
+        self._host = host
         self._ended: PeerLost | None = None
 
     def receive(self, event: Received) -> bool:
@@ -67,7 +81,7 @@ class Watch:
         """A connection has ended, which beats whatever the registry says."""
         silent_s, since = self._silence(peer)
         if (slot := self._trainers.slot_of(peer)) is not None:
-            self._ledger.note(TrainerLost(slot, silent_s, since, self._ledger.now_s()))
+            self._ledger.note(TrainerLost(slot, silent_s, since, self._ledger.now_s(), self._host))
         server = self._membership.view.replica(peer)
         # One that the registry names again, and that still cannot be reached, is lost once.
         if server is not None and not self._is_moving(peer) and not self._incidents.is_missing(peer):
@@ -76,9 +90,15 @@ class Watch:
         if server is not None:
             self._dial(peer)
 
-    def data_server_lost(self) -> None:
+    def data_server_lost(self, peer: PeerId) -> None:
         """The data server is lost: all trainers need it."""
-        self._ledger.note(DataServerLost(tuple(self._trainers.present), self._ledger.now_s()))
+        slots, silence = tuple(self._trainers.present), self._silence(peer)
+        self._ledger.note(DataServerLost(slots, self._ledger.now_s(), *silence, self._host))
+
+    def leaves(self, peer: PeerId, stage: int) -> None:
+        """A server has said that it leaves."""
+        host = self._membership.view.host_of(peer)
+        self._ledger.note(ServerLeaving(peer, self._name_of(peer), host, stage, self._ledger.now_s()))
 
     def process_ended(self, lost: LostProcess, slots: tuple[int, ...]) -> None:
         """A process of this host has ended while this client was not there, or shortly before.
@@ -92,7 +112,7 @@ class Watch:
             who, slots = f"trainer {lost.index}", (lost.index,)
         if lost.peer is not None:
             who, slots = self._name_of(lost.peer), tuple(self._slots_of_replica(lost.peer))
-        found = LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), lost.peer or PeerId(""))
+        found = LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), lost.peer or PeerId(""), self._host)
         # Of the client's own end nobody else tells.
         if not self._incidents.is_known(found, within_s=0.0 if lost.role == "client" else SAME_LOSS_S):
             self._ledger.note(found)
@@ -101,6 +121,7 @@ class Watch:
         """There is a connection with a peer."""
         if self._incidents.is_missing(peer):
             self._ledger.note(ServerHeard(peer, self._name_of(peer), self._away_s(peer)))
+            self._ask(peer)
 
     async def run(self, changed: Callable[[], Awaitable[None]], holders: Callable[[], Mapping[PeerId, int]]) -> None:
         """Note who has caught up, whenever a replica has said something, until cancelled."""
@@ -125,6 +146,7 @@ class Watch:
             over=tuple(self._name_of(other.peer) for other in others),
             slots=tuple(self._slots_of_replica(server.peer)),
             at_s=self._ledger.now_s(),
+            host=self._membership.view.host_of(server.peer),
         )
 
     def _silence(self, peer: PeerId) -> tuple[float, str]:

@@ -11,7 +11,7 @@ stands, p2pd's own idle timeout ends it (`dht_launcher`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, cast
@@ -280,6 +280,11 @@ class DhtNode:
         """Whether the p2pd of this node runs and answers; else the node sees only what it has stored itself."""
         running = self._daemon is not None and self._node is not None and child_of(self._daemon) is not None
         return running and not self._deaf
+
+    @property
+    def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
+        """See `RecordStore.clock_differences`."""
+        return self.checker.clock_differences
 
     @property
     def clock_difference_s(self) -> float | None:

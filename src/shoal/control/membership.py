@@ -40,6 +40,7 @@ class Membership:
         self._labels: dict[PeerId, PeerLabel] = {}
         self._changed = Changes()
         self._other_versions: dict[PeerId, int] = {}
+        self._clock_differences: Mapping[PeerId, tuple[float, str]] = {}
         self._gate = FloodGate(logger, clock)
         self._num_eager = 0
         self._eager = anyio.Event()
@@ -58,6 +59,18 @@ class Membership:
     def is_announced(self, peer: PeerId) -> bool:
         """Whether a peer announces itself as a server, also one that is lost to this process."""
         return any(o.peer == peer for o in self._records.values() if isinstance(o.record, StageRecord))
+
+    @property
+    def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
+        """By how much (seconds) the clocks of peers are ahead of this host's whose records are refused for it, and what
+        those peers are called; see `RecordStore.clock_differences`."""
+        return self._clock_differences
+
+    def clocks(self, differences: Mapping[PeerId, tuple[float, str]]) -> None:
+        """Learn whose clocks differ; used by the registry."""
+        if differences.keys() != self._clock_differences.keys():
+            self._clock_differences = dict(differences)
+            self._changed.notify()
 
     @property
     def other_versions(self) -> Mapping[PeerId, int]:

@@ -84,6 +84,11 @@ class PeerNumbers:
         known = self._peers.get(peer)
         return None if known is None else known.heard_s
 
+    def report_of(self, peer: PeerId) -> MetricReport | None:
+        """Return the last report of a peer, None if it has made none."""
+        known = self._peers.get(peer)
+        return None if known is None else known.report
+
     def reports(self) -> dict[PeerId, MetricReport]:
         """Return the last report of each peer."""
         return {peer: known.report for peer, known in self._peers.items()}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from shoal.clock import Clock
 from shoal.control.records import MAX_TTL_S, TTL_S, Rejection, VerifiedRecord, unseal
+from shoal.control.view_builder import label_of
 from shoal.events.base import emit
 from shoal.events.registry import ClockDiffers, RecordRefused
 from shoal.ids import PeerId
@@ -53,7 +54,7 @@ class RecordChecker:
         self._gate = FloodGate(logger, clock)
         # The newest sequence number of each peer and topic, and until when an older record could still be alive.
         self._newest: OrderedDict[tuple[PeerId, str], tuple[int, float]] = OrderedDict()
-        self._differences_s: OrderedDict[PeerId, float] = OrderedDict()
+        self._differences: OrderedDict[PeerId, tuple[float, str]] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, bytes], VerifiedRecord | Rejection] = OrderedDict()
 
     @property
@@ -64,7 +65,13 @@ class RecordChecker:
     @property
     def clock_difference_s(self) -> float | None:
         """By how much the clocks of others are ahead of this host's, as their refused records say; None if none was."""
-        return statistics.median(self._differences_s.values()) if self._differences_s else None
+        differences_s = [ahead_s for ahead_s, _ in self._differences.values()]
+        return statistics.median(differences_s) if differences_s else None
+
+    @property
+    def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
+        """By how much the clock of each of these others is ahead of this host's, and what the peer is called."""
+        return self._differences
 
     def check(self, key: bytes, subkey: str, value: bytes, expires_unix_s: float) -> bool:
         """Return whether the DHT may store or pass on a record.
@@ -111,7 +118,7 @@ class RecordChecker:
             self._reject(Rejection.OUTDATED, subkey)
             return None
         self._remember(opened)
-        self._differences_s.pop(opened.peer, None)
+        self._differences.pop(opened.peer, None)
         return opened
 
     def malformed(self, subkey: object) -> bool:
@@ -133,9 +140,9 @@ class RecordChecker:
     def _note_difference(self, opened: VerifiedRecord) -> None:
         """Name a peer whose clock and this host's differ so much that neither believes the other's records."""
         difference_s = opened.expires_unix_s - TTL_S - self._clock.unix_s()
-        self._differences_s[opened.peer] = difference_s
-        if len(self._differences_s) > _MAX_DIFFERENCES:
-            self._differences_s.popitem(last=False)
+        self._differences[opened.peer] = difference_s, str(label_of(opened.record) or "")
+        if len(self._differences) > _MAX_DIFFERENCES:
+            self._differences.popitem(last=False)
         self._gate.emit(ClockDiffers(opened.peer, round(difference_s)), opened.peer)
 
     def _unseal(self, subkey: str, value: bytes) -> VerifiedRecord | Rejection:

@@ -7,6 +7,7 @@ as often as `read_pace` says, which depends on whether somebody waits for others
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 import anyio
@@ -36,6 +37,7 @@ from shoal.events.registry import (
     RegistryStoreRefused,
 )
 from shoal.identity import Identity
+from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.swarm.view import SwarmView
 
@@ -66,6 +68,12 @@ class RecordStore(Protocol):
     @property
     def clock_difference_s(self) -> float | None:
         """By how much the clocks of others are ahead of this host's, where that is too much; else None."""
+        ...
+
+    @property
+    def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
+        """By how much the clocks of those peers are ahead of this host's whose records are refused for it, and what
+        they are called; empty where that is not known."""
         ...
 
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
@@ -223,6 +231,7 @@ class Registry:
     async def _read(self, holders: int | None) -> None:
         with anyio.move_on_after(READ_TIMEOUT_S) as timer:
             self.membership.update(await self._store.get(self._topics, holders))
+            self.membership.clocks(self._store.clock_differences)
         if timer.cancelled_caught:
             emit(logger, RegistryReadGivenUp(READ_TIMEOUT_S))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
+from types import NoneType, UnionType
 from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from shoal.events.base import Event, field_names
@@ -55,13 +57,20 @@ def _sample(kind: type[Event]) -> Event:
 
 
 def _value(name: str, hint: Any) -> Any:
+    hint = next((each for each in get_args(hint) if each is not NoneType), hint) if _is_optional(hint) else hint
     origin = get_origin(hint) or hint
     if origin in (tuple, list, set, frozenset):
         return cast(Any, origin)([_value(name, get_args(hint)[0])])
     if isinstance(origin, type) and issubclass(origin, dict):
         return {}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return next(iter(hint))
     if hint in (int, float):
         number = _Number(1)
         number.field = name
         return number
     return hint is bool or _Text(f"{{{name}}}")
+
+
+def _is_optional(hint: Any) -> bool:
+    return isinstance(hint, UnionType) and NoneType in get_args(hint)

@@ -1,12 +1,15 @@
-"""What is lost while a run goes on, and when it is back; `swarm.incidents` joins them. Times are monotonic seconds."""
+"""What is lost while a run goes on, and when it is back. Times are monotonic seconds.
+
+`swarm.incidents` joins them, and makes of the sentences (`told`) what people read (`incidents`).
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import ClassVar
 
 from shoal.events.base import Event
+from shoal.events.incidents import placed
 from shoal.ids import PeerId
 
 
@@ -18,9 +21,9 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
         since: time of day at which it was heard last.
         over: the servers that are left in its stage.
         slots: trainers whose steps ran over it.
+        host: where it is.
     """
 
-    level: ClassVar[int] = logging.WARNING
     why: ClassVar[str] = "its process or its host has ended, is frozen, or is cut off from this host"
     peer: PeerId
     who: str
@@ -30,8 +33,10 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
     over: tuple[str, ...]
     slots: tuple[int, ...]
     at_s: float
+    host: str = ""
 
-    def say(self) -> str:
+    def told(self) -> str:
+        """What a person is told."""
         others = listed(self.over)
         if not self.over:
             onwards = f"nobody else serves stage {self.stage}"
@@ -42,33 +47,60 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
         return f"{self.who} (stage {self.stage}) {_how(self.silent_s, self.since)}; {onwards}"
 
 
+class ServerLeaving(Event, frozen=True, tag="server.leaving"):
+    """A server has asked whether it may leave: its user wants it to."""
+
+    peer: PeerId
+    who: str
+    host: str
+    stage: int
+    at_s: float
+
+    def told(self) -> str:
+        """What a person is told."""
+        return f"{self.who} (stage {self.stage}) leaves: its user wants it to"
+
+
 class TrainerLost(Event, frozen=True, tag="trainer.lost"):
     """The client has lost its connection with a trainer; another one takes its place.
 
     Attributes:
         silent_s: for how long nothing was heard of it; 0 if the end of its process was told.
         since: time of day at which it was heard last.
+        host: where it is.
     """
 
-    level: ClassVar[int] = logging.WARNING
     why: ClassVar[str] = "its process has ended or is frozen"
     slot: int
     silent_s: float
     since: str
     at_s: float
+    host: str = ""
 
-    def say(self) -> str:
-        if not self.silent_s:
-            return ""
-        return f"trainer {self.slot} {_how(self.silent_s, self.since)}; another one takes its place"
+    def told(self) -> str:
+        """What a person is told."""
+        who = placed(f"trainer {self.slot}", self.host)
+        return f"{who} {_how(self.silent_s, self.since)}; another one takes its place"
 
 
 class DataServerLost(Event, frozen=True, tag="data_server.lost"):
-    """The client has lost its connection with its data server, which its launcher starts again."""
+    """The client has lost its connection with its data server, which its launcher starts again.
 
-    level: ClassVar[int] = logging.WARNING
+    Attributes:
+        silent_s: as of a trainer.
+        host: where it is.
+    """
+
     slots: tuple[int, ...]
     at_s: float
+    silent_s: float = 0.0
+    since: str = ""
+    host: str = ""
+
+    def told(self) -> str:
+        """What a person is told."""
+        who = placed("the data server", self.host)
+        return f"{who} {_how(self.silent_s, self.since)}; it is started again"
 
 
 class LossFound(Event, frozen=True, tag="loss.found"):
@@ -79,6 +111,7 @@ class LossFound(Event, frozen=True, tag="loss.found"):
         slots: trainers that needed it.
         at_s: when it ended.
         found_s: when the client has heard of it.
+        host: where it is.
     """
 
     kind: str
@@ -87,6 +120,31 @@ class LossFound(Event, frozen=True, tag="loss.found"):
     at_s: float
     found_s: float
     peer: PeerId = PeerId("")
+    host: str = ""
+
+    def told(self) -> str:
+        """What a person is told."""
+        onwards = "another one takes its place" if self.kind == "trainer" else "it is started again"
+        return f"{placed(self.who, self.host)} has ended; {onwards}"
+
+
+class ClientReplaced(Event, frozen=True, tag="client.replaced"):
+    """The client of another host is lost, and this one takes its place.
+
+    Attributes:
+        silent_s: for how long it could not be reached, as far as this client knows.
+        host: where it was; empty where it is not known.
+    """
+
+    peer: PeerId
+    who: str
+    silent_s: float
+    at_s: float
+    host: str = ""
+
+    def told(self) -> str:
+        """What a person is told."""
+        return f"{self.who} cannot be reached any more, nor does it announce itself: this client takes its place"
 
 
 class ServerHeard(Event, frozen=True, tag="server.heard_again"):

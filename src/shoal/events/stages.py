@@ -182,13 +182,6 @@ class StagesMissing(Event, frozen=True, tag="stages.missing"):
 # -- servers between stages
 
 
-class ServerLeaving(Event, frozen=True, tag="server.leaving"):
-    """A server has asked whether it may leave."""
-
-    peer: PeerId
-    stage: int
-
-
 class MoveOrdered(Event, frozen=True, tag="move.ordered"):
     """The client sends a server to another stage.
 
@@ -251,9 +244,9 @@ class ChainLost(Event, frozen=True, tag="chain.lost"):
         samples_freed: how many of them only the lost side has recorded; they are trained on again.
         kept_round: of the newest record of the side that stands.
         kept_record: the hash of that record.
+        at_s: when they have met.
     """
 
-    level: ClassVar[int] = logging.WARNING
     why: ClassVar[str] = "the network between the two sides was cut for longer than a round takes"
     base_round: int
     record: str
@@ -262,8 +255,10 @@ class ChainLost(Event, frozen=True, tag="chain.lost"):
     samples_freed: int
     kept_round: int
     kept_record: str
+    at_s: float = 0.0
 
-    def say(self) -> str:
+    def told(self) -> str:
+        """What a person is told; see `swarm.incidents`."""
         lost = _rounds(self.common_round + 1, self.base_round)
         return (
             f"two sides of the swarm, which have gone on apart after round {self.common_round}, have met: the run goes "

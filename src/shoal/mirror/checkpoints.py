@@ -36,6 +36,7 @@ from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointWri
 from shoal.runtime.changes import Changes
 from shoal.swarm.keep_rule import KeepRule
 from shoal.swarm.records import outcome_of, record_hash
+from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.messages.mirror import RunCounts
 from shoal.wire.messages.round import Record, SignedRecord
 
@@ -76,6 +77,7 @@ class Checkpoints:
         layouts: returns the tensors of each stage.
         notice: tells the user what he may want to act on.
         inner: gets what members know.
+        metrics: of this process.
     """
 
     config: Config
@@ -84,6 +86,7 @@ class Checkpoints:
     clock: Clock
     notice: Callable[[str], None]
     inner: InnerFetch
+    metrics: MetricRegistry = field(default_factory=MetricRegistry)
     _newest: WholeRecord | None = None
     _due: WholeRecord | None = None
     _genesis: bytes = b""
@@ -143,13 +146,18 @@ class Checkpoints:
             except ShoalError as error:
                 if not self._is_failing:
                     tell(logger, CheckpointFailed(round, str(error)), self.notice)
-                self._is_failing = True
+                self._note_failing(is_failing=True)
                 return
-            self._done, self._is_failing = whole.hash, False
+            self._done = whole.hash
+            self._note_failing(is_failing=False)
             took_s = self.clock.now_s() - begun_s
             emit(logger, CheckpointWritten(round, written.location, written.size_bytes, took_s, written.removed))
             if written.problem:
                 tell(logger, CheckpointsLeft(written.problem), self.notice)
+
+    def _note_failing(self, *, is_failing: bool) -> None:
+        self._is_failing = is_failing
+        self.metrics.gauge("disk.failing", what="checkpoint").set(float(is_failing))
 
     def _is_there(self, whole: WholeRecord) -> bool:
         """Whether an earlier mirror has written this one: the run may have been resumed from it."""

@@ -115,7 +115,9 @@ class Mirror:
         self._whole: WholeRecord | None = None
         self._checkpoints: Checkpoints | None = None
         if store is not None:
-            self._checkpoints = Checkpoints(config, store, lambda: self._copies.layouts, clock, notice, self._inner)
+            self._checkpoints = Checkpoints(
+                config, store, lambda: self._copies.layouts, clock, notice, self._inner, endpoint.metrics
+            )
 
     @property
     def handlers(self) -> tuple[Handler, ...]:

@@ -28,6 +28,7 @@ from shoal.events.steps import ReplicaLogEnded
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
+from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Open
@@ -125,14 +126,22 @@ class ReplicaLog:
     Args:
         directory: The run's, on this host.
         hashes: Of the state that the replica holds.
+        metrics: Of this process.
 
     Attributes:
         generation: Which replica of this peer this is, counted in its log files; None: there is no file.
         follows: Whether the generation before served the same stage of the same run.
     """
 
-    def __init__(self, directory: Path, started: Started, hashes: Callable[[], StageHashes]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        started: Started,
+        hashes: Callable[[], StageHashes],
+        metrics: MetricRegistry | None = None,
+    ) -> None:
         self._hashes = hashes
+        self._failing = (metrics or MetricRegistry()).gauge("disk.failing", what="replica_log")
         self._totals: dict[StepKey, StepTotals] = {}
         self._descriptor: int | None = None
         self.generation: int | None = None
@@ -193,6 +202,7 @@ class ReplicaLog:
     def _give_up(self, error: OSError) -> None:
         """A line that is missing makes all later ones useless."""
         self.close()
+        self._failing.set(1.0)
         emit(logger, ReplicaLogEnded(str(error), "this run cannot be replayed"))
 
 

@@ -154,7 +154,8 @@ async def build_replica(
     log: ReplicaLog | None = None
     if log_dir is not None:
         place = await device.run(_place, device_name)
-        log = ReplicaLog(log_dir, Started(run_id, endpoint.peer_id, stage, place), lambda: state.hashes)
+        started = Started(run_id, endpoint.peer_id, stage, place)
+        log = ReplicaLog(log_dir, started, lambda: state.hashes, endpoint.metrics)
     contents = Contents(endpoint, clock or SystemClock(), chunk_bytes)
     owner, snapshots = None, None
     if config.diloco.snapshot_every_steps:

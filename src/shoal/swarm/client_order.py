@@ -80,6 +80,11 @@ class ClientOrder:
         each = self._ahead.get(peer)
         return each is not None and _is_gone(each, now_s)
 
+    def gone_s(self, peer: PeerId, now_s: float) -> float:
+        """Return for how long a client before this one cannot be reached; 0 if it is not known, or can be."""
+        each = self._ahead.get(peer)
+        return 0.0 if each is None or each.since_s is None else now_s - each.since_s
+
     def is_turn(self, now_s: float) -> bool:
         """Whether every client before this one that is known is gone."""
         return all(_is_gone(each, now_s) for each in self._ahead.values())

@@ -1,11 +1,14 @@
 """What broke while a run went on, from its first sign to its end, and what it cost. A pure machine.
 
     lost --> heard last -> noticed --a step of each slot that it hit--> recovered     `TrainingGoesOn` for each slot
-                               '----heard again -> takes part again--> back
+                               |----heard again -> takes part again--> back
+                               |----the next record is written down--> steps lost
+                               '--> `IncidentOpened`        all of these --> `IncidentClosed`
+    seen --> `IncidentOpened` --over--> `IncidentClosed`    of trouble by which nobody is lost
     audit's lost steps --> `steps_lost_by` --> which of them each loss has cost
 
-A trainer is back with its next generation's hello, and a client when it has heard of its own end. Times are monotonic
-seconds of the client's host.
+A trainer is back with its next generation's hello, and a client when it has heard of its own end. What is open when the
+run ends is closed then (`end`). Times are monotonic seconds of the client's host.
 """
 
 from __future__ import annotations
@@ -16,28 +19,42 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from shoal.events.base import Event
+from shoal.events.incidents import (
+    TROUBLES,
+    Cause,
+    IncidentClosed,
+    IncidentOpened,
+    LossExplained,
+    StepsLost,
+    TroubleOver,
+    TroubleSeen,
+)
 from shoal.events.losses import (
+    ClientReplaced,
     DataServerBack,
     DataServerLost,
     LossFound,
     ServerBack,
     ServerHeard,
+    ServerLeaving,
     ServerLost,
     TrainerLost,
     TrainerReady,
     TrainingGoesOn,
 )
 from shoal.events.run import RoundBegun, StepReported
-from shoal.events.stages import StageBeganAnew
+from shoal.events.stages import ChainLost, StageBeganAnew
 from shoal.ids import PeerId
 
 _NUM_STEPS = 64
 """So many steps of each slot are remembered, to see where it paused."""
+_ANY_SLOT = -1
+"""Training goes on with the first step of anybody."""
 
 
 @dataclass
 class Incident:
-    """One process that was lost.
+    """One process that was lost, or somebody with whom something was wrong.
 
     Attributes:
         kind: its role.
@@ -47,9 +64,16 @@ class Incident:
         waiting: slots that it has hit and that have committed no step since.
         key: its peer, or the slot of a trainer; empty where there is one of its kind.
         stage: of a server, where it is known.
+        hit: how many slots it has hit.
         recovered_s: when the last of these slots has committed a step.
-        back_s: when it, or what was started in its place, took part again.
+        back_s: when it, or what was started in its place, took part again; of trouble, when it was over.
+        gone_s: when a server that has left was not there any more.
         replayed: steps that had to be begun again, counted each time.
+        steps_lost: as far as records that are written down say.
+        recorded_in: the round of the first record that was written down since it was noticed; 0: there is none yet.
+        due_in: the record of this round will say what its stage has lost, which begins anew; 0: none will.
+        is_closed: its end has been told.
+        is_explained: a server that is heard again has said what it had counted.
     """
 
     kind: str
@@ -64,14 +88,66 @@ class Incident:
     recovered_s: float | None = None
     back_s: float | None = None
     replayed: int = 0
+    cause: Cause = Cause.ENDED
+    host: str = ""
+    hit: int = 0
+    gone_s: float | None = None
+    steps_lost: int = 0
+    recorded_in: int = 0
+    due_in: int = 0
+    is_closed: bool = False
+    is_explained: bool = False
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether somebody who took part is not there any more, or was not."""
+        if self.cause in (*TROUBLES, Cause.TAKEN_OVER):
+            return False
+        return self.cause != Cause.LEFT or self.gone_s is not None
+
+    @property
+    def ended_s(self) -> float | None:
+        """When it was back, or over, or gone who has left; None: not yet."""
+        return self.gone_s if self.cause == Cause.LEFT else self.back_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of it."""
+        if self.ended_s is None or self.waiting:
+            return False
+        return not self.is_loss or (bool(self.recorded_in) and not self.due_in)
+
+    def closed(self, number: int) -> IncidentClosed:
+        """Return what is told at its end."""
+        return IncidentClosed(
+            number=number,
+            kind=self.kind,
+            cause=self.cause,
+            who=self.who,
+            host=self.host,
+            stage=self.stage,
+            round=self.round,
+            noticed_after_s=round(self.noticed_s - self.began_s, 3),
+            recovered_after_s=self.after_s(self.recovered_s),
+            back_after_s=self.after_s(self.ended_s),
+            steps_lost=self.steps_lost,
+            replayed=self.replayed,
+            hit=self.hit,
+        )
+
+    def after_s(self, at_s: float | None) -> float | None:
+        """Return how long after its first sign that was; None: it was not."""
+        return None if at_s is None else round(at_s - self.began_s, 3)
 
 
 class LostStep(NamedTuple):
-    """A step in which a stage has no part; `peer` is the server that has computed it there."""
+    """A step in which a stage has no part; `peer` is the server that has computed it there, and `in_round` the record
+    since which it is lost: that of its own round, or that with which the stage has begun anew."""
 
     round: int
     stage: int
     peer: PeerId
+    in_round: int
 
 
 @dataclass
@@ -88,18 +164,42 @@ class Incidents:
 
     def apply(self, event: Event) -> Sequence[Event]:
         """Take what has happened; return what follows from it."""
+        following = [*self._take(event)]
+        for number, incident in enumerate(self.all, 1):
+            if not incident.is_closed and incident.is_over:
+                incident.is_closed = True
+                following.append(incident.closed(number))
+        return following
+
+    def _take(self, event: Event) -> Sequence[Event]:
         match event:
             case RoundBegun() if event.steps:
                 self._round = event.round
             case ServerLost():
-                self._begin("server", event.who, event.at_s, event.slots, event.silent_s, event.peer, event.stage)
+                return self._server_lost(event)
             case TrainerLost():
-                who = f"trainer {event.slot}"
-                self._begin("trainer", who, event.at_s, (event.slot,), event.silent_s, str(event.slot))
+                return (self._lost("trainer", event, (event.slot,), str(event.slot)),)
             case DataServerLost():
-                self._begin("data_server", "the data server", event.at_s, event.slots)
+                return (self._lost("data_server", event, event.slots),)
             case LossFound():
-                self._found(event)
+                return (self._found(event),)
+            case ClientReplaced():
+                return (self._replaced(event),)
+            case ServerLeaving():
+                return self._leaving(event)
+            case TroubleSeen():
+                return self._trouble(event)
+            case ChainLost():
+                return (self._apart(event),)
+            case StepReported():
+                return self._step(event)
+            case _:
+                self._goes_on(event)
+        return ()
+
+    def _goes_on(self, event: Event) -> None:
+        """Take what has happened to who is known to be away."""
+        match event:
             case ServerHeard():
                 for incident in self._away("server", event.peer):
                     incident.is_heard = True
@@ -109,11 +209,40 @@ class Incidents:
                 self._back("trainer", str(event.slot), event.at_s)
             case DataServerBack():
                 self._back("data_server", "", event.at_s)
-            case StepReported():
-                return self._step(event)
+            case LossExplained():
+                for incident in self._away("server", event.peer):
+                    incident.is_explained = True
+                    incident.cause = incident.cause if incident.cause == Cause.LEFT else event.cause
+            case TroubleOver():
+                self._trouble_over(event.peer, event.at_s, (event.cause,))
+            case StageBeganAnew():
+                index = _cause(self.all, LostStep(event.base_round, event.stage, PeerId(""), event.in_round))
+                if index is not None:
+                    self.all[index].due_in = event.in_round
+            case StepsLost():
+                self._recorded(event)
+            case IncidentClosed() if 0 < event.number <= len(self.all):
+                self.all[event.number - 1].is_closed = True
             case _:
                 pass
-        return ()
+
+    @property
+    def wants_costs(self) -> bool:
+        """Whether the next record tells what a loss has cost."""
+        return any(each.is_loss and (not each.recorded_in or each.due_in) for each in self.all)
+
+    def end(self, costs: Sequence[int]) -> Sequence[IncidentClosed]:
+        """The run ends: return what is told of those that are open.
+
+        Args:
+            costs: how many steps each incident has cost, see `steps_lost_by`.
+        """
+        following: list[IncidentClosed] = []
+        for number, (incident, steps_lost) in enumerate(zip(self.all, costs, strict=True), 1):
+            if not incident.is_closed:
+                incident.is_closed, incident.steps_lost = True, steps_lost
+                following.append(incident.closed(number))
+        return following
 
     def move(self, by_s: float) -> None:
         """All that has happened was so much later; nobody is waited for any more."""
@@ -122,6 +251,7 @@ class Incidents:
             each.noticed_s += by_s
             each.recovered_s = None if each.recovered_s is None else each.recovered_s + by_s
             each.back_s = None if each.back_s is None else each.back_s + by_s
+            each.gone_s = None if each.gone_s is None else each.gone_s + by_s
             each.waiting.clear()
         self._steps_s.clear()
 
@@ -142,37 +272,116 @@ class Incidents:
     def returning(self) -> set[PeerId]:
         """The servers that were lost and are heard again, but do not take part yet."""
         return {
-            PeerId(each.key) for each in self.all if each.kind == "server" and each.is_heard and each.back_s is None
+            PeerId(each.key)
+            for each in self.all
+            if each.kind == "server" and each.is_loss and each.is_heard and each.back_s is None
         }
+
+    def is_unexplained(self, peer: PeerId) -> bool:
+        """Whether a server was lost and is heard again, and it is not known yet what it had."""
+        return any(each.is_heard and not each.is_explained for each in self._away("server", peer))
+
+    def troubled(self, cause: Cause) -> set[PeerId]:
+        """With whom this is wrong now."""
+        return {PeerId(each.key) for each in self.all if each.cause == cause and each.back_s is None}
 
     def began_s(self, peer: PeerId) -> float:
         """Return when a server that is away was heard last. It may have been lost again before it took part."""
         return min(each.began_s for each in self._away("server", peer))
 
-    def _begin(
-        self,
-        kind: str,
-        who: str,
-        at_s: float,
-        slots: Iterable[int],
-        silent_s: float = 0.0,
-        key: str = "",
-        stage: int | None = None,
-    ) -> Incident:
-        waiting = set(slots)
-        incident = Incident(kind, who, self._round, at_s - silent_s, at_s, waiting, key, stage)
+    def _open(self, incident: Incident, what: str, *, shown: bool = True) -> IncidentOpened:
+        incident.round, incident.hit = self._round, len(incident.waiting)
         # What hits nobody is over at once.
-        incident.recovered_s = None if waiting else at_s
+        if not incident.waiting and incident.is_loss:
+            incident.recovered_s = incident.noticed_s
         self.all.append(incident)
-        return incident
+        return IncidentOpened(
+            number=len(self.all),
+            kind=incident.kind,
+            cause=incident.cause,
+            who=incident.who,
+            host=incident.host,
+            stage=incident.stage,
+            round=incident.round,
+            noticed_after_s=round(incident.noticed_s - incident.began_s, 3),
+            at_s=incident.noticed_s,
+            what=what,
+            shown=shown,
+        )
 
-    def _found(self, event: LossFound) -> None:
-        incident = self._begin(event.kind, event.who, event.at_s, event.slots, key=_key(event))
+    def _lost(
+        self, kind: str, event: ServerLost | TrainerLost | DataServerLost, slots: Iterable[int], key: str = ""
+    ) -> IncidentOpened:
+        who = {"trainer": f"trainer {key}", "data_server": "the data server"}.get(kind, "")
+        if isinstance(event, ServerLost):
+            who = event.who
+        began_s = event.at_s - event.silent_s
+        incident = Incident(kind, who, 0, began_s, event.at_s, set(slots), key, host=event.host)
+        incident.stage = event.stage if isinstance(event, ServerLost) else None
+        incident.cause = Cause.SILENT if event.silent_s else Cause.ENDED
+        # Of who has ended on the client's own host its launcher tells.
+        return self._open(incident, event.told(), shown=kind == "server" or bool(event.silent_s))
+
+    def _server_lost(self, event: ServerLost) -> Sequence[Event]:
+        self._trouble_over(event.peer, event.at_s, (Cause.MEMORY, Cause.DISK))
+        leaving = [each for each in self.all if _leaves(each, event.peer)]
+        for incident in leaving:
+            incident.gone_s, incident.waiting, incident.hit = event.at_s, set(event.slots), len(event.slots)
+            incident.recovered_s = None if event.slots else event.at_s
+        return () if leaving else (self._lost("server", event, event.slots, event.peer),)
+
+    def _leaving(self, event: ServerLeaving) -> Sequence[Event]:
+        if any(_leaves(each, event.peer) for each in self.all):
+            return ()
+        incident = Incident("server", event.who, 0, event.at_s, event.at_s, set(), event.peer, event.stage)
+        incident.cause, incident.host = Cause.LEFT, event.host
+        return (self._open(incident, event.told()),)
+
+    def _found(self, event: LossFound) -> IncidentOpened:
+        incident = Incident(event.kind, event.who, 0, event.at_s, event.at_s, set(event.slots), _key(event))
+        incident.host = event.host
+        opened = self._open(incident, event.told(), shown=False)
         if event.kind == "client":
             incident.back_s = event.found_s
+        return opened
+
+    def _replaced(self, event: ClientReplaced) -> IncidentOpened:
+        began_s = event.at_s - event.silent_s
+        incident = Incident("client", event.who, 0, began_s, event.at_s, {_ANY_SLOT}, event.peer, host=event.host)
+        incident.cause = Cause.TAKEN_OVER
+        return self._open(incident, event.told())
+
+    def _apart(self, event: ChainLost) -> IncidentOpened:
+        """Nobody can know of two sides that have all they need before they meet: until then the other one is lost."""
+        away = [each.began_s for each in self.all if each.kind == "server" and each.is_loss and not each.is_closed]
+        began_s = min((event.at_s, *away))
+        incident = Incident("swarm", "two sides of the swarm", 0, began_s, event.at_s, {_ANY_SLOT})
+        incident.cause = Cause.SPLIT
+        return self._open(incident, event.told())
+
+    def _trouble(self, event: TroubleSeen) -> Sequence[Event]:
+        if any(_troubles(each, event.peer, (event.cause,)) for each in self.all):
+            return ()
+        incident = Incident(event.kind, event.who, 0, event.began_s, event.at_s, set(), event.peer, event.stage)
+        incident.cause, incident.host = event.cause, event.host
+        return (self._open(incident, event.what),)
+
+    def _trouble_over(self, peer: PeerId, at_s: float, causes: Sequence[Cause]) -> None:
+        for incident in self.all:
+            if _troubles(incident, peer, causes):
+                incident.back_s = at_s
+
+    def _recorded(self, event: StepsLost) -> None:
+        for incident in self.all:
+            incident.recorded_in = incident.recorded_in or event.round * incident.is_loss
+            incident.due_in = incident.due_in if incident.due_in > event.round else 0
+        for round, stage, peer, steps in event.lost:
+            index = _cause(self.all, LostStep(round, stage, peer, event.round))
+            if index is not None:
+                self.all[index].steps_lost += steps
 
     def _away(self, kind: str, key: str) -> list[Incident]:
-        return [each for each in self.all if (each.kind, each.key, each.back_s) == (kind, key, None)]
+        return [each for each in self.all if (each.kind, each.key, each.back_s) == (kind, key, None) and each.is_loss]
 
     def _back(self, kind: str, key: str, at_s: float) -> None:
         for incident in self._away(kind, key):
@@ -184,13 +393,15 @@ class Incidents:
         steps_s = self._steps_s.setdefault(slot, [])
         steps_s.append(at_s)
         del steps_s[:-_NUM_STEPS]
-        due = [each for each in self.all if slot in each.waiting and at_s >= each.noticed_s]
+        due = [each for each in self.all if {slot, _ANY_SLOT} & each.waiting and at_s >= each.noticed_s]
         for incident in due:
-            incident.waiting.discard(slot)
+            incident.waiting -= {slot, _ANY_SLOT}
             if not incident.waiting:
                 incident.recovered_s = at_s
+                # Who has taken a place, or met, is there with the first step.
+                incident.back_s = incident.back_s if incident.is_loss else at_s
         # Trainers do not stop for a client.
-        stopped = [each for each in due if each.kind != "client"]
+        stopped = [each for each in due if each.is_loss and each.kind != "client"]
         if not stopped:
             return ()
         # Of several losses at once nobody can tell which has made it begin again.
@@ -200,22 +411,30 @@ class Incidents:
         return (TrainingGoesOn(slot, round(paused_s, 3), tuple(names)),)
 
 
+def _leaves(incident: Incident, peer: PeerId) -> bool:
+    """Whether it is of a server that leaves, and has not gone yet."""
+    return (incident.cause, incident.key, incident.gone_s) == (Cause.LEFT, peer, None)
+
+
+def _troubles(incident: Incident, peer: PeerId, causes: Sequence[Cause]) -> bool:
+    """Whether it is of trouble of such a kind at a peer that is not over."""
+    return incident.cause in causes and incident.key == peer and incident.back_s is None
+
+
 def _key(found: LossFound) -> str:
     return str(found.slots[0]) if found.kind == "trainer" else found.peer
 
 
-def steps_lost_by(
-    incidents: Sequence[Incident], lost: Iterable[LostStep], restored: Sequence[StageBeganAnew]
-) -> tuple[list[int], int]:
+def steps_lost_by(incidents: Sequence[Incident], lost: Iterable[LostStep]) -> tuple[list[int], int]:
     """Return how many steps each incident has cost, and how many were lost for another reason.
 
-    A server's steps are gone with it if it is lost in their round; those of the rounds before only if nobody else had
-    their state either: then they are gone with the last server of the stage.
+    A server's steps are gone with it if they are not in the record of their round; those of the rounds before only if
+    nobody else had their state either: then they are gone with the last server of the stage.
     """
     costs = [0] * len(incidents)
     others = 0
     for step in lost:
-        index = _cause(incidents, step, restored)
+        index = _cause(incidents, step)
         if index is None:
             others += 1
         else:
@@ -223,16 +442,17 @@ def steps_lost_by(
     return costs, others
 
 
-def _cause(incidents: Sequence[Incident], step: LostStep, restored: Sequence[StageBeganAnew]) -> int | None:
-    servers = [(index, each) for index, each in enumerate(incidents) if each.kind == "server"]
-    for index, incident in reversed(servers):
-        if incident.key == step.peer and incident.round == step.round:
-            return index
-    for again in restored:
-        if again.stage == step.stage and again.base_round < step.round < again.in_round:
-            last = [index for index, each in servers if each.stage == step.stage and each.round <= again.in_round]
-            return last[-1] if last else None
-    return None
+def _cause(incidents: Sequence[Incident], step: LostStep) -> int | None:
+    servers = [
+        (index, each, each.recorded_in or each.round)
+        for index, each in enumerate(incidents)
+        if each.kind == "server" and each.is_loss
+    ]
+    if step.in_round == step.round:
+        found = [index for index, each, round in servers if (each.key, round) == (step.peer, step.round)]
+    else:
+        found = [index for index, each, round in servers if each.stage == step.stage and round <= step.in_round]
+    return found[-1] if found else None
 
 
 def _longest_pause_s(steps_s: Sequence[float], since_s: float) -> float:

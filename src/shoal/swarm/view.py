@@ -204,6 +204,10 @@ class SwarmView:
         """
         return self._names.get(peer) or f"{role} ...{peer[-_NAMED_BY:]}"
 
+    def host_of(self, peer: PeerId) -> str:
+        """Return what people call a peer's host; empty if it has not said it."""
+        return self.labels[peer].host if peer in self.labels else ""
+
     def by_stage(self, stage: int) -> tuple[Replica, ...]:
         """Return the replicas of one stage, by seniority."""
         return tuple(r for r in self.replicas if r.stage == stage)

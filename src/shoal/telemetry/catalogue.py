@@ -32,8 +32,10 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
     "data.wait_seconds": Metric(_HISTOGRAM, "how long a trainer waited for the batch of a step"),
     "device.busy_us": Metric(_COUNTER, "the device has worked on operations of this kind", ("kind", "stage")),
     "device.open_us": Metric(_COUNTER, "some step was open at this replica", ("stage",)),
+    "disk.failing": Metric(_GAUGE, "1 while this cannot be written: the disk is full, or fails", ("what",)),
     "process.loop_lag_seconds": Metric(_HISTOGRAM, "how much too late the event loop woke up, looked at every 2 s"),
     "process.memory_bytes": Metric(_GAUGE, "resident memory of the process"),
+    "process.stalled_ms": Metric(_COUNTER, "the process has not run, in pauses of a second and more"),
     "protocol.unexpected": Metric(_COUNTER, "messages of a kind that nobody in the process takes", ("kind",)),
     "protocol.violated": Metric(
         _COUNTER, "messages that broke the protocol; the sender's connection was closed", ("kind",)

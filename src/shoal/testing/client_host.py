@@ -26,6 +26,7 @@ from shoal.testing.launcher import ClusterLauncher
 from shoal.testing.process import Process
 from shoal.testing.registry import LocalRegistry
 from shoal.testing.results import ClusterResult, collect
+from shoal.testing.told import require_told
 from shoal.trainer.trainer import Trainer
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
@@ -127,8 +128,15 @@ class ClientHost:
         return True
 
     async def result(self, exit_reason: str) -> ClusterResult:
-        """Return what the run has come to, as this host knows it."""
-        return await collect(self.client, self.log_dir, self._dataset.train.num_samples, exit_reason)
+        """Return what the run has come to, as this host knows it.
+
+        Raises:
+            InvariantViolation: what has happened is not told as it was.
+        """
+        found = await collect(self.client, self.log_dir, self._dataset.train.num_samples, exit_reason)
+        if self._checkpoint is None:
+            require_told(self.log_dir, found.summary)
+        return found
 
     def start_client(self) -> None:
         """Build the client, from what its diary says."""

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from shoal.errors import RemoteProtocolError
 from shoal.events.links import ProtocolUnexpected, ProtocolViolated
 from shoal.ids import PeerId
-from shoal.log import FloodGate
+from shoal.log import FloodGate, is_failing
 from shoal.runtime.process_info import resident_bytes
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
 from shoal.wire.messages.control import (
@@ -36,6 +36,7 @@ def measured(endpoint: Endpoint, role: str, answer_to: int = 0) -> MetricReport:
     """Return all that this process has measured until now."""
     metrics = endpoint.metrics
     metrics.gauge("process.memory_bytes").set(resident_bytes())
+    metrics.gauge("disk.failing", what="log").set(float(is_failing()))
     metrics.gauge("transport.received_bytes").set(endpoint.received_bytes)
     for traffic, count in endpoint.sent_bytes.items():
         metrics.gauge("transport.sent_bytes", traffic=str(traffic)).set(count)

@@ -16,6 +16,7 @@ from shoal.wire.messages.control import Heartbeat
 
 # All connections share it: nobody writes to the head of a frame without payload.
 _HEARTBEAT = encode_frame(Heartbeat())
+_STALL_S = 1.0
 
 
 async def beat(
@@ -23,11 +24,13 @@ async def beat(
     on_silent: Callable[[Connection, float], None],
     limits: TransportLimits,
     clock: Clock,
+    on_stall: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Send heartbeats on idle connections and report silent ones, until cancelled.
 
     Args:
         standing: returns the connections that have a peer.
+        on_stall: is told of a pause (seconds) in which this process has not run.
         on_silent: closes a connection on which nothing was heard for this time (seconds).
     """
     liveness = Liveness[Connection](
@@ -37,7 +40,10 @@ async def beat(
         now_s=clock.now_s(),
     )
     while True:
+        due_s = clock.now_s() + limits.heartbeat_s
         await clock.sleep_s(limits.heartbeat_s)
+        if clock.now_s() - due_s >= _STALL_S:
+            on_stall(clock.now_s() - due_s)
         activity: dict[Connection, Activity] = {}
         for connection in standing():
             activity[connection] = Activity(

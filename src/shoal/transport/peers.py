@@ -101,7 +101,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             raise
         self._hop = Hop(self._hop.peer, tuple(addresses))
         await self._tasks.__aenter__()
-        self._tasks.start_soon(beat, self._standing, self._on_silent, self._limits, self._clock)
+        self._tasks.start_soon(beat, self._standing, self._on_silent, self._limits, self._clock, self._on_stall)
         self._tasks.start_soon(keep_trimmed, self._inbound.pool, self._limits.pool_trim_s, self._clock)
         return self
 
@@ -351,6 +351,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _standing(self) -> Iterator[Connection]:
         return (state.connection for state in self._peers.values() if state.connection is not None)
+
+    def _on_stall(self, stalled_s: float) -> None:
+        self._metrics.counter("process.stalled_ms").add(round(stalled_s * 1000))
 
     def _on_silent(self, connection: Connection, silent_s: float) -> None:
         if connection.peer is not None and not connection.closing:

@@ -78,11 +78,18 @@ async def test_a_server_whose_memory_is_too_small_says_so_to_everybody_and_the_r
             return {replica.peer: replica.cap for replica in cluster.view.replicas if replica.cap is not None}
 
         cluster.when(CommitRecord, action=lambda: caps.append(announced()))
+        small_peer = cluster.servers[1].peer
+        for after in (0, 5):
+            cluster.when(CommitRecord, action=lambda: cluster.client.counters.ask_again(small_peer), after=after)
         result = await cluster.run()
         assert caps[0] == {cluster.servers[1].peer: 1}, "announced at once, not with the next record"
         assert announced() == caps[0]
         held = [hashlib.sha256(s.parameters().numpy().tobytes()).hexdigest() for s in cluster.servers]
     assert held == [result.hashes[stage] for stage in (0, 1, 0, 1)]
+    [incident] = result.summary["incidents"]
+    assert (incident["kind"], incident["cause"], incident["stage"]) == ("server", "out of memory", 1)
+    assert incident["back_after_s"] > 0
+    assert result.summary["failovers"] == []
     assert [num_samples for num_samples in asked if num_samples > 1] == [2], "nobody runs into it again"
     assert (result.audit.steps, result.audit.samples, result.audit.duplicates, result.audit.missing) == (30, 120, 0, 0)
     assert result.summary["exit"] == "done"

@@ -75,6 +75,11 @@ async def test_a_server_that_is_not_the_last_of_its_stage_leaves_at_once(make_cl
     check(result)
     assert [type(said) for _, said in cluster.said] == [ServerMayLeave]
     assert kept(cluster) == []
+    [incident] = result.summary["incidents"]
+    assert (incident["kind"], incident["cause"], incident["stage"]) == ("server", "left", 1)
+    assert any("(stage 1) leaves: its user wants it to" in notice for notice in notices)
+    assert any(" has left: " in notice for notice in notices)
+    assert not any("is gone" in notice for notice in notices)
     assert not any("kept" in notice for notice in notices)
 
 

@@ -156,3 +156,6 @@ async def test_a_peer_that_starts_with_a_wrong_clock_is_believed_by_nobody_and_s
         assert said_s == pytest.approx(-offset_s, abs=60)
         assert "sees" not in scene.other.output
         assert scene.registry.membership.view.num_replicas(1) == (1,)
+        # What is stored here by who is ahead is refused and named; of who is behind nothing comes that is not expired.
+        named = [(ahead_s, name) for ahead_s, name in scene.node.clock_differences.values()]
+        assert named == [(pytest.approx(offset_s, abs=60), "server 0@unnamed")] * (offset_s > 0)

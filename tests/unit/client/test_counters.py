@@ -23,6 +23,9 @@ from shoal.wire.messages.control import MAX_COUNTERS, MAX_VALUES, Heartbeat, Met
 pytestmark = pytest.mark.anyio
 
 
+LOST = "transport.lost"
+
+
 class _Clock(SystemClock):
     """Sleeps are short."""
 
@@ -273,3 +276,34 @@ async def test_a_report_that_was_under_way_is_no_answer() -> None:
         assert done == []
         totals.receive(Received(PeerId("server"), MetricReport("", {"refused": 3}, {}, {}, 1)))
     assert done == [3]
+
+
+async def test_each_report_is_told_with_what_was_counted_before_also_by_an_earlier_start_of_the_client() -> None:
+    told: list[tuple[str, int, int]] = []
+
+    def reported(peer: PeerId, before: Mapping[str, int], now: MetricReport) -> None:
+        told.append((peer, before.get(LOST, 0), now.counters[LOST]))
+
+    ledger = NotedLedger()
+    ledger.note(RoleCounted(PeerId("a"), {LOST: 2}))
+    endpoint = MemoryNetwork().endpoint(PeerId("client"))
+    totals = CounterTotals(endpoint, _nobody, _Clock(), ledger, _no_one, reported=reported)
+    for count in (3, 7):
+        _report(totals, "a", **{LOST: count})
+    assert told == [("a", 2, 3), ("a", 3, 7)]
+
+
+async def test_who_is_asked_again_reports_at_once() -> None:
+    network = MemoryNetwork()
+    client, server = network.endpoint(PeerId("client")), network.endpoint(PeerId("a"))
+    server.metrics.counter("refused").add(4)
+    heard = anyio.Event()
+    totals = CounterTotals(client, _nobody, _Clock(), NotedLedger(), _no_one, reported=lambda *_: heard.set())
+    client.introduce(server.hop)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(dispatch, client, (totals,))
+        tasks.start_soon(dispatch, server, (Rest(),))
+        totals.ask_again(PeerId("a"))
+        await heard.wait()
+        tasks.cancel_scope.cancel()
+    assert totals.totals()["refused"] == 4

@@ -35,7 +35,7 @@ class Desk:
             clock=SystemClock(),
             ledger=self.ledger,
             trainers=dict,
-            on_lost=lambda: None,
+            on_lost=lambda _: None,
             replace=self._replace,
         )
 

@@ -48,14 +48,29 @@ def test_what_happens_is_a_line_in_events_jsonl_with_its_time_its_fields_and_its
     assert written[0] == {"time": written[1]["time"], "level": "INFO", "event": "run.launched", "at_s": 5.0}
     assert written[1] == {
         "time": "1970-01-01T07:00:01.500+00:00",
-        "level": "WARNING",
+        "level": "INFO",
         "event": "server.lost",
         **LOST.fields(),
         "over": [],
         "slots": [0],
-        "says": LOST.say(),
     }
-    assert written[2].keys() == {"time", "level", "event", "round", "steps", "pipelines", "trainers", "replicas"}
+    assert written[2] == {
+        "time": written[1]["time"],
+        "level": "WARNING",
+        "event": "incident.opened",
+        "number": 1,
+        "kind": "server",
+        "cause": "ended",
+        "who": "server 0",
+        "host": "",
+        "stage": 1,
+        "round": 0,
+        "noticed_after_s": 0.0,
+        "at_s": 5.0,
+        "says": LOST.told(),
+        "shown": True,
+    }
+    assert written[3].keys() == {"time", "level", "event", "round", "steps", "pipelines", "trainers", "replicas"}
 
 
 def test_what_comes_with_every_step_is_counted_and_fills_neither_file_nor_log(
@@ -77,7 +92,7 @@ def test_what_follows_from_an_event_is_noted_after_it_and_only_once(tmp_path: Pa
     ledger.note(LOST)
     ledger.note(STEP)
     diary.close()
-    assert said == [LOST.say(), "trainer 0 trains again after 2.0 s without a step (server 0 lost)"]
+    assert said == [LOST.told(), "trainer 0 trains again after 2.0 s without a step (server 0 lost)"]
     again = Diary(tmp_path, "run")
     again.close()
     assert again.events == (RunLaunched(8.0), LOST, STEP, ClientStarted()), "what follows is found again"

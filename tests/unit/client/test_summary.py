@@ -11,7 +11,7 @@ from tests.unit.client.noted import totals_of
 from shoal.averaging.audit import Audit
 from shoal.client.model_export import ModelLeft
 from shoal.client.progress import Progress
-from shoal.client.summary import build_summary
+from shoal.client.summary import build_summary, costs_of
 from shoal.client.totals import RunTotals
 from shoal.config import Config
 from shoal.events.losses import ServerBack, ServerHeard, ServerLost
@@ -34,6 +34,7 @@ def summary(totals: RunTotals, audit: Audit | None = None, **fields: Any) -> dic
         "totals": totals,
         "paused_s": 0.0,
         "audit": audit or found,
+        "costs": costs_of(totals, audit or found),
         "name_of": lambda peer: f"server 1@{peer}",
         "model": ModelLeft(Path("/logs/fish-1/model"), 2),
         "exit_reason": "done",
@@ -42,7 +43,7 @@ def summary(totals: RunTotals, audit: Audit | None = None, **fields: Any) -> dic
 
 
 def lost(peer: PeerId, stage: int, at_s: float, *slots: int, silent_s: float = 0.0) -> ServerLost:
-    return ServerLost(peer, f"server {peer}", stage, silent_s, "", (), slots, at_s)
+    return ServerLost(peer, f"server {peer}", stage, silent_s, "", (), slots, at_s, "box")
 
 
 def test_every_loss_is_told_with_what_followed_and_the_sums_of_the_steps_are_those_of_the_audit() -> None:
@@ -60,10 +61,10 @@ def test_every_loss_is_told_with_what_followed_and_the_sums_of_the_steps_are_tho
         StageBeganAnew(1, 3, 0, "pp"),
     )
     steps = (
-        *(LostStep(1, 1, A),) * 3,
-        LostStep(1, 1, C),  # the rounds of a stage that starts again are lost with its last server
-        LostStep(2, 1, C),
-        LostStep(2, 0, A),  # for another reason: it was lost in the round before
+        *(LostStep(1, 1, A, 1),) * 3,
+        LostStep(1, 1, C, 3),  # the rounds of a stage that starts again are lost with its last server
+        LostStep(2, 1, C, 2),
+        LostStep(2, 0, A, 2),  # for another reason: it was lost in the round before
     )
     keys = {stage: tuple(LOST[: sum(step.stage == stage for step in steps)]) for stage in (0, 1)}
     keys[1] = (*LOST, StepKey(0, 1, 4, 0))
@@ -71,7 +72,9 @@ def test_every_loss_is_told_with_what_followed_and_the_sums_of_the_steps_are_tho
     told = found["incidents"]
     assert told[0] == {
         "kind": "server",
+        "cause": "silent",
         "who": "server a",
+        "host": "box",
         "stage": 1,
         "round": 1,
         "at_s": 10.0,

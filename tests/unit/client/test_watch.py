@@ -13,6 +13,7 @@ from shoal.client.watch import Watch
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
 from shoal.control.records import StageRecord
+from shoal.events.incidents import IncidentOpened
 from shoal.events.losses import LossFound, ServerLost, TrainerLost
 from shoal.events.run import StepReported
 from shoal.ids import PeerId
@@ -123,7 +124,7 @@ async def test_a_lost_server_leaves_the_view_at_once_and_is_one_loss_until_it_is
 async def test_a_lost_trainer_is_a_loss_and_any_other_peer_is_none(story: Story) -> None:
     story.lose(PeerId("monitor"), 1.0)
     story.lose(PeerId("T0"), 2.0)
-    assert [type(event) for event in story.ledger.noted] == [TrainerLost]
+    assert [type(event) for event in story.ledger.noted] == [TrainerLost, IncidentOpened]
 
 
 async def test_a_step_counts_from_when_it_was_committed_whenever_it_is_heard_of(story: Story) -> None:
@@ -252,7 +253,7 @@ async def test_several_losses_at_once_are_named_together(story: Story) -> None:
     story.step(0, 1.0)
     story.lose(OTHER, 2.0)
     story.lose(PeerId("T0"), 2.0)
-    story.watch.data_server_lost()
+    story.watch.data_server_lost(PeerId("data"))
     story.step(0, 3.5)
     assert (
         story.ledger.said[-1]

@@ -51,6 +51,7 @@ class _Store:
         self.alive = True
         self.maddrs = (f"/maddr/of/{peer}",)
         self.clock_difference_s = None
+        self.clock_differences = {}
         self.revivals = 0
         self.full = False
         self.num_stored: Counter[str] = Counter()

@@ -6,19 +6,31 @@ import msgspec
 import pytest
 
 from shoal.events.base import Event
+from shoal.events.incidents import (
+    Cause,
+    IncidentClosed,
+    IncidentOpened,
+    LossExplained,
+    LostSteps,
+    StepsLost,
+    TroubleOver,
+    TroubleSeen,
+)
 from shoal.events.losses import (
+    ClientReplaced,
     DataServerBack,
     DataServerLost,
     LossFound,
     ServerBack,
     ServerHeard,
+    ServerLeaving,
     ServerLost,
     TrainerLost,
     TrainerReady,
     TrainingGoesOn,
 )
 from shoal.events.run import RoundBegun, StepReported
-from shoal.events.stages import StageBeganAnew
+from shoal.events.stages import ChainLost
 from shoal.ids import PeerId
 from shoal.swarm.incidents import Incident, Incidents, LostStep, steps_lost_by
 
@@ -31,6 +43,11 @@ def server_lost(peer: PeerId, at_s: float, *slots: int, silent_s: float = 0.0, s
 
 def step(slot: int, at_s: float, attempt: int = 0) -> StepReported:
     return StepReported(slot, 0, attempt, 4, 4, 1.0, False, 0.5, at_s)
+
+
+def own(round: int, stage: int, peer: PeerId) -> LostStep:
+    """It is not in the record of its own round."""
+    return LostStep(round, stage, peer, round)
 
 
 def after(*events: Event) -> Incidents:
@@ -149,10 +166,10 @@ def test_a_client_has_made_no_step_begin_again() -> None:
 
 def test_the_first_step_of_each_slot_says_for_how_long_it_had_none_and_what_was_begun_again() -> None:
     incidents = after(step(0, 2.8), server_lost(A, 5.1, 0, 1, silent_s=2.1))
-    assert incidents.apply(step(0, 5.0)) == ()
-    assert incidents.apply(step(0, 5.5, attempt=2)) == (TrainingGoesOn(0, 2.2, ("server a",)),)
-    assert incidents.apply(step(0, 5.6, attempt=1)) == ()
-    assert incidents.apply(step(1, 6.0, attempt=1)) == (TrainingGoesOn(1, 3.0, ("server a",)),)
+    assert incidents.apply(step(0, 5.0)) == []
+    assert incidents.apply(step(0, 5.5, attempt=2)) == [TrainingGoesOn(0, 2.2, ("server a",))]
+    assert incidents.apply(step(0, 5.6, attempt=1)) == []
+    assert incidents.apply(step(1, 6.0, attempt=1)) == [TrainingGoesOn(1, 3.0, ("server a",))]
     assert incidents.all[0].replayed == 3
 
 
@@ -170,8 +187,8 @@ def test_a_step_is_lost_with_the_server_that_has_computed_it() -> None:
         server_lost(B, 2.0),
         server_lost(A, 3.0),
     )
-    lost = [LostStep(1, 0, A), LostStep(1, 0, A), LostStep(2, 0, A), LostStep(2, 0, B), LostStep(1, 0, B)]
-    assert steps_lost_by(incidents.all, lost, ()) == ([2, 0, 1, 1], 1)
+    lost = [own(1, 0, A), own(1, 0, A), own(2, 0, A), own(2, 0, B), own(1, 0, B)]
+    assert steps_lost_by(incidents.all, lost) == ([2, 0, 1, 1], 1)
 
 
 def test_the_rounds_of_a_stage_that_starts_again_are_lost_with_its_last_server() -> None:
@@ -184,6 +201,93 @@ def test_the_rounds_of_a_stage_that_starts_again_are_lost_with_its_last_server()
         RoundBegun(5, 8, 1, 1, 2),
         server_lost(A, 3.0, stage=1),
     )
-    restored = StageBeganAnew(1, 4, 1, "p")
-    lost = [LostStep(2, 1, A), LostStep(3, 1, B), LostStep(1, 1, B), LostStep(2, 0, B)]
-    assert steps_lost_by(incidents.all, lost, (restored,)) == ([0, 2, 0, 0], 2)
+    lost = [LostStep(2, 1, A, 4), LostStep(3, 1, B, 4), own(2, 1, B), own(2, 0, B)]
+    assert steps_lost_by(incidents.all, lost) == ([0, 2, 0, 0], 2)
+
+
+def told(*events: Event) -> list[Event]:
+    incidents = Incidents()
+    return [following for event in events for following in incidents.apply(event)]
+
+
+def test_what_was_lost_is_told_when_it_is_noticed_and_when_it_is_back_and_its_cost_is_recorded() -> None:
+    begun = (RoundBegun(3, 8, 1, 1, 2), server_lost(A, 10.0, 0, silent_s=2.0))
+    back = (ServerHeard(A, "", 4.0), LossExplained(A, Cause.FROZEN), ServerBack(A, "", 0, 5.0, 13.0))
+    recorded = StepsLost(3, (LostSteps(3, 0, A, 4), LostSteps(3, 1, B, 1)))
+    [opened, goes_on] = told(*begun, step(0, 10.5, attempt=2), *back)
+    assert isinstance(opened, IncidentOpened)
+    assert (opened.number, opened.kind, opened.cause, opened.round) == (1, "server", Cause.SILENT, 3)
+    assert (opened.noticed_after_s, opened.stage) == (2.0, 0)
+    assert isinstance(goes_on, TrainingGoesOn)
+    *_, closed = told(*begun, step(0, 10.5, attempt=2), *back, recorded, step(0, 14.0))
+    assert closed == IncidentClosed(1, "server", Cause.FROZEN, "server a", "", 0, 3, 2.0, 2.5, 5.0, 4, 2, 1)
+    assert closed.say() == (
+        "server a was frozen: noticed after 2.0 s, training went on after 2.5 s, back after 5.0 s; "
+        "4 steps of stage 0 lost, 2 begun again"
+    )
+
+
+def test_what_is_open_when_the_run_ends_is_told_then_with_what_the_audit_has_found() -> None:
+    incidents = after(server_lost(A, 1.0, 0), TrainerLost(0, 0.0, "", 2.0, "box"))
+    first, second = incidents.end([3, 0])
+    assert (
+        first.say()
+        == "server a had ended: noticed at once, no step since, not back when the run ended; 3 steps of stage 0 lost"
+    )
+    assert (
+        second.say()
+        == "trainer 0 on box had ended: noticed at once, no step since, not back when the run ended; no step lost"
+    )
+    assert incidents.end([3, 0]) == []
+
+
+def test_a_server_that_leaves_is_no_loss_until_it_has_gone_and_is_told_as_one_that_left() -> None:
+    leaving = ServerLeaving(A, "server 1@box", "box", 0, 5.0)
+    incidents = after(leaving, leaving)
+    assert (incidents.is_missing(A), incidents.returning(), incidents.wants_costs) == (False, set(), False)
+    assert incidents.apply(server_lost(A, 6.5, 0)) == []
+    assert incidents.is_missing(A)
+    incidents.apply(step(0, 7.0))
+    [closed] = incidents.apply(StepsLost(1, ()))
+    assert isinstance(closed, IncidentClosed)
+    assert closed.say() == (
+        "server 1@box has left: noticed at once, training went on after 2.0 s, gone after 1.5 s; no step lost"
+    )
+
+
+def test_trouble_is_told_once_and_is_over_when_it_is_said_or_its_server_is_lost() -> None:
+    seen = TroubleSeen("server", Cause.DISK, A, "server 1@box", "box", "it is full", 1.0, 1.5)
+    [opened] = told(seen, seen)
+    assert isinstance(opened, IncidentOpened)
+    assert opened.say() == "it is full"
+    [_, closed] = told(seen, TroubleOver(Cause.MEMORY, A, 2.0), TroubleOver(Cause.DISK, A, 4.0))
+    assert isinstance(closed, IncidentClosed)
+    assert closed.say() == "server 1@box could not write to its disk: over after 3.0 s"
+    [_, lost, over] = told(seen, server_lost(A, 5.0, 0))
+    assert (type(lost), type(over)) == (IncidentOpened, IncidentClosed)
+
+
+def test_two_sides_that_meet_and_a_client_whose_place_is_taken_are_over_with_the_next_step_of_anybody() -> None:
+    chains = ChainLost(5, "ab", 3, 40, 6, 7, "cd", 20.0)
+    [_, apart, goes_on, closed] = told(server_lost(A, 10.0, 0, silent_s=2.0), chains, step(0, 21.0))
+    assert isinstance(apart, IncidentOpened)
+    assert (apart.kind, apart.cause, apart.noticed_after_s) == ("swarm", Cause.SPLIT, 12.0)
+    assert isinstance(goes_on, TrainingGoesOn)
+    assert isinstance(closed, IncidentClosed)
+    assert closed.back_after_s == 13.0
+    replaced = ClientReplaced(B, "client@box1", 1.5, 30.0, "box1")
+    [_, over] = told(replaced, step(1, 33.0))
+    assert isinstance(over, IncidentClosed)
+    assert over.say() == (
+        "client@box1 was lost, and this client goes on in its place: noticed after 1.5 s, "
+        "training went on after 4.5 s; no step lost"
+    )
+
+
+def test_what_only_the_launcher_says_on_the_screen_is_in_the_file_all_the_same() -> None:
+    [opened] = told(TrainerLost(1, 0.0, "", 1.0, "box1"))
+    assert isinstance(opened, IncidentOpened)
+    assert opened.say() == ""
+    assert (
+        opened.fields()["says"] == "trainer 1 on box1 is gone: its connection has closed; another one takes its place"
+    )

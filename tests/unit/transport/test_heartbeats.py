@@ -9,7 +9,8 @@ import pytest
 
 from shoal.clock import SystemClock
 from shoal.transport.connection import Connection
-from shoal.transport.heartbeats import on_heartbeat
+from shoal.transport.heartbeats import beat, on_heartbeat
+from shoal.transport.limits import TransportLimits
 from shoal.transport.link_meter import LinkMeter
 from shoal.wire.frame import encode_frame
 from shoal.wire.messages.control import Heartbeat
@@ -48,3 +49,27 @@ def test_an_answer_is_timed() -> None:
     connection = FakeConnection()
     heard(connection, Heartbeat(pong=connection.meter.ping()))
     assert connection.meter.estimate.round_trip_s is not None
+
+
+class StallingClock(SystemClock):
+    """Of its first sleeps one takes longer than it should, as where the process is frozen; then it ends them."""
+
+    def __init__(self, *late_s: float) -> None:
+        self._now_s, self._late_s = 0.0, list(late_s)
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    async def sleep_s(self, duration_s: float) -> None:
+        if not self._late_s:
+            raise TimeoutError
+        self._now_s += duration_s + self._late_s.pop(0)
+
+
+async def test_a_pause_of_a_second_in_which_the_process_has_not_run_is_told_and_what_a_busy_machine_takes_is_not() -> (
+    None
+):
+    stalls: list[float] = []
+    with pytest.raises(TimeoutError):
+        await beat(lambda: [], lambda *_: None, TransportLimits(), StallingClock(0.0, 0.4, 5.0, 0.1), stalls.append)
+    assert stalls == [pytest.approx(5.0)]

@@ -1,0 +1,102 @@
+"""What is wrong with peers that are there, by what they report and what the registry refuses; and what those had that
+were lost.
+
+    MetricReport --> memory, disk: `TroubleSeen`, `TroubleOver`      of one that is heard again: `LossExplained`
+    membership   --> clocks:       `TroubleSeen`, `TroubleOver`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.client.ledger import Ledger
+from shoal.client.totals import counts_anew
+from shoal.control.membership import Membership
+from shoal.events.incidents import Cause, LossExplained, TroubleOver, TroubleSeen
+from shoal.ids import PeerId
+from shoal.telemetry.registry import base_name, totals_of
+from shoal.wire.messages.control import MetricReport
+
+_FROZEN_SHARE: Final = 0.5
+"""Of the time for which a peer was silent; a process that has not run for so much of it was frozen itself."""
+_MEMORY, _COMMITTED, _STALLED, _DISK = "step.out_of_memory", "step.committed", "process.stalled_ms", "disk.failing"
+
+
+class Troubles:
+    """Follows the peers of one run."""
+
+    def __init__(self, ledger: Ledger, membership: Membership, host: str) -> None:
+        """Know of nothing that is wrong.
+
+        Args:
+            host: what people call this one, where those run that announce themselves to nobody.
+        """
+        self._ledger = ledger
+        self._incidents = ledger.totals.incidents
+        self._membership = membership
+        self._host = host
+
+    def reported(self, peer: PeerId, before: Mapping[str, int], now: MetricReport) -> None:
+        """A peer has said what it has measured.
+
+        Args:
+            before: what it had counted when it said so the last time; empty: it has not.
+        """
+        if before and self._incidents.is_unexplained(peer):
+            self._ledger.note(LossExplained(peer, self._explained(peer, before, now.counters)))
+        self._look_at_memory(peer, totals_of(before), totals_of(now.counters))
+        failing = [name for name, value in now.gauges.items() if base_name(name) == _DISK and value]
+        if failing:
+            what = ", ".join(sorted(name.partition("=")[2].rstrip("}").replace("_", " ") for name in failing))
+            sentence = f"{{who}} cannot write to its disk ({what}): free space there"
+            self._see(Cause.DISK, peer, now.role, sentence)
+        else:
+            self._over(Cause.DISK, peer)
+
+    async def follow_clocks(self) -> None:
+        """Note whose records are refused because they are of another time, until cancelled."""
+        while True:
+            self._look_at_clocks(self._membership.clock_differences)
+            await self._membership.changed()
+
+    def _explained(self, peer: PeerId, before: Mapping[str, int], now: Mapping[str, int]) -> Cause:
+        if counts_anew(before, now):
+            return Cause.ENDED
+        stalled_ms = totals_of(now)[_STALLED] - totals_of(before)[_STALLED]
+        away_s = self._ledger.now_s() - self._incidents.began_s(peer)
+        return Cause.FROZEN if stalled_ms / 1000 >= _FROZEN_SHARE * away_s else Cause.CUT
+
+    def _look_at_memory(self, peer: PeerId, before: Mapping[str, int], now: Mapping[str, int]) -> None:
+        if now[_MEMORY] > before[_MEMORY]:
+            sentence = (
+                "{who} has no memory for a microbatch: the step is tried again, and it takes smaller ones from now on"
+            )
+            self._see(Cause.MEMORY, peer, "server", sentence)
+        elif now[_COMMITTED] > before[_COMMITTED]:
+            self._over(Cause.MEMORY, peer)
+
+    def _look_at_clocks(self, differences: Mapping[PeerId, tuple[float, str]]) -> None:
+        for peer, (ahead_s, name) in differences.items():
+            way = "ahead of" if ahead_s > 0 else "behind"
+            sentence = (
+                f"the clock of {{who}} is {abs(ahead_s):.0f} s {way} this host's, so neither believes what the other "
+                "announces: set both, best by NTP"
+            )
+            self._see(Cause.CLOCK, peer, name.partition(" ")[0] or "peer", sentence, name)
+        for peer in self._incidents.troubled(Cause.CLOCK) - differences.keys():
+            self._over(Cause.CLOCK, peer)
+
+    def _see(self, cause: Cause, peer: PeerId, role: str, sentence: str, who: str = "") -> None:
+        if peer in self._incidents.troubled(cause):
+            return
+        view, now_s = self._membership.view, self._ledger.now_s()
+        name = who or (view.name_of(peer) if peer in view.labels else f"the {role.replace('_', ' ')} on {self._host}")
+        host = name.partition("@")[2].partition("#")[0] or self._host
+        replica = view.replica(peer)
+        stage = None if replica is None else replica.stage
+        self._ledger.note(TroubleSeen(role, cause, peer, name, host, sentence.format(who=name), now_s, now_s, stage))
+
+    def _over(self, cause: Cause, peer: PeerId) -> None:
+        if peer in self._incidents.troubled(cause):
+            self._ledger.note(TroubleOver(cause, peer, self._ledger.now_s()))

@@ -1,0 +1,99 @@
+"""The rules of the account, each left out on purpose, with the first seed that notices (`test_mutants.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.simulation.incidents.world import World
+
+from shoal.events.base import Event
+from shoal.events.incidents import IncidentClosed, IncidentOpened, StepsLost, TroubleSeen
+from shoal.events.losses import ServerLost
+from shoal.events.stages import StageBeganAnew
+from shoal.swarm.incidents import Incident, Incidents
+
+
+class ClosesBeforeTheCostIsKnown(Incidents):
+    """Does not wait for the record of the round in which something was lost."""
+
+    def _open(self, incident: Incident, what: str, *, shown: bool = True) -> IncidentOpened:
+        incident.recorded_in = self._round
+        return super()._open(incident, what, shown=shown)
+
+
+class ForgetsWhatWasTold(Incidents):
+    """A client that was started again tells once more what the one before has told since the round began."""
+
+    def _goes_on(self, event: Event) -> None:
+        if not isinstance(event, IncidentClosed):
+            super()._goes_on(event)
+
+
+class TakesWhoLeavesForLost(Incidents):
+    """Opens another incident when a server that leaves has gone."""
+
+    def _server_lost(self, event: ServerLost) -> Sequence[Event]:
+        return (self._lost("server", event, event.slots, event.peer),)
+
+
+class WaitsForNoTrainer(Incidents):
+    """Takes what is back for over, though a trainer that it has hit has committed nothing since."""
+
+    def apply(self, event: Event) -> Sequence[Event]:
+        for incident in self.all:
+            if incident.back_s is not None and incident.is_loss:
+                incident.waiting.clear()
+        return super().apply(event)
+
+
+class CountsEachRecordTwice(Incidents):
+    """Adds the steps of each record again."""
+
+    def _recorded(self, event: StepsLost) -> None:
+        super()._recorded(event)
+        super()._recorded(event)
+
+
+class SeesTroubleAnew(Incidents):
+    """Opens an incident for each report of the same trouble."""
+
+    def _trouble(self, event: TroubleSeen) -> Sequence[Event]:
+        known, self.all = self.all, []
+        super()._trouble(event)
+        self.all, [incident] = [*known], self.all
+        return (self._open(incident, event.what),)
+
+
+class DoesNotWaitForWhatBeginsAnew(Incidents):
+    """Closes the loss of a stage's last server before the record says what the stage has lost."""
+
+    def _goes_on(self, event: Event) -> None:
+        if not isinstance(event, StageBeganAnew):
+            super()._goes_on(event)
+
+
+class ForgetsTheLastServerOfAStage(Incidents):
+    """Puts the steps of a stage that has begun anew down to nobody."""
+
+    def _recorded(self, event: StepsLost) -> None:
+        own = tuple(steps for steps in event.lost if steps.round == event.round)
+        super()._recorded(StepsLost(event.round, own))
+
+
+def _make(machine: type[Incidents]) -> Callable[[int], World]:
+    return lambda seed: World(seed, machine)
+
+
+MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
+    mutant.__name__: (_make(mutant), first_seed)
+    for mutant, first_seed in (
+        (ClosesBeforeTheCostIsKnown, 0),
+        (ForgetsWhatWasTold, 9),
+        (TakesWhoLeavesForLost, 0),
+        (WaitsForNoTrainer, 0),
+        (CountsEachRecordTwice, 0),
+        (SeesTroubleAnew, 3),
+        (DoesNotWaitForWhatBeginsAnew, 9),
+        (ForgetsTheLastServerOfAStage, 0),
+    )
+}

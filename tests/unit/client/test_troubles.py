@@ -1,0 +1,120 @@
+"""What is wrong with peers that are there, and what those had that were lost, is told by what they report."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from tests.set_clock import SetClock
+from tests.unit.client.noted import NotedLedger
+
+from shoal.client.troubles import Troubles
+from shoal.control.membership import Membership
+from shoal.control.records import StageRecord, VerifiedRecord
+from shoal.events.incidents import Cause, IncidentClosed, IncidentOpened, LossExplained
+from shoal.events.losses import ServerHeard, ServerLost
+from shoal.ids import PeerId
+from shoal.wire.messages.control import MetricReport
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def report(gauges: dict[str, float] | None = None, role: str = "server", **counters: int) -> MetricReport:
+    return MetricReport(role, {name.replace("__", "."): count for name, count in counters.items()}, gauges or {}, {})
+
+
+class Story:
+    """A client on box1, and a server on box2 that has announced itself."""
+
+    def __init__(self) -> None:
+        self.clock = SetClock()
+        self.ledger = NotedLedger(self.clock)
+        self.membership = Membership(self.clock)
+        record = StageRecord(("memory:a",), 0.0, stage=1, host="box2", index=0)
+        self.membership.update([VerifiedRecord("stage.1", A, 1, 1e9, record)])
+        self.troubles = Troubles(self.ledger, self.membership, "box1")
+        self.counted: dict[str, int] = {}
+
+    def hear(self, message: MetricReport, peer: PeerId = A) -> None:
+        self.troubles.reported(peer, self.counted, message)
+        self.counted = dict(message.counters)
+
+    @property
+    def told(self) -> list[str]:
+        return [event.say() for event in self.ledger.noted if isinstance(event, IncidentOpened | IncidentClosed)]
+
+
+def test_a_server_without_memory_is_told_until_it_commits_a_step_again() -> None:
+    story = Story()
+    story.hear(report(step__committed=3))
+    story.hear(report(step__committed=3, step__out_of_memory=1))
+    story.hear(report(step__committed=3, step__out_of_memory=2))
+    assert len(story.told) == 1
+    story.clock.now += 4.0
+    story.hear(report(step__committed=4, step__out_of_memory=2))
+    story.hear(report(step__committed=5, step__out_of_memory=2))
+    assert story.told == [
+        "server 0@box2 has no memory for a microbatch: the step is tried again, and it takes smaller ones from now on",
+        "server 0@box2 was out of memory: over after 4.0 s",
+    ]
+    [opened, *_] = [event for event in story.ledger.noted if isinstance(event, IncidentOpened)]
+    assert (opened.kind, opened.cause, opened.host, opened.stage) == ("server", Cause.MEMORY, "box2", 1)
+
+
+def test_a_disk_that_takes_nothing_is_told_with_what_is_lost_until_it_takes_it_again() -> None:
+    story = Story()
+    full = {"disk.failing{what=log}": 1.0, "disk.failing{what=replica_log}": 1.0, "process.memory_bytes": 1.0}
+    story.hear(report(full))
+    story.hear(report(full))
+    story.clock.now += 2.0
+    story.hear(report({name: 0.0 for name in full}))
+    assert story.told == [
+        "server 0@box2 cannot write to its disk (log, replica log): free space there",
+        "server 0@box2 could not write to its disk: over after 2.0 s",
+    ]
+
+
+def test_who_announces_itself_to_nobody_is_called_by_its_role_and_the_client_s_host() -> None:
+    story = Story()
+    story.hear(report({"disk.failing{what=log}": 1.0}, "data_server"), B)
+    assert story.told == ["the data server on box1 cannot write to its disk (log): free space there"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "cause"),
+    [
+        ({"step__committed": 5}, {"step__committed": 1}, Cause.ENDED),
+        ({"step__committed": 5}, {"step__committed": 5, "process__stalled_ms": 3000}, Cause.FROZEN),
+        ({"step__committed": 5}, {"step__committed": 5, "process__stalled_ms": 1000}, Cause.CUT),
+        ({}, {"step__committed": 5}, None),
+    ],
+)
+def test_what_a_server_had_that_is_heard_again_follows_from_what_it_has_counted(
+    before: dict[str, int], now: dict[str, int], cause: Cause | None
+) -> None:
+    story = Story()
+    story.hear(report(**before))
+    story.ledger.note(ServerLost(A, "server 0@box2", 1, 2.0, "", (), (), story.clock.now))
+    story.clock.now += 3.0
+    story.hear(report(**before))
+    story.ledger.note(ServerHeard(A, "server 0@box2", 5.0))
+    story.hear(report(**now))
+    story.hear(report(**now))
+    explained = [event.cause for event in story.ledger.noted if isinstance(event, LossExplained)]
+    assert explained == [cause or Cause.CUT]
+
+
+async def test_a_peer_of_another_time_is_told_until_its_records_are_believed() -> None:
+    story = Story()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(story.troubles.follow_clocks)
+        for differences in ({B: (3600.0, "server 1@box3")}, {B: (3601.0, "server 1@box3")}, {}):
+            story.clock.now += 5.0
+            await anyio.wait_all_tasks_blocked()
+            story.membership.clocks(differences)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert story.told == [
+        "the clock of server 1@box3 is 3600 s ahead of this host's, so neither believes what the other announces: "
+        "set both, best by NTP",
+        "server 1@box3 had another time: over after 5.0 s",
+    ]
