@@ -43,7 +43,7 @@ from shoal.monitor.http.browsers import MAX_BROWSERS
 from shoal.report.page import write_page
 
 TICKS, PEERS = 25_000, 200
-"""Four numbers of a run a tick make 100,000 points."""
+"""Four curves of so many points are 100,000; the fifth one is beside them."""
 MAX_UPDATE_MS, MAX_SCREEN_MS, MAX_REPORT_BYTES = 33.0, 250.0, 1_500_000
 MAX_GROWTH_MB = 5.0
 ROW_S = 0.5

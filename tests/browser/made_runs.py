@@ -63,6 +63,7 @@ def row(tick: int, unix_s: float, names: list[str]) -> MetricRow:
         "grad_norm": 0.4 + 0.1 * abs(wave),
         "lr": 0.001 * (1 + math.cos(tick / 8000)),
         "samples_per_s": 64 + 4 * wave,
+        "targets_per_s": 8192 + 512 * wave,
         "pipelines": float(len(names) // 4),
         "alive_peers": float(len(names) + 6),
     }

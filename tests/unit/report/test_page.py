@@ -15,6 +15,7 @@ from shoal.cli import main
 from shoal.config import Config
 from shoal.config.dump import dump_config
 from shoal.monitor.exporters.metrics_file import MetricsFile
+from shoal.monitor.page.chronicle import DRAWN, DRAWN_OF_PEERS
 from shoal.monitor.page.files import MODULES, PLOT, STATIC, static_files
 from shoal.report.page import FILE_NAME, one_module, page_with, write_page
 from shoal.telemetry.rows import MetricRow
@@ -94,6 +95,13 @@ def test_the_page_has_no_file_that_it_does_not_load_and_loads_none_from_elsewher
             path
         )
     assert "v1.6.32" in PLOT.read_text()[:100]
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("DRAWN", DRAWN), ("DRAWN_OF_PEERS", DRAWN_OF_PEERS)])
+def test_the_page_goes_on_with_the_curves_that_the_server_has_begun(name: str, numbers: tuple[str, ...]) -> None:
+    found = re.search(rf"^const {name} = (\[.*\]);$", (STATIC / "store.js").read_text(), re.MULTILINE)
+    assert found is not None
+    assert tuple(json.loads(found[1])) == numbers
 
 
 def test_shoal_report_writes_it_for_a_run_that_is_named_or_the_newest(

@@ -25,7 +25,10 @@ from shoal.monitor.page.curve import Curve
 from shoal.telemetry.rows import MetricRow
 
 News = dict[str, Any]
-DRAWN: Final = frozenset({"accuracy", "grad_norm", "loss", "lr", "router", "samples_per_s", "step_s", "traffic"})
+DRAWN: Final = (
+    *("accuracy", "grad_norm", "loss", "lr", "router"),
+    *("samples_per_s", "step_s", "targets_per_s", "traffic"),
+)
 """Numbers of the run that have a curve, by the part of their name before the slash."""
 DRAWN_OF_PEERS: Final = ("samples_per_s", "busy", "sent_per_s", "received_per_s")
 _RATES: Final = {"transport.sent_bytes": "sent_per_s", "transport.received_bytes": "received_per_s"}

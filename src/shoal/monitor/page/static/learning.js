@@ -1,7 +1,7 @@
 // How the model learns: losses, gradient, learning rate and speed, over samples or over time.
 
 import { Chart, drawn } from "./charts.js";
-import { element, loss, number, rate } from "./text.js";
+import { element, loss, number, rate, whole } from "./text.js";
 
 const LOSSES = {
   train: "training",
@@ -18,6 +18,7 @@ const OF_THE_RUN = [
   ["Length of the gradient", (name) => name === "grad_norm", () => "before clipping", number],
   ["Learning rate", (name) => name === "lr", () => "inner optimizer", number],
   ["Samples a second", (name) => name.startsWith("samples_per_s"), (name) => name.split("/")[1] ?? "swarm", rate],
+  ["Targets a second", (name) => name === "targets_per_s", () => "swarm", whole],
   ["Seconds a step", (name) => name === "step_s", () => "mean", number],
   ["Router", (name) => name.startsWith("router"), (name) => name.split("/")[1] ?? name, number],
 ];

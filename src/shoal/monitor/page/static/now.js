@@ -14,6 +14,7 @@ const TILES = [
   ["held-out loss", "loss/eval", loss, false],
   ["baseline loss", "loss/baseline", loss, false],
   ["samples/s", "samples_per_s", rate, true],
+  ["targets/s", "targets_per_s", whole, true],
   ["pipelines", "pipelines", whole, false],
   ["peers", "alive_peers", whole, false],
 ];

@@ -9,7 +9,7 @@ const OF_PEER = 2; // seconds since the beginning, value
 const MAX_EVENTS = 300;
 const OF_RUN_NEW = { max: 1000, stride: 1, count: 1, buckets: [] };
 const OF_PEER_NEW = { max: 128, stride: 1, count: 1, buckets: [] };
-const DRAWN = ["accuracy", "grad_norm", "loss", "lr", "router", "samples_per_s", "step_s", "traffic"];
+const DRAWN = ["accuracy", "grad_norm", "loss", "lr", "router", "samples_per_s", "step_s", "targets_per_s", "traffic"];
 const DRAWN_OF_PEERS = ["samples_per_s", "busy", "sent_per_s", "received_per_s"];
 
 export class Store {
