@@ -19,20 +19,19 @@ def incident_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each of the last incidents in `summary.json`, and how many there were before."""
     incidents: list[dict[str, Any]] = summary.get("incidents") or []
     if len(incidents) > _SHOWN:
-        yield f"{len(incidents)} processes were lost on the way; the last of them:"
+        yield f"{len(incidents)} incidents on the way; the last of them:"
     for incident in incidents[-_SHOWN:]:
         yield _sentence(incident)
 
 
 def _sentence(incident: Mapping[str, Any]) -> str:
     stage = "" if incident["stage"] is None else f" (stage {incident['stage']})"
-    parts = [
-        f"{incident['who']}{stage} was lost in round {incident['round']}, {duration(incident['at_s'])} after launch"
-    ]
+    when = f"in round {incident['round']}, {duration(incident['at_s'])} after launch"
+    parts = [f"{incident['who']}{stage}: {incident['cause']} {when}"]
     recovered_s, back_s, lost = incident["recovered_after_s"], incident["back_after_s"], incident["steps_lost"]
     if recovered_s is not None:
         parts.append(f"training went on after {recovered_s:.1f} s")
-    parts.append("it did not come back" if back_s is None else f"it was back after {back_s:.1f} s")
+    parts.append("it was not over at the end" if back_s is None else f"over after {back_s:.1f} s")
     if lost:
         parts.append(f"{lost} step{'s'[: lost != 1]} lost")
     return "; ".join(parts)

@@ -13,6 +13,7 @@ from statistics import median
 
 from shoal.clock import Clock
 from shoal.events.base import Event, level_name
+from shoal.events.incidents import IncidentOpened
 from shoal.events.run import RoundBegun, RoundRecorded, StepReported
 from shoal.wire.messages.control import MAX_CURVE, MAX_SAYS_CHARS, MAX_TOLD_EVENTS, ToldEvent
 
@@ -86,6 +87,8 @@ class Course:
                     self._round_s.append(event.duration_s)
             case _:
                 pass
+        if isinstance(event, IncidentOpened):
+            said = event.what  # also where another one shows it on the client's own screen
         routine = not said
         said = said or event.brief_said()
         if said and event.level > logging.DEBUG:

@@ -13,6 +13,7 @@ from shoal.config import load_config
 
 LOST: dict[str, Any] = {
     "kind": "server",
+    "cause": "frozen",
     "who": "server 1@box2",
     "stage": 1,
     "round": 3,
@@ -28,16 +29,16 @@ LOST: dict[str, Any] = {
 def test_an_incident_is_a_sentence_with_who_when_and_at_what_cost() -> None:
     trainer = LOST | {"who": "trainer 0", "stage": None, "recovered_after_s": None, "back_after_s": None}
     assert list(incident_lines({"incidents": [LOST, trainer | {"steps_lost": 1}, trainer | {"steps_lost": 0}]})) == [
-        "server 1@box2 (stage 1) was lost in round 3, 41 s after launch; training went on after 0.4 s; it was back "
-        "after 12.3 s; 3 steps lost",
-        "trainer 0 was lost in round 3, 41 s after launch; it did not come back; 1 step lost",
-        "trainer 0 was lost in round 3, 41 s after launch; it did not come back",
+        "server 1@box2 (stage 1): frozen in round 3, 41 s after launch; training went on after 0.4 s; "
+        "over after 12.3 s; 3 steps lost",
+        "trainer 0: frozen in round 3, 41 s after launch; it was not over at the end; 1 step lost",
+        "trainer 0: frozen in round 3, 41 s after launch; it was not over at the end",
     ]
 
 
 def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
     lines = list(incident_lines({"incidents": [LOST | {"round": number} for number in range(12)]}))
-    assert lines[0] == "12 processes were lost on the way; the last of them:"
+    assert lines[0] == "12 incidents on the way; the last of them:"
     assert [line.partition(" in round ")[2].partition(",")[0] for line in lines[1:]] == ["7", "8", "9", "10", "11"]
     assert not list(incident_lines({}))
 

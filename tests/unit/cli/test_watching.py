@@ -157,7 +157,7 @@ async def test_a_client_that_is_lost_leaves_its_last_numbers_with_their_age_unti
     watched = WatchedRun(finder, clock, 1.0)
     async with a_client(tmp_path / "second") as second, a_client(tmp_path / "first") as first:
         finder.start = first.target
-        finder.found = [BootstrapError("nobody"), FoundClient(None, VIEW), FoundClient(second.target, VIEW)]
+        finder.found = [FoundClient(None, VIEW), BootstrapError("nobody"), FoundClient(second.target, VIEW)]
         said: list[str] = []
         watched.on_news = lambda: said.append(watched.status.state if watched.status else "")
         async with alongside(watched.run) as tasks:

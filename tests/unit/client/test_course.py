@@ -8,12 +8,11 @@ import pytest
 from tests.unit.test_clock import ManualClock
 
 from shoal.client.course import Course, LossCurve
-from shoal.events.losses import ServerLost
-from shoal.events.run import RoundBegun, RoundRecorded, StepReported
-from shoal.ids import PeerId
+from shoal.events.incidents import Cause, IncidentOpened
+from shoal.events.run import RoundBegun, RoundRecorded, StepReported, TrainingDiverging
 from shoal.wire.messages.control import MAX_CURVE, MAX_TOLD_EVENTS
 
-LOST = ServerLost(PeerId("a"), "server 0", 1, 0.0, "", (), (0,), 5.0)
+LOST = TrainingDiverging("20 steps in a row were skipped")
 
 
 def recorded(round: int, duration_s: float | None) -> RoundRecorded:
@@ -45,7 +44,7 @@ def test_who_asks_again_is_told_what_came_since_and_nothing_twice() -> None:
     course = Course(ManualClock())
     course.take(LOST, LOST.say())
     (first,) = course.events(0)
-    assert (first.event, first.level, first.says, first.routine) == ("server.lost", "WARNING", LOST.say(), False)
+    assert (first.event, first.level, first.says, first.routine) == ("training.diverging", "WARNING", LOST.say(), False)
     course.take(begun(1), "")  # it says nothing to people
     course.take(recorded(1, 4.0), "")
     (second,) = course.events(first.number)
@@ -72,7 +71,7 @@ def test_what_is_routine_drives_nothing_else_out() -> None:
     for round in range(200):
         course.take(recorded(round, 4.0), "")
     told = course.events(0)
-    assert (told[0].event, told[-1].says[:9]) == ("server.lost", "round 199")
+    assert (told[0].event, told[-1].says[:9]) == ("training.diverging", "round 199")
     for _ in range(200):
         course.take(LOST, LOST.say())
     assert len(course.events(0)) == MAX_TOLD_EVENTS
@@ -103,3 +102,14 @@ def test_a_client_that_was_started_again_knows_nothing_before_the_record_of_a_ro
     course.take(begun(6), "")
     course.take(recorded(6, 10.0), "")
     assert course.left_s(6, 9) == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_an_incident_is_told_also_where_the_clients_screen_has_it_from_somebody_else(shown: bool) -> None:
+    course = Course(ManualClock())
+    event = IncidentOpened(
+        1, "trainer", Cause.ENDED, "trainer 0", "box", None, 2, 0.0, 5.0, "trainer 0 has ended", shown
+    )
+    course.take(event, event.say())
+    (told,) = course.events(0)
+    assert (told.says, told.routine) == ("trainer 0 has ended", False)
