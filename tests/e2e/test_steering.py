@@ -40,9 +40,10 @@ def elsewhere(hosts: Hosts, host: str, word: str, *flags: str, code: int = 0, st
     return asked.output
 
 
-def only_run(run: Launched) -> dict[str, Any]:
-    """Return what `shoal ps` says of the only run of this host."""
-    [row] = json.loads(shoal(run, "ps", "--json"))["runs"]
+def listed(run: Launched) -> dict[str, Any]:
+    """Return what `shoal ps` says of a run; others may live on this host."""
+    name = run.require_log_dir().name
+    [row] = (row for row in json.loads(shoal(run, "ps", "--json"))["runs"] if row["run"] == name)
     return row
 
 
@@ -52,13 +53,13 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_meanwh
         name = run.require_log_dir().name
         assert f"run {name} is not paused" in shoal(run, "resume-run", name)
         assert shoal(run, "pause", name).startswith(f"run {name} is paused in round ")
-        before = only_run(run)
+        before = listed(run)
         assert before["paused"]
         assert before["state"].startswith("paused by ")
         os.kill(run.living_pid_of("client:0"), signal.SIGKILL)
         run.saw("client_0", "client.resumed")
         assert f"run {name} is paused already" in shoal(run, "pause")
-        after = only_run(run)
+        after = listed(run)
         assert (after["paused"], after["round"]) == (True, before["round"])
         recorded = len(run.events("client_0", "round.recorded"))
         assert f"run {name} goes on in round {before['round']}" in shoal(run, "resume-run", name)
@@ -85,7 +86,7 @@ def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_and_its_summary
     with launched(tmp_path, *ENDLESS) as run:
         run.saw("client_0", "round.recorded")
         log_dir = run.require_log_dir()
-        row = only_run(run)
+        row = listed(run)
         assert (row["run"], row["hosts"], row["launcher_pid"]) == (log_dir.name, "client", run.process.pid)
         assert row["log_dir"] == str(log_dir)
         assert row["round"] >= 1

@@ -121,11 +121,11 @@ def outside_run_name(base: str) -> str:
 
 def outside_scale(name: str) -> float:
     """Return by what a number is multiplied so that it is in base units."""
-    return 1e-6 if name.endswith(_MICROSECONDS) else 1.0
+    return next((scale for ending, scale in _SCALES.items() if name.endswith(ending)), 1.0)
 
 
-_MICROSECONDS: Final = "_us"
-_BASE_UNITS: Final = ((_MICROSECONDS, "_seconds"), ("_per_s", "_per_second"), ("_s", "_seconds"))
+_SCALES: Final = {"_us": 1e-6, "_ms": 1e-3}
+_BASE_UNITS: Final = (*((ending, "_seconds") for ending in _SCALES), ("_per_s", "_per_second"), ("_s", "_seconds"))
 
 
 def _in_base_units(name: str) -> str:

@@ -89,7 +89,7 @@ async def test_the_memory_of_a_posted_tensor_is_released_once_it_is_written(host
 
 async def test_closing_flushes_what_is_queued(host: Any) -> None:
     a, b = await linked(host)
-    a.post(b.peer_id, Forward(step(), 0), [tensor(20 * MIB)])
+    a.post(b.peer_id, Forward(step(), 0), [tensor(4 * MIB)])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(a.aclose)
         events = await take(b, 2)

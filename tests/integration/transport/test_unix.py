@@ -155,7 +155,7 @@ async def test_a_restarted_peer_replaces_its_old_connection(endpoint: Any, folde
 
 async def test_closing_flushes_and_leaves_no_socket(endpoint: Any, folder: Path) -> None:
     a, b = await linked(endpoint)
-    a.post(B, Forward(step(), 0), [tensor(20 * MIB)])
+    a.post(B, Forward(step(), 0), [tensor(4 * MIB)])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(a.aclose)
         events = await take(b, 2)
