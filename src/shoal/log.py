@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.events.base import Event, level_name
@@ -243,10 +244,16 @@ def written_lines(path: Path) -> Iterator[bytes]:
     Raises:
         OSError: they cannot be read.
     """
-    for file in (*old_files(path), path):
-        if file.exists():
-            with file.open("rb") as lines:
-                yield from lines
+    with ExitStack() as stack:
+        files: list[BinaryIO] = []
+        # All are opened before any is read, the newest first: what is renamed meanwhile is met twice, and never missed.
+        for each in (path, *reversed(old_files(path))):
+            with suppress(FileNotFoundError):
+                file = stack.enter_context(each.open("rb"))
+                if not any(os.path.sameopenfile(file.fileno(), other.fileno()) for other in files):
+                    files.append(file)
+        for file in reversed(files):
+            yield from file
 
 
 def _say_unwritable(path: Path, error: OSError) -> None:

@@ -35,7 +35,7 @@ def _rows(run: Launched) -> list[MetricRow]:
 
 
 def test_a_run_whose_monitor_is_killed_twice_has_all_numbers_once_and_no_secret_among_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("wandb")
     heard = tmp_path / "heard"
@@ -59,15 +59,18 @@ def test_a_run_whose_monitor_is_killed_twice_has_all_numbers_once_and_no_secret_
     assert {name for name in named if run_number(name) is None and not name.startswith("counters/")} == set()
     of_peers = {name.partition("/")[0] for row in rows for values in row.peers.values() for name in values}
     assert of_peers - set(CATALOGUE) <= _DERIVED
-    servers = {who for row in rows for who, values in row.peers.items() if values.keys() >= _OF_EVERY_SERVER}
-    assert len({who.partition("@")[0] for who in servers}) == 4
+    told: dict[str, set[str]] = {}
+    for row in rows:
+        for who, values in row.peers.items():
+            told.setdefault(who.partition("@")[0], set()).update(values)
+    for index in range(4):
+        assert told[f"server {index}"] >= _OF_EVERY_SERVER
 
     # What the client has noted as a warning, the program has heard.
-    told = [json.loads(line) for line in heard.read_text().splitlines()]
-    assert "server.lost" in [each["event"] for each in told]
-    assert {each["level"] for each in told} <= {"WARNING", "ERROR"}
+    warnings = [json.loads(line) for line in heard.read_text().splitlines()]
+    assert "incident.opened" in [each["event"] for each in warnings]
+    assert {each["level"] for each in warnings} <= {"WARNING", "ERROR"}
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
     assert main(["runs", "export", str(folder), "--to", "wandb", "--output", str(tmp_path / "rebuilt")]) == 0
     capsys.readouterr()
     [part] = (tmp_path / "rebuilt").glob(f"wandb/offline-run-*-{folder.name}")

@@ -30,7 +30,7 @@ def host_information() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": processor_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "free_memory_bytes": free_memory_bytes(),
         "gpu_drivers": [name for name, path in _DRIVERS.items() if path.exists()],
         "swarm_key": _key(),

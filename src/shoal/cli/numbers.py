@@ -84,6 +84,7 @@ def _write_wandb(source: Path, rows: Iterable[MetricRow], folder: Path) -> list[
         project=config.wandb_project,
         entity=config.wandb_entity,
         run_id=config.wandb_run_id or run_id,
+        is_offline=True,
     )
     run = WandbRun(settings, print)
     for event in read_noted(source):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-# On a terminal a control character may do anything; a line's end and a tab may stay.
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+# On a terminal a control character may do anything; a line's end and a tab may stay. What has no width, or turns the
+# direction of a line, would show another text than there is.
+_UNSEEN = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
+_CONTROLS = {
+    code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0x7F, 0xA0), *_UNSEEN) if chr(code) not in "\n\t"
+}
 
 
 def without_controls(text: str) -> str:

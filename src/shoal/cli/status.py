@@ -12,6 +12,7 @@ from shoal import log
 from shoal.cli.exits import DONE
 from shoal.cli.known_peers import with_known_peers
 from shoal.cli.observing import SwarmObserver
+from shoal.cli.output import without_controls
 from shoal.cli.runs_here import living_runs
 from shoal.cli.watching import Finder, FinderHere, SwarmFinder, look_once
 from shoal.clock import SystemClock
@@ -38,7 +39,7 @@ def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -
     """
     log.configure("status", None)
     status = anyio.run(look_once, _finder(config, origins), backend_options={"use_uvloop": True})
-    print(msgspec.json.encode(status).decode() if as_json else "\n".join(lines_of(status)))
+    print(msgspec.json.encode(status).decode() if as_json else "\n".join(map(without_controls, lines_of(status))))
     return DONE
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -93,6 +94,12 @@ class SwarmFinder:
         self.observer.remember(view)
 
 
+@cache
+def _prefix_of(log_dir: str) -> str:
+    """Return the prefix of a run by its folder; it is asked for with each answer."""
+    return load_config(Path(log_dir) / "config.yaml", (), {}).experiment_prefix
+
+
 @dataclass(frozen=True)
 class FinderHere:
     """Finds the client of a run of this host."""
@@ -101,7 +108,7 @@ class FinderHere:
 
     @property
     def prefix(self) -> str:
-        return load_config(Path(self.note.log_dir) / "config.yaml", (), {}).experiment_prefix
+        return _prefix_of(self.note.log_dir)
 
     def first(self) -> ClientTarget | None:
         return target_here(self.note)
@@ -258,7 +265,8 @@ class WatchedRun:
         known = self._status
         problem = "" if known is None or known.client is None else known.client.problem
         status = swarm_status(self.finder.prefix, view, None, problem)
-        if known is None:
+        if known is None or known.round is None or known.run != status.run:
+            # There are no numbers of a client of this run that would stand.
             self._take(status)
         else:
             # The client's numbers stand until it, or another one, says newer ones.

@@ -82,7 +82,8 @@ class Course:
             case RoundBegun():
                 self._begun_s = self._clock.now_s()
             case RoundRecorded():
-                self._recorded = event.round
+                # What is left are whole rounds, until the next one begins.
+                self._recorded, self._begun_s = event.round, self._clock.now_s()
                 if event.duration_s is not None:
                     self._round_s.append(event.duration_s)
             case _:

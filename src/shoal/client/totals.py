@@ -126,7 +126,7 @@ class RunTotals:
         if self.launched_s is not None:
             self.launched_s += moved_s
         self.progress.move(moved_s)
-        self.incidents.move(moved_s)
+        self.incidents.move(moved_s, now_s)
         for peer in list(self.counted.latest):
             self.counted.started_again(peer)
 

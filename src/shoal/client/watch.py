@@ -11,6 +11,7 @@ from shoal.client.ledger import Ledger
 from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, utc_time_of_day
 from shoal.control.membership import Membership
+from shoal.events.incidents import Cause, TroubleOver
 from shoal.events.losses import (
     DataServerLost,
     LossFound,
@@ -86,6 +87,11 @@ class Watch:
         # One that the registry names again, and that still cannot be reached, is lost once.
         if server is not None and not self._is_moving(peer) and not self._incidents.is_missing(peer):
             self._ledger.note(self._server_lost(server, silent_s, since))
+        elif server is None:
+            # It reports no more that this is over; of a server the loss itself says so.
+            for cause in (Cause.MEMORY, Cause.DISK):
+                if peer in self._incidents.troubled(cause):
+                    self._ledger.note(TroubleOver(cause, peer, self._ledger.now_s()))
         self._membership.lost(peer)
         if server is not None:
             self._dial(peer)

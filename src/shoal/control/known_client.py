@@ -49,9 +49,14 @@ def remember_client(
     Raises:
         OSError: it cannot be written.
     """
-    peers = tuple(dict.fromkeys(initial_peers))[:_MAX_PEERS]
+    path = _file(swarm_key, experiment_prefix)
+    before = _kept(path)
+    # Who was told of one peer knows no reason to forget the others.
+    others = before.initial_peers if before is not None and before.run_id == run_id else ()
+    peers = tuple(dict.fromkeys((*initial_peers, *others)))[:_MAX_PEERS]
     known = KnownClient(run_id=run_id, peer=client.peer, addresses=client.addresses, initial_peers=peers)
-    keep(_file(swarm_key, experiment_prefix), msgspec.json.encode(known))
+    if known != before:
+        keep(path, msgspec.json.encode(known))
 
 
 async def keep_known_client(start: RoleStart, run_id: str, membership: Membership) -> None:
@@ -76,12 +81,16 @@ async def keep_known_client(start: RoleStart, run_id: str, membership: Membershi
 
 def known_client(swarm_key: bytes, experiment_prefix: str, initial_peers: Collection[str]) -> KnownClient | None:
     """Return the client that is kept of a swarm; None if there is none, or one of a swarm without these peers."""
+    known = _kept(_file(swarm_key, experiment_prefix))
+    return known if known is not None and set(initial_peers) & set(known.initial_peers) else None
+
+
+def _kept(path: Path) -> KnownClient | None:
     try:
-        with _file(swarm_key, experiment_prefix).open("rb") as file:
-            known = msgspec.json.decode(file.read(_MAX_BYTES), type=KnownClient)
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MAX_BYTES), type=KnownClient)
     except (OSError, msgspec.MsgspecError):
         return None  # never written, or by another version
-    return known if set(initial_peers) & set(known.initial_peers) else None
 
 
 def _file(swarm_key: bytes, experiment_prefix: str) -> Path:

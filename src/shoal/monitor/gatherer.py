@@ -76,6 +76,8 @@ class Gatherer:
                 self._hand_on(noted.line)
                 return True
             case Metrics() as numbers:
+                if numbers.role == "client":
+                    self._require_client(event.peer)
                 # Nobody speaks for another peer.
                 own = msgspec.structs.replace(numbers, peer=event.peer)
                 self._rows.add(self._status.add(own, self._clock.now_s()))

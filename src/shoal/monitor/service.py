@@ -136,7 +136,7 @@ def _dashboard(
     settings = DashboardSettings(
         Path(start.log_dir), start.run_id, config.dashboard.port, info_of(config, start.run_id)
     )
-    return Dashboard(settings, clock, lambda text: control.tell(UserNotice(text)), newest)
+    return Dashboard(settings, clock, lambda text: control.tell(UserNotice(text)), newest, control.stopping.is_set)
 
 
 def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> WandbRun:

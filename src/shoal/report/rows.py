@@ -32,7 +32,7 @@ def read_rows(log_dir: Path) -> Iterator[MetricRow]:
     for line in written_lines(log_dir / METRICS_FILE):
         try:
             yield _decode(line)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             continue  # whoever wrote it was killed meanwhile, or it is of another version
 
 
@@ -45,7 +45,7 @@ def read_noted(log_dir: Path) -> Iterator[NotedEvent]:
     for line in written_lines(log_dir / EVENTS_FILE):
         try:
             yield noted_event(line.rstrip())
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             continue  # as above
 
 

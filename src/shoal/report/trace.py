@@ -40,9 +40,13 @@ def trace_of(noted: Iterable[NotedEvent], rows: Iterable[MetricRow]) -> bytes:
 
 
 def _of_event(event: NotedEvent) -> Iterator[dict[str, Any]]:
-    at_us = _us(datetime.fromisoformat(event.time))
-    if event.event == _RECORDED:
-        yield from _of_round(msgspec.json.decode(event.line, type=RoundRecorded), at_us)
+    try:
+        at_us = _us(datetime.fromisoformat(event.time))
+        record = msgspec.json.decode(event.line, type=RoundRecorded) if event.event == _RECORDED else None
+    except ValueError:
+        return  # of another version
+    if record is not None:
+        yield from _of_round(record, at_us)
     elif event.says:
         texts = {"says": event.says, "level": event.level}
         yield {"ph": "i", "s": "g", "name": event.event, "pid": _RUN, "tid": _EVENTS, "ts": at_us, "args": texts}

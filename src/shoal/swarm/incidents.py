@@ -244,15 +244,21 @@ class Incidents:
                 following.append(incident.closed(number))
         return following
 
-    def move(self, by_s: float) -> None:
-        """All that has happened was so much later; nobody is waited for any more."""
+    def move(self, by_s: float, now_s: float) -> None:
+        """All that has happened was so much later; what was open is over now, with other processes."""
         for each in self.all:
+            is_open = each.ended_s is None
             each.began_s += by_s
             each.noticed_s += by_s
             each.recovered_s = None if each.recovered_s is None else each.recovered_s + by_s
             each.back_s = None if each.back_s is None else each.back_s + by_s
             each.gone_s = None if each.gone_s is None else each.gone_s + by_s
             each.waiting.clear()
+            if each.hit and each.recovered_s is None:
+                each.recovered_s = now_s
+            each.back_s = now_s if each.back_s is None else each.back_s
+            if is_open and each.cause == Cause.LEFT:
+                each.gone_s = now_s
         self._steps_s.clear()
 
     def is_known(self, found: LossFound, within_s: float) -> bool:
@@ -393,7 +399,8 @@ class Incidents:
         steps_s = self._steps_s.setdefault(slot, [])
         steps_s.append(at_s)
         del steps_s[:-_NUM_STEPS]
-        due = [each for each in self.all if {slot, _ANY_SLOT} & each.waiting and at_s >= each.noticed_s]
+        waiting = [each for each in self.all if each.waiting]
+        due = [each for each in waiting if {slot, _ANY_SLOT} & each.waiting and at_s >= each.noticed_s]
         for incident in due:
             incident.waiting -= {slot, _ANY_SLOT}
             if not incident.waiting:

@@ -49,7 +49,7 @@ class Gauge:
 
 
 FIRST_BUCKET, LAST_BUCKET = -64, 63
-_BUCKETS_A_DOUBLING: Final = 4
+BUCKETS_A_DOUBLING: Final = 4
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Count a value."""
-        bucket = FIRST_BUCKET if value <= 0 else math.floor(_BUCKETS_A_DOUBLING * math.log2(value))
+        bucket = FIRST_BUCKET if value <= 0 else math.floor(BUCKETS_A_DOUBLING * math.log2(value))
         bucket = min(max(bucket, FIRST_BUCKET), LAST_BUCKET)
         with self._lock:
             self._counts[bucket] = self._counts.get(bucket, 0) + 1
@@ -83,7 +83,7 @@ def quantile(counts: Mapping[int, int], share: float) -> float | None:
     for bucket, count in sorted(counts.items()):
         left -= count
         if left <= 0 and count:
-            return 2.0 ** ((bucket + 0.5) / _BUCKETS_A_DOUBLING)
+            return 2.0 ** ((bucket + 0.5) / BUCKETS_A_DOUBLING)
     return None
 
 
@@ -155,7 +155,7 @@ def labels_of(full_name: str) -> dict[str, str]:
 
 def upper_bound(bucket: int) -> float:
     """Return the value that all values of a histogram's bucket are below; infinity for the last one."""
-    return math.inf if bucket >= LAST_BUCKET else 2.0 ** ((bucket + 1) / _BUCKETS_A_DOUBLING)
+    return math.inf if bucket >= LAST_BUCKET else 2.0 ** ((bucket + 1) / BUCKETS_A_DOUBLING)
 
 
 def _full_name(name: str, labels: dict[str, str | int]) -> str:

@@ -58,8 +58,16 @@ def test_the_checker_of_prometheus_has_nothing_to_say() -> None:
 def test_buckets_of_a_histogram_add_up() -> None:
     report = MetricReport("server", {}, {}, {"step.open_seconds{stage=0}": {-4: 2, 0: 1, 63: 1}})
     buckets = _samples(exposition(Newest({}, (PeerReport("server 0", report),))))
-    assert list(buckets.values()) == [2.0, 3.0, 4.0]
-    assert [re.findall(r"'le', '([^']*)'", name)[0] for name in buckets] == ["0.594604", "1.18921", "+Inf"]
+    of = {re.findall(r"'le', '([^']*)'", name)[0]: value for name, value in buckets.items()}
+    assert (of["0.5"], of["1"], of["2"], of["16384"], of["+Inf"]) == (0.0, 2.0, 3.0, 3.0, 4.0)
+    assert list(of.values()) == sorted(of.values())
+
+
+def test_all_peers_tell_the_same_buckets_so_that_they_can_be_added_up() -> None:
+    peers = (MetricReport("server", {}, {}, {"data.wait_seconds": {bucket: 1}}) for bucket in (0, 9))
+    text = exposition(Newest({}, tuple(PeerReport(f"server {i}", each) for i, each in enumerate(peers)))).decode()
+    bounds = [re.findall(rf'le="([^"]*)".*who="server {i}"', text) for i in range(2)]
+    assert bounds[0] == bounds[1]
 
 
 def test_numbers_that_are_none_of_the_catalogue_and_labels_that_it_does_not_know_are_left_out() -> None:

@@ -84,10 +84,9 @@ def test_tensorboards_steps_are_samples(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wandb_gets_one_run_whatever_the_monitor_has_lived_through(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
     assert _export(run, "--to", "wandb") == 0
     assert "wandb sync" in capsys.readouterr().out
     [part] = (run / "exported-wandb").glob("wandb/offline-run-*-herd-1")

@@ -54,6 +54,10 @@ def key_file(key: KeyFile) -> Judged:
     """Whether there is one."""
     if key.mode is not None:
         return ok(str(key.path))
+    if key.problem:
+        return failed(
+            f"{key.path} cannot be looked at: {key.problem}", "name the key's file with --swarm-key-file; see ls -ld"
+        )
     return failed(
         f"there is no swarm key {key.path}",
         f"copy it from a host of the swarm: mkdir -p {_quoted(key.path.parent)} && scp <client host>:{key.path} "
@@ -64,7 +68,7 @@ def key_file(key: KeyFile) -> Judged:
 def key_mode(key: KeyFile) -> Judged:
     """Whether it is secret."""
     if key.mode is None:
-        return skipped("there is no key file")
+        return skipped("no key file was seen")
     if key.mode & 0o077:
         return failed(f"others may read {key.path}: its mode is {key.mode:o}", f"chmod 600 {_quoted(key.path)}")
     return ok(f"mode {key.mode:o}")
@@ -73,7 +77,7 @@ def key_mode(key: KeyFile) -> Judged:
 def key_form(key: KeyFile) -> Judged:
     """Whether it is a key."""
     if key.mode is None:
-        return skipped("there is no key file")
+        return skipped("no key file was seen")
     if key.size_bytes is None:
         return failed(f"{key.path} cannot be read: {key.problem}", f"let this user read it: ls -l {_quoted(key.path)}")
     if key.size_bytes != KEY_BYTES:

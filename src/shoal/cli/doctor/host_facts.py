@@ -60,6 +60,8 @@ from shoal.transport.tcp import own_hosts
 _SOCKET_NAME: Final = "p2pclient-12345678901.sock"
 """The longest one: hivemind's, with 11 characters at random."""
 _DAEMON_TRIED_S: Final = 3.0
+_NOT_STARTED: Final = (126, 127)
+"""Exit codes of what begins a program, and cannot."""
 _HUB_TIMEOUT_S: Final = 2.0
 _HUB: Final = "https://huggingface.co"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -108,11 +110,14 @@ def key_file_at(path: Path) -> KeyFile:
     """Look at the swarm's key; of its content only a fingerprint leaves this function."""
     path = path.expanduser()
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        found = path.stat().st_mode
     except FileNotFoundError:
         return KeyFile(path, None, None)
     except OSError as error:
-        return KeyFile(path, 0, None, error.strerror or str(error))
+        return KeyFile(path, None, None, error.strerror or str(error))
+    if not stat.S_ISREG(found):
+        return KeyFile(path, None, None, "it is no file")
+    mode = stat.S_IMODE(found)
     try:
         with path.open("rb") as file:
             content = file.read(KEY_BYTES + 1)
@@ -181,8 +186,8 @@ def socket_room() -> Judged:
 def folder_of(key: str, path: Path) -> Folder:
     """Look at a folder, or the one in which it will be made."""
     path = path.expanduser().absolute()
-    there = next(each for each in (path, *path.parents) if each.exists())
     try:
+        there = next(each for each in (path, *path.parents) if each.exists())
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
@@ -279,21 +284,27 @@ async def daemon_file() -> DaemonFile:
 
 def _start_problem(path: Path) -> str:
     try:
-        subprocess.run([path, "-help"], capture_output=True, stdin=subprocess.DEVNULL, timeout=_DAEMON_TRIED_S)
+        done = subprocess.run([path, "-help"], capture_output=True, stdin=subprocess.DEVNULL, timeout=_DAEMON_TRIED_S)
     except subprocess.TimeoutExpired:
         return ""  # it runs
     except OSError as error:
         return error.strerror or str(error)
+    # Of a help text some versions of Go return 2; a signal, or a loader that fails, is no answer.
+    if done.returncode < 0 or done.returncode in _NOT_STARTED:
+        return f"it ended with code {done.returncode}"
     return ""
 
 
-async def devices_of(config: Config, within_s: float) -> WantedDevices:
+async def devices_of(config: Config, within_s: float) -> WantedDevices | Judged:
     """Ask torch for its GPUs if a server may want one."""
     has_driver = has_gpu_driver()
     may_want = any(device.startswith("cuda") for device in config.devices) or ("auto" in config.devices and has_driver)
     if not may_want:
         return WantedDevices(config.devices, has_driver, None)
+    begun_s = anyio.current_time()
     gpus = await anyio.to_thread.run_sync(answer_of, "shoal.server.visible_gpus", within_s)
+    if anyio.current_time() - begun_s >= within_s:
+        return skipped(f"torch did not say within {within_s:.0f} s which GPUs there are: this host is slow; try again")
     return WantedDevices(config.devices, has_driver, gpus)
 
 

@@ -93,7 +93,7 @@ def _newest(events: Sequence[EventStatus], room: int) -> list[EventStatus]:
 
 def _event_line(event: EventStatus) -> Text:
     style = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}.get(event.level, "")
-    return Text.assemble((_time_of_day(event.unix_s), "dim"), " " * _GAP, (on_one_line(event.says), style))
+    return Text.assemble((time_of_day(event.unix_s), "dim"), " " * _GAP, (on_one_line(event.says), style))
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -115,7 +115,8 @@ def _cut(line: Text, width: int, *, is_ascii: bool) -> Text:
     return line
 
 
-def _time_of_day(unix_s: float) -> str:
+def time_of_day(unix_s: float) -> str:
+    """Return it in UTC."""
     try:
         return f"{datetime.fromtimestamp(unix_s, UTC):%H:%M:%S}"
     except (ValueError, OverflowError, OSError):

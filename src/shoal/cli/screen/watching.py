@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import anyio
 import msgspec
@@ -15,11 +14,12 @@ from rich.text import Text
 
 from shoal.cli.exits import DONE
 from shoal.cli.output import without_controls
-from shoal.cli.screen.layout import render
+from shoal.cli.screen.layout import render, time_of_day
 from shoal.cli.screen.plain import plain_line
 from shoal.cli.watching import Finder, WatchedRun
 from shoal.clock import SystemClock, utc_time_of_day
 from shoal.control.swarm_status import EventStatus, SwarmStatus, lines_of
+from shoal.errors import ShoalError
 
 _REFRESH_PER_S = 4.0
 _UNBROKEN = "ignore"
@@ -40,7 +40,7 @@ async def watch(finder: Finder, interval_s: float, as_json: bool, console: Conso
     shown = WatchedRun(finder, clock, interval_s)
     is_screen = console.is_terminal and not console.is_dumb_terminal and not as_json
     lines = _JsonLines(shown) if as_json else _PlainLines(shown, lambda: utc_time_of_day(clock.unix_s()))
-    failures: list[OSError] = []
+    failures: list[OSError | ShoalError] = []  # raised where no group of errors is made of them
 
     async def print_lines() -> None:
         try:
@@ -48,8 +48,14 @@ async def watch(finder: Finder, interval_s: float, as_json: bool, console: Conso
                 lines.print_new()
                 await clock.sleep_s(interval_s)
         except OSError as error:
-            failures.append(error)  # raised where no group of errors is made of it
+            failures.append(error)
             tasks.cancel_scope.cancel()
+
+    async def follow() -> None:
+        try:
+            await shown.run()
+        except ShoalError as error:
+            failures.append(error)
 
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as tasks:
@@ -67,10 +73,10 @@ async def watch(finder: Finder, interval_s: float, as_json: bool, console: Conso
                     screen=True,
                     refresh_per_second=_REFRESH_PER_S,
                 ):
-                    await shown.run()
+                    await follow()
             else:
                 tasks.start_soon(print_lines)
-                await shown.run()
+                await follow()
             tasks.cancel_scope.cancel()
     if failures:
         raise failures[0]
@@ -107,8 +113,7 @@ class _PlainLines:
         new = _after(status, self._newest)
         if self._newest >= 0:  # what was before is in `shoal events`
             for event in new:
-                at = datetime.fromtimestamp(event.unix_s, UTC)
-                print(without_controls(f"{at:%H:%M:%S}Z  {event.says}"))
+                print(without_controls(f"{time_of_day(event.unix_s)}Z  {event.says}"))
         self._newest = max([0, self._newest, *(event.number for event in new)])
         print(f"{self._time_of_day()}  {plain_line(status)}", flush=True)
 

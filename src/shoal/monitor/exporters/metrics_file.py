@@ -36,7 +36,8 @@ class MetricsFile:
         self._time = row.time
         if self._peers_time is None:
             self._peers_time = row.time
-        if (row.time - self._peers_time).total_seconds() >= _PEERS_INTERVAL_S:
+        # Also if the clock was set back.
+        if abs((row.time - self._peers_time).total_seconds()) >= _PEERS_INTERVAL_S:
             self._write_with_peers(row)
         elif row.run:
             self._write(MetricRow(row.time, row.run))

@@ -8,7 +8,9 @@ costs the run nothing.
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -75,19 +77,23 @@ class NotifyCommand:
     def _problem_with(self, line: bytes) -> str:
         """Start the program with a line; return why that did not work, or nothing."""
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 self._command,
-                input=line + b"\n",
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                timeout=self._timeout_s,
-                check=False,
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired:
-            return f"it has not ended within {self._timeout_s:g} s"
-        except OSError as error:
-            return error.strerror or str(error)
-        if done.returncode == 0:
+        except (OSError, ValueError) as error:
+            return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        with process:
+            try:
+                _, said = process.communicate(line + b"\n", self._timeout_s)
+            except subprocess.TimeoutExpired:
+                # With what it has started itself.
+                os.killpg(process.pid, signal.SIGKILL)
+                return f"it has not ended within {self._timeout_s:g} s"
+        if process.returncode == 0:
             return ""
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return f"exit code {done.returncode}{f', {said[-1]}' if said else ''}"[:_MAX_REASON_CHARS]
+        lines = said.decode(errors="replace").strip().splitlines()
+        return f"exit code {process.returncode}{f', {lines[-1]}' if lines else ''}"[:_MAX_REASON_CHARS]

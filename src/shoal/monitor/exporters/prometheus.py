@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from shoal.monitor.exporters.base import Newest, PeerReport
 from shoal.telemetry.catalogue import CATALOGUE, RUN, MetricKind, outside_name, outside_run_name, outside_scale
-from shoal.telemetry.registry import LAST_BUCKET, base_name, labels_of, upper_bound
+from shoal.telemetry.registry import BUCKETS_A_DOUBLING, FIRST_BUCKET, LAST_BUCKET, base_name, labels_of, upper_bound
 from shoal.wire.messages.control import MetricReport
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -92,14 +92,17 @@ def _values(
 
 
 def _cumulative(counts: Mapping[int, int]) -> list[tuple[str, float]]:
-    """Return how many values are at most each bucket's upper bound, and how many there are in all."""
+    """Return how many values are at most each power of two, and how many there are in all.
+
+    Always of the same bounds: Prometheus adds up peers, and looks back, bound by bound.
+    """
     buckets = list[tuple[str, float]]()
     total = 0
-    for bucket, count in sorted(counts.items()):
-        total += count
-        if bucket < LAST_BUCKET:
+    for bucket in range(FIRST_BUCKET, LAST_BUCKET):
+        total += counts.get(bucket, 0)
+        if (bucket + 1) % BUCKETS_A_DOUBLING == 0:
             buckets.append((f"{upper_bound(bucket):.6g}", total))
-    return [*buckets, ("+Inf", total)]
+    return [*buckets, ("+Inf", total + counts.get(LAST_BUCKET, 0))]
 
 
 def _sentence(text: str) -> str:

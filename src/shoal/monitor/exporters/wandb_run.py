@@ -41,6 +41,7 @@ class WandbSettings:
         directory: existing folder in which W&B makes its `wandb` folder.
         config: shown with the run; no secrets.
         run_id: the same at every start.
+        is_offline: W&B is asked for nothing; otherwise it goes online if it can.
         project, entity: None leaves the choice to W&B.
     """
 
@@ -50,6 +51,7 @@ class WandbSettings:
     run_id: str
     project: str | None = None
     entity: str | None = None
+    is_offline: bool = False
 
 
 class Rows:
@@ -169,7 +171,7 @@ class WandbRun:
     def _start(self, api: Any) -> Any:
         reason = None
         try:
-            run = self._init(api, None)
+            run = self._init(api, "offline" if self._settings.is_offline else None)
         except (api.errors.UsageError, api.errors.CommError) as error:
             reason = str(error)
             run = self._init(api, "offline")

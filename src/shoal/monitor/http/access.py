@@ -34,6 +34,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Connection": "close",
 }
 """What every answer says."""
 
@@ -48,7 +49,7 @@ def problem_of(method: str, headers: Mapping[str, str]) -> tuple[int, str] | Non
         return 405, "this page only shows: GET"
     host = headers.get("host", "")
     if _hostname(host) not in _LOOPBACK:
-        return 421, "this page is at 127.0.0.1, localhost or [::1]; from elsewhere: ssh -L 8787:localhost:8787 HOST"
+        return 421, "this page is at 127.0.0.1, localhost or [::1]; from elsewhere: ssh -L 8787:127.0.0.1:8787 HOST"
     # An address of another scheme, port or name is another origin, and so is `null`.
     if headers.get("origin", f"http://{host}") != f"http://{host}":
         return 403, "pages of another origin are told nothing"
@@ -113,7 +114,11 @@ class Access:
         if not hmac.compare_digest(token.encode(), self._token.encode()):
             return False
         self._token = secrets.token_urlsafe(_KEY_BYTES)
-        self.serves(self._port)
+        try:
+            self.serves(self._port)
+        except OSError:
+            self._token = token  # nobody was let in, and the next one is written nowhere
+            raise
         return True
 
     def _left(self) -> tuple[str, int]:

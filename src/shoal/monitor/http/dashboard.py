@@ -25,7 +25,7 @@ from shoal.clock import Clock
 from shoal.events.base import emit, tell
 from shoal.events.monitor import DashboardAway, DashboardMissing, DashboardOpen, DashboardStopped
 from shoal.monitor.exporters.base import Newest, NotedEvent
-from shoal.monitor.http.access import Access
+from shoal.monitor.http.access import URL_FILE, Access
 from shoal.monitor.http.browsers import Browsers
 from shoal.monitor.page.chronicle import Chronicle
 from shoal.monitor.page.reading import read_chronicle
@@ -65,14 +65,17 @@ class Dashboard:
         clock: Clock,
         notice: Callable[[str], None],
         newest: Callable[[], Newest] = _nothing,
+        is_over: Callable[[], bool] = lambda: True,
     ) -> None:
         """Prepare; nothing is imported and no port is taken yet.
 
         Args:
             notice: is told a line for the user.
             newest: returns the newest numbers, for Prometheus.
+            is_over: whether the run ends, if this is cancelled: otherwise the monitor has failed and is started again.
         """
         self._newest = newest
+        self._is_over = is_over
         self._settings = settings
         self._clock = clock
         self._notice = notice
@@ -108,7 +111,9 @@ class Dashboard:
 
     async def run(self) -> None:
         """Serve from the first step on, until cancelled; then tell the browsers that the run is over."""
-        await self._stepped.wait()
+        # A monitor that is started again shows also a run that stands still.
+        if not (self._settings.log_dir / URL_FILE).exists():
+            await self._stepped.wait()
         try:
             server = await anyio.to_thread.run_sync(_import_server)
         except ImportError:
@@ -118,10 +123,12 @@ class Dashboard:
             listener, access = self._open()
             with listener:
                 browsers = await self._begin()
-                async with server.serving(listener, access, browsers, self._newest), anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._tick, browsers)
+                async with server.serving(listener, access, browsers, self._newest):
+                    # Outside the task group, which would wrap an OSError of it.
                     self._say_where(access, listener.getsockname()[1])
-                    await self._until_ended(browsers)
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(self._tick, browsers)
+                        await self._until_ended(browsers)
         except OSError as error:
             where = error.filename or f"{_HOST}:{self._settings.port}"
             tell(logger, DashboardStopped(f"{where}: {error.strerror or error}"), self._notice)
@@ -133,7 +140,8 @@ class Dashboard:
         finally:
             with anyio.move_on_after(_LAST_NUMBERS_S, shield=True):
                 await self._closed.wait()
-            browsers.end()
+            if self._is_over():
+                browsers.end()
 
     async def _begin(self) -> Browsers:
         """Take over the past and what has come meanwhile; from now on what comes goes to the browsers."""

@@ -24,7 +24,7 @@ function part(name) {
 
 function choose() {
   const [name, peer] = location.hash.slice(1).split("/");
-  shown = name in PARTS ? name : "now";
+  shown = Object.hasOwn(PARTS, name) ? name : "now";
   for (const each of Object.keys(PARTS)) document.getElementById(each).hidden = each !== shown;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${shown}`) link.setAttribute("aria-current", "page");

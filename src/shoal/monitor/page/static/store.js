@@ -7,6 +7,8 @@ const GONE_S = 60;
 const OF_RUN = 3; // numbers of a point: seconds since the beginning, samples, value
 const OF_PEER = 2; // seconds since the beginning, value
 const MAX_EVENTS = 300;
+const MAX_PEERS = 1024;
+const MAX_CURVES = 32;
 const OF_RUN_NEW = { max: 1000, stride: 1, count: 1, buckets: [] };
 const OF_PEER_NEW = { max: 128, stride: 1, count: 1, buckets: [] };
 const DRAWN = ["accuracy", "grad_norm", "loss", "lr", "router", "samples_per_s", "step_s", "targets_per_s", "traffic"];
@@ -83,11 +85,13 @@ export class Store {
     for (const [name, value] of Object.entries(news.run)) {
       this.run.set(name, [value, news.t]);
       if (!DRAWN.includes(name.split("/")[0])) continue;
-      if (!this.curves.has(name)) this.curves.set(name, new Curve({ ...OF_RUN_NEW, buckets: [] }, OF_RUN));
+      const isNew = !this.curves.has(name);
+      if (isNew && this.curves.size >= MAX_CURVES) continue;
+      if (isNew) this.curves.set(name, new Curve({ ...OF_RUN_NEW, buckets: [] }, OF_RUN));
       this.curves.get(name).add([at, news.samples, value]);
     }
     for (const [name, values] of Object.entries(news.peers)) {
-      if (!this.peers.has(name)) this.peers.set(name, peerOf({ heard: 0, values: {}, curves: {} }));
+      if (!this.peers.has(name)) this.makePeer(name);
       const peer = this.peers.get(name);
       peer.heardS = news.t;
       Object.assign(peer.values, values);
@@ -98,6 +102,12 @@ export class Store {
       }
     }
     this.heard();
+  }
+
+  makePeer(name) {
+    const oldest = (one, other) => (other[1].heardS < one[1].heardS ? other : one);
+    if (this.peers.size >= MAX_PEERS) this.peers.delete([...this.peers].reduce(oldest)[0]);
+    this.peers.set(name, peerOf({ heard: 0, values: {}, curves: {} }));
   }
 
   // An event, or what has become of a round.
