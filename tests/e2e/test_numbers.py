@@ -19,7 +19,7 @@ from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 _OF_EVERY_RUN = {"round", "step", "samples", "loss/train", "loss/eval", "lr", "grad_norm", "step_s", "samples_per_s"}
-_OF_EVERY_SERVER = {"step.committed", "step.samples", "device.busy_us", "process.memory_bytes", "busy"}
+_OF_EVERY_SERVER = {"step.committed", "step.samples", "device.busy_us", "process.memory_bytes"}
 _DERIVED = {"samples_per_s", "busy", "stage", "held_round"}
 
 

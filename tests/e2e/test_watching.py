@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,9 +123,15 @@ def test_json_is_an_object_a_line_and_tells_no_event_twice(run: Launched) -> Non
     assert all(each["run"] == said[0]["run"] and each["stages"] for each in said)
 
 
-def test_a_launcher_shows_the_same_in_its_terminal_and_what_happens_stays_above(tmp_path: Path) -> None:
-    own = {"XDG_RUNTIME_DIR": str(tmp_path / "rt"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    (tmp_path / "rt").mkdir(mode=0o700)
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path is short enough for Unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="sh", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_launcher_shows_the_same_in_its_terminal_and_what_happens_stays_above(tmp_path: Path, short: Path) -> None:
+    own = {"XDG_RUNTIME_DIR": str(short), "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     command = (str(ROOT / "run_local.py"), *ENDLESS, f"--log-dir={tmp_path / 'logs'}")
     with terminal(command, own, 100, 40) as seen:
         # In the first round nothing is kept yet.
