@@ -45,8 +45,7 @@ class Troubles:
         """
         if before and self._incidents.is_unexplained(peer):
             self._ledger.note(LossExplained(peer, self._explained(peer, before, now.counters)))
-        if before:  # what it has counted under another client is no news
-            self._look_at_memory(peer, totals_of(before), totals_of(now.counters))
+        self._look_at_memory(peer, totals_of(before), totals_of(now.counters))
         failing = [name for name, value in now.gauges.items() if base_name(name) == _DISK and value]
         if failing:
             what = ", ".join(sorted(name.partition("=")[2].rstrip("}").replace("_", " ") for name in failing))
