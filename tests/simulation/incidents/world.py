@@ -447,8 +447,8 @@ class World:
         if sorted(self.closed) != [event.number for event in self.opened]:
             raise Broken(f"of {len(self.opened)} incidents {sorted(self.closed)} are closed at the end of the run")
         for number, event in told_before.items():
-            # What a server that leaves has cost may be found after it is told that it is gone: then too little is told.
-            is_partly_known = event.cause == Cause.LEFT and (event.steps_lost or 0) < costs[number - 1]
+            # What one that leaves, or was only cut off, has cost may be found after it is over: too little is told.
+            is_partly_known = event.cause in (Cause.LEFT, Cause.CUT) and (event.steps_lost or 0) < costs[number - 1]
             if event.steps_lost != costs[number - 1] and not is_partly_known:
                 raise Broken(f"{event} was told, and the audit finds that it has cost {costs[number - 1]} steps")
             if event.back_after_s is None or (event.hit and event.recovered_after_s is None and event.kind != "client"):
