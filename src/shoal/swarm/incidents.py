@@ -72,6 +72,7 @@ class Incident:
         steps_lost: as far as records that are written down say.
         recorded_in: the round of the first record that was written down since it was noticed; 0: there is none yet.
         due_in: the record of this round will say what its stage has lost, which begins anew; 0: none will.
+        anew_in: rounds in which its stage has begun anew while it was open: what is lost by that, it has cost.
         is_closed: its end has been told.
         is_explained: a server that is heard again has said what it had counted.
     """
@@ -95,6 +96,7 @@ class Incident:
     steps_lost: int = 0
     recorded_in: int = 0
     due_in: int = 0
+    anew_in: list[int] = field(default_factory=list[int])
     is_closed: bool = False
     is_explained: bool = False
 
@@ -216,9 +218,7 @@ class Incidents:
             case TroubleOver():
                 self._trouble_over(event.peer, event.at_s, (event.cause,))
             case StageBeganAnew():
-                index = _cause(self.all, LostStep(event.base_round, event.stage, PeerId(""), event.in_round))
-                if index is not None:
-                    self.all[index].due_in = event.in_round
+                self._begins_anew(event)
             case StepsLost():
                 self._recorded(event)
             case IncidentClosed() if 0 < event.number <= len(self.all):
@@ -386,6 +386,13 @@ class Incidents:
             if index is not None:
                 self.all[index].steps_lost += steps
 
+    def _begins_anew(self, event: StageBeganAnew) -> None:
+        """What that costs is found with the round's record: it is put down to a loss whose end is not told yet."""
+        known = [each for each in self.all if each.kind == "server" and each.stage == event.stage and each.is_loss]
+        for incident in [each for each in known if not each.is_closed][-1:]:
+            incident.due_in = event.in_round
+            incident.anew_in.append(event.in_round)
+
     def _away(self, kind: str, key: str) -> list[Incident]:
         return [each for each in self.all if (each.kind, each.key, each.back_s) == (kind, key, None) and each.is_loss]
 
@@ -436,7 +443,7 @@ def steps_lost_by(incidents: Sequence[Incident], lost: Iterable[LostStep]) -> tu
     """Return how many steps each incident has cost, and how many were lost for another reason.
 
     A server's steps are gone with it if they are not in the record of their round; those of the rounds before only if
-    nobody else had their state either: then they are gone with the last server of the stage.
+    nobody else had their state either: then they are gone with the last server of the stage whose loss was known.
     """
     costs = [0] * len(incidents)
     others = 0
@@ -458,7 +465,7 @@ def _cause(incidents: Sequence[Incident], step: LostStep) -> int | None:
     if step.in_round == step.round:
         found = [index for index, each, round in servers if (each.key, round) == (step.peer, step.round)]
     else:
-        found = [index for index, each, round in servers if each.stage == step.stage and round <= step.in_round]
+        found = [index for index, each, _ in servers if each.stage == step.stage and step.in_round in each.anew_in]
     return found[-1] if found else None
 
 

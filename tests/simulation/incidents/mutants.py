@@ -67,9 +67,19 @@ class SeesTroubleAnew(Incidents):
 class DoesNotWaitForWhatBeginsAnew(Incidents):
     """Closes the loss of a stage's last server before the record says what the stage has lost."""
 
-    def _goes_on(self, event: Event) -> None:
-        if not isinstance(event, StageBeganAnew):
-            super()._goes_on(event)
+    def _begins_anew(self, event: StageBeganAnew) -> None:
+        super()._begins_anew(event)
+        for incident in self.all:
+            incident.due_in = 0
+
+
+class PutsWhatBeganAnewDownToNobody(Incidents):
+    """Does not remember whose loss it was that a stage has begun anew."""
+
+    def _begins_anew(self, event: StageBeganAnew) -> None:
+        super()._begins_anew(event)
+        for incident in self.all:
+            incident.anew_in.clear()
 
 
 class ForgetsTheLastServerOfAStage(Incidents):
@@ -94,6 +104,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (CountsEachRecordTwice, 0),
         (SeesTroubleAnew, 3),
         (DoesNotWaitForWhatBeginsAnew, 9),
+        (PutsWhatBeganAnewDownToNobody, 0),
         (ForgetsTheLastServerOfAStage, 0),
     )
 }

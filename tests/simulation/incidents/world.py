@@ -92,6 +92,7 @@ class World:
         self.missing_since: dict[int, bool] = defaultdict(bool)
         self.told: list[Event] = []
         self.happened: list[tuple[str, str]] = []
+        self.anew_by_loss: set[tuple[int, int]] = set()
         self.unheard: list[StepReported] = []
         self.ended: list[LostProcess] = []
         self.totals = RunTotals(incidents=machine())
@@ -176,10 +177,18 @@ class World:
             basis = Basis(self.network.rng.randrange(max(1, self.round - 1)), _HASHES)
             if self.round > 1:
                 self.bases[stage] = basis
-                self.note(StageBeganAnew(stage, self.round, basis.round, "p"))
+                self.begins_anew(stage, basis)
         if any(server.has_state for server in there) or not any(server.has_state for server in alive):
             for server in there:
                 server.has_state = True
+
+    def begins_anew(self, stage: int, basis: Basis) -> None:
+        """Nobody has the state of a stage any more; if a loss of it is known that is not over, that is why."""
+        closed = self.closed
+        known = [each for each in self.opened if each.number not in closed and each.cause != Cause.LEFT]
+        if any((each.kind, each.stage) == ("server", stage) for each in known):
+            self.anew_by_loss.add((stage, self.round))
+        self.note(StageBeganAnew(stage, self.round, basis.round, "p"))
 
     def step(self, slot: int) -> None:
         """A trainer commits a step, if it can; what no client has heard is said again."""
@@ -218,7 +227,7 @@ class World:
             basis = self.bases.get(stage)
             if basis is None and stage in alone and self.round > 1:
                 basis = Basis(self.network.rng.randrange(self.round - 1), _HASHES)
-                self.note(StageBeganAnew(stage, self.round, basis.round, "p"))
+                self.begins_anew(stage, basis)
                 for server in self.of_stage(stage):
                     server.has_state = True
             peers = tuple(server.peer for server in of_stage or self.of_stage(stage))
@@ -277,7 +286,8 @@ class World:
         """The client learns that it is lost, unless it knows it."""
         if self.client_is_there and not server.is_known_lost:
             server.is_known_lost, server.is_troubled = True, False
-            self.happened.append(("server", server.peer))
+            if not server.left:  # who dies while it leaves has left
+                self.happened.append(("server", server.peer))
             self.loses(server.peer, silent_s)
 
     def reset(self) -> None:
@@ -439,19 +449,18 @@ class World:
         told_before = dict(self.closed)
         for event in self.totals.incidents.end(costs):
             self.note(event)
-        happened = Counter(self.happened)
-        told = Counter((event.kind, incidents[event.number - 1].key) for event in self.opened)
-        # One that is lost again before it is back is one incident, so of some there may be fewer.
-        if told.keys() != happened.keys() or told - happened:
-            raise Broken(f"what is told is {sorted(told.elements())}, what has happened {sorted(happened.elements())}")
+        happened = sorted(self.happened)
+        if (told := sorted((event.kind, incidents[event.number - 1].key) for event in self.opened)) != happened:
+            raise Broken(f"what is told is {told}, what has happened {happened}")
         if sorted(self.closed) != [event.number for event in self.opened]:
             raise Broken(f"of {len(self.opened)} incidents {sorted(self.closed)} are closed at the end of the run")
         for number, event in told_before.items():
-            # What one that leaves, or was only cut off, has cost may be found after it is over: too little is told.
-            is_partly_known = event.cause in (Cause.LEFT, Cause.CUT) and (event.steps_lost or 0) < costs[number - 1]
-            if event.steps_lost != costs[number - 1] and not is_partly_known:
+            if event.steps_lost != costs[number - 1]:
                 raise Broken(f"{event} was told, and the audit finds that it has cost {costs[number - 1]} steps")
             if event.back_after_s is None or (event.hit and event.recovered_after_s is None and event.kind != "client"):
                 raise Broken(f"{event} was told before it was over")
+        anew = [step for step in found.lost_steps if (step.stage, step.in_round) in self.anew_by_loss]
+        if steps_lost_by(incidents, [step for step in anew if step.in_round != step.round])[1]:
+            raise Broken("a stage has begun anew because of a loss that was known, and that is put down to nobody")
         if sum(costs) + otherwise != sum(found.steps_lost.values()):
             raise Broken(f"incidents have cost {costs} steps, others {otherwise}, together not {found.steps_lost}")

@@ -30,7 +30,7 @@ from shoal.events.losses import (
     TrainingGoesOn,
 )
 from shoal.events.run import RoundBegun, StepReported
-from shoal.events.stages import ChainLost
+from shoal.events.stages import ChainLost, StageBeganAnew
 from shoal.ids import PeerId
 from shoal.swarm.incidents import Incident, Incidents, LostStep, steps_lost_by
 
@@ -198,11 +198,21 @@ def test_the_rounds_of_a_stage_that_starts_again_are_lost_with_its_last_server()
         RoundBegun(3, 8, 1, 1, 2),
         server_lost(B, 2.0, stage=1),
         server_lost(A, 2.0, stage=0),
+        StageBeganAnew(1, 4, 1, "p"),
         RoundBegun(5, 8, 1, 1, 2),
         server_lost(A, 3.0, stage=1),
     )
     lost = [LostStep(2, 1, A, 4), LostStep(3, 1, B, 4), own(2, 1, B), own(2, 0, B)]
     assert steps_lost_by(incidents.all, lost) == ([0, 2, 0, 0], 2)
+
+
+def test_what_a_stage_has_lost_that_begins_anew_is_not_put_down_to_a_loss_whose_end_was_told() -> None:
+    over = (RoundBegun(3, 8, 1, 1, 2), server_lost(A, 10.0, stage=1), ServerHeard(A, "", 0.0))
+    over = (*over, ServerBack(A, "", 1, 0.0, 10.0), StepsLost(3, ()))
+    incidents = after(*over, RoundBegun(5, 8, 1, 1, 2), StageBeganAnew(1, 5, 2, "p"))
+    assert incidents.all[0].is_closed
+    assert not incidents.wants_costs
+    assert steps_lost_by(incidents.all, [LostStep(3, 1, A, 5), LostStep(4, 1, A, 5)]) == ([0], 2)
 
 
 def told(*events: Event) -> list[Event]:
