@@ -13,7 +13,7 @@ from tests.e2e.launched import END_S, ENDLESS, START_S, Launched, launched, unti
 from tests.wandb_files import rows_of
 
 from shoal.cli import main
-from shoal.report.rows import read_rows
+from shoal.monitor.exporters.metrics_file import read_rows
 from shoal.telemetry.catalogue import CATALOGUE, run_number
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
 

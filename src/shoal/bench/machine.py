@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from shoal.runtime.hardware import processor_name
+from shoal.runtime.hardware import processor_name, usable_processors
 
 _ROOT = Path("/")
 _LIBRARIES = ("torch", "hivemind", "numpy", "uvloop")
@@ -24,8 +24,7 @@ def num_usable_cores(root: Path = _ROOT) -> int:
     Args:
         root: of the file system that holds /proc and /sys.
     """
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = {_siblings(root, cpu) for cpu in allowed}
+    cores = {_siblings(root, cpu) for cpu in usable_processors()}
     return max(1, min((len(cores), *_quotas(root))))
 
 

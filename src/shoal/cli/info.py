@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +13,7 @@ from shoal.cli.runs_here import living_runs
 from shoal.config.host import NetworkConfig
 from shoal.errors import ShoalError
 from shoal.identity import load_swarm_key, swarm_key_fingerprint
-from shoal.runtime.hardware import processor_name
+from shoal.runtime.hardware import processor_name, usable_processors
 from shoal.runtime.memory import free_memory_bytes
 from shoal.wire.handshake import PROTOCOL_VERSION
 
@@ -30,7 +29,7 @@ def host_information() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": processor_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(usable_processors()),
         "free_memory_bytes": free_memory_bytes(),
         "gpu_drivers": [name for name, path in _DRIVERS.items() if path.exists()],
         "swarm_key": _key(),

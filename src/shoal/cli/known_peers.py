@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.cli.run_files import LOCAL_MARK
-from shoal.config import Config, load_config
+from shoal.cli.run_files import CONFIG_FILE, LOCAL_MARK, written_config
+from shoal.config import Config
 from shoal.control.peers_file import PEERS_FILE, read_peers_file
 from shoal.errors import ConfigError
 
@@ -36,8 +36,8 @@ def with_known_peers(config: Config, origins: Mapping[str, str], folder: Path | 
         )
     peers = left[newest]
     network, prefix = config.network, config.experiment_prefix
-    if (resolved := newest.parent / "config.yaml").is_file():
-        known = load_config(resolved, (), {})
+    if (newest.parent / CONFIG_FILE).is_file():
+        known = written_config(newest.parent)
         prefix = prefix if "experiment_prefix" in origins else known.experiment_prefix
         if "network.swarm_key_file" not in origins:
             network = network.model_copy(update={"swarm_key_file": known.network.swarm_key_file})

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.cli.event_lines import written_run
-from shoal.config import Config, load_config, public_values
+from shoal.cli.run_files import written_config
+from shoal.config import public_values
 from shoal.errors import ConfigError
 from shoal.events.base import EVENTS_FILE
+from shoal.monitor.exporters.base import read_noted
+from shoal.monitor.exporters.metrics_file import read_rows
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
-from shoal.report.rows import read_noted, read_rows, write_csv, write_tensorboard
+from shoal.report.rows import write_csv, write_tensorboard
 from shoal.report.trace import trace_of
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
@@ -75,7 +78,7 @@ def _write(form: Form, source: Path, rows: Iterable[MetricRow], folder: Path) ->
 
 
 def _write_wandb(source: Path, rows: Iterable[MetricRow], folder: Path) -> list[Path]:
-    config = _configuration(source)
+    config = written_config(source)
     run_id = source.resolve().name
     settings = WandbSettings(
         name=run_id,
@@ -91,7 +94,3 @@ def _write_wandb(source: Path, rows: Iterable[MetricRow], folder: Path) -> list[
         run.event(event)
     is_written = run.write(values for row in rows if (values := run.values_of(row)))
     return [folder] if is_written else []
-
-
-def _configuration(source: Path) -> Config:
-    return load_config(source / "config.yaml", (), {})

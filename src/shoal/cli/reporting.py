@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.cli.event_lines import written_run
-from shoal.config.load import load_config
+from shoal.cli.run_files import written_config
 from shoal.errors import ConfigError
 from shoal.report.page import write_page
 from shoal.telemetry.rows import METRICS_FILE
@@ -21,7 +21,7 @@ def write_report(wanted: str, log_dir: Path) -> int:
         ConfigError: there is no such run, or more than one; or its files cannot be read, or the report not be written.
     """
     folder = written_run(wanted, log_dir, METRICS_FILE).resolve()
-    config = load_config(folder / "config.yaml", (), {})
+    config = written_config(folder)
     try:
         path = write_page(folder, config, folder.name)
     except OSError as error:

@@ -21,7 +21,7 @@ from shoal.checkpoint.manifest import GENESIS, round_of
 from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.cli.forking import forked
-from shoal.cli.run_files import LOCAL_KEY, new_run_id, take_log_dir
+from shoal.cli.run_files import CONFIG_FILE, LOCAL_KEY, new_run_id, take_log_dir
 from shoal.cli.runs_here import living_runs
 from shoal.client.forking import write_fork
 from shoal.client.resuming import go_back
@@ -118,7 +118,7 @@ def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, 
         say(f"the checkpoint of {damaged}: it is passed over")
     if checkpoint is None:
         raise ConfigError(f"--resume: run {run_id} has no good checkpoint in {store.location}/{run_id}")
-    own = log_dir / "config.yaml"
+    own = log_dir / CONFIG_FILE
     problems = list(_still_there(run_id, log_dir, is_local=is_local))
     changed: list[ChangedKey] = []
     before: dict[str, Any] = {}

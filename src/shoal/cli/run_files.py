@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from shoal import log
 from shoal.clock import Clock, utc_stamp
-from shoal.config import Config, dump_config
+from shoal.config import Config, dump_config, load_config
 from shoal.errors import ConfigError
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_whole
 
+CONFIG_FILE: Final = "config.yaml"
 LOCAL_MARK: Final = "run-local"
 """A file in the folder of a run that no other host can join, since nobody else has its key."""
 LOCAL_KEY: Final = "swarm.key"
@@ -63,7 +64,7 @@ def _fill(path: Path, config: Config, *, is_local: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
         if is_local:
             (path / LOCAL_MARK).touch()
-        (path / "config.yaml").write_text(dump_config(config))
+        (path / CONFIG_FILE).write_text(dump_config(config))
         if link.is_symlink() or not link.exists():
             # Another run may do the same at this moment: make the link aside and rename it, which is atomic.
             aside = path.parent / f".{path.name}.link"
@@ -80,11 +81,20 @@ def write_config(config: Config, log_dir: Path) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    path = log_dir / "config.yaml"
+    path = log_dir / CONFIG_FILE
     try:
         put_whole(path, dump_config(config).encode(), lasting=False)
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+def written_config(log_dir: Path) -> Config:
+    """Return what the run in this folder was told; neither the environment nor a flag of today has a say in it.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read.
+    """
+    return load_config(log_dir / CONFIG_FILE, (), {})
 
 
 def make_joining_log_dir(config: Config, run_id: str, hosts: str) -> Path:
@@ -101,7 +111,7 @@ def make_joining_log_dir(config: Config, run_id: str, hosts: str) -> Path:
     path = _unused(config.log_dir.absolute() / f"{run_id}.{hosts}")
     try:
         path.mkdir(parents=True)
-        (path / "config.yaml").write_text(dump_config(config))
+        (path / CONFIG_FILE).write_text(dump_config(config))
     except OSError as error:
         raise _cannot_write(path, error) from error
     return path

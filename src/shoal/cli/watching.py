@@ -19,9 +19,9 @@ import msgspec
 
 from shoal.cli.asking import ask
 from shoal.cli.observing import ClientTarget, SwarmObserver, target_here
+from shoal.cli.run_files import written_config
 from shoal.cli.runs_here import living_runs
 from shoal.clock import Clock
-from shoal.config import load_config
 from shoal.control.run_end import how_it_ended
 from shoal.control.seen_peers import view_of
 from shoal.control.swarm_status import EventStatus, SwarmStatus, swarm_status
@@ -97,7 +97,7 @@ class SwarmFinder:
 @cache
 def _prefix_of(log_dir: str) -> str:
     """Return the prefix of a run by its folder; it is asked for with each answer."""
-    return load_config(Path(log_dir) / "config.yaml", (), {}).experiment_prefix
+    return written_config(Path(log_dir)).experiment_prefix
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from shoal.events.run import LossPart, RoundBegun, RoundRecorded, ShareEvaluated, StepReported, TrainerFinished
 
@@ -138,18 +139,16 @@ class Progress:
 
     def recent_samples_per_s(self) -> float:
         """Return the rate over the last seconds, see `RATE_WINDOW_S`."""
-        return self._recent_rate([samples for _, samples, _ in self._recent])
+        return self._recent_rate(samples for _, samples, _ in islice(self._recent, 1, None))
 
     def recent_targets_per_s(self) -> float:
         """Return the same of targets."""
-        return self._recent_rate([targets for *_, targets in self._recent])
+        return self._recent_rate(targets for *_, targets in islice(self._recent, 1, None))
 
-    def _recent_rate(self, amounts: Sequence[int]) -> float:
-        if len(amounts) < 2:
-            return 0.0
-        elapsed_s = self._recent[-1][0] - self._recent[0][0]
-        # The first entry marks the beginning of the interval; what it says was trained before it.
-        return sum(amounts[1:]) / elapsed_s if elapsed_s > 0 else 0.0
+    def _recent_rate(self, amounts: Iterable[int]) -> float:
+        """Return what these come to in a second: the first entry marks the beginning, and is not among them."""
+        elapsed_s = self._recent[-1][0] - self._recent[0][0] if self._recent else 0.0
+        return sum(amounts) / elapsed_s if elapsed_s > 0 else 0.0
 
     def mean_samples_per_s(self) -> float:
         """Return the rate from the first committed step to the last, averaging rounds included, pauses left out."""

@@ -94,6 +94,13 @@ class Config(Section):
     dashboard: DashboardConfig = Field(default=DashboardConfig(), description="The page that shows the run.")
 
     @property
+    def title(self) -> str:
+        """What a picture of a run is called: model and data."""
+        name = self.data.dataset_name
+        data = Path(name).name if name.startswith((".", "/", "~")) else name
+        return f"{self.model.kind} on {data}"
+
+    @property
     def num_stages(self) -> int:
         """Stages of the model."""
         return self.model_pipeline.stages

@@ -38,14 +38,12 @@ def write_curves(log_dir: Path, config: Config, run_id: RunId) -> Path | None:
 
 def caption_of(config: Config, run_id: RunId, learning: Learning) -> Caption:
     """Return what stands around a run's curves."""
-    name = config.data.dataset_name
-    data = Path(name).name if name.startswith((".", "/", "~")) else name
     stages = f"{config.num_stages} stage{'s'[: config.num_stages != 1]}"
     rounds = f"{len(learning.rounds)} round{'s'[: len(learning.rounds) != 1]}"
     seconds = round(learning.seconds)
     hours = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return Caption(
-        title=f"{config.model.kind} on {data}",
+        title=config.title,
         run=f"{run_id}, {stages}, {rounds} in {hours}",
         unit=_UNITS[config.data.task_type],
         has_perplexity=config.data.task_type == "llm",

@@ -8,45 +8,12 @@ metrics.jsonl --read_rows--> rows --write_csv----------> metrics.csv, peers.csv
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
 from shoal.errors import ConfigError
-from shoal.events.base import EVENTS_FILE
-from shoal.log import written_lines
-from shoal.monitor.exporters.base import NotedEvent, noted_event
-from shoal.telemetry.rows import METRICS_FILE, MetricRow
-
-_decode = msgspec.json.Decoder(MetricRow).decode
-
-
-def read_rows(log_dir: Path) -> Iterator[MetricRow]:
-    """Yield the rows of the run in this folder, in order.
-
-    Raises:
-        OSError: they cannot be read.
-    """
-    for line in written_lines(log_dir / METRICS_FILE):
-        try:
-            yield _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # whoever wrote it was killed meanwhile, or it is of another version
-
-
-def read_noted(log_dir: Path) -> Iterator[NotedEvent]:
-    """Yield what the client of the run in this folder has noted.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    for line in written_lines(log_dir / EVENTS_FILE):
-        try:
-            yield noted_event(line.rstrip())
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # as above
+from shoal.telemetry.rows import MetricRow
 
 
 def write_csv(rows: Iterable[MetricRow], folder: Path) -> list[Path]:

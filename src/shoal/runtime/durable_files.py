@@ -10,6 +10,8 @@ import ctypes
 import hashlib
 import os
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -125,6 +127,24 @@ def put_whole(path: Path, content: bytes, *, lasting: bool) -> None:
         raise
     if lasting:
         sync_directory(path.parent)
+
+
+def put_private(path: Path, content: bytes) -> None:
+    """Put a file in place that its owner alone may read, whole or not at all.
+
+    Raises:
+        OSError: that is not possible; nothing is left of the attempt.
+    """
+    # Readable by the owner alone, whatever the umask.
+    descriptor, aside = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(aside, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(aside)
+        raise
 
 
 def require_size(path: Path, size_bytes: int) -> None:

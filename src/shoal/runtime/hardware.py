@@ -28,6 +28,11 @@ def processor_name(root: Path = _ROOT) -> str:
     return _field(root / "proc/cpuinfo", "model name") or platform.machine()
 
 
+def usable_processors() -> set[int]:
+    """Return the logical processors on which this process may run, by number."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def machine_type() -> dict[str, str]:
     """Return what is the same on all machines that compute the same bits: processor and architecture."""
     return {"processor": processor_name(), "architecture": platform.machine()}

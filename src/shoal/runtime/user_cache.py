@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
+
+from shoal.runtime.durable_files import put_private
 
 
 def user_cache(name: str, environment: Mapping[str, str] | None = None) -> Path:
@@ -34,13 +34,4 @@ def keep(path: Path, content: bytes) -> None:
         OSError: That is not possible; nothing is left of the attempt.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Readable by the owner alone, whatever the umask.
-    descriptor, aside = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(aside, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(aside)
-        raise
+    put_private(path, content)

@@ -13,8 +13,7 @@ from tests.wandb_files import rows_of
 from shoal.cli import main
 from shoal.config import dump_config, load_config
 from shoal.events.base import EVENTS_FILE
-from shoal.monitor.exporters.metrics_file import MetricsFile
-from shoal.report.rows import read_rows
+from shoal.monitor.exporters.metrics_file import MetricsFile, read_rows
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -50,6 +50,7 @@ from shoal.identity import KEY_BYTES, swarm_key_fingerprint
 from shoal.model.cpp_compiler import require_compiler
 from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.file_limit import WANTED
+from shoal.runtime.hardware import usable_processors
 from shoal.runtime.memory import free_memory_bytes
 from shoal.runtime.run_dir import require_socket_room
 from shoal.server.visible_gpus import answer_of
@@ -219,7 +220,7 @@ def wanted_cores(config: Config, num_servers: int | None) -> WantedCores | Judge
     indices = [index for index in range(num_servers) if _is_on_cpu(of_server(config.devices, index))]
     if not indices:
         return skipped("the servers of this host compute on GPUs")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(usable_processors())
     return WantedCores(tuple(of_server(config.servers.threads, index) for index in indices), cores)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import anyio
 import msgspec
@@ -97,45 +98,44 @@ def screen(status: SwarmStatus | None, console: Console) -> RenderableType:
     return Group(*lines)
 
 
-class _PlainLines:
-    """A line of numbers each time, and one for each event."""
-
-    def __init__(self, watch: WatchedRun, time_of_day: Callable[[], str]) -> None:
-        self._watch = watch
-        self._time_of_day = time_of_day
-        self._newest = -1
-
-    def print_new(self) -> None:
-        """Raises OSError: standard output takes no more."""
-        status = self._watch.status
-        if status is None:
-            return
-        new = _after(status, self._newest)
-        if self._newest >= 0:  # what was before is in `shoal events`
-            for event in new:
-                print(without_controls(f"{time_of_day(event.unix_s)}Z  {event.says}"))
-        self._newest = max([0, self._newest, *(event.number for event in new)])
-        print(f"{self._time_of_day()}  {plain_line(status)}", flush=True)
-
-
-class _JsonLines:
-    """An object each time, with the events that no object before it has."""
+class _Lines(ABC):
+    """What is printed each time, with the events that were not printed before."""
 
     def __init__(self, watch: WatchedRun) -> None:
         self._watch = watch
-        self._newest = -1
+        self._newest: int | None = None
 
     def print_new(self) -> None:
         """Raises OSError: standard output takes no more."""
         status = self._watch.status
         if status is None:
             return
-        new = _after(status, self._newest)
-        self._newest = max([self._newest, *(event.number for event in new)])
-        line = msgspec.json.encode(msgspec.structs.replace(status, events=new))
+        is_first, newest = self._newest is None, self._newest or 0
+        new = tuple(event for event in status.events if event.number > newest)
+        self._newest = max([newest, *(event.number for event in new)])
+        self._print(status, new, is_first=is_first)
+
+    @abstractmethod
+    def _print(self, status: SwarmStatus, new: Sequence[EventStatus], *, is_first: bool) -> None: ...
+
+
+class _PlainLines(_Lines):
+    """A line of numbers each time, and one for each event."""
+
+    def __init__(self, watch: WatchedRun, time_of_day: Callable[[], str]) -> None:
+        super().__init__(watch)
+        self._time_of_day = time_of_day
+
+    def _print(self, status: SwarmStatus, new: Sequence[EventStatus], *, is_first: bool) -> None:
+        for event in () if is_first else new:  # what was before is in `shoal events`
+            print(without_controls(f"{time_of_day(event.unix_s)}Z  {event.says}"))
+        print(f"{self._time_of_day()}  {plain_line(status)}", flush=True)
+
+
+class _JsonLines(_Lines):
+    """An object each time."""
+
+    def _print(self, status: SwarmStatus, new: Sequence[EventStatus], *, is_first: bool) -> None:
+        line = msgspec.json.encode(msgspec.structs.replace(status, events=tuple(new)))
         sys.stdout.write(f"{line.decode()}\n")
         sys.stdout.flush()
-
-
-def _after(status: SwarmStatus, number: int) -> tuple[EventStatus, ...]:
-    return tuple(event for event in status.events if event.number > number)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from shoal.events.base import EVENTS_FILE
+from shoal.log import written_lines
 from shoal.telemetry.rows import MetricRow
 from shoal.wire.messages.control import MetricReport
 
@@ -36,6 +39,19 @@ def noted_event(line: bytes) -> NotedEvent:
         msgspec.MsgspecError: it holds none.
     """
     return msgspec.structs.replace(msgspec.json.decode(line, type=NotedEvent), line=line)
+
+
+def read_noted(log_dir: Path) -> Iterator[NotedEvent]:
+    """Yield what the client of the run in this folder has noted.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    for line in written_lines(log_dir / EVENTS_FILE):
+        try:
+            yield noted_event(line.rstrip(b"\n"))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue  # whoever wrote it was killed meanwhile, or it is of another version
 
 
 class PeerReport(NamedTuple):

@@ -6,17 +6,34 @@ often than they come: of a hundred servers they would fill the file in an hour.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
-from shoal.log import LinesFile
+from shoal.log import LinesFile, written_lines
 from shoal.monitor.exporters.base import NotedEvent
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
 MAX_FILE_BYTES = 64 * 2**20
 _PEERS_INTERVAL_S = 10.0
+
+
+_decode = msgspec.json.Decoder(MetricRow).decode
+
+
+def read_rows(log_dir: Path) -> Iterator[MetricRow]:
+    """Yield the rows of the run in this folder, in order.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    for line in written_lines(log_dir / METRICS_FILE):
+        try:
+            yield _decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue  # whoever wrote it was killed meanwhile, or it is of another version
 
 
 class MetricsFile:

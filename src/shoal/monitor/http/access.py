@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
+
+from shoal.runtime.durable_files import put_private
 
 KEY_FILE, URL_FILE, TOKEN_FILE = "dashboard.key", "dashboard.url", "metrics.token"
 _KEY_BYTES = 32
@@ -102,8 +103,8 @@ class Access:
     def serves(self, port: int) -> None:
         """The page is at this port; raises OSError if that cannot be written down."""
         self._port = port
-        _write_private(self._token_path, self.reader_token.encode())
-        _write_private(self._url_path, f"{self.url}\n".encode())
+        put_private(self._token_path, self.reader_token.encode())
+        put_private(self._url_path, f"{self.url}\n".encode())
 
     def admits(self, cookies: Mapping[str, str]) -> bool:
         """Whether these cookies are of a browser that was let in."""
@@ -138,18 +139,5 @@ def _key(path: Path) -> bytes:
         key = b""
     if len(key) != _KEY_BYTES:
         key = secrets.token_bytes(_KEY_BYTES)
-        _write_private(path, key.hex().encode())
+        put_private(path, key.hex().encode())
     return key
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Put a file in place that only its owner may read."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise

@@ -128,7 +128,7 @@ class Chronicle:
         if (kind := _COURSE.get(event.event)) is not None:
             try:
                 return self._course(msgspec.json.decode(event.line, type=kind), at_s)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 return None  # of another version
         if not event.says:
             return None
@@ -212,11 +212,9 @@ class Chronicle:
 
 def info_of(config: Config, run_id: str) -> dict[str, Any]:
     """Return what a run is, in what a page says of it."""
-    name = config.data.dataset_name
-    data = name.rstrip("/").rpartition("/")[2] if name.startswith((".", "/", "~")) else name
     return {
         "run": run_id,
-        "title": f"{config.model.kind} on {data}",
+        "title": config.title,
         "stages": config.num_stages,
         "rounds": config.diloco.outer_steps,
     }

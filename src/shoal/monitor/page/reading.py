@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-from shoal.events.base import EVENTS_FILE
-from shoal.log import written_lines
-from shoal.monitor.exporters.base import noted_event
+from shoal.monitor.exporters.base import read_noted
+from shoal.monitor.exporters.metrics_file import read_rows
 from shoal.monitor.page.chronicle import Chronicle
-from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
 _LAST_LINES: Final = 200
 
@@ -25,17 +21,10 @@ def read_chronicle(log_dir: Path, info: Mapping[str, Any]) -> tuple[Chronicle, f
         OSError: its files cannot be read.
     """
     chronicle = Chronicle(info)
-    rows = msgspec.json.Decoder(MetricRow)
-    for line in written_lines(log_dir / METRICS_FILE):
-        try:
-            chronicle.row(rows.decode(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # whoever wrote it was killed meanwhile
+    for row in read_rows(log_dir):
+        chronicle.row(row)
     last = deque[bytes](maxlen=_LAST_LINES)
-    for line in written_lines(log_dir / EVENTS_FILE):
-        try:
-            chronicle.event(noted_event(line.rstrip(b"\n")))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue
-        last.append(line.rstrip(b"\n"))
+    for event in read_noted(log_dir):
+        chronicle.event(event)
+        last.append(event.line)
     return chronicle, frozenset(last)
