@@ -37,6 +37,15 @@ def _rounds(log_dir: Path) -> dict[int, dict[str, Any]]:
     return {content["record"]["round"]: content for content in contents if "record" in content}
 
 
+def _on_inner_optimizers(checkpoint: Path) -> str:
+    """What is said of them, two servers of each of two stages: a mirror of a busy host may have got some too late."""
+    num_stages = len({path.name.split("_")[1] for path in checkpoint.glob("inner_*_*.safetensors")})
+    if not num_stages:
+        return "the inner optimizers of 4 servers begin anew (the checkpoint has nothing for them)"
+    of = "all" if num_stages == 2 else "2 of 4"
+    return f"the inner optimizers of {of} servers go on from where they were after round"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("newest", ["whole", "truncated"])
 def test_a_run_that_is_killed_whole_goes_on_from_its_newest_good_checkpoint(tmp_path: Path, newest: str) -> None:
@@ -52,12 +61,12 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_good_checkpoint(tmp_
     if damaged is not None:
         with (damaged / "stage_01.safetensors").open("r+b") as file:
             file.truncate(1000)
-    good = int(folders[-1].name.removeprefix("round_"))
+    good, told = int(folders[-1].name.removeprefix("round_")), _on_inner_optimizers(folders[-1])
     with launched(tmp_path, "--resume", "--no-wandb") as resumed:
         assert resumed.ends(240.0) == 0, resumed.output
         resumed.leaves_nothing()
         assert f"resuming run {log_dir.name} from its checkpoint of round {good}" in resumed.output
-        assert "the inner optimizers of all servers go on from where they were after round" in resumed.output
+        assert told in resumed.output
         if damaged is not None:
             passed_over = int(damaged.name.removeprefix("round_"))
             assert f"the checkpoint of round {passed_over}: stage_01.safetensors has 1000 of" in resumed.output

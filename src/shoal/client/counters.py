@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from shoal.client.ledger import Ledger
-from shoal.client.totals import THIS_CLIENT, counts_anew
+from shoal.client.totals import THIS_CLIENT, counted_by, counts_anew
 from shoal.clock import Clock
 from shoal.control.counter_report import INTERVAL_S
 from shoal.control.peer_numbers import PeerNumbers
@@ -47,7 +47,7 @@ class CounterTotals:
         ledger: Ledger,
         pass_on: Callable[[PeerMetrics], None],
         servers: Callable[[], Collection[PeerId]] = tuple,
-        reported: Callable[[PeerId, Mapping[str, int], MetricReport], None] = lambda _, __, ___: None,
+        reported: Callable[[RoleCounted, MetricReport], None] = lambda _, __: None,
     ) -> None:
         """Start with nothing but this process's own counters.
 
@@ -68,7 +68,7 @@ class CounterTotals:
         self._ledger = ledger
         self._counted = ledger.totals.counted
         # A peer may report often, so it is noted every few seconds what it has said last.
-        self._heard: dict[PeerId, dict[str, int]] = {}
+        self._heard: dict[PeerId, RoleCounted] = {}
         self._connected: set[PeerId] = set()
         self._unanswered: set[PeerId] = set()
         self._all_answered = anyio.Event()
@@ -80,29 +80,29 @@ class CounterTotals:
 
     def settle(self) -> None:
         """Note what has been heard of, and what this process has counted."""
-        heard, self._heard = self._heard | {THIS_CLIENT: dict(self._endpoint.metrics.counts())}, {}
-        for peer, counts in heard.items():
-            self._note(peer, counts)
+        own = RoleCounted(THIS_CLIENT, self._endpoint.metrics.counts())
+        heard, self._heard = (*self._heard.values(), own), {}
+        for counted in heard:
+            self._note(counted)
 
-    def _note(self, peer: PeerId, counts: dict[str, int]) -> None:
-        if self._counted.latest.get(peer, {}) != counts:
-            self._ledger.note(RoleCounted(peer, counts))
+    def _note(self, counted: RoleCounted) -> None:
+        if self._counted.newest(counted.peer) != counted:
+            self._ledger.note(counted)
 
     def receive(self, event: Received) -> bool:
         """Take a report."""
         message, peer = event.message, event.peer
         if not isinstance(message, MetricReport):
             return False
-        before = self._heard.get(peer, self._counted.latest.get(peer, {}))
-        self._take(peer, before, message)
+        before, now = self._heard.get(peer) or self._counted.newest(peer), counted_by(peer, message)
+        self._take(before, message)
         known = self._counted.latest.keys() | self._heard.keys()
         if peer in known or len(known) < _MAX_PEERS:
-            counts = message.counters
-            self._heard[peer] = counts
-            if counts_anew(before, counts):
-                # At once: before the next time it may have counted more than its last process.
-                self._note(peer, before)
-                self._note(peer, counts)
+            self._heard[peer] = now
+            if counts_anew(before, now):
+                # At once: what its last process had counted is heard of no more.
+                self._note(before)
+                self._note(now)
             self._connected.add(peer)
         if message.number == _ASKED:
             self._answered(peer)
@@ -112,9 +112,9 @@ class CounterTotals:
         """Have a peer report now, and not only when it is due."""
         self._endpoint.post(peer, AskCounters(_ASKED_AGAIN))
 
-    def _take(self, peer: PeerId, before: Mapping[str, int], report: MetricReport) -> None:
-        self.numbers.take(peer, report, self._clock.now_s())
-        self._reported(peer, before, self.numbers.report_of(peer) or report)
+    def _take(self, before: RoleCounted, report: MetricReport) -> None:
+        self.numbers.take(before.peer, report, self._clock.now_s())
+        self._reported(before, self.numbers.report_of(before.peer) or report)
 
     def peer_lost(self, peer: PeerId) -> None:
         """What a lost peer has counted stands; it will answer nothing."""
@@ -163,6 +163,6 @@ class CounterTotals:
 
     def _tell_news(self) -> None:
         """Tell the monitor what each peer has said since it was told the last time, and what this process measures."""
-        self._take(self._endpoint.peer_id, {}, measured(self._endpoint, "client"))
+        self._take(RoleCounted(self._endpoint.peer_id, {}), measured(self._endpoint, "client"))
         for peer, report in self.numbers.news().items():
             self._pass_on(PeerMetrics(peer, report))

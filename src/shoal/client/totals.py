@@ -7,8 +7,9 @@ event --apply--> RunTotals --> summary.json, `shoal status`, the monitor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from shoal.client.progress import Progress
 from shoal.events.base import Event
@@ -31,7 +32,9 @@ from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStand
 from shoal.ids import PeerId
 from shoal.swarm.incidents import Incidents
 from shoal.swarm.round_boundary import RunTime
+from shoal.wire.messages.control import MetricReport
 
+START_TIME: Final = "process.start_time_seconds"
 THIS_CLIENT = PeerId("")
 """Where the client's own counters are among those of its peers."""
 
@@ -43,16 +46,23 @@ class Counted:
     Attributes:
         latest: what the last process of each peer has counted.
         earlier: the sum over that peer's earlier processes: a process that is started again counts from 0.
+        started_unix_s: when the last process of each peer was started, where it has said so.
     """
 
     latest: dict[PeerId, dict[str, int]] = field(default_factory=dict[PeerId, dict[str, int]])
     earlier: dict[PeerId, dict[str, int]] = field(default_factory=dict[PeerId, dict[str, int]])
+    started_unix_s: dict[PeerId, float] = field(default_factory=dict[PeerId, float])
 
-    def take(self, peer: PeerId, counts: Mapping[str, int]) -> None:
+    def newest(self, peer: PeerId) -> RoleCounted:
+        """Return what the last process of a peer has counted; nothing, if nothing is known of it."""
+        return RoleCounted(peer, self.latest.get(peer, {}), self.started_unix_s.get(peer, 0.0))
+
+    def take(self, counted: RoleCounted) -> None:
         """Take the newest counts of a peer."""
-        if counts_anew(self.latest.get(peer, {}), counts):
-            self.started_again(peer)
-        self.latest[peer] = dict(counts)
+        if counts_anew(self.newest(counted.peer), counted):
+            self.started_again(counted.peer)
+        self.latest[counted.peer] = dict(counted.counts)
+        self.started_unix_s[counted.peer] = counted.started_unix_s
 
     def started_again(self, peer: PeerId) -> None:
         """The peer's process has ended; the next one begins with nothing."""
@@ -66,9 +76,19 @@ class Counted:
         return dict(sorted(sums.items()))
 
 
-def counts_anew(before: Mapping[str, int], counts: Mapping[str, int]) -> bool:
-    """Whether a peer's counts are those of another process than before: none of them ever falls."""
-    return any(counts.get(name, 0) < count for name, count in before.items())
+def counted_by(peer: PeerId, report: MetricReport) -> RoleCounted:
+    """Return what a peer's report says of its counters."""
+    return RoleCounted(peer, report.counters, report.gauges.get(START_TIME, 0.0))
+
+
+def counts_anew(before: RoleCounted, now: RoleCounted) -> bool:
+    """Whether a peer's counts are those of another process than before.
+
+    It was started at another time, or, where one of them has not said when, a count has fallen, which none ever does.
+    """
+    if before.started_unix_s and now.started_unix_s:
+        return before.started_unix_s != now.started_unix_s
+    return any(now.counts.get(name, 0) < count for name, count in before.counts.items())
 
 
 @dataclass
@@ -143,7 +163,7 @@ class RunTotals:
             case TrainerFinished():
                 self.progress.done(event)
             case RoleCounted():
-                self.counted.take(event.peer, event.counts)
+                self.counted.take(event)
             case ClientStarted():
                 self.counted.started_again(THIS_CLIENT)
             case DataSized():

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.client.ledger import Ledger
-from shoal.client.totals import counts_anew
+from shoal.client.totals import counted_by, counts_anew
 from shoal.control.membership import Membership
 from shoal.events.incidents import Cause, LossExplained, TroubleOver, TroubleSeen
+from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
 from shoal.telemetry.registry import base_name, totals_of
 from shoal.wire.messages.control import MetricReport
@@ -37,15 +38,17 @@ class Troubles:
         self._membership = membership
         self._host = host
 
-    def reported(self, peer: PeerId, before: Mapping[str, int], now: MetricReport) -> None:
+    def reported(self, before: RoleCounted, now: MetricReport) -> None:
         """A peer has said what it has measured.
 
         Args:
-            before: what it had counted when it said so the last time; empty: it has not.
+            before: what it had counted when it said so the last time; nothing: it has not.
         """
-        if before and self._incidents.is_unexplained(peer):
-            self._ledger.note(LossExplained(peer, self._explained(peer, before, now.counters)))
-        self._look_at_memory(peer, totals_of(before), totals_of(now.counters))
+        peer, is_anew = before.peer, counts_anew(before, counted_by(before.peer, now))
+        if before.counts and self._incidents.is_unexplained(peer):
+            cause = Cause.ENDED if is_anew else self._pause_of(peer, before.counts, now.counters)
+            self._ledger.note(LossExplained(peer, cause))
+        self._look_at_memory(peer, totals_of({} if is_anew else before.counts), totals_of(now.counters))
         failing = [name for name, value in now.gauges.items() if base_name(name) == _DISK and value]
         if failing:
             what = ", ".join(sorted(name.partition("=")[2].rstrip("}").replace("_", " ") for name in failing))
@@ -60,9 +63,7 @@ class Troubles:
             self._look_at_clocks(self._membership.clock_differences)
             await self._membership.changed()
 
-    def _explained(self, peer: PeerId, before: Mapping[str, int], now: Mapping[str, int]) -> Cause:
-        if counts_anew(before, now):
-            return Cause.ENDED
+    def _pause_of(self, peer: PeerId, before: Mapping[str, int], now: Mapping[str, int]) -> Cause:
         stalled_ms = totals_of(now)[_STALLED] - totals_of(before)[_STALLED]
         away_s = self._ledger.now_s() - self._incidents.began_s(peer)
         return Cause.FROZEN if stalled_ms / 1000 >= _FROZEN_SHARE * away_s else Cause.CUT

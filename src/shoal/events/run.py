@@ -90,11 +90,13 @@ class RoleCounted(Event, frozen=True, tag="role.counted"):
 
     Attributes:
         peer: empty for the client itself.
+        started_unix_s: when the process was started, by its own clock; 0: it has not said.
     """
 
     level: ClassVar[int] = logging.DEBUG
     peer: PeerId
     counts: dict[str, int]
+    started_unix_s: float = 0.0
 
 
 # -- the course of the run

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal.clock import SystemClock
+
 
 @dataclass(slots=True)
 class Counter:
@@ -88,10 +90,15 @@ def quantile(counts: Mapping[int, int], share: float) -> float | None:
 
 
 class MetricRegistry:
-    """All numbers of a process, by name and labels. Asking for the same name and labels gives the same object."""
+    """All numbers of a process, by name and labels. Asking for the same name and labels gives the same object.
+
+    Attributes:
+        began_unix_s: since when it counts, in seconds since 1970.
+    """
 
     def __init__(self) -> None:
         """Start without any number."""
+        self.began_unix_s = SystemClock().unix_s()
         self._lock = threading.Lock()
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 def measured(endpoint: Endpoint, role: str, answer_to: int = 0) -> MetricReport:
     """Return all that this process has measured until now."""
     metrics = endpoint.metrics
+    metrics.gauge("process.start_time_seconds").set(metrics.began_unix_s)
     metrics.gauge("process.memory_bytes").set(resident_bytes())
     metrics.gauge("disk.failing", what="log").set(float(is_failing()))
     metrics.gauge("transport.received_bytes").set(endpoint.received_bytes)

@@ -21,9 +21,10 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.step import Commit, StepMessage
 
 FAULTS_END_S = 14.0
-END_S = 120.0
 STEP_LIMIT_S = 36.0
 """After the last fault a step follows the one before within so long, in virtual time: a dozen of its timeouts."""
+END_S = FAULTS_END_S + NUM_SAMPLES * STEP_LIMIT_S
+"""Over a slow network a round of 5 s has one step: how long all of them take is not the world's to say."""
 LONE_DEATH_LIMIT_S = 3.5
 """Where nothing else goes wrong, a step that a dead replica was on is over within so long, as docs/reliability.md says:
 0.3 s and two steps, of which one takes up to 1.6 s here where two trainers share what is left."""

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client.counters import CounterTotals
-from shoal.client.totals import THIS_CLIENT
+from shoal.client.totals import START_TIME, THIS_CLIENT
 from shoal.clock import SystemClock
 from shoal.control import counter_report
 from shoal.control.counter_report import counters_reported
@@ -66,8 +66,9 @@ def _totals(ledger: NotedLedger | None = None) -> CounterTotals:
     return CounterTotals(endpoint, _nobody, _Clock(), ledger or NotedLedger(), _no_one)
 
 
-def _report(totals: CounterTotals, peer: str, **counts: int) -> bool:
-    return totals.receive(Received(PeerId(peer), MetricReport("server", counts, {}, {})))
+def _report(totals: CounterTotals, peer: str, started_unix_s: float = 0.0, **counts: int) -> bool:
+    gauges = {START_TIME: started_unix_s} if started_unix_s else {}
+    return totals.receive(Received(PeerId(peer), MetricReport("server", counts, gauges, {})))
 
 
 async def test_the_sum_is_over_all_peers_and_this_process() -> None:
@@ -95,6 +96,16 @@ async def test_a_peer_that_was_started_again_is_seen_although_it_soon_counts_mor
     for value in (1, 7):
         _report(totals, "a", refused=value)
     assert totals.totals() == {"refused": 2 + 5 + 7}
+
+
+@pytest.mark.parametrize("settles", [False, True])
+async def test_a_peer_that_was_started_again_is_seen_by_its_start_if_it_has_counted_more(settles: bool) -> None:
+    totals = _totals()
+    for started_unix_s, refused in ((100.0, 2), (100.0, 3), (150.0, 4), (150.0, 5)):
+        _report(totals, "a", started_unix_s, refused=refused)
+        if settles:
+            totals.settle()
+    assert totals.totals() == {"refused": 2 + 3 + 5}
 
 
 async def test_a_client_that_is_started_again_goes_on_from_what_was_counted_before() -> None:
@@ -281,8 +292,8 @@ async def test_a_report_that_was_under_way_is_no_answer() -> None:
 async def test_each_report_is_told_with_what_was_counted_before_also_by_an_earlier_start_of_the_client() -> None:
     told: list[tuple[str, int, int]] = []
 
-    def reported(peer: PeerId, before: Mapping[str, int], now: MetricReport) -> None:
-        told.append((peer, before.get(LOST, 0), now.counters[LOST]))
+    def reported(before: RoleCounted, now: MetricReport) -> None:
+        told.append((before.peer, before.counts.get(LOST, 0), now.counters[LOST]))
 
     ledger = NotedLedger()
     ledger.note(RoleCounted(PeerId("a"), {LOST: 2}))

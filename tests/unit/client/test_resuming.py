@@ -102,7 +102,7 @@ def test_times_move_with_the_clock_and_nobody_is_waited_for_any_more() -> None:
     [incident] = totals.incidents.all
     assert (incident.noticed_s, incident.began_s, incident.waiting) == (1030.0, 1029.5, set())
     assert totals.progress.recent_samples_per_s() == 0.0
-    totals.counted.take(A, {"refused": 5})
+    totals.counted.take(RoleCounted(A, {"refused": 5}))
     assert totals.counted.sums() == {"refused": 7}, "a process that counts anew adds to what the last one had"
 
 

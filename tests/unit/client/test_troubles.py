@@ -7,11 +7,13 @@ import pytest
 from tests.set_clock import SetClock
 from tests.unit.client.noted import NotedLedger
 
+from shoal.client.totals import START_TIME, counted_by
 from shoal.client.troubles import Troubles
 from shoal.control.membership import Membership
 from shoal.control.records import StageRecord, VerifiedRecord
 from shoal.events.incidents import Cause, IncidentClosed, IncidentOpened, LossExplained
 from shoal.events.losses import ServerHeard, ServerLost
+from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
 from shoal.wire.messages.control import MetricReport
 
@@ -32,11 +34,11 @@ class Story:
         record = StageRecord(("memory:a",), 0.0, stage=1, host="box2", index=0)
         self.membership.update([VerifiedRecord("stage.1", A, 1, 1e9, record)])
         self.troubles = Troubles(self.ledger, self.membership, "box1")
-        self.counted: dict[str, int] = {}
+        self.counted: dict[PeerId, RoleCounted] = {}
 
     def hear(self, message: MetricReport, peer: PeerId = A) -> None:
-        self.troubles.reported(peer, self.counted, message)
-        self.counted = dict(message.counters)
+        self.troubles.reported(self.counted.get(peer) or RoleCounted(peer, {}), message)
+        self.counted[peer] = counted_by(peer, message)
 
     @property
     def told(self) -> list[str]:
@@ -101,6 +103,17 @@ def test_what_a_server_had_that_is_heard_again_follows_from_what_it_has_counted(
     story.hear(report(**now))
     explained = [event.cause for event in story.ledger.noted if isinstance(event, LossExplained)]
     assert explained == [cause or Cause.CUT]
+
+
+def test_another_process_is_known_by_its_start_also_where_the_first_had_counted_less() -> None:
+    story = Story()
+    story.hear(report({START_TIME: 100.0}, step__committed=1))
+    story.ledger.note(ServerLost(A, "server 0@box2", 1, 0.0, "", (), (), story.clock.now))
+    story.clock.now += 3.0
+    story.ledger.note(ServerHeard(A, "server 0@box2", 5.0))
+    story.hear(report({START_TIME: 102.5}, step__committed=4))
+    explained = [event.cause for event in story.ledger.noted if isinstance(event, LossExplained)]
+    assert explained == [Cause.ENDED]
 
 
 async def test_a_peer_of_another_time_is_told_until_its_records_are_believed() -> None:
