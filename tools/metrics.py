@@ -19,7 +19,7 @@ the mean, of everything else the last value, and nothing of what has not changed
 """
 OF_PROCESS = """## Of each process
 
-In `metrics.jsonl` under `peers` and what the process is called, without labels; in W&B as
+In `peers.jsonl` under `peers` and what the process is called, without labels; in W&B as
 `server 1@box2/step.committed`. Of a histogram these have `/p50` and `/p95`. Two speeds follow from counters:
 `samples_per_s`, and `busy`, the share of the time in which the device has worked. Of a server they say its `stage` too,
 and `held_round`, the newest round whose record it holds (-1: none).

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -187,6 +188,12 @@ class _FileHandler(RotatingFileHandler):
         )
         self.is_failing = self._has_failed = False
 
+    def _open(self) -> TextIOWrapper:
+        file = super()._open()
+        if _ends_within_a_line(Path(self.baseFilename)):
+            file.write("\n")
+        return file
+
     def emit(self, record: logging.LogRecord) -> None:
         self._has_failed = False
         super().emit(record)
@@ -230,6 +237,15 @@ class LinesFile:
     def close(self) -> None:
         """Close the file; another line opens it again."""
         self._handler.close()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether whoever wrote there was killed while it did: the next line would be lost with that half."""
+    if not path.is_file():
+        return False  # a device, which takes lines as it likes
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        return file.read(1) not in (b"", b"\n")
 
 
 def old_files(path: Path) -> list[Path]:

@@ -23,7 +23,7 @@ from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.monitor.http.access import URL_FILE
 from shoal.monitor.http.dashboard import Dashboard, DashboardSettings
 from shoal.monitor.page.chronicle import info_of
-from shoal.telemetry.rows import METRICS_FILE, MetricRow
+from shoal.telemetry.rows import METRICS_FILE, PEERS_FILE, MetricRow
 
 CONFIG = Config.model_validate({"model_pipeline": {"stages": 4}, "diloco": {"outer_steps": 40}})
 RUN_ID = "made-run"
@@ -101,13 +101,14 @@ def make_run(folder: Path, ticks: int, num_peers: int, *, end_s: float | None = 
     names = [*peers(num_peers - 1), MARKUP]
     # As `MetricsFile` writes it, without looking at the file's size for each line.
     told: dict[str, dict[str, float]] = {}
-    with (folder / METRICS_FILE).open("wb") as file:
+    with (folder / METRICS_FILE).open("wb") as of_run, (folder / PEERS_FILE).open("wb") as of_peers:
         for tick in range(ticks):
             each = row(tick, end_s - ticks + tick, names if tick % 10 > 7 else [])
             told |= each.peers
-            line = MetricRow(each.time, each.run, told if tick % 10 == 9 else {})
-            told = {} if tick % 10 == 9 else told
-            file.write(msgspec.json.encode(line) + b"\n")
+            of_run.write(msgspec.json.encode(MetricRow(each.time, each.run)) + b"\n")
+            if tick % 10 == 9:
+                of_peers.write(msgspec.json.encode(MetricRow(each.time, {}, told)) + b"\n")
+                told = {}
     (folder / EVENTS_FILE).write_bytes(b"".join(line + b"\n" for line in course(ticks, end_s)))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.hosts import Hosts, hosts_of, invited, two_server_hosts
 from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, Launched, launched, until
-from tests.e2e.namespaces import why_impossible
+from tests.e2e.namespaces import lan, why_impossible
 from tests.e2e.test_continuing import _address_of
 from tests.e2e.test_faults import summed_up
 
@@ -37,6 +37,16 @@ _CLOSED = re.compile(
     r"(?:, (?:(?:back|gone) after (?P<away_s>[\d.]+) s(?: as a new process)?|not back when the run ended))?; "
     r"(?P<cost>no step lost|\d+ steps? of stage \d lost)(?:, (?P<again>\d+) begun again)?"
 )
+_TROUBLE = re.compile(
+    r"\d\d:\d\d:\d\d  incident\.closed +(?P<who>server \d@\w+|two sides of the swarm) "
+    r"(?P<kind>was out of memory|had gone on apart): over after [\d.]+ s"
+)
+# A host whose wall clock is wrong, as its programs see it.
+_WRONG_CLOCK = """
+import time
+real_s = time.time
+time.time = lambda: real_s() - 45.0
+"""
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,13 @@ def read_events(folder: Path) -> tuple[list[str], list[Read]]:
         at, away_s = found["at"], None if away_s is None else float(away_s)
         closed.append(Read(found["who"], found["kind"], at, noticed_s, away_s, found["cost"]))
     return opened, closed
+
+
+def read_trouble(folder: Path) -> list[tuple[str, str]]:
+    """Return who had what, of each trouble that is told as over, by which nobody is lost."""
+    command = [sys.executable, "-m", "shoal", "events", str(folder)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return [(found["who"], found["kind"]) for found in map(_TROUBLE.fullmatch, printed.splitlines()) if found]
 
 
 def _until_closed(run: Launched, number: int) -> None:
@@ -144,10 +161,10 @@ def test_a_server_that_leaves_is_no_loss_and_a_client_whose_host_is_gone_is_repl
     assert "client@first cannot be reached any more" in opened[0]
 
 
-def _waiting(hosts: Hosts, servers: Launched) -> Launched:
+def _waiting(hosts: Hosts, servers: Launched, host: str = "second") -> Launched:
     """A client of another host that goes on when the first one is lost."""
     peers = f"--initial-peers={_address_of(servers)}"
-    second = hosts.run("second", "start_trainer_client.py", peers, "--no-wandb")
+    second = hosts.run(host, "start_trainer_client.py", peers, "--no-wandb")
     second.saw("client_0", "client.waits")
     return second
 
@@ -169,3 +186,66 @@ def test_a_host_whose_cable_was_out_was_cut_off_and_not_frozen(tmp_path: Path) -
         ("server 0@left", "was cut off"),
         ("server 1@left", "was cut off"),
     ]
+
+
+def test_a_server_that_has_no_memory_for_a_batch_is_told_until_it_goes_on_in_smaller_parts(tmp_path: Path) -> None:
+    orders = tmp_path / "orders"
+    orders.mkdir()
+    family = ("--model.family=tests.e2e.busy_family:BusyFamily", "--model-pipeline.cut=2,2")
+    with launched(tmp_path / "run", *_RUN, *family, environment={"BUSY_FAMILY_DIR": str(orders)}) as run:
+        run.saw("client_0", "round.recorded", round=1)
+        (orders / "new").write_text(str(2**60))
+        (orders / "new").rename(orders / "needs-memory")
+        _until_closed(run, 1)
+        pid = int((orders / "needs-memory.done").read_text())
+        [index] = [index for index in range(4) if run.pid_of(f"server:{index}") == pid]
+        run.interrupt()
+        assert run.ends(END_S) == 130, run.output
+        summed_up(run)
+    assert read_trouble(run.require_log_dir()) == [(f"server {index}@box1", "was out of memory")]
+
+
+def test_a_host_of_another_time_is_told_so_at_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "sitecustomize.py").write_text(_WRONG_CLOCK)
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *ENDLESS, "--num-servers=2")
+        variable, command = invited(client)
+        for host in ("right", "wrong"):
+            hosts.give_key("client", host)
+        hosts.run("right", *command, environment=variable)
+        client.saw("client_0", "round.recorded", 2 * START_S, round=1)
+        # A busy host finds a run late, and this one finds it before it looks at clocks.
+        command.append("--network.bootstrap-timeout-s=120")
+        wrong = hosts.run("wrong", *command, environment={**variable, "PYTHONPATH": str(tmp_path / "wrong")})
+        assert wrong.ends(START_S) == 2, wrong.output
+        assert "clocks are about 45 s ahead of this host's" in wrong.output
+        assert "timedatectl set-ntp true" in wrong.output
+        client.saw("client_0", "round.recorded", round=client.events("client_0", "round.recorded")[-1]["round"] + 2)
+        client.interrupt()
+        assert client.ends(END_S) == 130, client.output
+    assert told_incidents(client.require_log_dir()) == {}
+
+
+@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+def test_two_sides_that_have_trained_apart_are_told_when_they_meet(tmp_path: Path) -> None:
+    with lan("here", "there") as network, hosts_of(tmp_path, network) as hosts:
+        first = hosts.run("here", "start_trainer_client.py", *ENDLESS, "--num-servers=4")
+        variable, command = invited(first)
+        hosts.give_key("here", "there")
+        servers = [hosts.run(host, *command, environment=variable, start="servers") for host in ("here", "there")]
+        first.saw("client_0", "round.recorded", 2 * START_S, round=1)
+        second = _waiting(hosts, servers[1], "there")
+        network.set_link("there", up=False)
+        taken = second.saw("client_0", "run.taken_over", 2 * START_S)
+        second.saw("client_0", "round.recorded", START_S, round=taken["base_round"] + 2)
+        network.set_link("there", up=True)
+        runs = (first, second)
+
+        def found() -> list[Launched]:
+            told = ("two sides of the swarm", "had gone on apart")
+            return [run for run in runs if told in read_trouble(run.require_log_dir())]
+
+        until(found, 2 * START_S, "one chain again, told")
+        for run in runs:
+            run.interrupt()

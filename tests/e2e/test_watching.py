@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from tests.e2e.hosts import hosts_of, invited
 from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, Launched, launched
 from tests.e2e.terminals import ENTER, LEAVE, terminal
 
@@ -143,6 +144,33 @@ def test_a_launcher_shows_the_same_in_its_terminal_and_what_happens_stays_above(
     assert "stopping; press Ctrl-C again to end at once" in seen.written
     assert "next: shoal " in seen.written
     assert seen.written.rindex("\x1b[?25h") > seen.written.rindex("\x1b[?25l")
+
+
+def test_a_host_of_servers_shows_the_whole_run_and_its_own_part(tmp_path: Path, short: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("desk", "start_trainer_client.py", *ENDLESS, "--num-servers=2")
+        variable, (script, *flags) = invited(client)
+        hosts.give_key("desk", "box")
+        own = {
+            "XDG_RUNTIME_DIR": str(short),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "HOME": str(hosts.home("box")),
+            "SHOAL_NETWORK__HOST_NAME": "box",
+            "OMP_NUM_THREADS": "1",
+            **variable,
+        }
+        command = (str(ROOT / script), *flags, f"--log-dir={tmp_path / 'logs'}")
+        with terminal(command, own, 100, 40) as seen:
+            # The client says what it knows of all stages; under that is what this host counts itself.
+            while not re.search(r"stage 1 .*server \d@box", seen.written) or not re.search(
+                r"steps here.*\n.*\n.*serving stages 0 and 1", seen.written.rpartition("stage 1 ")[2].replace("\r", "")
+            ):
+                assert seen.read(), seen.written[-4000:]
+            assert re.search(r"held-out loss|training round", seen.written), seen.written[-4000:]
+            client.interrupt()
+            assert client.ends(END_S) == 130, client.output
+            assert seen.ends(END_S) == 0, seen.written
+        assert "has ended (interrupted at its client)" in seen.written
 
 
 def test_the_end_of_the_run_ends_it_and_is_said(run: Launched) -> None:

@@ -115,6 +115,18 @@ def test_configuring_again_replaces_the_file(tmp_path: Path) -> None:
     assert len(_lines(tmp_path / "b.log")) == 1
 
 
+def test_half_a_line_of_a_process_that_was_killed_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    for written in (None, '{"whole": 1}\n', '{"half": 1, "ti'):
+        path.write_text(written or "")
+        file = shoal.log.LinesFile(path)
+        for number in (2, 3):
+            file.write(f'{{"next": {number}}}')
+        file.close()
+        before = [] if written is None else written.splitlines()
+        assert path.read_text().splitlines() == [*before, '{"next": 2}', '{"next": 3}']
+
+
 def test_other_libraries_cannot_fill_the_file(tmp_path: Path) -> None:
     shoal.log.configure("server_0", tmp_path)
     for number in range(1000):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, cast
 
-import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.display import Display
 from shoal.cli.ending import incident_lines, next_lines
 from shoal.cli.run_row import RunRow
-from shoal.cli.screen.layout import render
+from shoal.cli.watched_display import WatchedDisplay
 from shoal.clock import Clock
 from shoal.config import Config
 from shoal.control.swarm_status import SwarmStatus
@@ -42,15 +40,13 @@ _RESULTS: tuple[tuple[str, str], ...] = (
     ("processes lost", "failovers"),
 )
 
-LEAST_WIDTH, LEAST_HEIGHT = 60, 15
-"""A smaller terminal has a row."""
 _TELLING = "stop", "no step", "these numbers"
 """How states begin of which the launcher knows more than the client."""
 _BESIDE = "time", "peers", "baseline", "load cv"
 """What of the row the screen has not."""
 
 
-class LiveView(Display):
+class LiveView(WatchedDisplay):
     """The terminal's side of a run; use it as a context while the run lasts, then call `finish`."""
 
     def __init__(
@@ -70,7 +66,6 @@ class LiveView(Display):
             console: standard output if None.
         """
         super().__init__(console=console, clock=clock)
-        self._watched: Callable[[], SwarmStatus | None] = lambda: None
         self._row = self.shown = RunRow(config.diloco.outer_steps, self._clock.now_s())
         self._config = config
         self._run_id = run_id
@@ -87,10 +82,6 @@ class LiveView(Display):
     def outdated(self) -> None:
         """Nobody gathers numbers for the moment: those that are shown are old until `update`."""
         self._row.is_outdated = True
-
-    def watch(self, run: Callable[[], SwarmStatus | None]) -> None:
-        """From now on fill a part of a terminal that is large enough with what this returns."""
-        self._watched = run
 
     def stopping(self, *, asked: bool) -> None:
         """Say that the processes of the run are ending, and where a user has asked for it that this was heard."""
@@ -138,21 +129,14 @@ class LiveView(Display):
         for line in next_lines(self._config, summary, failure, log_dir):
             self.say(line)
 
-    def _screen(self) -> RenderableType:
-        status = self._watched()
-        width, height = self._console.size
-        if status is None or width < LEAST_WIDTH or height < LEAST_HEIGHT:
-            return super()._screen()
-        now_s = self._clock.now_s()
-        state = self._row.state(now_s)
-        if not state.startswith(_TELLING):
-            state = status.state
-        # Events are said above, and stay there.
-        shown = msgspec.structs.replace(status, state=state, events=())
-        is_ascii = not self._console.encoding.lower().startswith("utf")
-        lines = render(shown, width, height // 2, is_ascii=is_ascii)
-        beside = "  ".join(f"{cell.title} {cell.text}" for cell in self._row.cells(now_s) if cell.title in _BESIDE)
-        return Group(*lines, Text(beside, no_wrap=True, overflow="ellipsis"))
+    def _state_of(self, status: SwarmStatus) -> str:
+        state = self._row.state(self._clock.now_s())
+        return state if state.startswith(_TELLING) else status.state
+
+    def _beside(self) -> RenderableType:
+        cells = self._row.cells(self._clock.now_s())
+        beside = "  ".join(f"{cell.title} {cell.text}" for cell in cells if cell.title in _BESIDE)
+        return Text(beside, no_wrap=True, overflow="ellipsis")
 
 
 def _results(summary: Mapping[str, Any]) -> Table:

@@ -18,7 +18,6 @@ from anyio.abc import TaskGroup
 
 from shoal import log
 from shoal.cli.devices import devices_of_servers, unused_gpus
-from shoal.cli.display import Display
 from shoal.cli.early import EarlyStart
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.farewell import GRACE_S, Farewell
@@ -29,6 +28,7 @@ from shoal.cli.joining import LastingIdentities, continuation, require_membershi
 from shoal.cli.leaving import HostLeaves
 from shoal.cli.run_files import make_joining_log_dir, remove_empty_outputs
 from shoal.cli.servers_row import ServersRow
+from shoal.cli.watched_display import WatchedDisplay
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 _CLIENTS_HOST = "the client's host"
 
+_WATCH_INTERVAL_S = 2.0
 _STOP_ORDER = (("server", "mirror"), ("scout",))
 
 
@@ -125,7 +126,7 @@ class ServerHost:
     early: EarlyStart
     exit_code: int = FAILED
     _failure: ShoalError | None = None
-    _display: Display = field(default_factory=Display)
+    _display: WatchedDisplay = field(default_factory=WatchedDisplay)
     _row: ServersRow | None = None
     _ended: anyio.Event = field(default_factory=anyio.Event)
     _hurry: anyio.Event = field(default_factory=anyio.Event)
@@ -206,6 +207,8 @@ class ServerHost:
             self._mirror = await host.start_mirror()
             tasks.start_soon(self._follow_role, self._mirror, host)
             return
+        if self._display.is_screen:
+            tasks.start_soon(self._watch_swarm, config)
         self._row = self._display.shown = ServersRow(config.diloco.outer_steps, self.clock.now_s())
         self._say(f"starting {len(self.devices)} server{'s'[: len(self.devices) != 1]}")
         for index, device in enumerate(self.devices):
@@ -241,6 +244,17 @@ class ServerHost:
                 self._hear(event, scout, host)
         if not self._ended.is_set():
             self._tell(ScoutGivenUp(str(await scout.wait()), host.run_id))
+
+    async def _watch_swarm(self, config: Config) -> None:
+        """Ask the client how the run is, for as long as there is a screen to show it on."""
+        # Where nobody looks, nothing has loaded what asks.
+        from shoal.cli.observing import SwarmObserver
+        from shoal.cli.watching import FinderBesideScout, WatchedRun
+
+        finder = FinderBesideScout(SwarmObserver(config, self.swarm_key, self.clock))
+        watched = WatchedRun(finder, self.clock, _WATCH_INTERVAL_S)
+        self._display.watch(lambda: watched.status)
+        await watched.run()
 
     async def _follow_role(self, role: RoleHandle, host: SwarmHost) -> None:
         """Hear what a server, or the mirror, says, until it ends for good."""

@@ -101,6 +101,26 @@ def _prefix_of(log_dir: str) -> str:
 
 
 @dataclass(frozen=True)
+class FinderBesideScout:
+    """A host of servers needs to ask nobody: its scout keeps where the client is."""
+
+    observer: SwarmObserver
+
+    @property
+    def prefix(self) -> str:
+        return self.observer.config.experiment_prefix
+
+    def first(self) -> ClientTarget | None:
+        return self.observer.known()
+
+    async def again(self) -> FoundClient:
+        return FoundClient(self.first())
+
+    def answered(self, view: SwarmView) -> None:
+        pass
+
+
+@dataclass(frozen=True)
 class FinderHere:
     """Finds the client of a run of this host."""
 

@@ -28,7 +28,7 @@ from shoal.control.join import join_swarm
 from shoal.control.known_client import keep_known_client
 from shoal.control.membership import Membership
 from shoal.control.peers_file import joinable
-from shoal.control.records import Record, RunRecord
+from shoal.control.records import TTL_S, Record, RunRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_config import unpack_configuration
@@ -48,6 +48,9 @@ from shoal.wire.handshake import version_misfit
 from shoal.wire.messages.control import TellRun
 
 logger = logging.getLogger(__name__)
+
+_MAX_AHEAD_S = TTL_S / 2
+"""Of a neighbour's clock: with more, what one host renews in time has expired on the other now and then."""
 
 
 async def main(payload: bytes, control: RoleControl) -> None:
@@ -207,17 +210,25 @@ async def _running(registry: Registry, spec: RoleStart, identity: Identity) -> t
                 for hop in hops:
                     membership.lost(hop.peer)
             else:
+                # What this host announces would have expired for the others, or what they announce for this host.
+                ahead_s = await registry.ahead_s()
+                if ahead_s is not None and abs(ahead_s) > _MAX_AHEAD_S:
+                    raise BootstrapError(_clocks_differ(ahead_s))
                 return run, told
     raise BootstrapError(reason or _why_no_run(registry, timeout_s, prefix))
 
 
+def _clocks_differ(ahead_s: float) -> str:
+    return (
+        f"the initial peers answered, but their clocks are about {abs(ahead_s):.0f} s "
+        f"{'ahead of' if ahead_s > 0 else 'behind'} this host's, so neither believes what the other announces: set "
+        "the clock that is wrong (timedatectl set-ntp true), and start again"
+    )
+
+
 def _why_no_run(registry: Registry, timeout_s: float, prefix: str) -> str:
     if (ahead_s := registry.clock_difference_s) is not None:
-        return (
-            f"the initial peers answered, but their clocks are about {abs(ahead_s):.0f} s "
-            f"{'ahead of' if ahead_s > 0 else 'behind'} this host's, so neither believes what the other announces: set "
-            "the clock that is wrong (timedatectl set-ntp true), and start again"
-        )
+        return _clocks_differ(ahead_s)
     strangers = [f"{peer} {version_misfit(version)}" for peer, version in registry.membership.other_versions.items()]
     if strangers:
         return f"the swarm is there, but its peer {strangers[0]}"

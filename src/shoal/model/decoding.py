@@ -4,8 +4,9 @@
     blocks of 64 tokens: A has 3, 0, 7   B has 5                                            keys and values, paged
 
 A row's result does not depend on the rows beside it, nor on how a prompt was cut, bit for bit where the CPU's matrix
-products do not: MKL computes the rows of a product alike from four rows on, so there are never fewer; and attention
-adds up one block of keys after the other, each always whole, with exact zeros for keys that a row may not see.
+products do not: MKL computes the rows of a product alike from some number on (four on older CPUs, 16 on those with
+AMX), so there are never fewer; and attention adds up one block of keys after the other, each always whole, with exact
+zeros for keys that a row may not see.
 
 Shapes: N rows (tokens), C width, H heads, D = C / H, K = 64 tokens of a block, B blocks.
 """
@@ -26,7 +27,7 @@ from shoal.errors import LocalProtocolError
 from shoal.model.stage import StageModule
 
 BLOCK_TOKENS: Final = 64
-_LEAST_ROWS: Final = 4
+_LEAST_ROWS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class KeyValues:
     def attend(self, span: Span, queries_NHD: Tensor) -> Tensor:
         """Attention of a span's rows to all keys up to each one's own: (n, H, D)."""
         count = queries_NHD.shape[0]
-        queries_HND = at_least_four(queries_NHD).transpose(0, 1).contiguous()
+        queries_HND = enough_rows(queries_NHD).transpose(0, 1).contiguous()
         last = span.position + queries_HND.shape[1]
         positions_N1 = torch.arange(span.position, last, device=queries_HND.device).unsqueeze(1)
         scale = 1.0 / math.sqrt(queries_HND.shape[2])
@@ -115,7 +116,7 @@ class DecodingUnit(Protocol):
 
     @abstractmethod
     def decode(self, rows: Tensor, spans: Sequence[Span], kept: KeyValues | None) -> Tensor:
-        """Compute packed rows (N, ...), at least four; those after the last span are there to make up the number.
+        """Compute packed rows (N, ...), at least 16; those after the last span are there to make up the number.
 
         The last unit of a model gives one row for each span, that of its last token.
         """
@@ -149,14 +150,14 @@ class StageDecoder:
             (N, C), or in the last stage the logits of the token after each span, (spans, V).
         """
         count = rows.shape[0]
-        rows = at_least_four(rows)
+        rows = enough_rows(rows)
         for unit, kept in self._units:
             rows = unit.decode(rows, spans, kept)
         return rows[:count]
 
 
-def at_least_four(rows: Tensor) -> Tensor:
-    """The rows (n, ...) with zeros after them where they are fewer than four."""
+def enough_rows(rows: Tensor) -> Tensor:
+    """The rows (n, ...) with zeros after them where they are fewer than `_LEAST_ROWS`."""
     missing = _LEAST_ROWS - rows.shape[0]
     return rows if missing <= 0 else F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing))
 

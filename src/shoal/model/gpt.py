@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from shoal.errors import LocalProtocolError
 from shoal.model.chunked_loss import chunk_tokens
-from shoal.model.decoding import KeyValues, Span, at_least_four, positions
+from shoal.model.decoding import KeyValues, Span, enough_rows, positions
 from shoal.model.gpt_shape import GptShape
 from shoal.model.stage import Family, TensorSpec
 
@@ -142,7 +142,7 @@ class Head(nn.Module):
     def decode(self, rows: Tensor, spans: Sequence[Span], kept: KeyValues | None) -> Tensor:
         """See `DecodingUnit`: (N, C) -> (spans, V)."""
         last = [span.start + span.count - 1 for span in spans]
-        return self.forward(at_least_four(rows[last]))[: len(last)]
+        return self.forward(enough_rows(rows[last]))[: len(last)]
 
 
 class GptFamily(Family):

@@ -2,7 +2,7 @@
 
 Metrics of the run -> Status -----> status events for the terminal view, at most two a second
                         '-----.
-PeerMetrics -> PeerNumbers ---+--> a row a second --> exporters: metrics.jsonl, W&B
+PeerMetrics -> PeerNumbers ---+--> a row a second --> exporters: files, W&B
 Noted, by the client ------------> an event ---------'
 """
 

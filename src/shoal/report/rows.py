@@ -1,6 +1,6 @@
 """The rows and events of a run as other programs read them: tables, TensorBoard, W&B.
 
-metrics.jsonl --read_rows--> rows --write_csv----------> metrics.csv, peers.csv
+metrics.jsonl, peers.jsonl --read_rows--> rows --write_csv----------> metrics.csv, peers.csv
                                  '-write_tensorboard---> events.out.tfevents...
                                  '-`WandbRun.write` ---> one offline run, whatever the monitor has lived through
 """

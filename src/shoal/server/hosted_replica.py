@@ -12,9 +12,6 @@ class HostedWorker(Protocol):
     def num_committed(self) -> int: ...
 
     @property
-    def num_samples(self) -> int: ...
-
-    @property
     def num_open(self) -> int: ...
 
     @property

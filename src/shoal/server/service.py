@@ -186,6 +186,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             peer=endpoint.peer_id,
             replica=lambda: monitor.replica,
             view=lambda: registry.membership.view,
+            metrics=endpoint.metrics,
             clock=clock,
             tell=control.tell,
         )

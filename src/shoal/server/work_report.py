@@ -16,6 +16,7 @@ from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
 from shoal.server.hosted_replica import HostedReplica
 from shoal.swarm.records import outcome_of
 from shoal.swarm.view import SwarmView
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import PeerLost
 from shoal.wire.messages.round import Record
 
@@ -31,6 +32,7 @@ class WorkReport:
         peer: PeerId,
         replica: Callable[[], HostedReplica],
         view: Callable[[], SwarmView],
+        metrics: MetricRegistry,
         clock: Clock,
         tell: Callable[[WorkDone | PeerSilent | PeerHeard], None],
     ) -> None:
@@ -38,13 +40,14 @@ class WorkReport:
 
         Args:
             view: returns the swarm as it is now.
+            metrics: of this process, which counts the samples of its steps.
         """
         self._peer = peer
         self._replica = replica
         self._view = view
+        self._metrics = metrics
         self._clock = clock
         self._tell = tell
-        self._recorded = 0
         self._last_record: tuple[int, float] | None = None
         self._of_record: dict[str, float] = {}
         self._silent: dict[PeerId, str] = {}
@@ -56,7 +59,6 @@ class WorkReport:
         if outcome is not None:
             weights = dict(zip(outcome.members, outcome.weights, strict=True))
             mine, total = weights.get(self._peer, 0), sum(weights.values())
-            self._recorded += mine
             self._of_record["share"] = mine / total if total else 0.0
         if self._last_record is not None and self._last_record[0] == record.round - 1:
             samples = sum(len(trained) for trained in record.samples)
@@ -70,7 +72,7 @@ class WorkReport:
             "stage": float(replica.stage),
             "round": float(replica.member.offered_round + 1),
             "steps": float(replica.worker.num_committed),
-            "samples": float(self._recorded + replica.worker.num_samples),
+            "samples": float(self._metrics.totals()["step.samples"]),
             "alive_peers": float(view.num_peers),
             **self._of_record,
         }

@@ -35,9 +35,7 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
     "disk.failing": Metric(_GAUGE, "1 while this cannot be written: the disk is full, or fails", ("what",)),
     "process.loop_lag_seconds": Metric(_HISTOGRAM, "how much too late the event loop woke up, looked at every 2 s"),
     "process.memory_bytes": Metric(_GAUGE, "resident memory of the process"),
-    "process.start_time_seconds": Metric(
-        _GAUGE, "when the process was started, by its own clock: seconds since 1970"
-    ),
+    "process.start_time_seconds": Metric(_GAUGE, "when the process was started, by its own clock: seconds since 1970"),
     "process.stalled_ms": Metric(_COUNTER, "the process has not run, in pauses of a second and more"),
     "protocol.unexpected": Metric(_COUNTER, "messages of a kind that nobody in the process takes", ("kind",)),
     "protocol.violated": Metric(

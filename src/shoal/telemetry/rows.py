@@ -17,8 +17,8 @@ import msgspec
 
 from shoal.telemetry.catalogue import run_number
 
-METRICS_FILE = "metrics.jsonl"
-"""A row a line, in the run's folder on the client's host."""
+METRICS_FILE, PEERS_FILE = "metrics.jsonl", "peers.jsonl"
+"""Numbers of the run and of its peers, a row a line, in the run's folder on the client's host."""
 _MAX_PEERS = 2048
 """Of so many it is remembered what they have said last; the numbers of any other are all told again."""
 

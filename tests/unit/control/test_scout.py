@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -236,6 +236,9 @@ class Silent:
     clock_difference_s: float | None
     membership: Membership
 
+    async def ahead_s(self) -> float | None:
+        return self.clock_difference_s
+
 
 @pytest.mark.parametrize(
     ("difference_s", "message"),
@@ -287,6 +290,22 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
         run, told = await _running(cast("Registry", board), PATIENT, Identity.generate())
     assert (run.run_id, told.config) == ("r", b"true")
     assert asked == [("evil", (CLIENT,)), ("r", (PeerId("V"),))]
+
+
+@pytest.mark.parametrize(("ahead_s", "is_refused"), [(None, False), (14.0, False), (16.0, True), (-45.0, True)])
+async def test_a_host_of_another_time_serves_no_run_that_it_finds(
+    ahead_s: float | None, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(_start: object, _identity: object, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
+        return hops[0].peer, TellRun(b"true", None)
+
+    monkeypatch.setattr(scout, "ask_run", ask)
+    board = Silent(ahead_s, Membership(SystemClock()))
+    for topic, record in (("run", ANNOUNCED), ("client", ClientRecord(("memory:C",), 0.0))):
+        board.membership.update([VerifiedRecord(topic, CLIENT, 1, SystemClock().unix_s() + 100, record)])
+    refused = pytest.raises(BootstrapError, match=r"clocks are about .* set the clock") if is_refused else nullcontext()
+    with refused:
+        await _running(cast("Registry", board), START, Identity.generate())
 
 
 async def test_who_reaches_no_peer_of_a_run_is_told_which_port_to_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`."""
+"""`metrics.jsonl` and `peers.jsonl`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 
 from shoal.log import written_lines
-from shoal.monitor.exporters.metrics_file import MetricsFile
-from shoal.telemetry.rows import METRICS_FILE, MetricRow
+from shoal.monitor.exporters.metrics_file import MetricsFile, read_rows
+from shoal.telemetry.rows import METRICS_FILE, PEERS_FILE, MetricRow
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def _written(folder: Path) -> list[MetricRow]:
-    return [msgspec.json.decode(line, type=MetricRow) for line in written_lines(folder / METRICS_FILE)]
+def _written(folder: Path, name: str = METRICS_FILE) -> list[MetricRow]:
+    return [msgspec.json.decode(line, type=MetricRow) for line in written_lines(folder / name)]
 
 
 def test_rows_of_the_run_are_written_at_once_and_peers_together_every_few_seconds(tmp_path: Path) -> None:
@@ -26,11 +26,14 @@ def test_rows_of_the_run_are_written_at_once_and_peers_together_every_few_second
                 BEGAN + timedelta(seconds=second), {"step": float(second)}, {"server 0": {"samples": float(second)}}
             )
         )
-    written = _written(tmp_path)
-    assert [row.run["step"] for row in written] == [float(second) for second in range(12)]
-    assert [row.peers for row in written if row.peers] == [{"server 0": {"samples": 10.0}}]
+    of_peers = [
+        MetricRow(BEGAN + timedelta(seconds=second), {}, {"server 0": {"samples": second}}) for second in (10, 11)
+    ]
+    assert [row.run["step"] for row in _written(tmp_path)] == [float(second) for second in range(12)]
+    assert _written(tmp_path, PEERS_FILE) == of_peers[:1]
     assert file.close(1.0)
-    assert _written(tmp_path)[-1] == MetricRow(BEGAN + timedelta(seconds=11), {}, {"server 0": {"samples": 11.0}})
+    assert _written(tmp_path, PEERS_FILE) == of_peers
+    assert list(read_rows(tmp_path)) == [*_written(tmp_path)[:11], of_peers[0], *_written(tmp_path)[11:], of_peers[1]]
 
 
 def test_another_start_goes_on_with_the_same_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
 from shoal.server.work_report import WorkReport
 from shoal.swarm.view import ClientPeer, PeerLabel, Replica, SwarmView
+from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import PeerLost
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.round import Record, StageHashes, StageOutcome
@@ -26,7 +27,6 @@ class _Replica:
 
     stage: int = 1
     num_committed: int = 7
-    num_samples: int = 20
     num_open: int = 1
     cap: int | None = None
     offered_round: int = 2
@@ -44,6 +44,7 @@ class _Replica:
 class _Desk:
     clock: SetClock = field(default_factory=lambda: SetClock(0.0))
     replica: _Replica = field(default_factory=_Replica)
+    metrics: MetricRegistry = field(default_factory=MetricRegistry)
     told: list[WorkDone | PeerSilent | PeerHeard] = field(default_factory=list[WorkDone | PeerSilent | PeerHeard])
 
     def __post_init__(self) -> None:
@@ -53,6 +54,7 @@ class _Desk:
             peer=ME,
             replica=lambda: self.replica,
             view=lambda: view,
+            metrics=self.metrics,
             clock=self.clock,
             tell=self.told.append,
         )
@@ -66,15 +68,18 @@ def _record(round: int, num_samples: int, **weights: int) -> Record:
 
 def test_the_share_and_the_speed_of_the_run_are_those_of_the_records() -> None:
     desk = _Desk()
+    desk.metrics.counter("step.samples", stage=1).add(20)
     assert desk.report.numbers() == {"stage": 1, "round": 3, "steps": 7, "samples": 20, "alive_peers": 2}
     desk.report.recorded(_record(1, 100, me=30, other=70))
     desk.clock.now = 4.0
-    desk.report.recorded(_record(2, 80, me=20, other=60))
+    desk.metrics.counter("step.samples", stage=1).add(50)
+    # The weights are those of targets, of which a sample may have many.
+    desk.report.recorded(_record(2, 80, me=2000, other=6000))
     assert desk.report.numbers() == {
         "stage": 1,
         "round": 3,
         "steps": 7,
-        "samples": 30 + 20 + 20,
+        "samples": 20 + 50,
         "alive_peers": 2,
         "share": 0.25,
         "run_samples_per_s": 20,

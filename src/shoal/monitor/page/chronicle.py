@@ -33,7 +33,7 @@ DRAWN: Final = (
 DRAWN_OF_PEERS: Final = ("samples_per_s", "busy", "sent_per_s", "received_per_s")
 _RATES: Final = {"transport.sent_bytes": "sent_per_s", "transport.received_bytes": "received_per_s"}
 _FRESH_S: Final = 15.0
-"""A peer's traffic counts in the swarm's for so long; in `metrics.jsonl` peers are there every ten seconds."""
+"""A peer's traffic counts in the swarm's for so long; in `peers.jsonl` they are there every ten seconds."""
 _MAX_CURVES, _BUCKETS = 32, 1000
 _MAX_PEERS, _BUCKETS_OF_PEER = 1024, 128
 _FEW_PEERS, _BUCKETS_OF_MANY = 24, 32
