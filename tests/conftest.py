@@ -16,6 +16,7 @@ from types import ModuleType
 
 import hypothesis
 import pytest
+from tests.emitted import FOLDER, pytest_sessionfinish, record
 from tests.hanging import pytest_pyfunc_call, pytest_timeout_cancel_timer, pytest_timeout_set_timer
 from tests.tiers import pytest_addoption, pytest_collection_modifyitems
 
@@ -23,9 +24,13 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_pyfunc_call",
+    "pytest_sessionfinish",
     "pytest_timeout_cancel_timer",
     "pytest_timeout_set_timer",
 ]
+
+if FOLDER is not None:
+    record()
 
 # How long an example takes says how busy the machine is, and nothing about the code. Continuous integration looks at
 # the same examples each time; at a developer's they are new ones.

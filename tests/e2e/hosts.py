@@ -27,16 +27,16 @@ class Hosts:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
-        self._shared_path = Path(tempfile.mkdtemp(prefix="sh", dir="/tmp"))
+        self.shared_path = Path(tempfile.mkdtemp(prefix="sh", dir="/tmp"))
 
     def run(
         self, host: str, *command: str, environment: Mapping[str, str] | None = None, start: str = "first"
     ) -> Launched:
         """Run a script on a host, with its own name, home and runtime directory; each start has its own logs."""
         home = self.home(host)
-        own = {} if self.lan is None else {"prefix": self.lan.prefix(host), "runtime_dir": self._shared_path}
+        own = {} if self.lan is None else {"prefix": self.lan.prefix(host), "runtime_dir": self.shared_path}
         if self.lan is not None:
-            self._shared_path.mkdir(exist_ok=True)
+            self.shared_path.mkdir(exist_ok=True)
         script, *flags = command
         return self.stack.enter_context(
             launched(
@@ -69,7 +69,7 @@ def hosts_of(directory: Path, network: Lan | None = None) -> Iterator[Hosts]:
         with hosts.stack:
             yield hosts
     finally:
-        shutil.rmtree(hosts._shared_path, ignore_errors=True)
+        shutil.rmtree(hosts.shared_path, ignore_errors=True)
 
 
 @contextlib.contextmanager

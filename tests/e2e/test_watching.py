@@ -167,6 +167,10 @@ def test_a_host_of_servers_shows_the_whole_run_and_its_own_part(tmp_path: Path, 
             ):
                 assert seen.read(), seen.written[-4000:]
             assert re.search(r"held-out loss|training round", seen.written), seen.written[-4000:]
+            peers = next(iter(variable.values()))
+            events = [sys.executable, "-m", "shoal", "events", f"--initial-peers={peers}"]
+            told = subprocess.run(events, env=os.environ | own, capture_output=True, text=True, check=True).stdout
+            assert re.search(r"^\d\d:\d\d:\d\d  round\.recorded ", told, re.MULTILINE), told
             client.interrupt()
             assert client.ends(END_S) == 130, client.output
             assert seen.ends(END_S) == 0, seen.written

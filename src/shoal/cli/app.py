@@ -250,6 +250,53 @@ def start_servers(
 
 
 @app.command(group=TRAIN, sort_key=3)
+def invite(
+    *flags: ConfigFlags,
+    for_: Annotated[str, Parameter(name="--for", help="How long it may be taken, such as 30m or 24h.")] = "1h",
+    code: Annotated[bool, Switch, Parameter(help="Print a short code in its place, and wait for who says it.")] = False,
+    initial_peers: Annotated[
+        list[str] | None,
+        Parameter(help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else the newest run's."),
+    ] = None,
+) -> int:
+    """Print one text by which another host joins this one's swarm: `shoal join` takes it.
+
+    It holds the swarm's key: send it over a way that nobody else can read.
+    """
+    config, origins = load_joining(None, flags, initial_peers)
+    from shoal.cli.inviting import print_invitation
+    from shoal.clock import SystemClock
+
+    return print_invitation(config, origins, for_, SystemClock(), by_code=code)
+
+
+@app.command(group=TRAIN, sort_key=4)
+def join(
+    *flags: ConfigFlags,
+    num_servers: Annotated[str | None, Parameter(help="Servers on this host (servers.num_servers).")] = None,
+    invitation: Annotated[
+        Path | None, Parameter(help="The file that holds it, - for standard input; without it, you are asked.")
+    ] = None,
+    code: Annotated[bool, Switch, Parameter(help="Ask for the code of `shoal invite --code`.")] = False,
+    at: Annotated[str | None, Parameter(help="Where the code was made, HOST:PORT; else on this network.")] = None,
+    anew: Annotated[bool, Switch, Parameter(help="Ask, although this host has joined a swarm before.")] = False,
+) -> int:
+    """Join a swarm by an invitation, and serve stages of its run; the next time nothing is asked.
+
+    `shoal invite` prints it on a host of the swarm. The swarm's key is kept in --swarm-key-file. An invitation is no
+    argument: every user of a host can read its command lines.
+    """
+    from shoal.cli.inviting import Asked, joining_flags, refuse_on_command_line
+    from shoal.clock import SystemClock
+
+    refuse_on_command_line(*flags, str(invitation))
+    config, _ = load_joining(None, flags, None)
+    asked = Asked(invitation, by_code=code, at=at, again=anew)
+    swarm, peers = joining_flags(config, asked, SystemClock())
+    return start_servers(*swarm, *flags, num_servers=num_servers, initial_peers=peers)
+
+
+@app.command(group=TRAIN, sort_key=5)
 def mirror(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
@@ -277,11 +324,12 @@ def _serve(
 ) -> int:
     """Take part in the run that the initial peers know."""
     from shoal.cli.early import early_start
-    from shoal.cli.joining import require_membership
+    from shoal.cli.joining import found_on_lan, require_membership
 
     config, origins = load_joining(config_path, flags, initial_peers)
     if print_config:
         return _print_config(config)
+    config = found_on_lan(config, origins)
     require_membership(config)
 
     def call() -> int:
@@ -294,7 +342,7 @@ def _serve(
     return explaining(call, lambda: (config, origins))
 
 
-@app.command(group=TRAIN, sort_key=4)
+@app.command(group=TRAIN, sort_key=6)
 def trainer(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -55,7 +55,7 @@ def print_events(wanted: str, log_dir: Path, *, follow: bool, everything: bool, 
         ConfigError: there is no such run, or more than one, or its events cannot be read.
     """
     folder = written_run(wanted, log_dir, EVENTS_FILE)
-    told = partial(_told, known=catalogue(), everything=everything)
+    told = partial(told_to_people, everything=everything)
     _print(folder, EVENTS_FILE, told, follow=follow, as_json=as_json)
     return 0
 
@@ -222,9 +222,9 @@ def _parsed(text: bytes) -> Line | None:
         return None  # whoever wrote it was killed meanwhile
 
 
-def _told(line: Line, known: dict[str, type[Event]], *, everything: bool) -> Iterator[str]:
-    """What a person reads of something that the client has noted."""
-    kind = known.get(line.event)
+def told_to_people(line: Line, *, everything: bool = False) -> Iterator[str]:
+    """Yield what a person reads of something that the client has noted: what has happened, and below it what to do."""
+    kind = _known().get(line.event)
     said = line.values.get("says", "") or (brief_of(kind, line.values) if kind is not None else "")
     if not said and not everything:
         return
@@ -232,6 +232,11 @@ def _told(line: Line, known: dict[str, type[Event]], *, everything: bool) -> Ite
     yield f"{line.at:%H:%M:%S}  {line.event:<24}{mark}{said or _short(line.values)}"
     if said and kind is not None and kind.do:
         yield f"{'':<34}{kind.do}"
+
+
+@cache
+def _known() -> dict[str, type[Event]]:
+    return catalogue()
 
 
 def _logged(line: Line, least: int) -> Iterator[str]:

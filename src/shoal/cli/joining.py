@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import anyio
+
 from shoal.config import Config
 from shoal.config.load import load_with_origins
 from shoal.control.maddrs import outward
@@ -19,6 +21,7 @@ from shoal.identity import Identity, create_swarm_key, load_swarm_key
 PEERS_VARIABLE: Final = "INITIAL_PEERS"
 _STATE_DIR: Final = Path("~/.config/shoal/identities")
 _MAX_LAUNCHERS: Final = 64
+_LAN_S: Final = 4.0
 _MAX_NAMED: Final = 3
 """Addresses in a line to paste: one that answers is enough."""
 USUAL_PREFIX: Final = "sandbox"
@@ -100,10 +103,31 @@ def require_membership(config: Config) -> bytes:
         return load_swarm_key(path)
     missing = " and ".join(name for name, there in (("swarm key", has_key), ("initial peers", has_peers)) if not there)
     raise ConfigError(
-        f"no {missing}: start_trainer_client.py prints the addresses and makes the key; on this host, run\n"
+        f"no {missing}: `shoal invite` on a host of the swarm prints one text with both, and `shoal join` takes it. By "
+        "hand, start_trainer_client.py prints the addresses and makes the key; on this host, run\n"
         f"  export {PEERS_VARIABLE}=/ip4/<address>/tcp/50000/p2p/<peer id>\n"
         f"  mkdir -p {path.parent} && scp <client host>:{path} {path}"
     )
+
+
+def found_on_lan(config: Config, origins: Mapping[str, str]) -> Config:
+    """Return a configuration with initial peers: without any, those that announce themselves on this network to whoever
+    has the key, and the name of their run if none is set."""
+    path = config.network.swarm_key_file
+    if config.network.initial_peers or not config.network.lan or not path.expanduser().exists():
+        return config
+    from shoal.control.lan import find_on_lan
+
+    print("no initial peers are given: looking for the swarm on this network", flush=True)
+    prefix = config.experiment_prefix if "experiment_prefix" in origins else None
+    try:
+        found = anyio.run(find_on_lan, load_swarm_key(path), prefix, _LAN_S)
+    except OSError:
+        found = None  # there is no network on which it could be
+    if found is None:
+        return config
+    network = config.network.model_copy(update={"initial_peers": found.initial_peers})
+    return config.model_copy(update={"network": network, "experiment_prefix": found.experiment_prefix})
 
 
 def load_or_create_swarm_key(path: Path) -> tuple[bytes, bool]:
@@ -149,6 +173,7 @@ def invitation(config: Config, maddrs: Sequence[str], log_dir: Path, *, new_key:
     yield f"export {PEERS_VARIABLE}={','.join(maddrs)}"
     yield shlex.join(command)
     yield f"any address in {log_dir / PEERS_FILE} does as well: as peers come, theirs are there too"
+    yield "or `shoal invite` here prints one text, key and addresses in it, and `shoal join` on the others asks for it"
     stages = f"all {config.num_stages} stages" if config.num_stages > 1 else "the one stage"
     wanted = f"{config.servers.num_servers} servers" if config.servers.num_servers else f"servers of {stages}"
     yield f"waiting for {wanted}, however long it takes; Ctrl-C ends"

@@ -31,10 +31,12 @@ from shoal.cli.run_files import LOCAL_KEY, make_log_dir, new_run_id, remove_empt
 from shoal.client.spec import ResumedFrom
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
+from shoal.control.maddrs import outward
 from shoal.errors import ConfigError, ShoalError
 from shoal.events.base import emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
+from shoal.events.registry import LanUnannounced
 from shoal.identity import Identity, create_swarm_key
 from shoal.ids import RunId
 from shoal.report.curves import write_curves
@@ -230,7 +232,7 @@ class HostRun:
         if self.devices and (unused := unused_gpus(self.config)):
             view.notice(unused)
         await self._settle_cut(host, view)
-        tasks.start_soon(self._follow_monitor, await host.start_monitor(), host, view)
+        tasks.start_soon(self._follow_monitor, tasks, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0
         patient = self.invite is not None
         client = self._client = await host.start_client(
@@ -257,7 +259,18 @@ class HostRun:
             write_config(self.config, self.log_dir)
         log_cut(self.config)
 
-    async def _follow_monitor(self, monitor: RoleHandle, host: SwarmHost, view: LiveView) -> None:
+    async def _announce_on_lan(self, maddrs: tuple[str, ...]) -> None:
+        # A run of one machine has not loaded what announces.
+        from shoal.control.lan import MAX_PEERS, FoundSwarm, announced
+
+        swarm = FoundSwarm(self.config.experiment_prefix, outward(maddrs)[:MAX_PEERS])
+        try:
+            async with announced(self.swarm_key, swarm):
+                await anyio.sleep_forever()
+        except OSError as error:
+            emit(logger, LanUnannounced(str(error)))
+
+    async def _follow_monitor(self, tasks: TaskGroup, monitor: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         ready = False
         async for event in monitor.events:
             match event:
@@ -265,6 +278,8 @@ class HostRun:
                     ready = True
                     emit(logger, SwarmOpen(maddrs))
                     host.monitor_known(maddrs)
+                    if self.invite is not None and self.config.network.lan:
+                        tasks.start_soon(self._announce_on_lan, maddrs)
                     for line in () if self.invite is None else self.invite(maddrs):
                         view.say(line)
                 case messages.StatusChanged(values, at_s):

@@ -24,9 +24,7 @@ RunName = Annotated[
 WrittenRun = Annotated[
     str, Parameter(help="Its folder or name, or how that begins; without it, the newest in --log-dir.")
 ]
-Follow = Annotated[
-    bool, Switch, Parameter(name=("--follow", "-f"), help="Go on for as long as the run lives on this host.")
-]
+Follow = Annotated[bool, Switch, Parameter(name=("--follow", "-f"), help="Go on for as long as the run lives.")]
 AsJsonLines = Annotated[bool, Switch, Parameter(name="--json", help="Print a JSON object a line.")]
 LogDir = Annotated[Path, Parameter(help="Where runs leave their folders.")]
 _LOGS = Path("logs")
@@ -96,12 +94,20 @@ def events(
         bool, Switch, Parameter(name="--all", help="Also what says nothing to who only watches.")
     ] = False,
     as_json: AsJsonLines = False,
+    initial_peers: InitialPeers = None,
     log_dir: LogDir = _LOGS,
 ) -> int:
     """Say what has happened to a run, as its client has noted it: when, what, and what to do.
 
-    `shoal explain NAME` says more of an event.
+    `shoal explain NAME` says more of an event. With --initial-peers the client of that swarm tells the last of it.
     """
+    if initial_peers:
+        from shoal.cli.told_events import print_told_events
+
+        return explaining(
+            lambda: print_told_events(*load_joining(None, (), initial_peers), follow=follow, as_json=as_json),
+            lambda: load_joining(None, (), initial_peers),
+        )
     from shoal.cli.event_lines import print_events
 
     return print_events(run, log_dir, follow=follow, everything=everything, as_json=as_json)

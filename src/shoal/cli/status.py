@@ -38,7 +38,7 @@ def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -
         RemoteError: the client of a run of this host does not answer.
     """
     log.configure("status", None)
-    status = anyio.run(look_once, _finder(config, origins), backend_options={"use_uvloop": True})
+    status = anyio.run(look_once, finder_of(config, origins), backend_options={"use_uvloop": True})
     print(msgspec.json.encode(status).decode() if as_json else "\n".join(map(without_controls, lines_of(status))))
     return DONE
 
@@ -52,12 +52,17 @@ def watch_status(config: Config, origins: Mapping[str, str], *, interval_s: floa
 
     log.configure("status", None)
     try:
-        return anyio.run(watch, _finder(config, origins), interval_s, as_json, backend_options={"use_uvloop": True})
+        return anyio.run(watch, finder_of(config, origins), interval_s, as_json, backend_options={"use_uvloop": True})
     except KeyboardInterrupt:
         return DONE  # before it has begun to look
 
 
-def _finder(config: Config, origins: Mapping[str, str]) -> Finder:
+def finder_of(config: Config, origins: Mapping[str, str]) -> Finder:
+    """Return how the run is found that a user means, without peers the newest of this host.
+
+    Raises:
+        ConfigError: there is no swarm key, or nothing says where the swarm is.
+    """
     note = None if config.network.initial_peers else _newest_here(config, origins)
     if note is not None and note.hosts == "client":
         return FinderHere(note)

@@ -58,6 +58,11 @@ class NetworkConfig(Section):
         description="The port to tell other hosts in place of data_port, where a router forwards another one; further "
         "servers tell the next ones. Needs data_port and public_ip. 0: the port itself.",
     )
+    lan: bool = Field(
+        default=True,
+        description="The client's host announces its run on the local network (mDNS), sealed with the swarm's key, and "
+        "a host that joins looks for it there if it knows no initial peers.",
+    )
     swarm_key_file: Path = Field(
         default=Path("~/.config/shoal/swarm.key"),
         description="File with the secret that all hosts of a swarm share; `shoal key new` makes one.",

@@ -15,6 +15,12 @@ class DhtJoined(Event, frozen=True, tag="dht.joined"):
     maddrs: list[str]
 
 
+class LanUnannounced(Event, frozen=True, tag="lan.unannounced"):
+    """The run cannot be announced on the local network: hosts there have to be told an address."""
+
+    error: str
+
+
 class DhtRetrying(Event, frozen=True, tag="dht.retrying"):
     """The DHT could not be joined yet; it is tried again."""
 

@@ -6,6 +6,7 @@ import csv
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.wandb_files import rows_of
@@ -27,7 +28,9 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_config(load_config(None, ["--wandb-project=herd"], {})))
     told = {"level": "WARNING", "event": "server.lost", "says": "server 1@box2 is lost"}
-    (folder / EVENTS_FILE).write_text(json.dumps({"time": BEGAN.isoformat(), **told}) + "\nhalf a li")
+    over = {"level": "INFO", "event": "incident.closed", "number": 1, "who": "server 1@box2", "cause": "frozen"}
+    lines = [json.dumps({"time": BEGAN.isoformat(), **each}) for each in (told, over)]
+    (folder / EVENTS_FILE).write_text("\n".join(lines) + "\nhalf a li")
     for start in range(2):
         file = MetricsFile(folder)
         for second in range(3):
@@ -81,6 +84,12 @@ def test_tensorboards_steps_are_samples(run: Path, tmp_path: Path) -> None:
     assert found == [(8 * number, 5.0 - number) for number in range(6)]
 
 
+def _table(part: Path, name: str) -> dict[str, Any]:
+    [path] = part.glob(f"files/media/table/{name}_*.table.json")
+    content = json.loads(path.read_text())
+    return {"columns": content["columns"], "data": content["data"]}
+
+
 @pytest.mark.slow
 def test_wandb_gets_one_run_whatever_the_monitor_has_lived_through(
     run: Path, capsys: pytest.CaptureFixture[str]
@@ -94,8 +103,11 @@ def test_wandb_gets_one_run_whatever_the_monitor_has_lived_through(
     losses = [row["loss/train"] for row in rows]
     assert [row["_step"] for row in rows] == list(range(6))
     assert rows[3][f"{PEER}/step.committed"] == 2.0
-    [table] = part.glob("files/media/table/events_*.table.json")
-    assert [each[2:] for each in json.loads(table.read_text())["data"]] == [["server.lost", "server 1@box2 is lost"]]
+    assert [each[2:] for each in _table(part, "events")["data"]] == [["server.lost", "server 1@box2 is lost"]]
+    [incident] = _table(part, "incidents")["data"]
+    named = dict(zip(_table(part, "incidents")["columns"], incident, strict=True))
+    assert (named["number"], named["who"], named["cause"], named["steps_lost"]) == (1, "server 1@box2", "frozen", None)
+    assert _table(part, "peers") == {"columns": ["peer", "step.committed"], "data": [[PEER, 5.0]]}
     assert losses == [5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
 
 

@@ -13,13 +13,16 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from shoal.events.base import tell
+import msgspec
+
+from shoal.events.base import field_names, name_of, tell
+from shoal.events.incidents import IncidentClosed
 from shoal.events.monitor import WandbMissing, WandbOffline, WandbOnline, WandbStopped
 from shoal.monitor.exporters.base import NotedEvent
 from shoal.telemetry.rows import MetricRow
@@ -29,6 +32,7 @@ logger = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 15.0
 _MAX_QUEUED = 10_000
 _MAX_TOLD = 2000
+_OF_INCIDENT = tuple(field_names(IncidentClosed).values())
 _ROWS_FILE, _ROW_DIGITS = "wandb.rows", 12
 
 
@@ -98,7 +102,9 @@ class WandbRun:
         self._queue: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._peers: dict[str, float] = {}
-        self._told: list[tuple[str, str, str, str]] = []
+        self._newest: dict[str, dict[str, float]] = {}
+        self._told: list[tuple[str, ...]] = []
+        self._incidents: list[tuple[object, ...]] = []
 
     def row(self, row: MetricRow) -> None:
         """Add the numbers of a second; dropped where W&B cannot keep up or does not run."""
@@ -118,15 +124,20 @@ class WandbRun:
         Numbers of peers go with the next ones of the run: curves are over its samples, which a peer does not know.
         """
         self._peers |= MetricRow(row.time, {}, row.peers).flat()
+        for peer, values in row.peers.items():
+            self._newest[peer] = self._newest.get(peer, {}) | values
         if not row.run:
             return {}
         values, self._peers = row.run | self._peers, {}
         return values
 
     def event(self, event: NotedEvent) -> None:
-        """Keep what a person is told: it becomes a table when the run is finished."""
+        """Keep what a person is told, and what went wrong: tables are made of it when the run is finished."""
         if event.says and len(self._told) < _MAX_TOLD:
             self._told.append((event.time, event.level, event.event, event.says))
+        if event.event == name_of(IncidentClosed) and len(self._incidents) < _MAX_TOLD:
+            fields: dict[str, object] = msgspec.json.decode(event.line)
+            self._incidents.append((event.time, *(fields.get(name) for name in _OF_INCIDENT)))
 
     def close(self, timeout_s: float) -> bool:
         """Finish the run; blocks for at most `timeout_s` seconds. Returns whether it finished."""
@@ -155,15 +166,26 @@ class WandbRun:
             with open_rows(self._settings.directory, first=int(run.step)) as numbers:
                 for values in rows:
                     run.log(dict(values), step=numbers.next())
-                if self._told:
-                    table = api.Table(columns=["time", "level", "event", "says"], data=self._told)
-                    run.log({"events": table}, step=numbers.next())
+                tables = {name: api.Table(columns=columns, data=data) for name, columns, data in self._tables()}
+                if tables:
+                    run.log(tables, step=numbers.next())
             run.finish()
             api.teardown()
         except (api.Error, OSError) as error:
             tell(logger, WandbStopped(_first_line(error)), self._notice)
             return False
         return True
+
+    def _tables(self) -> Iterator[tuple[str, list[str], Sequence[Sequence[object]]]]:
+        """Yield name, columns and rows of what is told once, at the end."""
+        if self._told:
+            yield "events", ["time", "level", "event", "says"], self._told
+        if self._incidents:
+            yield "incidents", ["time", *_OF_INCIDENT], self._incidents
+        if self._newest:
+            columns = sorted({name for values in self._newest.values() for name in values})
+            peers = sorted(self._newest.items())
+            yield "peers", ["peer", *columns], [[who, *map(values.get, columns)] for who, values in peers]
 
     def _work(self) -> None:
         self.write(iter(self._queue.get, None))

@@ -1,0 +1,182 @@
+"""`shoal invite` and `shoal join`: one text takes a host into a swarm, with nothing to copy beside it.
+
+key, prefix, addresses of a host --> the text --> a hidden prompt, standard input or a file (never a command line, which
+every user of a host can read) --> the key in its file, the swarm remembered --> the flags of `shoal start-servers`
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from getpass import getpass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from shoal.cli.durations import parse_duration_s
+from shoal.cli.known_peers import with_known_peers
+from shoal.clock import Clock, utc_iso
+from shoal.config import Config
+from shoal.control.invitation import MARK, MAX_PEERS, Invitation, read, written
+from shoal.control.known_client import known_client
+from shoal.control.maddrs import outward
+from shoal.errors import ConfigError
+from shoal.identity import create_swarm_key, load_swarm_key, swarm_key_fingerprint
+from shoal.runtime.durable_files import put_private
+
+JOINED_FILE: Final = Path("~/.config/shoal/joined.json")
+"""The swarm that this host has joined last."""
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """What is remembered of a swarm, beside its key."""
+
+    experiment_prefix: str
+    swarm_key_file: str
+    initial_peers: tuple[str, ...]
+
+
+def print_invitation(
+    config: Config, origins: Mapping[str, str], for_: str, clock: Clock, *, by_code: bool = False
+) -> int:
+    """Print the text for another host, and beside it what it is; return the exit code.
+
+    Args:
+        config: gives key file, prefix and initial peers; without peers, those of this host's newest run.
+        origins: names the keys that are set.
+        for_: how long it may be taken.
+        by_code: print a short code in its place, and wait for who says it.
+
+    Raises:
+        ConfigError: there is no key, or nothing says where the swarm is.
+    """
+    expires_unix_s = clock.unix_s() + parse_duration_s(for_, "--for")
+    config = with_known_peers(config, origins)
+    swarm_key = load_swarm_key(config.network.swarm_key_file)
+    peers = outward(config.network.initial_peers)[:MAX_PEERS]
+    text = written(Invitation(config.experiment_prefix, swarm_key, peers, int(expires_unix_s)))
+    if by_code:
+        from shoal.cli.codes import offer
+
+        return anyio.run(partial(offer, text, on_lan=config.network.lan), backend_options={"use_uvloop": True})
+    print(
+        f"to the swarm with the key {swarm_key_fingerprint(swarm_key)}, until {utc_iso(expires_unix_s)}: on another "
+        "host, `shoal join` asks for it.\nIt holds the swarm's key: who reads it is a member for good. Send it over a "
+        "way that nobody else can read.",
+        file=sys.stderr,
+        flush=True,
+    )
+    print(text, flush=True)
+    return 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How the invitation is to be had.
+
+    Attributes:
+        file: with the text, - for standard input.
+        by_code: a code is typed, for an invitation that is offered at an address, or somewhere on the local network.
+        again: also if a swarm is remembered. Where nothing is set, and none is, the text is asked for.
+    """
+
+    file: Path | None = None
+    by_code: bool = False
+    at: str | None = None
+    again: bool = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether another swarm is meant than the one that is remembered."""
+        return self.again or self.by_code or self.file is not None or self.at is not None
+
+    def text(self) -> str:
+        """Return the text of the invitation. Raises ConfigError, or ConnectionLost where nobody offers the code."""
+        if self.by_code or self.at is not None:
+            from shoal.cli.codes import invitation_for
+
+            return anyio.run(invitation_for, _typed("code: "), self.at, backend_options={"use_uvloop": True})
+        if self.file is None and sys.stdin.isatty():
+            return getpass("invitation (what you paste is not shown): ")
+        if self.file is None or str(self.file) == "-":
+            return sys.stdin.read()
+        try:
+            return self.file.expanduser().read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the invitation in {self.file}: {error}") from error
+
+
+def _typed(prompt: str) -> str:
+    if sys.stdin.isatty():
+        print(prompt, end="", flush=True)
+    return sys.stdin.readline()
+
+
+def joining_flags(config: Config, asked: Asked, clock: Clock) -> tuple[list[str], list[str]]:
+    """Take an invitation, or the swarm that was joined last; return the flags that say which swarm it is, and initial
+    peers.
+
+    Args:
+        config: gives the key file.
+        asked: says how the invitation is to be had.
+
+    Raises:
+        ConfigError: there is no invitation, or none that can be taken; or this host has the key of another swarm.
+        ConnectionLost: nobody offers the code.
+    """
+    joined = None if asked.is_new else _remembered()
+    if joined is None:
+        invitation = read(asked.text(), clock.unix_s())
+        path = config.network.swarm_key_file
+        _keep_key(path, invitation.swarm_key)
+        joined = Joined(invitation.experiment_prefix, str(path), invitation.initial_peers)
+        _remember(joined)
+        print(f"the key of the swarm, {swarm_key_fingerprint(invitation.swarm_key)}, is in {path}", flush=True)
+    else:
+        print("joining the same swarm as the last time; `shoal join --anew` asks for another invitation", flush=True)
+    swarm_key = load_swarm_key(Path(joined.swarm_key_file))
+    known = known_client(swarm_key, joined.experiment_prefix, joined.initial_peers)
+    peers = dict.fromkeys((*joined.initial_peers, *(known.initial_peers if known is not None else ())))
+    flags = ["--experiment-prefix", joined.experiment_prefix, "--swarm-key-file", joined.swarm_key_file]
+    return flags, [",".join(peers)]
+
+
+def refuse_on_command_line(*arguments: str) -> None:
+    """Raises ConfigError: an invitation stands there; it is not repeated."""
+    if any(MARK in argument for argument in arguments):
+        raise ConfigError(
+            "an invitation on a command line can be read by every user of this host, and stays in the shell's history: "
+            "give it where `shoal join` asks, or by --invitation FILE; ask for another swarm key if that matters"
+        )
+
+
+def _keep_key(path: Path, swarm_key: bytes) -> None:
+    if not path.expanduser().exists():
+        create_swarm_key(path, swarm_key)
+    elif load_swarm_key(path) != swarm_key:
+        raise ConfigError(
+            f"{path} holds the key of another swarm, and is left alone: name another file with --swarm-key-file, or "
+            "move that one away"
+        )
+
+
+def _remembered() -> Joined | None:
+    with suppress(OSError, msgspec.MsgspecError):  # none was joined, or by another version
+        joined = msgspec.json.decode(JOINED_FILE.expanduser().read_bytes(), type=Joined)
+        if Path(joined.swarm_key_file).expanduser().exists():
+            return joined
+    return None
+
+
+def _remember(joined: Joined) -> None:
+    path = JOINED_FILE.expanduser()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        put_private(path, msgspec.json.encode(joined))
+    except OSError as error:
+        raise ConfigError(f"cannot remember the swarm in {path}: {error.strerror}") from error

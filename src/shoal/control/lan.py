@@ -1,0 +1,172 @@
+"""Finds a swarm on the local network by mDNS (RFC 6762, 6763), so that nobody has to say where it is.
+
+client's host --announced: `_shoal._tcp.local.`, prefix and addresses sealed with the swarm's key-->
+                                   <--browses, whoever has the key and knows no peer-- `find_on_lan`
+
+Neither its name nor its text tells who lacks the key anything but that there is a swarm. What is found is a hint: a
+replayed or old one costs a dial, and TLS decides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any, Final, TypeVar, cast
+
+import anyio
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from zeroconf import ServiceInfo, ServiceStateChange
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from shoal.identity import derived_key
+
+SERVICE: Final = "_shoal._tcp.local."
+MAX_PEERS: Final = 3
+_TTL_S: Final = 60
+_RESOLVE_MS: Final = 2000
+_NONCE_BYTES: Final = 12
+_CHUNK_BYTES: Final = 200
+_MAX_CHUNKS: Final = 8
+_MAX_NAMES: Final = 64
+"""Services that are looked at; strangers may announce any number."""
+
+_Read = TypeVar("_Read")
+
+
+class FoundSwarm(msgspec.Struct, frozen=True, array_like=True):
+    """A swarm of which this host has the key.
+
+    Attributes:
+        experiment_prefix: the user's name of the experiment.
+        initial_peers: where it can be joined.
+    """
+
+    experiment_prefix: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    initial_peers: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(min_length=1, max_length=MAX_PEERS)
+    ]
+
+
+def mark_of(swarm_key: bytes) -> str:
+    """Return how the names of a swarm's services begin; it cannot be guessed without the key."""
+    return derived_key(swarm_key, b"shoal lan name 1")[:8].hex()
+
+
+def sealed(swarm_key: bytes, swarm: FoundSwarm) -> dict[str, bytes]:
+    """Return the text of a service."""
+    nonce = os.urandom(_NONCE_BYTES)
+    content = nonce + _cipher(swarm_key).encrypt(nonce, msgspec.msgpack.encode(swarm), None)
+    return {str(at // _CHUNK_BYTES): content[at : at + _CHUNK_BYTES] for at in range(0, len(content), _CHUNK_BYTES)}
+
+
+def opened(swarm_key: bytes, text: Mapping[bytes, bytes | None]) -> FoundSwarm | None:
+    """Return what the text of a service says; None if nobody with this key has written it."""
+    content = b"".join(text.get(str(number).encode()) or b"" for number in range(_MAX_CHUNKS))
+    try:
+        plain = _cipher(swarm_key).decrypt(content[:_NONCE_BYTES], content[_NONCE_BYTES:], None)
+        return msgspec.msgpack.decode(plain, type=FoundSwarm)
+    except (InvalidTag, ValueError):
+        return None
+
+
+@asynccontextmanager
+async def announced(swarm_key: bytes, swarm: FoundSwarm) -> AsyncGenerator[None]:
+    """Announce a swarm on all networks of this host while the context is open.
+
+    Raises:
+        OSError: there is no network on which that is possible.
+    """
+    addresses, port = _addresses_of(swarm.initial_peers), _port_of(swarm.initial_peers)
+    async with service_announced(SERVICE, mark_of(swarm_key), addresses, port, sealed(swarm_key, swarm)):
+        yield
+
+
+async def find_on_lan(swarm_key: bytes, experiment_prefix: str | None, within_s: float) -> FoundSwarm | None:
+    """Return the first swarm of this key that answers on a local network; None: none does in time.
+
+    Args:
+        experiment_prefix: that it has to have; None: any.
+
+    Raises:
+        OSError: there is no network on which it could be looked for.
+    """
+
+    def read(service: AsyncServiceInfo) -> FoundSwarm | None:
+        swarm = opened(swarm_key, service.properties)
+        return swarm if swarm is not None and experiment_prefix in (None, swarm.experiment_prefix) else None
+
+    return await first_service(SERVICE, mark_of(swarm_key), read, within_s)
+
+
+@asynccontextmanager
+async def service_announced(
+    kind: str, mark: str, addresses: Sequence[str], port: int, text: Mapping[str, bytes]
+) -> AsyncGenerator[None]:
+    """Announce a service whose name begins with a mark; raises as `announced` does."""
+    name = f"{mark}-{os.urandom(4).hex()}"
+    own = AsyncZeroconf()
+    try:
+        info = ServiceInfo(
+            kind,
+            f"{name}.{kind}",
+            port=port,
+            properties=dict(text),
+            server=f"{name}.local.",
+            parsed_addresses=list(addresses),
+            host_ttl=_TTL_S,
+            other_ttl=_TTL_S,
+        )
+        await cast(Any, own).async_register_service(info)
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            # Says goodbye, so that nobody dials who is gone.
+            await own.async_unregister_all_services()
+            await own.async_close()
+
+
+async def first_service(
+    kind: str, mark: str, read: Callable[[AsyncServiceInfo], _Read | None], within_s: float
+) -> _Read | None:
+    """Return what is read of the first service with such a name of which something can be; raises as `find_on_lan`."""
+    names, found = anyio.create_memory_object_stream[str](_MAX_NAMES)
+
+    def changed(name: str, state_change: ServiceStateChange, **_: Any) -> None:
+        if state_change is not ServiceStateChange.Removed and name.startswith(f"{mark}-"):
+            # Of a flood, by somebody who has seen the mark, the first ones are looked at.
+            with suppress(anyio.WouldBlock):
+                names.send_nowait(name)
+
+    own = AsyncZeroconf()
+    browser = AsyncServiceBrowser(own.zeroconf, kind, handlers=[changed])
+    try:
+        with anyio.move_on_after(within_s):
+            async for name in found:
+                info = AsyncServiceInfo(kind, name)
+                if await info.async_request(own.zeroconf, _RESOLVE_MS) and (said := read(info)) is not None:
+                    return said
+        return None
+    finally:
+        with anyio.CancelScope(shield=True):
+            await browser.async_cancel()
+            await own.async_close()
+        names.close()
+        found.close()
+
+
+def _cipher(swarm_key: bytes) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(derived_key(swarm_key, b"shoal lan 1"))
+
+
+def _addresses_of(maddrs: Sequence[str]) -> list[str]:
+    """Return the IP addresses, which mDNS wants for its own records; here nobody reads them."""
+    parts = (maddr.split("/") for maddr in maddrs)
+    return [each[2] for each in parts if each[1] in ("ip4", "ip6")]
+
+
+def _port_of(maddrs: Sequence[str]) -> int:
+    parts = (maddr.split("/") for maddr in maddrs)
+    return next((int(each[4]) for each in parts if len(each) > 4 and each[3] == "tcp"), 0)

@@ -1,0 +1,189 @@
+"""A short code in place of a long invitation: who types it gets the invitation, once (SPAKE2, RFC 9382).
+
+    joins                              invites
+      -- mark, own element ------------->
+      <------------------ own element --
+      -- MAC by the common key --------->     another one: a try is used up, and nothing is said
+      <-- the invitation, sealed by it --     the right one: the code is used up
+
+Both make one key of the code and the two elements. Who lacks the code learns from a connection whether one guess was
+right, and nothing that it could try others on; after `MAX_WRONG` wrong ones, or `VALID_S`, the code is nobody's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from spake2 import SPAKE2_A, SPAKE2_B, SPAKEError  # pyright: ignore[reportMissingTypeStubs]
+
+from shoal.errors import ConfigError, ConnectionLost
+from shoal.identity import derived_key
+
+VALID_S: Final = 600.0
+MAX_WRONG: Final = 3
+_DIGITS: Final = 6
+_MARK: Final = b"shoal code 1\n"
+_ELEMENT_BYTES: Final = 33
+_MAC_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
+_MAX_SEALED_BYTES: Final = 4096
+_LENGTH_BYTES: Final = 2
+_EXCHANGE_S: Final = 10.0
+_MAX_AT_ONCE: Final = 8
+"""Connections; of more, by somebody who sends nothing, the next ones wait."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is typed. The place tells offers apart on one network, and is no secret; the digits are."""
+
+    place: int
+    digits: str
+
+    @staticmethod
+    def new() -> Code:
+        """Return a code that nobody can guess in three tries."""
+        return Code(secrets.randbelow(99) + 1, f"{secrets.randbelow(10**_DIGITS):0{_DIGITS}d}")
+
+    @staticmethod
+    def parsed(text: str) -> Code | None:
+        """Return what somebody has typed, with or without dashes and blanks between the digits; None: it is no code."""
+        place, mark, digits = text.strip().partition("-")
+        digits = "".join(digits.replace("-", " ").split())
+        if not mark or not (place.isascii() and place.isdigit()) or not (digits.isascii() and digits.isdigit()):
+            return None
+        return Code(int(place), digits) if len(digits) == _DIGITS and len(place) <= 2 else None
+
+    def __str__(self) -> str:
+        return f"{self.place}-{self.digits[:3]}-{self.digits[3:]}"
+
+    @property
+    def secret(self) -> bytes:
+        """What both sides make their key of."""
+        return str(self).encode()
+
+
+@dataclass
+class CodeOffer:
+    """One invitation, for whoever says the code first.
+
+    Attributes:
+        text: of the invitation.
+        refused: is told of each wrong try, with the address that it came from.
+        num_wrong: tries that were wrong.
+        taken_by: the address that has it; empty: nobody has yet.
+    """
+
+    code: Code
+    text: str
+    refused: Callable[[str], None] = lambda _: None
+    num_wrong: int = 0
+    taken_by: str = ""
+    _over: anyio.Event = field(default_factory=anyio.Event)
+    _turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_MAX_AT_ONCE))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody gets it any more."""
+        return bool(self.taken_by) or self.num_wrong >= MAX_WRONG
+
+    async def wait(self) -> None:
+        """Return when somebody has it, or too many were wrong."""
+        await self._over.wait()
+
+    async def answer(self, stream: ByteStream) -> None:
+        """Serve one connection; it is closed at once when it is not what it has to be."""
+        async with stream, self._turns:
+            with anyio.move_on_after(_EXCHANGE_S):
+                try:
+                    await self._exchange(stream)
+                except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, SPAKEError, ValueError):
+                    return  # junk, or somebody who has gone
+
+    async def _exchange(self, stream: ByteStream) -> None:
+        received = BufferedByteReceiveStream(stream)
+        if await received.receive_exactly(len(_MARK)) != _MARK:
+            return
+        element = await received.receive_exactly(_ELEMENT_BYTES)
+        own = cast(Any, SPAKE2_B(self.code.secret, idA=b"joins", idB=b"invites"))
+        await stream.send(own.start())
+        key: bytes = own.finish(element)
+        mac = await received.receive_exactly(_MAC_BYTES)
+        # Nothing is awaited from here to where the try counts: of many connections at once each is one.
+        if self.is_over:
+            return
+        peer = _peer_of(stream)
+        if not hmac.compare_digest(mac, _mac(key)):
+            self.num_wrong += 1
+            self.refused(peer)
+        else:
+            self.taken_by = peer
+        if self.is_over:
+            self._over.set()
+        if self.taken_by:
+            nonce = os.urandom(_NONCE_BYTES)
+            sealed = nonce + _cipher(key).encrypt(nonce, self.text.encode(), None)
+            await stream.send(len(sealed).to_bytes(_LENGTH_BYTES, "big") + sealed)
+
+
+async def take(host: str, port: int, code: Code) -> str:
+    """Return the text of the invitation that is offered there.
+
+    Raises:
+        ConnectionLost: nobody answers there.
+        ConfigError: not to this code.
+    """
+    where = f"{host}:{port}"
+    try:
+        with anyio.fail_after(_EXCHANGE_S):
+            stream = await anyio.connect_tcp(host, port)
+    except (OSError, TimeoutError) as error:
+        raise ConnectionLost(
+            f"{where} cannot be reached ({error or 'no answer'}): does `shoal invite` still wait there?"
+        ) from error
+    try:
+        with anyio.fail_after(_EXCHANGE_S):
+            return await _taken(stream, code)
+    except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError) as error:
+        raise ConfigError(
+            f"{where} does not take this code: it is wrong, used up or too old; `shoal invite --code` makes another"
+        ) from error
+    except (SPAKEError, ValueError, InvalidTag) as error:
+        raise ConfigError(f"{where} is not where this code was made") from error
+
+
+async def _taken(stream: SocketStream, code: Code) -> str:
+    async with stream:
+        received = BufferedByteReceiveStream(stream)
+        own = cast(Any, SPAKE2_A(code.secret, idA=b"joins", idB=b"invites"))
+        await stream.send(_MARK + own.start())
+        key: bytes = own.finish(await received.receive_exactly(_ELEMENT_BYTES))
+        await stream.send(_mac(key))
+        length = int.from_bytes(await received.receive_exactly(_LENGTH_BYTES), "big")
+        if not _NONCE_BYTES < length <= _MAX_SEALED_BYTES:
+            raise ValueError(f"{length} bytes")
+        sealed = await received.receive_exactly(length)
+        return _cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None).decode()
+
+
+def _mac(key: bytes) -> bytes:
+    return hmac.digest(derived_key(key, b"shoal code mac 1"), _MARK, "sha256")
+
+
+def _cipher(key: bytes) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(derived_key(key, b"shoal code seal 1"))
+
+
+def _peer_of(stream: ByteStream) -> str:
+    address: tuple[str, int] | str = stream.extra(SocketAttribute.remote_address, "")
+    return address[0] if isinstance(address, tuple) else address

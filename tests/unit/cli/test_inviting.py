@@ -1,0 +1,85 @@
+"""`shoal invite` and `shoal join`, up to where servers start."""
+
+from __future__ import annotations
+
+import io
+import stat
+from pathlib import Path
+
+import pytest
+from tests.set_clock import SetClock
+
+from shoal.cli import main
+from shoal.cli.inviting import JOINED_FILE, Asked, joining_flags, print_invitation
+from shoal.config import Config, load_config
+from shoal.control.invitation import read
+from shoal.errors import ConfigError
+from shoal.identity import create_swarm_key, load_swarm_key
+
+PEER = "/ip4/203.0.113.7/tcp/50000/p2p/12D3KooWFrCUuswLZqfWycRGiHa1uWQcgJac2rbagi2VKoe6XbJ4"
+CLOCK = SetClock(1000.0)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host where nothing is known of any swarm."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def _config(path: str, *flags: str) -> Config:
+    return load_config(None, [f"--swarm-key-file={path}", *flags], {})
+
+
+@pytest.fixture
+def text(home: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """An invitation of another host, with that host's key in `theirs.key`."""
+    create_swarm_key(home / "theirs.key")
+    config = _config("~/theirs.key", f"--initial-peers={PEER}", "--experiment-prefix=herd")
+    assert print_invitation(config, {"experiment_prefix": "flag"}, "1h", CLOCK) == 0
+    printed = capsys.readouterr()
+    assert "a member for good" in printed.err
+    return printed.out.strip()
+
+
+def _take(monkeypatch: pytest.MonkeyPatch, text: str, path: str = "~/own.key") -> tuple[list[str], list[str]]:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    return joining_flags(_config(path), Asked(), CLOCK)
+
+
+def test_it_is_taken_once_and_remembered(home: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["--experiment-prefix", "herd", "--swarm-key-file", "~/own.key"]
+    assert _take(monkeypatch, text) == (flags, [PEER])
+    assert load_swarm_key(home / "own.key") == load_swarm_key(home / "theirs.key")
+    assert stat.S_IMODE((home / "own.key").stat().st_mode) == 0o600
+    assert text not in JOINED_FILE.expanduser().read_text()
+    assert _take(monkeypatch, "") == (flags, [PEER]), "nothing is asked"
+
+
+def test_it_is_as_good_as_its_clock_says(text: str) -> None:
+    assert read(text, CLOCK.unix_s() + 3599.0).experiment_prefix == "herd"
+    with pytest.raises(ConfigError, match="has expired"):
+        read(text, CLOCK.unix_s() + 3601.0)
+
+
+def test_the_key_of_another_swarm_is_left_alone(home: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = create_swarm_key(home / "own.key")
+    with pytest.raises(ConfigError, match=r"own\.key holds the key of another swarm, and is left alone"):
+        _take(monkeypatch, text)
+    assert load_swarm_key(home / "own.key") == own
+    assert not JOINED_FILE.expanduser().exists()
+
+
+def test_a_swarm_whose_key_is_gone_is_asked_for_again(home: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _take(monkeypatch, text)
+    (home / "own.key").unlink()
+    with pytest.raises(ConfigError, match="is no invitation"):
+        _take(monkeypatch, "")
+
+
+def test_on_a_command_line_it_is_refused_and_not_repeated(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([text], ["--experiment-prefix", text], [f"--invitation={text}"]):
+        assert main(["join", *command]) == 2
+        printed = capsys.readouterr()
+        assert text not in printed.out + printed.err

@@ -1,0 +1,53 @@
+"""What a swarm says on the local network, and who can read it; and how it is found over loopback multicast."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from shoal.control.lan import FoundSwarm, announced, find_on_lan, mark_of, opened, sealed
+
+KEY, OTHER = bytes(range(32)), bytes(32)
+PEERS = tuple(
+    f"/ip4/203.0.113.{number}/tcp/50000/p2p/12D3KooWFrCUuswLZqfWycRGiHa1uWQcg{number}" for number in (7, 8, 9)
+)
+SWARM = FoundSwarm("herd", PEERS)
+
+
+def _read(text: dict[str, bytes]) -> dict[bytes, bytes | None]:
+    return {name.encode(): value for name, value in text.items()}
+
+
+def test_who_has_the_key_reads_it_and_nobody_else_does() -> None:
+    text = sealed(KEY, SWARM)
+    assert opened(KEY, _read(text)) == SWARM
+    assert opened(OTHER, _read(text)) is None
+    assert all(len(name) + 1 + len(value) <= 255 for name, value in text.items())
+    content = b"".join(text.values())
+    assert not any(word in content for word in (b"herd", b"203.0.113", b"12D3"))
+    assert mark_of(KEY) != mark_of(OTHER)
+
+
+@pytest.mark.parametrize("text", [{}, {b"0": b""}, {b"0": None}, {b"0": b"x" * 200}, {b"9": b"x" * 200}])
+def test_what_is_no_text_of_a_swarm_is_nothing(text: dict[bytes, bytes | None]) -> None:
+    assert opened(KEY, text) is None
+
+
+def test_a_text_that_was_changed_is_nothing() -> None:
+    text = _read(sealed(KEY, SWARM))
+    first = text[b"0"] or b""
+    for at in (0, 12, len(first) - 1):
+        changed = bytearray(first)
+        changed[at] ^= 1
+        assert opened(KEY, text | {b"0": bytes(changed)}) is None
+
+
+@pytest.mark.anyio
+async def test_a_swarm_is_found_by_its_key_and_name_and_not_once_it_is_gone() -> None:
+    with anyio.fail_after(120):
+        async with announced(KEY, SWARM):
+            assert await find_on_lan(KEY, None, 60.0) == SWARM
+            assert await find_on_lan(KEY, "herd", 60.0) == SWARM
+            assert await find_on_lan(KEY, "flock", 1.5) is None
+            assert await find_on_lan(OTHER, None, 1.5) is None
+        assert await find_on_lan(KEY, None, 1.5) is None

@@ -1,0 +1,197 @@
+"""An invitation for who says a short code: once, and for nobody who guesses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+from spake2 import SPAKE2_A
+
+from shoal.control import pairing
+from shoal.control.pairing import MAX_WRONG, Code, CodeOffer, take
+from shoal.errors import ConfigError, ConnectionLost
+
+TEXT = "shoal1:" + "a" * 200
+CODE = Code(7, "482913")
+WRONG = Code(7, "482914")
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def offering(offer: CodeOffer) -> AsyncGenerator[int]:
+    """Serve an offer; gives its port."""
+    with anyio.fail_after(240):
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(listener.serve, offer.answer)
+            yield listener.extra(SocketAttribute.local_port)
+            tasks.cancel_scope.cancel()
+
+
+async def _said(port: int, *parts: bytes) -> bytes:
+    """Send something and return all that is answered until the end."""
+    answered = b""
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+        for part in parts:
+            await stream.send(part)
+        await stream.send_eof()
+        try:
+            while True:
+                answered += await stream.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return answered
+
+
+async def test_who_says_the_code_gets_it_and_then_nobody() -> None:
+    offer = CodeOffer(CODE, TEXT)
+    async with offering(offer) as port:
+        assert await take("127.0.0.1", port, CODE) == TEXT
+        await offer.wait()
+        assert (offer.taken_by, offer.num_wrong) == ("127.0.0.1", 0)
+        with pytest.raises(ConfigError, match="wrong, used up or too old"):
+            await take("127.0.0.1", port, CODE)
+
+
+async def test_after_three_wrong_ones_nobody_gets_it() -> None:
+    refused: list[str] = []
+    offer = CodeOffer(CODE, TEXT, refused.append)
+    async with offering(offer) as port:
+        for _ in range(MAX_WRONG):
+            with pytest.raises(ConfigError, match="wrong, used up or too old"):
+                await take("127.0.0.1", port, WRONG)
+        await offer.wait()
+        with pytest.raises(ConfigError):
+            await take("127.0.0.1", port, CODE)
+    assert (offer.taken_by, refused) == ("", ["127.0.0.1"] * MAX_WRONG)
+
+
+async def test_a_wrong_one_costs_the_right_one_nothing() -> None:
+    offer = CodeOffer(CODE, TEXT)
+    async with offering(offer) as port:
+        with pytest.raises(ConfigError):
+            await take("127.0.0.1", port, WRONG)
+        assert await take("127.0.0.1", port, CODE) == TEXT
+
+
+async def test_of_many_that_guess_at_once_three_are_heard() -> None:
+    offer = CodeOffer(CODE, TEXT)
+    async with offering(offer) as port, anyio.create_task_group() as tasks:
+
+        async def guess() -> None:
+            with pytest.raises(ConfigError):
+                await take("127.0.0.1", port, WRONG)
+
+        for _ in range(12):
+            tasks.start_soon(guess)
+    assert (offer.num_wrong, offer.taken_by) == (MAX_WRONG, "")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (b"",),
+        (b"GET / HTTP/1.1\r\n\r\n",),
+        (b"shoal code 2\n" + os.urandom(65),),
+        (b"shoal code 1\n",),
+        (b"shoal code 1\n", b"A" + bytes(32), os.urandom(32)),
+        (b"shoal code 1\n", b"A" + b"\xff" * 32, os.urandom(32)),
+        (b"shoal code 1\n", b"B" + os.urandom(32), os.urandom(32)),
+    ],
+)
+async def test_junk_is_no_try_and_hears_no_invitation(parts: tuple[bytes, ...]) -> None:
+    offer = CodeOffer(CODE, TEXT)
+    async with offering(offer) as port:
+        assert len(await _said(port, *parts)) <= 33
+        assert (offer.num_wrong, offer.is_over) == (0, False)
+        assert await take("127.0.0.1", port, CODE) == TEXT
+
+
+async def test_what_was_heard_on_the_way_does_not_serve_again() -> None:
+    heard: list[bytes] = []
+    offer = CodeOffer(CODE, TEXT)
+    async with offering(offer) as port:
+
+        async def relay(stream: SocketStream) -> None:
+            async with stream, await anyio.connect_tcp("127.0.0.1", port) as further:
+                heard.append(await stream.receive())
+                await further.send(heard[-1])
+                await stream.send(await further.receive())
+                heard.append(await stream.receive())
+                await further.send(heard[-1])
+                heard.append(await further.receive())
+                await stream.send(heard[-1])
+
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as between,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(between.serve, relay)
+            assert await take("127.0.0.1", between.extra(SocketAttribute.local_port), CODE) == TEXT
+            tasks.cancel_scope.cancel()
+    assert TEXT.encode() not in b"".join(heard)
+    again = CodeOffer(CODE, TEXT)
+    async with offering(again) as port:
+        assert len(await _said(port, *heard[:2])) == 33
+        assert (again.num_wrong, again.taken_by) == (1, "")
+
+
+async def test_who_lacks_the_code_cannot_pass_for_who_has_made_it() -> None:
+    offer = CodeOffer(WRONG, TEXT)
+
+    async def answer(stream: SocketStream) -> None:
+        """Knows nothing, and takes every MAC for the right one."""
+        async with stream:
+            hello = await stream.receive()
+            own = pairing.SPAKE2_B(b"7-000-000", idA=b"joins", idB=b"invites")
+            await stream.send(own.start())
+            key = own.finish(hello[-33:])
+            await stream.receive()
+            sealed = bytes(12) + pairing._cipher(key).encrypt(bytes(12), TEXT.encode(), None)
+            await stream.send(len(sealed).to_bytes(2, "big") + sealed)
+
+    with anyio.fail_after(240):
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(listener.serve, answer)
+            with pytest.raises(ConfigError, match="is not where this code was made"):
+                await take("127.0.0.1", listener.extra(SocketAttribute.local_port), CODE)
+            tasks.cancel_scope.cancel()
+    assert not offer.is_over
+
+
+async def test_where_nobody_listens_is_said() -> None:
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port: int = listener.extra(SocketAttribute.local_port)
+    with pytest.raises(ConnectionLost, match=f"127.0.0.1:{port} cannot be reached"):
+        await take("127.0.0.1", port, CODE)
+
+
+@pytest.mark.parametrize("text", ["7-482-913", "7-482913", " 7-482 913\n", "07-4-8-2-9-1-3"])
+def test_a_code_is_read_as_people_type_it(text: str) -> None:
+    assert Code.parsed(text) == CODE
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "482913", "7-48291", "7-4829131", "x-482913", "7-48291x", "777-482913", "7-"]
+)
+def test_what_is_no_code_is_none(text: str) -> None:
+    assert Code.parsed(text) is None
+
+
+def test_new_codes_differ_and_are_read_again() -> None:
+    codes = [Code.new() for _ in range(50)]
+    assert [Code.parsed(str(code)) for code in codes] == codes
+    assert len({code.digits for code in codes}) > 40
+
+
+def test_the_element_has_the_length_that_is_read() -> None:
+    assert len(SPAKE2_A(b"x").start()) == pairing._ELEMENT_BYTES
