@@ -90,6 +90,7 @@ def test_two_hosts_on_one_machine_train_with_the_printed_lines(tmp_path: Path) -
         assert load_config(resolved, (), {}).model_pipeline.cut == (1, 3), "the cut came with the run's record"
 
 
+@pytest.mark.slow
 def test_the_plain_loop_trains_beside_a_client_whose_servers_are_on_another_host(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
         flags = ("--num-servers=2", "--model-pipeline.cut=1,3", "--diloco.inner-steps=10", "--device=cpu", "--baseline")

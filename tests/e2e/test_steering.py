@@ -47,6 +47,7 @@ def listed(run: Launched) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_meanwhile(tmp_path: Path) -> None:
     with launched(tmp_path, *ENDLESS) as run:
         run.saw("client_0", "round.recorded")

@@ -29,6 +29,7 @@ def test_clients_take_over_stages_are_restored_and_the_swarm_is_hardly_ever_spli
     assert sum(world.is_split for world in worlds) <= 1
 
 
+@pytest.mark.long
 def test_chains_part_and_meet_and_samples_of_those_that_are_left_are_free_again() -> None:
     worlds = [SplitWorld(seed) for seed in range(60)]
     for world in worlds:
@@ -47,6 +48,7 @@ def test_trainers_are_replaced_and_steps_are_aborted() -> None:
     assert any(key.attempt > 0 for world in worlds for key in world.safety.generations_at)
 
 
+@pytest.mark.long
 def test_servers_that_die_go_on_from_what_their_buddies_keep() -> None:
     worlds = [SnapshotWorld(seed) for seed in range(40)]
     for world in worlds:

@@ -102,7 +102,7 @@ class Parted:
         self.cluster.registry.announce_all()
 
 
-@pytest.mark.usual("False-False", "True-True")
+@pytest.mark.usual("False-False")
 @pytest.mark.parametrize(("here_is_ahead", "kills_client"), [(True, False), (False, False), (True, True)])
 async def test_two_sides_that_have_trained_apart_go_on_from_the_chain_with_more_samples(
     make_cluster: MakeCluster, here_is_ahead: bool, kills_client: bool

@@ -72,7 +72,7 @@ SCHEDULE = LrSchedule("cosine", 3e-3, warmup_steps=5, total_steps=NUM_STEPS, min
         ("chunks", 2),
         ("tied-chunks", 3),
         pytest.param("resnet18", 2, marks=pytest.mark.slow),
-        ("resnet18", 3),
+        pytest.param("resnet18", 3, marks=pytest.mark.slow),
     ],
 )
 async def test_a_pipeline_is_bit_equal_to_a_plain_loop(make_swarm: MakeSwarm, case: str, num_stages: int) -> None:
