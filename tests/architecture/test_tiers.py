@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.tiers import LONG, QUICK_SHARE, is_sample, is_thorough, pytest_collection_modifyitems
+from tests.tiers import LONG, LONG_SHARE, QUICK_SHARE, is_sample, is_thorough, pytest_collection_modifyitems
 
 
 class Item:
@@ -76,11 +76,18 @@ def test_quick_has_units_that_are_not_long_and_one_of_ten_simulations() -> None:
     long = Item("tests/unit/test_x.py::test_it_all", pytest.mark.long)
     simulations = [Item(f"tests/simulation/test_worlds.py::test_seeds[{number}]") for number in range(1000)]
     found = kept("quick", [*units, long, *simulations])
-    assert kept("usual", [long])
     assert found[:10] == [item.nodeid for item in units]
     sample = [item for item in simulations if is_sample(item, QUICK_SHARE)]  # type: ignore[arg-type]
     assert found[10:] == [item.nodeid for item in sample]
     assert 0.5 < len(sample) * QUICK_SHARE / 1000 < 1.5
+
+
+def test_of_long_ones_of_units_usual_has_one_in_three() -> None:
+    long = [Item(f"tests/unit/test_x.py::test_{number}", pytest.mark.long) for number in range(1000)]
+    found = kept("usual", long)
+    assert found == [item.nodeid for item in long if is_sample(item, LONG_SHARE)]  # type: ignore[arg-type]
+    assert 0.25 < len(found) / 1000 < 0.45
+    assert len(kept("all", long)) == 1000
 
 
 def test_what_is_checked_everywhere_is_checked_in_one_test_of_five_where_not_all_is_run() -> None:

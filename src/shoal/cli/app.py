@@ -252,7 +252,7 @@ def start_servers(
 @app.command(group=TRAIN, sort_key=3)
 def invite(
     *flags: ConfigFlags,
-    for_: Annotated[str, Parameter(name="--for", help="How long it may be taken, such as 30m or 24h.")] = "1h",
+    for_: Annotated[str, Parameter(name="--for", help="How long it may be taken, such as 30m or 24h; else 1h.")] = "",
     code: Annotated[bool, Switch, Parameter(help="Print a short code in its place, and wait for who says it.")] = False,
     initial_peers: Annotated[
         list[str] | None,
@@ -289,10 +289,10 @@ def join(
     from shoal.cli.inviting import Asked, joining_flags, refuse_on_command_line
     from shoal.clock import SystemClock
 
-    refuse_on_command_line(*flags, str(invitation))
-    config, _ = load_joining(None, flags, None)
-    asked = Asked(invitation, by_code=code, at=at, again=anew)
-    swarm, peers = joining_flags(config, asked, SystemClock())
+    refuse_on_command_line(*flags, str(invitation), at or "", num_servers or "")
+    config, origins = load_joining(None, flags, None)
+    asked = Asked(invitation, by_code=code, at=at, again=anew, on_lan=config.network.lan)
+    swarm, peers = joining_flags(config, origins, asked, SystemClock())
     return start_servers(*swarm, *flags, num_servers=num_servers, initial_peers=peers)
 
 

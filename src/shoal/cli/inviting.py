@@ -25,10 +25,12 @@ from shoal.config import Config
 from shoal.control.invitation import MARK, MAX_PEERS, Invitation, read, written
 from shoal.control.known_client import known_client
 from shoal.control.maddrs import outward
+from shoal.control.pairing import VALID_S
 from shoal.errors import ConfigError
 from shoal.identity import create_swarm_key, load_swarm_key, swarm_key_fingerprint
 from shoal.runtime.durable_files import put_private
 
+_USUALLY_FOR: Final = "1h"
 JOINED_FILE: Final = Path("~/.config/shoal/joined.json")
 """The swarm that this host has joined last."""
 
@@ -49,13 +51,17 @@ def print_invitation(
     Args:
         config: gives key file, prefix and initial peers; without peers, those of this host's newest run.
         origins: names the keys that are set.
-        for_: how long it may be taken.
+        for_: how long it may be taken; empty: an hour.
         by_code: print a short code in its place, and wait for who says it.
 
     Raises:
         ConfigError: there is no key, or nothing says where the swarm is.
     """
-    expires_unix_s = clock.unix_s() + parse_duration_s(for_, "--for")
+    if by_code and for_:
+        raise ConfigError("--for and --code: a code is valid for ten minutes; leave one out")
+    # By a code it is taken at once: it only has to be valid for as long as the code.
+    valid_s = 2 * VALID_S if by_code else parse_duration_s(for_ or _USUALLY_FOR, "--for")
+    expires_unix_s = clock.unix_s() + valid_s
     config = with_known_peers(config, origins)
     swarm_key = load_swarm_key(config.network.swarm_key_file)
     peers = outward(config.network.initial_peers)[:MAX_PEERS]
@@ -82,6 +88,7 @@ class Asked:
     Attributes:
         file: with the text, - for standard input.
         by_code: a code is typed, for an invitation that is offered at an address, or somewhere on the local network.
+        on_lan: whether that may be searched.
         again: also if a swarm is remembered. Where nothing is set, and none is, the text is asked for.
     """
 
@@ -89,6 +96,7 @@ class Asked:
     by_code: bool = False
     at: str | None = None
     again: bool = False
+    on_lan: bool = True
 
     @property
     def is_new(self) -> bool:
@@ -100,45 +108,62 @@ class Asked:
         if self.by_code or self.at is not None:
             from shoal.cli.codes import invitation_for
 
-            return anyio.run(invitation_for, _typed("code: "), self.at, backend_options={"use_uvloop": True})
-        if self.file is None and sys.stdin.isatty():
-            return getpass("invitation (what you paste is not shown): ")
+            search = partial(invitation_for, _typed("code: "), self.at, on_lan=self.on_lan)
+            return anyio.run(search, backend_options={"use_uvloop": True})
+        if self.file is None and _is_asked():
+            with suppress(EOFError):
+                return getpass("invitation (what you paste is not shown): ")
+            return ""
         if self.file is None or str(self.file) == "-":
-            return sys.stdin.read()
+            return "" if sys.stdin is None else sys.stdin.read()
         try:
             return self.file.expanduser().read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the invitation in {self.file}: {error}") from error
 
 
+def _is_asked() -> bool:
+    """Whether somebody sits there; standard input may be closed."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _typed(prompt: str) -> str:
-    if sys.stdin.isatty():
+    if _is_asked():
         print(prompt, end="", flush=True)
-    return sys.stdin.readline()
+    return "" if sys.stdin is None else sys.stdin.readline()
 
 
-def joining_flags(config: Config, asked: Asked, clock: Clock) -> tuple[list[str], list[str]]:
+def joining_flags(
+    config: Config, origins: Mapping[str, str], asked: Asked, clock: Clock
+) -> tuple[list[str], list[str]]:
     """Take an invitation, or the swarm that was joined last; return the flags that say which swarm it is, and initial
     peers.
 
     Args:
         config: gives the key file.
+        origins: names the keys that are set: whoever names another key file, or run, means another swarm than the one
+            that is remembered.
         asked: says how the invitation is to be had.
 
     Raises:
         ConfigError: there is no invitation, or none that can be taken; or this host has the key of another swarm.
         ConnectionLost: nobody offers the code.
     """
+    path = config.network.swarm_key_file.expanduser().absolute()
     joined = None if asked.is_new else _remembered()
+    if joined is not None and not _is_meant(joined, config, origins, path):
+        joined = None
     if joined is None:
         invitation = read(asked.text(), clock.unix_s())
-        path = config.network.swarm_key_file
         _keep_key(path, invitation.swarm_key)
         joined = Joined(invitation.experiment_prefix, str(path), invitation.initial_peers)
         _remember(joined)
         print(f"the key of the swarm, {swarm_key_fingerprint(invitation.swarm_key)}, is in {path}", flush=True)
     else:
-        print("joining the same swarm as the last time; `shoal join --anew` asks for another invitation", flush=True)
+        print(
+            "joining the same swarm as the last time; if it has moved, or for another one: `shoal join --anew`",
+            flush=True,
+        )
     swarm_key = load_swarm_key(Path(joined.swarm_key_file))
     known = known_client(swarm_key, joined.experiment_prefix, joined.initial_peers)
     peers = dict.fromkeys((*joined.initial_peers, *(known.initial_peers if known is not None else ())))
@@ -153,6 +178,12 @@ def refuse_on_command_line(*arguments: str) -> None:
             "an invitation on a command line can be read by every user of this host, and stays in the shell's history: "
             "give it where `shoal join` asks, or by --invitation FILE; ask for another swarm key if that matters"
         )
+
+
+def _is_meant(joined: Joined, config: Config, origins: Mapping[str, str], path: Path) -> bool:
+    if "network.swarm_key_file" in origins and str(path) != joined.swarm_key_file:
+        return False
+    return "experiment_prefix" not in origins or config.experiment_prefix == joined.experiment_prefix
 
 
 def _keep_key(path: Path, swarm_key: bytes) -> None:

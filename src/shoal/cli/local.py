@@ -150,6 +150,7 @@ class HostRun:
     _client_followed: anyio.Event | None = None
     _mirror: RoleHandle | None = None
     _is_watched: bool = False
+    _on_lan: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _farewell: Farewell = field(default_factory=Farewell)
     _data_ready: anyio.Event = field(default_factory=anyio.Event)
     _baseline_done: anyio.Event = field(default_factory=anyio.Event)
@@ -259,16 +260,17 @@ class HostRun:
             write_config(self.config, self.log_dir)
         log_cut(self.config)
 
-    async def _announce_on_lan(self, maddrs: tuple[str, ...]) -> None:
+    async def _announce_on_lan(self, maddrs: tuple[str, ...], scope: anyio.CancelScope) -> None:
         # A run of one machine has not loaded what announces.
         from shoal.control.lan import MAX_PEERS, FoundSwarm, announced
 
-        swarm = FoundSwarm(self.config.experiment_prefix, outward(maddrs)[:MAX_PEERS])
-        try:
-            async with announced(self.swarm_key, swarm):
-                await anyio.sleep_forever()
-        except OSError as error:
-            emit(logger, LanUnannounced(str(error)))
+        swarm = FoundSwarm(self.config.experiment_prefix, outward(maddrs)[:MAX_PEERS], self.clock.unix_s())
+        with scope:
+            try:
+                async with announced(self.swarm_key, swarm):
+                    await anyio.Event().wait()
+            except OSError as error:
+                emit(logger, LanUnannounced(str(error)))
 
     async def _follow_monitor(self, tasks: TaskGroup, monitor: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         ready = False
@@ -279,7 +281,10 @@ class HostRun:
                     emit(logger, SwarmOpen(maddrs))
                     host.monitor_known(maddrs)
                     if self.invite is not None and self.config.network.lan:
-                        tasks.start_soon(self._announce_on_lan, maddrs)
+                        # A monitor that was started again may be elsewhere.
+                        self._on_lan.cancel()
+                        self._on_lan = anyio.CancelScope()
+                        tasks.start_soon(self._announce_on_lan, maddrs, self._on_lan)
                     for line in () if self.invite is None else self.invite(maddrs):
                         view.say(line)
                 case messages.StatusChanged(values, at_s):

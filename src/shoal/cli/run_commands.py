@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from shoal.cli.arguments import AsJson, ConfigFlags, ConfigPath, Switch, load_joining
 from shoal.cli.doctor.after_join import explaining
 from shoal.cli.groups import WATCH
+from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.config import Config
@@ -102,6 +103,10 @@ def events(
     `shoal explain NAME` says more of an event. With --initial-peers the client of that swarm tells the last of it.
     """
     if initial_peers:
+        if run or everything or log_dir != _LOGS:
+            raise ConfigError(
+                "with --initial-peers the client of that swarm tells its own run's events: leave the rest out"
+            )
         from shoal.cli.told_events import print_told_events
 
         return explaining(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 
 import anyio
@@ -11,7 +11,7 @@ import msgspec
 
 from shoal import log
 from shoal.cli.event_lines import Line, told_to_people
-from shoal.cli.exits import DONE
+from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import without_controls
 from shoal.cli.status import finder_of
 from shoal.cli.watching import Finder, WatchedRun, look_once
@@ -23,7 +23,7 @@ _INTERVAL_S = 1.0
 
 
 def print_told_events(config: Config, origins: Mapping[str, str], *, follow: bool, as_json: bool) -> int:
-    """Print what has happened to a run of a swarm; return the exit code.
+    """Print what has happened to a run of a swarm; return the exit code: 1 if its client does not answer.
 
     Args:
         config: gives initial peers, swarm key and prefix.
@@ -33,13 +33,15 @@ def print_told_events(config: Config, origins: Mapping[str, str], *, follow: boo
     Raises:
         ConfigError: there is no swarm key.
         BootstrapError: the swarm cannot be joined, or announces no run; says why.
+        OSError: standard output takes no more.
     """
     log.configure("events", None)
     printed = _Printed(as_json=as_json)
     finder = finder_of(config, origins)
-    with suppress(KeyboardInterrupt):  # the reader has seen enough
-        anyio.run(_follow if follow else _look, finder, printed, backend_options={"use_uvloop": True})
-    return DONE
+    try:
+        return anyio.run(_follow if follow else _look, finder, printed, backend_options={"use_uvloop": True})
+    except KeyboardInterrupt:
+        return DONE  # the reader has seen enough
 
 
 class _Printed:
@@ -64,16 +66,31 @@ class _Printed:
             print(without_controls(told), flush=True)
 
 
-async def _look(finder: Finder, printed: _Printed) -> None:
-    printed.print_new((await look_once(finder)).events)
+async def _look(finder: Finder, printed: _Printed) -> int:
+    status = await look_once(finder)
+    if status.client is None or not status.client.answers:
+        problem = "there is none" if status.client is None else status.client.problem
+        print(f"the client of the run, which tells what has happened, does not answer: {problem}", file=sys.stderr)
+        return FAILED
+    printed.print_new(status.events)
+    return DONE
 
 
-async def _follow(finder: Finder, printed: _Printed) -> None:
-    watched = WatchedRun(finder, SystemClock(), _INTERVAL_S)
+async def _follow(finder: Finder, printed: _Printed) -> int:
+    watched, failures = WatchedRun(finder, SystemClock(), _INTERVAL_S), list[OSError]()
 
     def print_new() -> None:
-        if watched.status is not None:
-            printed.print_new(watched.status.events)
+        try:
+            printed.print_new(() if watched.status is None else watched.status.events)
+        except OSError as error:  # raised where no group of errors is made of it
+            failures.append(error)
+            following.cancel()
 
     watched.on_news = print_new
-    await watched.run()
+    with anyio.CancelScope() as following:
+        await watched.run()
+    if failures:
+        raise failures[0]
+    if watched.ended:
+        print(watched.ended, file=sys.stderr)
+    return DONE

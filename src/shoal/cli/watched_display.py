@@ -31,7 +31,7 @@ class WatchedDisplay(Display):
     def _screen(self) -> RenderableType:
         status = self._watched()
         width, height = self._console.size
-        if status is None or width < LEAST_WIDTH or height < LEAST_HEIGHT:
+        if self.shown is None or status is None or width < LEAST_WIDTH or height < LEAST_HEIGHT:
             return super()._screen()
         # Events are said above, and stay there.
         shown = msgspec.structs.replace(status, state=self._state_of(status), events=())

@@ -21,7 +21,7 @@ from shoal.errors import ConfigError
 from shoal.identity import KEY_BYTES
 
 MARK: Final = "shoal1:"
-MAX_PEERS: Final = 3
+MAX_PEERS: Final = 5
 """Addresses that are named: one that answers is enough."""
 _CHECKSUM_BYTES: Final = 5
 _MAX_CHARACTERS: Final = 2000

@@ -3,28 +3,29 @@
 client's host --announced: `_shoal._tcp.local.`, prefix and addresses sealed with the swarm's key-->
                                    <--browses, whoever has the key and knows no peer-- `find_on_lan`
 
-Neither its name nor its text tells who lacks the key anything but that there is a swarm. What is found is a hint: a
-replayed or old one costs a dial, and TLS decides.
+Neither its name nor its text tells who lacks the key anything but that it is this swarm again. What is found is a hint,
+and TLS decides: a text that somebody has recorded and repeats, where the swarm itself is not heard, costs a dial.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Annotated, Any, Final, TypeVar, cast
 
 import anyio
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from zeroconf import ServiceInfo, ServiceStateChange
+from zeroconf import Error as ZeroconfError
+from zeroconf import NonUniqueNameException, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from shoal.identity import derived_key
 
 SERVICE: Final = "_shoal._tcp.local."
-MAX_PEERS: Final = 3
+MAX_PEERS: Final = 6
 _TTL_S: Final = 60
 _RESOLVE_MS: Final = 2000
 _NONCE_BYTES: Final = 12
@@ -32,6 +33,8 @@ _CHUNK_BYTES: Final = 200
 _MAX_CHUNKS: Final = 8
 _MAX_NAMES: Final = 64
 """Services that are looked at; strangers may announce any number."""
+_MAX_TRIES: Final = 3
+_MORE_S: Final = 0.5
 
 _Read = TypeVar("_Read")
 
@@ -42,12 +45,14 @@ class FoundSwarm(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         experiment_prefix: the user's name of the experiment.
         initial_peers: where it can be joined.
+        unix_s: when that was written, by the clock of who announces it.
     """
 
     experiment_prefix: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     initial_peers: Annotated[
         tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(min_length=1, max_length=MAX_PEERS)
     ]
+    unix_s: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
 def mark_of(swarm_key: bytes) -> str:
@@ -85,7 +90,7 @@ async def announced(swarm_key: bytes, swarm: FoundSwarm) -> AsyncGenerator[None]
 
 
 async def find_on_lan(swarm_key: bytes, experiment_prefix: str | None, within_s: float) -> FoundSwarm | None:
-    """Return the first swarm of this key that answers on a local network; None: none does in time.
+    """Return the swarm of this key that a local network knows, of several the newest; None: none answers in time.
 
     Args:
         experiment_prefix: that it has to have; None: any.
@@ -98,7 +103,9 @@ async def find_on_lan(swarm_key: bytes, experiment_prefix: str | None, within_s:
         swarm = opened(swarm_key, service.properties)
         return swarm if swarm is not None and experiment_prefix in (None, swarm.experiment_prefix) else None
 
-    return await first_service(SERVICE, mark_of(swarm_key), read, within_s)
+    # What somebody has recorded, and repeats, is older.
+    found = await services(SERVICE, mark_of(swarm_key), read, within_s)
+    return max(found, key=lambda swarm: swarm.unix_s, default=None)
 
 
 @asynccontextmanager
@@ -106,9 +113,24 @@ async def service_announced(
     kind: str, mark: str, addresses: Sequence[str], port: int, text: Mapping[str, bytes]
 ) -> AsyncGenerator[None]:
     """Announce a service whose name begins with a mark; raises as `announced` does."""
-    name = f"{mark}-{os.urandom(4).hex()}"
-    own = AsyncZeroconf()
+    with _told_as_os_errors():
+        own = AsyncZeroconf()
     try:
+        with _told_as_os_errors():
+            await _register(own, kind, mark, addresses, port, text)
+        yield
+    finally:
+        # Says goodbye, so that nobody dials who is gone; where that does not work, it is forgotten after a while.
+        with anyio.CancelScope(shield=True), suppress(OSError), _told_as_os_errors():
+            await own.async_unregister_all_services()
+            await own.async_close()
+
+
+async def _register(
+    own: AsyncZeroconf, kind: str, mark: str, addresses: Sequence[str], port: int, text: Mapping[str, bytes]
+) -> None:
+    for tries_left in reversed(range(_MAX_TRIES)):
+        name = f"{mark}-{os.urandom(4).hex()}"
         info = ServiceInfo(
             kind,
             f"{name}.{kind}",
@@ -119,42 +141,66 @@ async def service_announced(
             host_ttl=_TTL_S,
             other_ttl=_TTL_S,
         )
-        await cast(Any, own).async_register_service(info)
-        yield
-    finally:
-        with anyio.CancelScope(shield=True):
-            # Says goodbye, so that nobody dials who is gone.
-            await own.async_unregister_all_services()
-            await own.async_close()
+        try:
+            await cast(Any, own).async_register_service(info)
+        except NonUniqueNameException:
+            # Of eight random digits: somebody claims whatever is asked for.
+            if not tries_left:
+                raise
+        else:
+            return
 
 
-async def first_service(
+async def services(
     kind: str, mark: str, read: Callable[[AsyncServiceInfo], _Read | None], within_s: float
-) -> _Read | None:
-    """Return what is read of the first service with such a name of which something can be; raises as `find_on_lan`."""
-    names, found = anyio.create_memory_object_stream[str](_MAX_NAMES)
+) -> list[_Read]:
+    """Return what is read of the services with such a name: of those that answer within `_MORE_S` after the first one
+    of which something can be; raises as `find_on_lan`."""
+    names, asked = anyio.create_memory_object_stream[str](_MAX_NAMES)
+    found: list[_Read] = []
 
     def changed(name: str, state_change: ServiceStateChange, **_: Any) -> None:
-        if state_change is not ServiceStateChange.Removed and name.startswith(f"{mark}-"):
+        is_one = name.startswith(f"{mark}-") and name.endswith(f".{kind}")
+        if state_change is not ServiceStateChange.Removed and is_one:
             # Of a flood, by somebody who has seen the mark, the first ones are looked at.
             with suppress(anyio.WouldBlock):
                 names.send_nowait(name)
 
-    own = AsyncZeroconf()
-    browser = AsyncServiceBrowser(own.zeroconf, kind, handlers=[changed])
+    async def resolve(name: str) -> None:
+        try:
+            info = AsyncServiceInfo(kind, name)
+            is_resolved = await info.async_request(own.zeroconf, _RESOLVE_MS)
+        except ZeroconfError:
+            return  # a name that is none
+        if is_resolved and (said := read(info)) is not None:
+            found.append(said)
+            timer.deadline = min(timer.deadline, anyio.current_time() + _MORE_S)
+
+    with _told_as_os_errors():
+        own = AsyncZeroconf()
+        browser = AsyncServiceBrowser(own.zeroconf, kind, handlers=[changed])
     try:
-        with anyio.move_on_after(within_s):
-            async for name in found:
-                info = AsyncServiceInfo(kind, name)
-                if await info.async_request(own.zeroconf, _RESOLVE_MS) and (said := read(info)) is not None:
-                    return said
-        return None
+        with anyio.move_on_after(within_s) as timer:
+            async with anyio.create_task_group() as tasks:
+                async for name in asked:
+                    tasks.start_soon(resolve, name)
+        return found
     finally:
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True), suppress(OSError), _told_as_os_errors():
             await browser.async_cancel()
             await own.async_close()
         names.close()
-        found.close()
+        asked.close()
+
+
+@contextmanager
+def _told_as_os_errors() -> Generator[None]:
+    """Strangers can make zeroconf raise errors of its own, and so can a host without interfaces: like any other of a
+    network."""
+    try:
+        yield
+    except (ZeroconfError, RuntimeError) as error:
+        raise OSError(f"{type(error).__name__} {error}".strip()) from error
 
 
 def _cipher(swarm_key: bytes) -> ChaCha20Poly1305:

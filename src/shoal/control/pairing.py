@@ -1,4 +1,4 @@
-"""A short code in place of a long invitation: who types it gets the invitation, once (SPAKE2, RFC 9382).
+"""A short code in place of a long invitation: who types it gets the invitation, once (SPAKE2, as python-spake2 has it).
 
     joins                              invites
       -- mark, own element ------------->
@@ -8,6 +8,7 @@
 
 Both make one key of the code and the two elements. Who lacks the code learns from a connection whether one guess was
 right, and nothing that it could try others on; after `MAX_WRONG` wrong ones, or `VALID_S`, the code is nobody's.
+Abdalla and Pointcheval, "Simple Password-Based Encrypted Key Exchange Protocols" (2005).
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import anyio
-from anyio.abc import ByteStream, SocketAttribute, SocketStream
+from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from spake2 import SPAKE2_A, SPAKE2_B, SPAKEError  # pyright: ignore[reportMissingTypeStubs]
+from spake2.ed25519_basic import NotOnCurve  # pyright: ignore[reportMissingTypeStubs]
 
 from shoal.errors import ConfigError, ConnectionLost
 from shoal.identity import derived_key
@@ -39,8 +43,12 @@ _NONCE_BYTES: Final = 12
 _MAX_SEALED_BYTES: Final = 4096
 _LENGTH_BYTES: Final = 2
 _EXCHANGE_S: Final = 10.0
-_MAX_AT_ONCE: Final = 8
-"""Connections; of more, by somebody who sends nothing, the next ones wait."""
+_MAX_AT_ONCE: Final = 16
+_MAX_OF_ONE: Final = 4
+"""Connections, and those of one address: who comes beyond is sent away at once."""
+_JUNK: Final = (SPAKEError, NotOnCurve, ValueError, AssertionError)
+"""What an element that is none makes the library raise."""
+_GONE: Final = (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError)
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class CodeOffer:
     num_wrong: int = 0
     taken_by: str = ""
     _over: anyio.Event = field(default_factory=anyio.Event)
-    _turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_MAX_AT_ONCE))
+    _served: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def is_over(self) -> bool:
@@ -103,14 +111,17 @@ class CodeOffer:
 
     async def answer(self, stream: ByteStream) -> None:
         """Serve one connection; it is closed at once when it is not what it has to be."""
-        async with stream, self._turns:
-            with anyio.move_on_after(_EXCHANGE_S):
-                try:
-                    await self._exchange(stream)
-                except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, SPAKEError, ValueError):
-                    return  # junk, or somebody who has gone
+        peer = _peer_of(stream)
+        with suppress(*_JUNK, *_GONE), anyio.move_on_after(_EXCHANGE_S):
+            async with stream:
+                if self._served.total() < _MAX_AT_ONCE and self._served[peer] < _MAX_OF_ONE:
+                    self._served[peer] += 1
+                    try:
+                        await self._exchange(stream, peer)
+                    finally:
+                        self._served[peer] -= 1
 
-    async def _exchange(self, stream: ByteStream) -> None:
+    async def _exchange(self, stream: ByteStream, peer: str) -> None:
         received = BufferedByteReceiveStream(stream)
         if await received.receive_exactly(len(_MARK)) != _MARK:
             return
@@ -122,7 +133,6 @@ class CodeOffer:
         # Nothing is awaited from here to where the try counts: of many connections at once each is one.
         if self.is_over:
             return
-        peer = _peer_of(stream)
         if not hmac.compare_digest(mac, _mac(key)):
             self.num_wrong += 1
             self.refused(peer)
@@ -140,40 +150,45 @@ async def take(host: str, port: int, code: Code) -> str:
     """Return the text of the invitation that is offered there.
 
     Raises:
-        ConnectionLost: nobody answers there.
-        ConfigError: not to this code.
+        ConnectionLost: nobody answers there as who has made a code does.
+        ConfigError: this code is not taken there.
     """
     where = f"{host}:{port}"
     try:
         with anyio.fail_after(_EXCHANGE_S):
             stream = await anyio.connect_tcp(host, port)
-    except (OSError, TimeoutError) as error:
-        raise ConnectionLost(
-            f"{where} cannot be reached ({error or 'no answer'}): does `shoal invite` still wait there?"
-        ) from error
+    except OSError as error:
+        reason = str(error) or "no answer"
+        raise ConnectionLost(f"{where} cannot be reached ({reason}): does `shoal invite` still wait there?") from error
+    asked = False
     try:
         with anyio.fail_after(_EXCHANGE_S):
-            return await _taken(stream, code)
-    except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError) as error:
+            async with stream:
+                received = BufferedByteReceiveStream(stream)
+                own = cast(Any, SPAKE2_A(code.secret, idA=b"joins", idB=b"invites"))
+                await stream.send(_MARK + own.start())
+                key: bytes = own.finish(await received.receive_exactly(_ELEMENT_BYTES))
+                await stream.send(_mac(key))
+                asked = True
+                return await _sealed_text(received, key)
+    except TimeoutError as error:
+        raise ConnectionLost(f"{where} has not answered within {_EXCHANGE_S:.0f} s: try again") from error
+    except _GONE as error:
+        if not asked:
+            raise ConnectionLost(f"{where} is busy, or is not where a code was made: try again") from error
         raise ConfigError(
             f"{where} does not take this code: it is wrong, used up or too old; `shoal invite --code` makes another"
         ) from error
-    except (SPAKEError, ValueError, InvalidTag) as error:
+    except (*_JUNK, InvalidTag) as error:
         raise ConfigError(f"{where} is not where this code was made") from error
 
 
-async def _taken(stream: SocketStream, code: Code) -> str:
-    async with stream:
-        received = BufferedByteReceiveStream(stream)
-        own = cast(Any, SPAKE2_A(code.secret, idA=b"joins", idB=b"invites"))
-        await stream.send(_MARK + own.start())
-        key: bytes = own.finish(await received.receive_exactly(_ELEMENT_BYTES))
-        await stream.send(_mac(key))
-        length = int.from_bytes(await received.receive_exactly(_LENGTH_BYTES), "big")
-        if not _NONCE_BYTES < length <= _MAX_SEALED_BYTES:
-            raise ValueError(f"{length} bytes")
-        sealed = await received.receive_exactly(length)
-        return _cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None).decode()
+async def _sealed_text(received: BufferedByteReceiveStream, key: bytes) -> str:
+    length = int.from_bytes(await received.receive_exactly(_LENGTH_BYTES), "big")
+    if not _NONCE_BYTES < length <= _MAX_SEALED_BYTES:
+        raise ValueError(f"{length} bytes")
+    sealed = await received.receive_exactly(length)
+    return _cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None).decode()
 
 
 def _mac(key: bytes) -> bytes:
@@ -186,4 +201,5 @@ def _cipher(key: bytes) -> ChaCha20Poly1305:
 
 def _peer_of(stream: ByteStream) -> str:
     address: tuple[str, int] | str = stream.extra(SocketAttribute.remote_address, "")
-    return address[0] if isinstance(address, tuple) else address
+    # An address of IPv4, as a socket for both kinds has it.
+    return address[0].removeprefix("::ffff:") if isinstance(address, tuple) else address

@@ -76,10 +76,6 @@ class RecordStore(Protocol):
         they are called; empty where that is not known."""
         ...
 
-    async def ahead_s(self) -> float | None:
-        """Ask a neighbour by how much its clock is ahead of this host's; None: none says."""
-        ...
-
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
         """Store a sealed record of this peer; return whether it was taken."""
         ...
@@ -133,10 +129,6 @@ class Registry:
     def clock_difference_s(self) -> float | None:
         """See `RecordStore.clock_difference_s`."""
         return self._store.clock_difference_s
-
-    async def ahead_s(self) -> float | None:
-        """See `RecordStore.ahead_s`."""
-        return await self._store.ahead_s()
 
     def advertise(self, record: Record, *, at_once: bool = True) -> None:
         """Announce a record in place of the one of the same kind.

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from shoal.clock import Clock, SystemClock
 from shoal.config.start import RoleStart
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_config import pack_configuration
@@ -41,11 +42,18 @@ class RunTeller:
         askers: peers that have asked and are still connected; they are told of the run's end as well.
     """
 
-    def __init__(self, endpoint: Endpoint, shared: Mapping[str, Any], client: Callable[[], PeerId | None]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        shared: Mapping[str, Any],
+        client: Callable[[], PeerId | None],
+        clock: Clock | None = None,
+    ) -> None:
         """Wait to be asked.
 
         Args:
             client: returns the run's client while this peer is connected with it, or is it.
+            clock: the system's if None; whoever asks compares its own.
 
         Raises:
             ConfigError: the configuration does not fit into an answer.
@@ -54,13 +62,14 @@ class RunTeller:
         self._endpoint = endpoint
         self._packed = pack_configuration(shared)
         self._client = client
+        self._clock = clock or SystemClock()
 
     def receive(self, event: Received) -> bool:
         """Answer."""
         if not isinstance(event.message, AskRun):
             return False
         self.askers.add(event.peer)
-        self._endpoint.post(event.peer, TellRun(self._packed, self._client()))
+        self._endpoint.post(event.peer, TellRun(self._packed, self._client(), self._clock.unix_s()))
         return True
 
     def peer_lost(self, peer: PeerId) -> None:

@@ -50,7 +50,8 @@ from shoal.wire.messages.control import TellRun
 logger = logging.getLogger(__name__)
 
 _MAX_AHEAD_S = TTL_S / 2
-"""Of a neighbour's clock: with more, what one host renews in time has expired on the other now and then."""
+"""Of the clock of who has confirmed the run: with more, what one host renews in time has expired on the other now and
+then. An answer may be under way for less."""
 
 
 async def main(payload: bytes, control: RoleControl) -> None:
@@ -211,16 +212,16 @@ async def _running(registry: Registry, spec: RoleStart, identity: Identity) -> t
                     membership.lost(hop.peer)
             else:
                 # What this host announces would have expired for the others, or what they announce for this host.
-                ahead_s = await registry.ahead_s()
-                if ahead_s is not None and abs(ahead_s) > _MAX_AHEAD_S:
-                    raise BootstrapError(_clocks_differ(ahead_s))
+                ahead_s = told.unix_s - SystemClock().unix_s()
+                if abs(ahead_s) > _MAX_AHEAD_S:
+                    raise BootstrapError(_clocks_differ("the run's client", ahead_s))
                 return run, told
     raise BootstrapError(reason or _why_no_run(registry, timeout_s, prefix))
 
 
-def _clocks_differ(ahead_s: float) -> str:
+def _clocks_differ(whose: str, ahead_s: float) -> str:
     return (
-        f"the initial peers answered, but their clocks are about {abs(ahead_s):.0f} s "
+        f"{whose} answered, but the clock there is about {abs(ahead_s):.0f} s "
         f"{'ahead of' if ahead_s > 0 else 'behind'} this host's, so neither believes what the other announces: set "
         "the clock that is wrong (timedatectl set-ntp true), and start again"
     )
@@ -228,7 +229,7 @@ def _clocks_differ(ahead_s: float) -> str:
 
 def _why_no_run(registry: Registry, timeout_s: float, prefix: str) -> str:
     if (ahead_s := registry.clock_difference_s) is not None:
-        return _clocks_differ(ahead_s)
+        return _clocks_differ("an initial peer", ahead_s)
     strangers = [f"{peer} {version_misfit(version)}" for peer, version in registry.membership.other_versions.items()]
     if strangers:
         return f"the swarm is there, but its peer {strangers[0]}"

@@ -43,13 +43,15 @@ def text(home: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return printed.out.strip()
 
 
-def _take(monkeypatch: pytest.MonkeyPatch, text: str, path: str = "~/own.key") -> tuple[list[str], list[str]]:
+def _take(
+    monkeypatch: pytest.MonkeyPatch, text: str, path: str = "~/own.key", origins: dict[str, str] | None = None
+) -> tuple[list[str], list[str]]:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    return joining_flags(_config(path), Asked(), CLOCK)
+    return joining_flags(_config(path), origins or {}, Asked(), CLOCK)
 
 
 def test_it_is_taken_once_and_remembered(home: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = ["--experiment-prefix", "herd", "--swarm-key-file", "~/own.key"]
+    flags = ["--experiment-prefix", "herd", "--swarm-key-file", str(home / "own.key")]
     assert _take(monkeypatch, text) == (flags, [PEER])
     assert load_swarm_key(home / "own.key") == load_swarm_key(home / "theirs.key")
     assert stat.S_IMODE((home / "own.key").stat().st_mode) == 0o600
@@ -79,7 +81,48 @@ def test_a_swarm_whose_key_is_gone_is_asked_for_again(home: Path, text: str, mon
 
 
 def test_on_a_command_line_it_is_refused_and_not_repeated(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ([text], ["--experiment-prefix", text], [f"--invitation={text}"]):
+    for command in ([text], ["--experiment-prefix", text], [f"--invitation={text}"], ["--at", text]):
         assert main(["join", *command]) == 2
         printed = capsys.readouterr()
         assert text not in printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    "named", [("~/other.key", {"network.swarm_key_file": "flag"}), ("~/own.key", {"experiment_prefix": "flag"})]
+)
+def test_who_names_another_key_or_run_means_another_swarm(
+    named: tuple[str, dict[str, str]], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _take(monkeypatch, text)
+    with pytest.raises(ConfigError, match="is no invitation"):
+        _take(monkeypatch, "", *named)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_where_nobody_says_anything_there_is_no_invitation(
+    closed: bool, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None if closed else io.StringIO())
+    for asked in (Asked(), Asked(Path("-"))):
+        with pytest.raises(ConfigError, match="is no invitation"):
+            joining_flags(_config("~/own.key"), {}, asked, CLOCK)
+    with pytest.raises(ConfigError, match="a code looks like"):
+        joining_flags(_config("~/own.key"), {}, Asked(by_code=True), CLOCK)
+
+
+@pytest.mark.parametrize("at", ["box", "box:", ":1", "box:0", "box:70000", "box:\u00b2"])
+def test_an_address_without_a_port_is_refused(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("7-482-913\n"))
+    with pytest.raises(ConfigError, match="give an address and a port"):
+        joining_flags(_config("~/own.key"), {}, Asked(at=at), CLOCK)
+
+
+def test_a_host_that_looks_for_nothing_on_its_network_is_told_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("7-482-913\n"))
+    with pytest.raises(ConfigError, match=r"network\.lan is false"):
+        joining_flags(_config("~/own.key"), {}, Asked(by_code=True, on_lan=False), CLOCK)
+
+
+def test_a_code_has_its_own_time(home: Path) -> None:
+    with pytest.raises(ConfigError, match="--for and --code"):
+        print_invitation(_config("~/theirs.key"), {}, "1m", CLOCK, by_code=True)

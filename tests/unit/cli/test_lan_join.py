@@ -53,7 +53,7 @@ def test_it_looks_if_it_knows_no_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     create_swarm_key(tmp_path / "swarm.key")
-    network = Network(FoundSwarm("herd", PEERS))
+    network = Network(FoundSwarm("herd", PEERS, 1.0))
     assert (_join(network, tmp_path, monkeypatch, *flags), network.asked) == (found, asked)
 
 
@@ -67,5 +67,5 @@ def test_where_there_is_none_nothing_is_changed(
 
 
 def test_who_has_no_key_does_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network(FoundSwarm("herd", PEERS))
+    network = Network(FoundSwarm("herd", PEERS, 1.0))
     assert (_join(network, tmp_path, monkeypatch), network.asked) == (("sandbox", ()), [])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+
 import anyio
 import pytest
+from zeroconf import NonUniqueNameException, ServiceStateChange
 
+from shoal.control import lan
 from shoal.control.lan import FoundSwarm, announced, find_on_lan, mark_of, opened, sealed
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 PEERS = tuple(
     f"/ip4/203.0.113.{number}/tcp/50000/p2p/12D3KooWFrCUuswLZqfWycRGiHa1uWQcg{number}" for number in (7, 8, 9)
 )
-SWARM = FoundSwarm("herd", PEERS)
+SWARM = FoundSwarm("herd", PEERS, 1000.0)
 
 
 def _read(text: dict[str, bytes]) -> dict[bytes, bytes | None]:
@@ -51,3 +56,50 @@ async def test_a_swarm_is_found_by_its_key_and_name_and_not_once_it_is_gone() ->
             assert await find_on_lan(KEY, "flock", 1.5) is None
             assert await find_on_lan(OTHER, None, 1.5) is None
         assert await find_on_lan(KEY, None, 1.5) is None
+
+
+@pytest.mark.anyio
+async def test_of_two_that_open_the_newer_one_is_taken_whoever_answers_first() -> None:
+    recorded = FoundSwarm("herd", PEERS[2:], 900.0)
+    with anyio.fail_after(120):
+        async with announced(KEY, recorded), announced(KEY, SWARM):
+            assert await find_on_lan(KEY, None, 60.0) == SWARM
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("num_taken", "is_announced"), [(1, True), (99, False)])
+async def test_somebody_who_claims_a_name_costs_a_try_and_one_who_claims_all_no_more_than_the_announcement(
+    num_taken: int, is_announced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    async def register(_own: lan.AsyncZeroconf, info: lan.ServiceInfo) -> None:
+        tried.append(info.name)
+        if len(tried) <= num_taken:
+            raise NonUniqueNameException
+
+    monkeypatch.setattr(lan.AsyncZeroconf, "async_register_service", register)
+    with nullcontext() if is_announced else pytest.raises(OSError, match="NonUniqueName"):
+        async with announced(KEY, SWARM):
+            pass
+    assert len(set(tried)) == len(tried) == (2 if is_announced else 3)
+
+
+@pytest.mark.anyio
+async def test_names_that_are_none_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["evil.example.", "x.evil._other._tcp.local.", f"{chr(0)}x.{lan.SERVICE}", f"x.y.z.{lan.SERVICE}"]
+
+    class Browser:
+        """Has heard of what strangers announce."""
+
+        def __init__(self, _zeroconf: object, _kind: str, handlers: list[Callable[..., None]]) -> None:
+            for name in names:
+                handlers[0](name=f"{mark_of(KEY)}-{name}", state_change=ServiceStateChange.Added)
+
+        async def async_cancel(self) -> None:
+            pass
+
+    monkeypatch.setattr(lan, "AsyncServiceBrowser", Browser)
+    monkeypatch.setattr(lan, "_RESOLVE_MS", 50)
+    with anyio.fail_after(120):
+        assert await find_on_lan(KEY, None, 0.5) is None

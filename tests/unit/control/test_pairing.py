@@ -10,6 +10,7 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 from spake2 import SPAKE2_A
+from tests.alongside import until
 
 from shoal.control import pairing
 from shoal.control.pairing import MAX_WRONG, Code, CodeOffer, take
@@ -102,6 +103,8 @@ async def test_of_many_that_guess_at_once_three_are_heard() -> None:
         (b"shoal code 1\n",),
         (b"shoal code 1\n", b"A" + bytes(32), os.urandom(32)),
         (b"shoal code 1\n", b"A" + b"\xff" * 32, os.urandom(32)),
+        # No point of the curve.
+        (b"shoal code 1\n", b"A\x02" + bytes(31), os.urandom(32)),
         (b"shoal code 1\n", b"B" + os.urandom(32), os.urandom(32)),
     ],
 )
@@ -143,8 +146,6 @@ async def test_what_was_heard_on_the_way_does_not_serve_again() -> None:
 
 
 async def test_who_lacks_the_code_cannot_pass_for_who_has_made_it() -> None:
-    offer = CodeOffer(WRONG, TEXT)
-
     async def answer(stream: SocketStream) -> None:
         """Knows nothing, and takes every MAC for the right one."""
         async with stream:
@@ -165,7 +166,20 @@ async def test_who_lacks_the_code_cannot_pass_for_who_has_made_it() -> None:
             with pytest.raises(ConfigError, match="is not where this code was made"):
                 await take("127.0.0.1", listener.extra(SocketAttribute.local_port), CODE)
             tasks.cancel_scope.cancel()
-    assert not offer.is_over
+
+
+async def test_of_many_connections_of_one_address_some_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "_MAX_OF_ONE", 2)
+    offer = CodeOffer(CODE, TEXT)
+    async with offering(offer) as port:
+        silent = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: offer._served.total() == 2)
+        with pytest.raises(ConnectionLost, match="is busy"):
+            await take("127.0.0.1", port, CODE)
+        for stream in silent:
+            await stream.aclose()
+        await until(lambda: offer._served.total() == 0)
+        assert await take("127.0.0.1", port, CODE) == TEXT
 
 
 async def test_where_nobody_listens_is_said() -> None:

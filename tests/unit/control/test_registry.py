@@ -59,9 +59,6 @@ class _Store:
         self._peer = peer
         self._checker = RecordChecker(NAMESPACE, str.encode, SystemClock(), MetricRegistry())
 
-    async def ahead_s(self) -> float | None:
-        return None
-
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
         await anyio.lowlevel.checkpoint()
         self.num_stored[topic] += 1

@@ -236,15 +236,12 @@ class Silent:
     clock_difference_s: float | None
     membership: Membership
 
-    async def ahead_s(self) -> float | None:
-        return self.clock_difference_s
-
 
 @pytest.mark.parametrize(
     ("difference_s", "message"),
     [
-        (3600.0, "their clocks are about 3600 s ahead of this host's"),
-        (-7200.4, "their clocks are about 7200 s behind this host's"),
+        (3600.0, "an initial peer answered, but the clock there is about 3600 s ahead of this host's"),
+        (-7200.4, "an initial peer answered, but the clock there is about 7200 s behind this host's"),
         (None, "none of them knew a run with experiment_prefix = sandbox"),
     ],
 )
@@ -266,7 +263,7 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
         asked.append((run_id, tuple(hop.peer for hop in hops)))
         if CLIENT in asked[-1][1]:
             raise ConnectionLost("C: refused")
-        return hops[0].peer, TellRun(b"true", None)
+        return hops[0].peer, TellRun(b"true", None, SystemClock().unix_s())
 
     monkeypatch.setattr(scout, "ask_run", ask)
     board = Silent(None, Membership(SystemClock()))
@@ -292,18 +289,20 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
     assert asked == [("evil", (CLIENT,)), ("r", (PeerId("V"),))]
 
 
-@pytest.mark.parametrize(("ahead_s", "is_refused"), [(None, False), (14.0, False), (16.0, True), (-45.0, True)])
+@pytest.mark.parametrize(("ahead_s", "is_refused"), [(0.0, False), (13.0, False), (17.0, True), (-45.0, True)])
 async def test_a_host_of_another_time_serves_no_run_that_it_finds(
-    ahead_s: float | None, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+    ahead_s: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask(_start: object, _identity: object, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
-        return hops[0].peer, TellRun(b"true", None)
+        return hops[0].peer, TellRun(b"true", None, SystemClock().unix_s() + ahead_s)
 
     monkeypatch.setattr(scout, "ask_run", ask)
-    board = Silent(ahead_s, Membership(SystemClock()))
+    board = Silent(None, Membership(SystemClock()))
     for topic, record in (("run", ANNOUNCED), ("client", ClientRecord(("memory:C",), 0.0))):
         board.membership.update([VerifiedRecord(topic, CLIENT, 1, SystemClock().unix_s() + 100, record)])
-    refused = pytest.raises(BootstrapError, match=r"clocks are about .* set the clock") if is_refused else nullcontext()
+    refused = (
+        pytest.raises(BootstrapError, match=r"clock there is about .* set the clock") if is_refused else nullcontext()
+    )
     with refused:
         await _running(cast("Registry", board), START, Identity.generate())
 

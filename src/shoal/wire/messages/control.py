@@ -122,10 +122,11 @@ class AskRun(Struct, frozen=True, tag="ask_run"):
 
 class TellRun(Struct, frozen=True, tag="tell_run"):
     """The answer: `config` is what all hosts share (`control.run_config`). `client` is the run's client, if the sender
-    is that or follows it and is connected with it; else None."""
+    is that or follows it and is connected with it; else None. `unix_s` is the time by its clock."""
 
     config: Annotated[bytes, msgspec.Meta(max_length=MAX_CONFIG_BYTES)]
     client: PeerId | None
+    unix_s: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
 class Leave(Struct, frozen=True, tag="leave"):
