@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -47,29 +48,70 @@ def test_a_text_that_was_changed_is_nothing() -> None:
         assert opened(KEY, text | {b"0": bytes(changed)}) is None
 
 
+@pytest.fixture
+def own_key() -> bytes:
+    """The key of a swarm that no other test announces meanwhile."""
+    return os.urandom(32)
+
+
+def _browser(names: list[str]) -> type:
+    """What has heard these names at once."""
+
+    class Browser:
+        def __init__(self, _zeroconf: object, _kind: str, handlers: list[Callable[..., None]]) -> None:
+            for name in names:
+                handlers[0](name=name, state_change=ServiceStateChange.Added)
+
+        async def async_cancel(self) -> None:
+            pass
+
+    return Browser
+
+
 @pytest.mark.anyio
-async def test_a_swarm_is_found_by_its_key_and_name_and_not_once_it_is_gone() -> None:
+async def test_a_swarm_is_found_by_its_key_and_name_and_not_once_it_is_gone(own_key: bytes) -> None:
     with anyio.fail_after(120):
-        async with announced(KEY, SWARM):
-            assert await find_on_lan(KEY, None, 60.0) == SWARM
-            assert await find_on_lan(KEY, "herd", 60.0) == SWARM
-            assert await find_on_lan(KEY, "flock", 1.5) is None
+        async with announced(own_key, SWARM):
+            assert await find_on_lan(own_key, None, 60.0) == SWARM
+            assert await find_on_lan(own_key, "herd", 60.0) == SWARM
+            assert await find_on_lan(own_key, "flock", 1.5) is None
             assert await find_on_lan(OTHER, None, 1.5) is None
-        assert await find_on_lan(KEY, None, 1.5) is None
+        assert await find_on_lan(own_key, None, 1.5) is None
 
 
 @pytest.mark.anyio
-async def test_of_two_that_open_the_newer_one_is_taken_whoever_answers_first() -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_of_two_that_open_the_newer_one_is_taken_whoever_answers_first(
+    is_first: bool, own_key: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded = FoundSwarm("herd", PEERS[2:], 900.0)
+    texts = {
+        "a": sealed(own_key, SWARM if is_first else recorded),
+        "b": sealed(own_key, recorded if is_first else SWARM),
+    }
+    monkeypatch.setattr(
+        lan, "AsyncServiceBrowser", _browser([f"{mark_of(own_key)}-{name}.{lan.SERVICE}" for name in texts])
+    )
+
+    class Info:
+        """Answers at once."""
+
+        def __init__(self, _kind: str, name: str) -> None:
+            text = texts[name.partition("-")[2][0]]
+            self.properties = {key.encode(): value for key, value in text.items()}
+
+        async def async_request(self, *_: object) -> bool:
+            return True
+
+    monkeypatch.setattr(lan, "AsyncServiceInfo", Info)
     with anyio.fail_after(120):
-        async with announced(KEY, recorded), announced(KEY, SWARM):
-            assert await find_on_lan(KEY, None, 60.0) == SWARM
+        assert await find_on_lan(own_key, None, 60.0) == SWARM
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("num_taken", "is_announced"), [(1, True), (99, False)])
 async def test_somebody_who_claims_a_name_costs_a_try_and_one_who_claims_all_no_more_than_the_announcement(
-    num_taken: int, is_announced: bool, monkeypatch: pytest.MonkeyPatch
+    num_taken: int, is_announced: bool, own_key: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
 
@@ -80,26 +122,15 @@ async def test_somebody_who_claims_a_name_costs_a_try_and_one_who_claims_all_no_
 
     monkeypatch.setattr(lan.AsyncZeroconf, "async_register_service", register)
     with nullcontext() if is_announced else pytest.raises(OSError, match="NonUniqueName"):
-        async with announced(KEY, SWARM):
+        async with announced(own_key, SWARM):
             pass
     assert len(set(tried)) == len(tried) == (2 if is_announced else 3)
 
 
 @pytest.mark.anyio
-async def test_names_that_are_none_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_that_are_none_are_passed_over(own_key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["evil.example.", "x.evil._other._tcp.local.", f"{chr(0)}x.{lan.SERVICE}", f"x.y.z.{lan.SERVICE}"]
-
-    class Browser:
-        """Has heard of what strangers announce."""
-
-        def __init__(self, _zeroconf: object, _kind: str, handlers: list[Callable[..., None]]) -> None:
-            for name in names:
-                handlers[0](name=f"{mark_of(KEY)}-{name}", state_change=ServiceStateChange.Added)
-
-        async def async_cancel(self) -> None:
-            pass
-
-    monkeypatch.setattr(lan, "AsyncServiceBrowser", Browser)
+    monkeypatch.setattr(lan, "AsyncServiceBrowser", _browser([f"{mark_of(own_key)}-{name}" for name in names]))
     monkeypatch.setattr(lan, "_RESOLVE_MS", 50)
     with anyio.fail_after(120):
-        assert await find_on_lan(KEY, None, 0.5) is None
+        assert await find_on_lan(own_key, None, 0.5) is None
