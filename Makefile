@@ -83,10 +83,10 @@ test: setup
 	$(call beside,lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
 
 # Whole swarms use all cores by themselves, but not all the time: of all their runs two go on at once.
-test-all: export SHOAL_EMITTED := $(CURDIR)/$(VENV)/emitted
+test-all: export EMITTED_EVENTS := $(CURDIR)/$(VENV)/emitted
 test-all: setup
-	@rm -rf $(SHOAL_EMITTED)
-	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1; $(MAKE) --no-print-directory floor || failed=1; $(PY) -m tests.emitted $(SHOAL_EMITTED))
+	@rm -rf $(EMITTED_EVENTS)
+	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1; $(MAKE) --no-print-directory floor || failed=1; $(PY) -m tests.emitted $(EMITTED_EVENTS))
 
 # Of which test-all trains one for each task.
 test-configs: setup

@@ -1,6 +1,6 @@
 """Which kinds of events tests emit: `make test-all` says at its end of which no test has.
 
-SHOAL_EMITTED=FOLDER pytest ...      what each worker has emitted itself, and what logs of processes have
+EMITTED_EVENTS=FOLDER pytest ...      what each worker has emitted itself, and what logs of processes have
 python -m tests.emitted FOLDER       the kinds of the catalogue that are in none of them
 """
 
@@ -17,7 +17,7 @@ import pytest
 
 from shoal.events import base
 
-FOLDER = os.environ.get("SHOAL_EMITTED")
+FOLDER = os.environ.get("EMITTED_EVENTS")
 _emitted: set[str] = set()
 
 
