@@ -100,7 +100,7 @@ def _started(hosts: Hosts, network: Lan, host: str, output: Path, *command: str)
         yield process
     finally:
         process.terminate()
-        process.wait()
+        process.communicate()
 
 
 @pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
@@ -118,7 +118,7 @@ def test_on_a_local_network_a_host_that_has_nothing_joins_by_a_code(tmp_path: Pa
             found = until(lambda: re.search(r"^the code is  (\S+)$", said.read_text(), re.MULTILINE), START_S, "a code")
             assert box.stdin is not None
             box.stdin.write(f"{found[1]}\n".encode())
-            box.stdin.close()
+            box.stdin.flush()
             client.saw("client_0", "round.recorded", 2 * START_S, round=1)
             assert offer.wait(END_S) == 0, said.read_text()
             assert f"{network.address('box')} has the invitation" in said.read_text()
