@@ -18,9 +18,10 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from shoal.errors import ConfigError, IdentityError, SignatureError
@@ -28,6 +29,7 @@ from shoal.ids import PeerId
 
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 KEY_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
 # Identity multihash (00) of 36 bytes (24): protobuf PublicKey with type 1 = Ed25519 and 32 bytes of data.
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 # An id of ours has 52 characters; base58 takes quadratic time, so longer texts are refused before it.
@@ -253,6 +255,26 @@ def derived_key(secret: bytes, label: bytes) -> bytes:
         label: names the purpose.
     """
     return HKDF(algorithm=hashes.SHA3_256(), length=KEY_BYTES, salt=None, info=label).derive(secret)
+
+
+def seal_content(secret: bytes, label: bytes, content: bytes, bound_to: bytes = b"") -> bytes:
+    """Return content that only who has the secret can read, or write: a nonce, then ChaCha20-Poly1305.
+
+    Args:
+        secret, label: as for `derived_key`.
+        bound_to: what it is opened with again; it is not in the result.
+    """
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + ChaCha20Poly1305(derived_key(secret, label)).encrypt(nonce, content, bound_to)
+
+
+def open_content(secret: bytes, label: bytes, sealed: bytes, bound_to: bytes = b"") -> bytes | None:
+    """Return what `seal_content` was given; None if it was not made with the same secret, label and `bound_to`."""
+    nonce, content = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+    try:
+        return ChaCha20Poly1305(derived_key(secret, label)).decrypt(nonce, content, bound_to)
+    except (InvalidTag, ValueError):  # a nonce that is too short
+        return None
 
 
 def swarm_authority(swarm_key: bytes) -> Identity:

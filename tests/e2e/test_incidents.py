@@ -61,12 +61,16 @@ class Read:
     cost: str
 
 
+def _printed_events(folder: Path) -> list[str]:
+    command = [sys.executable, "-m", "shoal", "events", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.splitlines()
+
+
 def read_events(folder: Path) -> tuple[list[str], list[Read]]:
     """Return what `shoal events` says at the beginning of each incident, and at its end."""
-    command = [sys.executable, "-m", "shoal", "events", str(folder)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    opened = [found["what"] for line in printed.splitlines() if (found := _OPENED.fullmatch(line))]
-    lines = [line for line in printed.splitlines() if "incident.closed" in line]
+    printed = _printed_events(folder)
+    opened = [found["what"] for line in printed if (found := _OPENED.fullmatch(line))]
+    lines = [line for line in printed if "incident.closed" in line]
     closed: list[Read] = []
     for line in lines:
         found = _CLOSED.fullmatch(line)
@@ -79,9 +83,7 @@ def read_events(folder: Path) -> tuple[list[str], list[Read]]:
 
 def read_trouble(folder: Path) -> list[tuple[str, str]]:
     """Return who had what, of each trouble that is told as over, by which nobody is lost."""
-    command = [sys.executable, "-m", "shoal", "events", str(folder)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    return [(found["who"], found["kind"]) for found in map(_TROUBLE.fullmatch, printed.splitlines()) if found]
+    return [(found["who"], found["kind"]) for found in map(_TROUBLE.fullmatch, _printed_events(folder)) if found]
 
 
 def _until_closed(run: Launched, number: int) -> None:

@@ -57,7 +57,7 @@ async def offer(text: str, *, on_lan: bool) -> int:
 
 async def _announce(code: Code, port: int) -> None:
     try:
-        async with service_announced(SERVICE, _mark(code), own_hosts(), port, {}):
+        async with service_announced(SERVICE, _mark(code), port, {}):
             await anyio.Event().wait()
     except OSError as error:
         print(f"it cannot be announced on the local network ({error}): give the address with --at", flush=True)

@@ -100,18 +100,8 @@ def _prefix_of(log_dir: str) -> str:
     return written_config(Path(log_dir)).experiment_prefix
 
 
-@dataclass(frozen=True)
-class FinderBesideScout:
+class FinderBesideScout(SwarmFinder):
     """A host of servers needs to ask nobody: its scout keeps where the client is."""
-
-    observer: SwarmObserver
-
-    @property
-    def prefix(self) -> str:
-        return self.observer.config.experiment_prefix
-
-    def first(self) -> ClientTarget | None:
-        return self.observer.known()
 
     async def again(self) -> FoundClient:
         return FoundClient(self.first())

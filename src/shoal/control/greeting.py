@@ -14,18 +14,12 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-from shoal.identity import swarm_key_fingerprint
+from shoal.identity import open_content, seal_content, swarm_key_fingerprint
 from shoal.ids import PeerId
 
 QUESTION_BYTES: Final = 32
 MAX_ANSWER_BYTES: Final = 512
 _LABEL: Final = b"shoal greeting 1"
-_NONCE_BYTES: Final = 12
 
 
 def new_question() -> bytes:
@@ -48,22 +42,17 @@ class Greeter:
         """Return what `own_peer` answers; nothing to what is no question."""
         if len(question) != QUESTION_BYTES:
             return b""
-        nonce = os.urandom(_NONCE_BYTES)
-        return nonce + self._cipher().encrypt(nonce, self.prefix.encode(), _bound(question, own_peer))
+        return seal_content(self.swarm_key, _LABEL, self.prefix.encode(), _bound(question, own_peer))
 
     def prefix_in(self, answer: bytes, question: bytes, peer: PeerId) -> str | None:
         """Return the prefix of the swarm of `peer`, or None if that has another key."""
-        if not _NONCE_BYTES < len(answer) <= MAX_ANSWER_BYTES:
+        if len(answer) > MAX_ANSWER_BYTES:
             return None
-        nonce, sealed = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+        prefix = open_content(self.swarm_key, _LABEL, answer, _bound(question, peer))
         try:
-            return self._cipher().decrypt(nonce, sealed, _bound(question, peer)).decode()
-        except (InvalidTag, UnicodeDecodeError):
+            return None if prefix is None else prefix.decode()
+        except UnicodeDecodeError:
             return None
-
-    def _cipher(self) -> ChaCha20Poly1305:
-        kdf = HKDF(algorithm=hashes.SHA3_256(), length=32, salt=None, info=_LABEL)
-        return ChaCha20Poly1305(kdf.derive(self.swarm_key))
 
 
 def _bound(question: bytes, peer: PeerId) -> bytes:

@@ -16,19 +16,18 @@ from typing import Annotated, Any, Final, TypeVar, cast
 
 import anyio
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from zeroconf import Error as ZeroconfError
 from zeroconf import NonUniqueNameException, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from shoal.identity import derived_key
+from shoal.identity import derived_key, open_content, seal_content
+from shoal.transport.tcp import own_hosts
 
 SERVICE: Final = "_shoal._tcp.local."
 MAX_PEERS: Final = 6
 _TTL_S: Final = 60
 _RESOLVE_MS: Final = 2000
-_NONCE_BYTES: Final = 12
+_LABEL: Final = b"shoal lan 1"
 _CHUNK_BYTES: Final = 200
 _MAX_CHUNKS: Final = 8
 _MAX_NAMES: Final = 64
@@ -62,18 +61,17 @@ def mark_of(swarm_key: bytes) -> str:
 
 def sealed(swarm_key: bytes, swarm: FoundSwarm) -> dict[str, bytes]:
     """Return the text of a service."""
-    nonce = os.urandom(_NONCE_BYTES)
-    content = nonce + _cipher(swarm_key).encrypt(nonce, msgspec.msgpack.encode(swarm), None)
+    content = seal_content(swarm_key, _LABEL, msgspec.msgpack.encode(swarm))
     return {str(at // _CHUNK_BYTES): content[at : at + _CHUNK_BYTES] for at in range(0, len(content), _CHUNK_BYTES)}
 
 
 def opened(swarm_key: bytes, text: Mapping[bytes, bytes | None]) -> FoundSwarm | None:
     """Return what the text of a service says; None if nobody with this key has written it."""
     content = b"".join(text.get(str(number).encode()) or b"" for number in range(_MAX_CHUNKS))
+    plain = open_content(swarm_key, _LABEL, content)
     try:
-        plain = _cipher(swarm_key).decrypt(content[:_NONCE_BYTES], content[_NONCE_BYTES:], None)
-        return msgspec.msgpack.decode(plain, type=FoundSwarm)
-    except (InvalidTag, ValueError):
+        return None if plain is None else msgspec.msgpack.decode(plain, type=FoundSwarm)
+    except ValueError:
         return None
 
 
@@ -84,8 +82,8 @@ async def announced(swarm_key: bytes, swarm: FoundSwarm) -> AsyncGenerator[None]
     Raises:
         OSError: there is no network on which that is possible.
     """
-    addresses, port = _addresses_of(swarm.initial_peers), _port_of(swarm.initial_peers)
-    async with service_announced(SERVICE, mark_of(swarm_key), addresses, port, sealed(swarm_key, swarm)):
+    port = _port_of(swarm.initial_peers)
+    async with service_announced(SERVICE, mark_of(swarm_key), port, sealed(swarm_key, swarm)):
         yield
 
 
@@ -109,15 +107,13 @@ async def find_on_lan(swarm_key: bytes, experiment_prefix: str | None, within_s:
 
 
 @asynccontextmanager
-async def service_announced(
-    kind: str, mark: str, addresses: Sequence[str], port: int, text: Mapping[str, bytes]
-) -> AsyncGenerator[None]:
-    """Announce a service whose name begins with a mark; raises as `announced` does."""
+async def service_announced(kind: str, mark: str, port: int, text: Mapping[str, bytes]) -> AsyncGenerator[None]:
+    """Announce a service of this host whose name begins with a mark; raises as `announced` does."""
     with _told_as_os_errors():
         own = AsyncZeroconf()
     try:
         with _told_as_os_errors():
-            await _register(own, kind, mark, addresses, port, text)
+            await _register(own, kind, mark, port, text)
         yield
     finally:
         # Says goodbye, so that nobody dials who is gone; where that does not work, it is forgotten after a while.
@@ -126,9 +122,7 @@ async def service_announced(
             await own.async_close()
 
 
-async def _register(
-    own: AsyncZeroconf, kind: str, mark: str, addresses: Sequence[str], port: int, text: Mapping[str, bytes]
-) -> None:
+async def _register(own: AsyncZeroconf, kind: str, mark: str, port: int, text: Mapping[str, bytes]) -> None:
     for tries_left in reversed(range(_MAX_TRIES)):
         name = f"{mark}-{os.urandom(4).hex()}"
         info = ServiceInfo(
@@ -137,7 +131,7 @@ async def _register(
             port=port,
             properties=dict(text),
             server=f"{name}.local.",
-            parsed_addresses=list(addresses),
+            parsed_addresses=list(own_hosts()),
             host_ttl=_TTL_S,
             other_ttl=_TTL_S,
         )
@@ -203,16 +197,7 @@ def _told_as_os_errors() -> Generator[None]:
         raise OSError(f"{type(error).__name__} {error}".strip()) from error
 
 
-def _cipher(swarm_key: bytes) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(derived_key(swarm_key, b"shoal lan 1"))
-
-
-def _addresses_of(maddrs: Sequence[str]) -> list[str]:
-    """Return the IP addresses, which mDNS wants for its own records; here nobody reads them."""
-    parts = (maddr.split("/") for maddr in maddrs)
-    return [each[2] for each in parts if each[1] in ("ip4", "ip6")]
-
-
 def _port_of(maddrs: Sequence[str]) -> int:
+    """Return a port for mDNS's own record; here nobody reads it."""
     parts = (maddr.split("/") for maddr in maddrs)
     return next((int(each[4]) for each in parts if len(each) > 4 and each[3] == "tcp"), 0)

@@ -14,7 +14,6 @@ Abdalla and Pointcheval, "Simple Password-Based Encrypted Key Exchange Protocols
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -25,13 +24,11 @@ from typing import Any, Final, cast
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from spake2 import SPAKE2_A, SPAKE2_B, SPAKEError  # pyright: ignore[reportMissingTypeStubs]
 from spake2.ed25519_basic import NotOnCurve  # pyright: ignore[reportMissingTypeStubs]
 
 from shoal.errors import ConfigError, ConnectionLost
-from shoal.identity import derived_key
+from shoal.identity import derived_key, open_content, seal_content
 
 VALID_S: Final = 600.0
 MAX_WRONG: Final = 3
@@ -39,7 +36,7 @@ _DIGITS: Final = 6
 _MARK: Final = b"shoal code 1\n"
 _ELEMENT_BYTES: Final = 33
 _MAC_BYTES: Final = 32
-_NONCE_BYTES: Final = 12
+_SEAL: Final = b"shoal code seal 1"
 _MAX_SEALED_BYTES: Final = 4096
 _LENGTH_BYTES: Final = 2
 _EXCHANGE_S: Final = 10.0
@@ -141,8 +138,7 @@ class CodeOffer:
         if self.is_over:
             self._over.set()
         if self.taken_by:
-            nonce = os.urandom(_NONCE_BYTES)
-            sealed = nonce + _cipher(key).encrypt(nonce, self.text.encode(), None)
+            sealed = seal_content(key, _SEAL, self.text.encode())
             await stream.send(len(sealed).to_bytes(_LENGTH_BYTES, "big") + sealed)
 
 
@@ -179,24 +175,22 @@ async def take(host: str, port: int, code: Code) -> str:
         raise ConfigError(
             f"{where} does not take this code: it is wrong, used up or too old; `shoal invite --code` makes another"
         ) from error
-    except (*_JUNK, InvalidTag) as error:
+    except _JUNK as error:
         raise ConfigError(f"{where} is not where this code was made") from error
 
 
 async def _sealed_text(received: BufferedByteReceiveStream, key: bytes) -> str:
     length = int.from_bytes(await received.receive_exactly(_LENGTH_BYTES), "big")
-    if not _NONCE_BYTES < length <= _MAX_SEALED_BYTES:
+    if length > _MAX_SEALED_BYTES:
         raise ValueError(f"{length} bytes")
-    sealed = await received.receive_exactly(length)
-    return _cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None).decode()
+    text = open_content(key, _SEAL, await received.receive_exactly(length))
+    if text is None:
+        raise ValueError("sealed by another key")
+    return text.decode()
 
 
 def _mac(key: bytes) -> bytes:
     return hmac.digest(derived_key(key, b"shoal code mac 1"), _MARK, "sha256")
-
-
-def _cipher(key: bytes) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(derived_key(key, b"shoal code seal 1"))
 
 
 def _peer_of(stream: ByteStream) -> str:

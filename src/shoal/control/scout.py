@@ -214,7 +214,7 @@ async def _running(registry: Registry, spec: RoleStart, identity: Identity) -> t
                 # What this host announces would have expired for the others, or what they announce for this host.
                 ahead_s = told.unix_s - SystemClock().unix_s()
                 if abs(ahead_s) > _MAX_AHEAD_S:
-                    raise BootstrapError(_clocks_differ("the run's client", ahead_s))
+                    raise BootstrapError(_clocks_differ("a peer of the run", ahead_s))
                 return run, told
     raise BootstrapError(reason or _why_no_run(registry, timeout_s, prefix))
 

@@ -15,6 +15,7 @@ from tests.alongside import until
 from shoal.control import pairing
 from shoal.control.pairing import MAX_WRONG, Code, CodeOffer, take
 from shoal.errors import ConfigError, ConnectionLost
+from shoal.identity import seal_content
 
 TEXT = "shoal1:" + "a" * 200
 CODE = Code(7, "482913")
@@ -154,7 +155,7 @@ async def test_who_lacks_the_code_cannot_pass_for_who_has_made_it() -> None:
             await stream.send(own.start())
             key = own.finish(hello[-33:])
             await stream.receive()
-            sealed = bytes(12) + pairing._cipher(key).encrypt(bytes(12), TEXT.encode(), None)
+            sealed = seal_content(key, pairing._SEAL, TEXT.encode())
             await stream.send(len(sealed).to_bytes(2, "big") + sealed)
 
     with anyio.fail_after(240):
