@@ -36,6 +36,11 @@ def _examined(hosts: Hosts, start: str, peers: str, *, answer_s: float = patient
     return msgspec.json.decode(run.output.splitlines()[-1], type=Diagnosis)
 
 
+def _findings(found: Diagnosis) -> list[CheckResult]:
+    """Return them, but for those about other runs of this user: other tests have theirs on the same machine."""
+    return [each for each in found.findings if each.name != "host.runs"]
+
+
 def _check(found: Diagnosis, name: str) -> CheckResult:
     [result] = [each for each in found.checks if each.name == name]
     return result
@@ -51,19 +56,19 @@ def test_what_is_wrong_between_two_hosts_is_found_and_a_host_with_nothing_wrong_
         variable, command = invited(client)
         there = variable["INITIAL_PEERS"]
         found = _examined(hosts, "keyless", there)
-        assert [each.name for each in found.findings] == ["key.file"]
+        assert [each.name for each in _findings(found)] == ["key.file"]
         hosts.give_key("client", "other")
         for number in range(HEALTHY_RUNS):
             found = _examined(hosts, f"healthy-{number}", there)
-            assert found.findings == (), found
+            assert _findings(found) == [], found
             told = {each.name for each in found.of(Condition.OK)}
             assert {"swarm.run", "swarm.client", "swarm.large_frames", "swarm.clock", "host.memory"} <= told
 
         network.set_way("other", "client", is_open=False)
         found = _examined(hosts, "silent", there, answer_s=1.0)
-        assert [each.name for each in found.findings] == ["swarm.peers"]
-        assert "10.77.0.1 port 50000: no answer: the host is off, or a firewall" in found.findings[0].evidence
-        assert "open TCP port 50000 there" in found.findings[0].remedy
+        assert [each.name for each in _findings(found)] == ["swarm.peers"]
+        assert "10.77.0.1 port 50000: no answer: the host is off, or a firewall" in _findings(found)[0].evidence
+        assert "open TCP port 50000 there" in _findings(found)[0].remedy
         network.set_way("other", "client", is_open=True)
 
         # Full packets are lost on their way to the client's host, without a word.

@@ -150,7 +150,7 @@ class Client:
             start_timeout_s=TRAINER_START_TIMEOUT_S,
             above=GENERATIONS_APART if succeeds else 0,
         )
-        self._troubles = Troubles(self.ledger, membership, config.network.shown_host_name)
+        self._troubles = Troubles(self.ledger, membership, config.network.shown_host_name, clock)
         self._watch = Watch(
             membership=membership,
             trainers=self.trainers,

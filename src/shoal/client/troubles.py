@@ -12,6 +12,7 @@ from typing import Final
 
 from shoal.client.ledger import Ledger
 from shoal.client.totals import counted_by, counts_anew
+from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.events.incidents import Cause, LossExplained, TroubleOver, TroubleSeen
 from shoal.events.run import RoleCounted
@@ -27,7 +28,7 @@ _MEMORY, _COMMITTED, _STALLED, _DISK = "step.out_of_memory", "step.committed", "
 class Troubles:
     """Follows the peers of one run."""
 
-    def __init__(self, ledger: Ledger, membership: Membership, host: str) -> None:
+    def __init__(self, ledger: Ledger, membership: Membership, host: str, clock: Clock) -> None:
         """Know of nothing that is wrong.
 
         Args:
@@ -37,6 +38,7 @@ class Troubles:
         self._incidents = ledger.totals.incidents
         self._membership = membership
         self._host = host
+        self._clock = clock
 
     def reported(self, before: RoleCounted, now: MetricReport) -> None:
         """A peer has said what it has measured.
@@ -44,9 +46,11 @@ class Troubles:
         Args:
             before: what it had counted when it said so the last time; nothing: it has not.
         """
-        peer, is_anew = before.peer, counts_anew(before, counted_by(before.peer, now))
-        if before.counts and self._incidents.is_unexplained(peer):
-            cause = Cause.ENDED if is_anew else self._pause_of(peer, before.counts, now.counters)
+        peer, counted = before.peer, counted_by(before.peer, now)
+        is_anew = counts_anew(before, counted)
+        if self._incidents.is_unexplained(peer):
+            is_other = is_anew or (not before.counts and self._began_since_its_loss(counted))
+            cause = Cause.ENDED if is_other else self._pause_of(peer, before.counts, now.counters)
             self._ledger.note(LossExplained(peer, cause))
         self._look_at_memory(peer, totals_of({} if is_anew else before.counts), totals_of(now.counters))
         failing = [name for name, value in now.gauges.items() if base_name(name) == _DISK and value]
@@ -62,6 +66,14 @@ class Troubles:
         while True:
             self._look_at_clocks(self._membership.clock_differences)
             await self._membership.changed()
+
+    def _began_since_its_loss(self, counted: RoleCounted) -> bool:
+        """Whether a process was started when its peer was lost already, by the clocks of both hosts.
+
+        Of one that was lost before it had reported anything nothing else is known.
+        """
+        away_s = self._ledger.now_s() - self._incidents.began_s(counted.peer)
+        return counted.started_unix_s > self._clock.unix_s() - away_s
 
     def _pause_of(self, peer: PeerId, before: Mapping[str, int], now: Mapping[str, int]) -> Cause:
         stalled_ms = totals_of(now)[_STALLED] - totals_of(before)[_STALLED]

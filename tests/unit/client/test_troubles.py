@@ -33,7 +33,7 @@ class Story:
         self.membership = Membership(self.clock)
         record = StageRecord(("memory:a",), 0.0, stage=1, host="box2", index=0)
         self.membership.update([VerifiedRecord("stage.1", A, 1, 1e9, record)])
-        self.troubles = Troubles(self.ledger, self.membership, "box1")
+        self.troubles = Troubles(self.ledger, self.membership, "box1", self.clock)
         self.counted: dict[PeerId, RoleCounted] = {}
 
     def hear(self, message: MetricReport, peer: PeerId = A) -> None:
@@ -87,11 +87,10 @@ def test_who_announces_itself_to_nobody_is_called_by_its_role_and_the_client_s_h
         ({"step__committed": 5}, {"step__committed": 1}, Cause.ENDED),
         ({"step__committed": 5}, {"step__committed": 5, "process__stalled_ms": 3000}, Cause.FROZEN),
         ({"step__committed": 5}, {"step__committed": 5, "process__stalled_ms": 1000}, Cause.CUT),
-        ({}, {"step__committed": 5}, None),
     ],
 )
 def test_what_a_server_had_that_is_heard_again_follows_from_what_it_has_counted(
-    before: dict[str, int], now: dict[str, int], cause: Cause | None
+    before: dict[str, int], now: dict[str, int], cause: Cause
 ) -> None:
     story = Story()
     story.hear(report(**before))
@@ -102,7 +101,7 @@ def test_what_a_server_had_that_is_heard_again_follows_from_what_it_has_counted(
     story.hear(report(**now))
     story.hear(report(**now))
     explained = [event.cause for event in story.ledger.noted if isinstance(event, LossExplained)]
-    assert explained == [cause or Cause.CUT]
+    assert explained == [cause]
 
 
 def test_another_process_is_known_by_its_start_also_where_the_first_had_counted_less() -> None:
@@ -114,6 +113,21 @@ def test_another_process_is_known_by_its_start_also_where_the_first_had_counted_
     story.hear(report({START_TIME: 102.5}, step__committed=4))
     explained = [event.cause for event in story.ledger.noted if isinstance(event, LossExplained)]
     assert explained == [Cause.ENDED]
+
+
+@pytest.mark.parametrize(("started_after_s", "cause"), [(1.0, Cause.ENDED), (-1.0, Cause.CUT)])
+def test_of_a_server_that_was_lost_before_it_had_reported_its_start_says_whether_it_had_ended(
+    started_after_s: float, cause: Cause
+) -> None:
+    story = Story()
+    lost_unix_s = story.clock.unix_s()
+    story.ledger.note(ServerLost(A, "server 0@box2", 1, 0.0, "", (), (), story.clock.now))
+    story.clock.now += 3.0
+    story.ledger.note(ServerHeard(A, "server 0@box2", 3.0))
+    story.hear(report({START_TIME: lost_unix_s + started_after_s}))
+    story.hear(report({START_TIME: lost_unix_s + started_after_s}, step__committed=4))
+    explained = [event.cause for event in story.ledger.noted if isinstance(event, LossExplained)]
+    assert explained == [cause]
 
 
 async def test_a_peer_of_another_time_is_told_until_its_records_are_believed() -> None:

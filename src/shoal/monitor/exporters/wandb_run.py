@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,6 +89,21 @@ def open_rows(directory: Path, first: int) -> Generator[Rows]:
         os.close(file)
 
 
+@contextmanager
+def _temporary_files_in(directory: Path) -> Generator[None]:
+    """Have W&B make its temporary files there, and remove them.
+
+    It removes them itself when its interpreter ends, which that of a role never does: it is left by `os._exit`.
+    """
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="wandb-", dir=directory, ignore_cleanup_errors=True) as scratch:
+        tempfile.tempdir = scratch
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
 class WandbRun:
     """An exporter for W&B. The run is made with the first numbers."""
 
@@ -162,19 +178,23 @@ class WandbRun:
             return False
         api = cast(Any, wandb)
         try:
-            run = self._start(api)
-            with open_rows(self._settings.directory, first=int(run.step)) as numbers:
-                for values in rows:
-                    run.log(dict(values), step=numbers.next())
-                tables = {name: api.Table(columns=columns, data=data) for name, columns, data in self._tables()}
-                if tables:
-                    run.log(tables, step=numbers.next())
-            run.finish()
-            api.teardown()
+            with _temporary_files_in(self._settings.directory):
+                self._write(api, rows)
         except (api.Error, OSError) as error:
             tell(logger, WandbStopped(_first_line(error)), self._notice)
             return False
         return True
+
+    def _write(self, api: Any, rows: Iterable[Mapping[str, float]]) -> None:
+        run = self._start(api)
+        with open_rows(self._settings.directory, first=int(run.step)) as numbers:
+            for values in rows:
+                run.log(dict(values), step=numbers.next())
+            tables = {name: api.Table(columns=columns, data=data) for name, columns, data in self._tables()}
+            if tables:
+                run.log(tables, step=numbers.next())
+        run.finish()
+        api.teardown()
 
     def _tables(self) -> Iterator[tuple[str, list[str], Sequence[Sequence[object]]]]:
         """Yield name, columns and rows of what is told once, at the end."""
