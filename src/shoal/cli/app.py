@@ -36,6 +36,7 @@ from shoal.cli.exits import guarded
 from shoal.cli.groups import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
 from shoal.cli.key import key_app
 from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, images, import_model
+from shoal.cli.remote.commands import hosts_app, up
 from shoal.cli.run_commands import (
     checkpoint,
     clean,
@@ -81,7 +82,7 @@ app = App(
 )
 config_app = App(name="config", help="Show what a run would be told.", group=SET_UP)
 model_app = App(name="model", help="Look at the model that a run would train.", group=MODEL)
-for command in (config_app, model_app, key_app, runs_app):
+for command in (config_app, model_app, key_app, runs_app, hosts_app):
     app.command(command)
 for place, command in enumerate((status, doctor, events, logs, explain, report, trace, ps, info)):
     app.command(command, group=WATCH, sort_key=place)
@@ -91,6 +92,7 @@ for place, command in enumerate((evaluate, generate, images, checkpoints)):
     app.command(command, group=MODEL, sort_key=place)
 for flag in ("--help", "--version"):
     app[flag].group = (SET_UP,)
+app.command(up, group=TRAIN, sort_key=7)
 app.command(export_model, name="export", group=MODEL)
 app.command(import_model, name="import", group=MODEL)
 
@@ -280,6 +282,7 @@ def join(
     code: Annotated[bool, Switch, Parameter(help="Ask for the code of `shoal invite --code`.")] = False,
     at: Annotated[str | None, Parameter(help="Where the code was made, HOST:PORT; else on this network.")] = None,
     anew: Annotated[bool, Switch, Parameter(help="Ask, although this host has joined a swarm before.")] = False,
+    remember_only: Annotated[bool, Switch, Parameter(help="Keep key and addresses, and start nothing.")] = False,
 ) -> int:
     """Join a swarm by an invitation, and serve stages of its run; the next time nothing is asked.
 
@@ -293,6 +296,8 @@ def join(
     config, origins = load_joining(None, flags, None)
     asked = Asked(invitation, by_code=code, at=at, again=anew, on_lan=config.network.lan)
     swarm, peers = joining_flags(config, origins, asked, SystemClock())
+    if remember_only:
+        return 0
     return start_servers(*swarm, *flags, num_servers=num_servers, initial_peers=peers)
 
 

@@ -1,0 +1,254 @@
+"""`shoal up`: brings every host to what the file says, all at once, and waits until the run trains.
+
+    each host:      probe --> problems? --> install --.
+    client's host:  the client's unit --> it knows its addresses --> `shoal invite` --.
+    other hosts:                                      `shoal join` takes it by standard input --> the servers' unit
+
+What is so already is left alone. A host that fails says why, and keeps no other from going on, but for the client's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from shoal.cli.exits import DONE, FAILED
+from shoal.cli.output import on_one_line
+from shoal.cli.remote.hosts_file import HostsFile
+from shoal.cli.remote.plan import Wanted, problems_of
+from shoal.cli.remote.probe import HOME, Facts, probe
+from shoal.cli.remote.ssh import HostFailed, Ssh, connections
+from shoal.cli.remote.unit_messages import AwaitPeers, Look, Start, Unit, Units
+from shoal.cli.remote.units_there import ask_units
+from shoal.clock import Clock
+from shoal.control.swarm_status import SwarmStatus
+
+_INSTALL_S: Final = 1800.0
+_PEERS_S: Final = 120.0
+_TRAINS_S: Final = 600.0
+_COMMAND_S: Final = 60.0
+_VALID: Final = "10m"
+
+
+@dataclass
+class BringUp:
+    """One call of `shoal up`, or of `shoal hosts restart`.
+
+    Attributes:
+        only: the hosts that are looked after; the others are as they are.
+        say: prints a line for a host.
+        resumes: the client goes on from the newest checkpoint that its host has.
+        is_dry: the hosts are looked at and nothing is changed: it is said what would be.
+    """
+
+    wanted: Wanted
+    only: Collection[str]
+    clock: Clock
+    say: Callable[[str, str], None]
+    resumes: bool = False
+    is_dry: bool = False
+    _failed: set[str] = field(default_factory=set[str])
+    _changed: set[str] = field(default_factory=set[str])
+    _invitation: str = ""
+    _inviting: anyio.Lock = field(default_factory=anyio.Lock)
+    _client_settled: anyio.Event = field(default_factory=anyio.Event)
+    _invite: Callable[[], Awaitable[str]] | None = None
+
+    @property
+    def _client_host(self) -> str:
+        return self.wanted.file.swarm.client
+
+    async def run(self) -> int:
+        """Do it; return the exit code: 1 if a host has failed."""
+        file = self.wanted.file
+        names = {*self.only, self._client_host}
+        targets = {name: file.hosts[name].ssh or name for name in file.hosts if name in names}
+        began_s = self.clock.now_s()
+        async with connections(targets, file.ssh_command, self.clock) as hosts:
+            limiter = anyio.Semaphore(file.parallel)
+            async with anyio.create_task_group() as tasks:
+                for name, ssh in hosts.items():
+                    tasks.start_soon(self._guarded, name, ssh, limiter)
+            if self._changed and not self._failed and not self.is_dry:
+                await self._until_training(hosts[self._client_host], began_s)
+        if not self._changed and not self._failed:
+            self.say("", "all hosts are as the file says: nothing was changed")
+        return FAILED if self._failed else DONE
+
+    async def _guarded(self, name: str, ssh: Ssh, limiter: anyio.Semaphore) -> None:
+        try:
+            await self._host(name, ssh, limiter)
+        except HostFailed as error:
+            self._fail(name, str(error))
+        finally:
+            if name == self._client_host:
+                self._client_settled.set()
+
+    def _fail(self, name: str, why: str) -> None:
+        self._failed.add(name)
+        self.say(name, f"error: {why}")
+
+    async def _host(self, name: str, ssh: Ssh, limiter: anyio.Semaphore) -> None:
+        entry = self.wanted.file.hosts[name]
+        # Whoever waits for the client's host keeps no other host from its turn.
+        async with limiter:
+            facts = await probe(ssh, entry.python, self.clock)
+            if problems := [*problems_of(entry, facts, self.wanted.installation)]:
+                for problem in problems:
+                    self._fail(name, problem)
+                return
+            await self._install(name, ssh, facts)
+            if name == self._client_host:
+                await self._client(name, ssh, facts)
+        servers = self.wanted.servers(name, facts)
+        if servers is not None and name in self.only and name not in self._failed:
+            await self._servers(name, ssh, facts, servers)
+
+    async def _install(self, name: str, ssh: Ssh, facts: Facts) -> None:
+        installation, entry = self.wanted.installation, self.wanted.file.hosts[name]
+        if installation.name_for(entry) in facts.installed:
+            return
+        self._changed.add(name)
+        script = installation.script(entry, facts)
+        if self.is_dry:
+            sent = f"send {installation.requirement}; " if installation.wheel is not None else ""
+            self.say(name, f"would install: {sent}{'; '.join(script.splitlines()[1:])}")
+            return
+        self.say(
+            name, f"installs {installation.requirement} for {facts.python} ({facts.system}); this may take minutes"
+        )
+        began_s = self.clock.now_s()
+        if installation.wheel is not None:
+            path = shlex.quote(f"{facts.home}/{installation.wheel_path}")
+            sent = await ssh.run(f"cat > {path}", installation.wheel, within_s=_INSTALL_S)
+            _require(sent.code, sent.stderr, "the wheel cannot be written")
+        done = await ssh.run("sh -s", script.encode(), within_s=_INSTALL_S)
+        _require(done.code, done.stderr, "the installation has failed")
+        self.say(name, f"installed in {self.clock.now_s() - began_s:.0f} s")
+
+    async def _client(self, name: str, ssh: Ssh, facts: Facts) -> None:
+        unit = self.wanted.client(name, facts)
+        assert unit is not None
+        if name in self.only:
+            this_time = ("--resume",) if self.resumes else ()
+            await self._start(name, ssh, facts, unit, this_time=this_time, replaces=False)
+        if self.is_dry or name in self._failed:
+            return
+        self._invite = partial(self._invited_by, ssh, facts, unit)
+
+    async def _invited_by(self, ssh: Ssh, facts: Facts, client: Unit) -> str:
+        """Return the text by which others join the client's run."""
+        python = shlex.quote(self.wanted.python(self._client_host, facts))
+        known = await ask_units(ssh, AwaitPeers(client.name, _PEERS_S), python, within_s=_PEERS_S + _COMMAND_S)
+        if not known.changed:
+            said = " | ".join(map(on_one_line, known.units[0].said))
+            raise HostFailed(f"the client on {self._client_host} does not come up: {said or 'it says nothing'}")
+        folder = shlex.quote(f"{facts.home}/{HOME}/units/{client.name}")
+        command = f"cd {folder} && exec {python} -m shoal invite --for {_VALID}"
+        done = await ssh.run(command, within_s=_COMMAND_S)
+        _require(done.code, done.stderr, f"{self._client_host} makes no invitation")
+        return done.stdout.decode().strip()
+
+    async def _servers(self, name: str, ssh: Ssh, facts: Facts, unit: Unit) -> None:
+        if self.is_dry:
+            await self._start(name, ssh, facts, unit, replaces=True)
+            return
+        python = shlex.quote(self.wanted.python(name, facts))
+        [now] = (await ask_units(ssh, Look((unit.name,)), python)).units
+        if not now.is_running:
+            await self._client_settled.wait()
+            if self._invite is None:
+                raise HostFailed(f"not joined: {self._client_host} has no client that could invite it")
+            async with self._inviting:
+                self._invitation = self._invitation or await self._invite()
+            command = f"exec {python} -m shoal join --invitation=- --remember-only"
+            joined = await ssh.run(command, self._invitation.encode(), within_s=_COMMAND_S)
+            _require(joined.code, joined.stderr, "it does not take the invitation")
+        await self._start(name, ssh, facts, unit, replaces=True)
+
+    async def _start(
+        self, name: str, ssh: Ssh, facts: Facts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...] = ()
+    ) -> None:
+        by_systemd = await self._has_lasting_systemd(name, ssh, facts, unit)
+        if self.is_dry:
+            self.say(name, f"would have running, in ~/{HOME}/units/{unit.name}: {shlex.join((*unit.argv, *this_time))}")
+            return
+        python = shlex.quote(self.wanted.python(name, facts))
+        done: Units = await ask_units(
+            ssh, Start(unit, replaces, by_systemd, this_time), python, within_s=2 * _COMMAND_S
+        )
+        if done.differs:
+            self.say(
+                name,
+                f"{unit.name} runs as it was started, not as the file says now: it is left alone, since that would be "
+                f"another run; `shoal hosts restart {name}` does it",
+            )
+        if done.changed:
+            self._changed.add(name)
+            self.say(
+                name, f"{unit.name} {done.changed}" + ("" if by_systemd or not unit.is_lasting else _UNTIL_RESTART)
+            )
+
+    async def _has_lasting_systemd(self, name: str, ssh: Ssh, facts: Facts, unit: Unit) -> bool:
+        """Whether the user has a systemd that goes on when nobody is logged in."""
+        if not facts.has_user_units or self.is_dry:
+            return facts.has_user_units and facts.lingers
+        if facts.lingers:
+            return True
+        done = await ssh.run("loginctl enable-linger", within_s=_COMMAND_S)
+        if done.code and unit.is_lasting:
+            self.say(
+                name, "the user may not have services without being logged in: `sudo loginctl enable-linger $USER`"
+            )
+        return done.code == 0
+
+    async def _until_training(self, ssh: Ssh, began_s: float) -> None:
+        folder = f"$HOME/{HOME}/units/{self.wanted.client_name}"
+        installed = shlex.quote(self.wanted.installation.name_for(self.wanted.file.hosts[self._client_host]))
+        python = f'"$HOME/{HOME}/installed/"{installed}/bin/python'
+        watch = f'cd "{folder}" && exec {python} -m shoal status --watch --json'
+        said = ""
+        with anyio.move_on_after(_TRAINS_S) as scope:
+            try:
+                async for line in ssh.lines(watch):
+                    status = msgspec.json.decode(line, type=SwarmStatus)
+                    if status.steps:
+                        took_s = self.clock.now_s() - began_s
+                        self.say("", f"run {status.run} trains, {took_s:.0f} s after the beginning: {_shape(status)}")
+                        return
+                    if status.state != said:
+                        self.say("", f"run {status.run}: {status.state}")
+                        said = status.state
+            except (HostFailed, msgspec.MsgspecError) as error:
+                self._fail(self._client_host, f"cannot be asked how the run is: {error}")
+                return
+        why = f"no step within {_TRAINS_S / 60:.0f} minutes" if scope.cancelled_caught else "the run has ended"
+        self._fail(
+            self._client_host, f"{why}: `shoal hosts status` and `shoal hosts logs {self._client_host}` say more"
+        )
+
+
+_UNTIL_RESTART: Final = " (until this host restarts: its user has no services that last)"
+
+
+def _shape(status: SwarmStatus) -> str:
+    servers = sum(len(stage.replicas) for stage in status.stages)
+    return f"{len(status.stages)} stages, {servers} servers"
+
+
+def _require(code: int, stderr: str, what: str) -> None:
+    if code:
+        lines = [on_one_line(line) for line in stderr.splitlines() if line.strip()]
+        raise HostFailed(f"{what}: {lines[-1] if lines else f'exit code {code}'}")
+
+
+def read_config_text(file: HostsFile, sandbox: Path) -> str:
+    """Return the configuration that the client's host gets, as it stands in its file."""
+    return (file.swarm.config or sandbox).read_text()

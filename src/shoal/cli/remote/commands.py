@@ -1,0 +1,168 @@
+"""The commands `shoal up` and `shoal hosts`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import anyio
+from cyclopts import App, Parameter
+
+from shoal.cli.arguments import SANDBOX, Switch, found
+from shoal.cli.groups import SET_UP
+from shoal.clock import Clock, SystemClock
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.cli.remote.hosts_file import HostsFile
+    from shoal.cli.remote.plan import Installation, Wanted
+
+_USUAL_FILE: Final = Path("hosts.yaml")
+_HostsPath = Annotated[Path, Parameter(name="--file", help="The file of all hosts, see docs/hosts.md.")]
+
+hosts_app = App(name="hosts", group=SET_UP, help="Look after the hosts that `shoal up` has brought up.")
+
+
+def up(
+    file: Annotated[Path, Parameter(help="The file of all hosts, see docs/hosts.md.")] = _USUAL_FILE,
+    *,
+    dry_run: Annotated[bool, Switch, Parameter(help="Look at the hosts, and print what would be done there.")] = False,
+    resume: Annotated[
+        bool, Switch, Parameter(help="The client goes on from the newest checkpoint that its host has.")
+    ] = False,
+) -> int:
+    """Bring a swarm up on many machines from one file: install, start, join, over the system's ssh.
+
+    What is so already is left alone: a second call changes nothing. Exit code 1 if a host has failed.
+    """
+    hosts = _read(file)
+    return _bring_up(hosts, tuple(hosts.hosts), resumes=resume, is_dry=dry_run)
+
+
+@hosts_app.command
+def status(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
+    """Say what runs on each host; without names, on all. Exit code 1 if something does not."""
+    from shoal.cli.remote.operate import print_units
+
+    hosts = _read(file)
+    return _called(partial(print_units, hosts, _chosen(hosts, names), _prefix(hosts)))
+
+
+@hosts_app.command
+def logs(
+    name: str,
+    *,
+    file: _HostsPath = _USUAL_FILE,
+    lines: Annotated[int, Parameter(name=("--lines", "-n"), help="So many of the newest.")] = 20,
+    follow: Annotated[bool, Switch, Parameter(name=("--follow", "-f"), help="Go on until Ctrl-C.")] = False,
+) -> int:
+    """Print what a host's client and servers have said."""
+    from shoal.cli.remote.operate import print_logs
+
+    hosts = _read(file)
+    [name] = _chosen(hosts, (name,))
+    return _called(partial(print_logs, hosts, name, _prefix(hosts), lines), follows=follow)
+
+
+@hosts_app.command
+def restart(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
+    """End what runs on these hosts, or on all, and bring it up as the file says now."""
+    hosts = _read(file)
+    chosen = _chosen(hosts, names)
+    return _down(hosts, chosen) or _bring_up(hosts, chosen)
+
+
+@hosts_app.command
+def down(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
+    """End what runs on these hosts, or on all; what they have trained and written stays there."""
+    hosts = _read(file)
+    return _down(hosts, _chosen(hosts, names))
+
+
+def _down(hosts: HostsFile, names: Sequence[str]) -> int:
+    from shoal.cli.remote.operate import stop_units
+
+    return _called(partial(stop_units, hosts, names, _prefix(hosts), _say_for(names)))
+
+
+def _bring_up(hosts: HostsFile, names: Sequence[str], *, resumes: bool = False, is_dry: bool = False) -> int:
+    from shoal.cli.remote.bring_up import BringUp
+
+    wanted = _wanted(hosts)
+
+    async def call(clock: Clock) -> int:
+        return await BringUp(wanted, names, clock, _say_for(names), resumes=resumes, is_dry=is_dry).run()
+
+    return _called(call)
+
+
+def _called(call: Callable[..., Awaitable[int]], **more: bool) -> int:
+    async def run() -> int:
+        return await call(clock=SystemClock(), **more) if more else await call(clock=SystemClock())
+
+    return anyio.run(run)
+
+
+def _read(path: Path) -> HostsFile:
+    from shoal.cli.remote.hosts_file import read_hosts
+
+    if not path.exists():
+        raise ConfigError(f"there is no {path}: docs/hosts.md says what is in it, examples/hosts.yaml is one")
+    return read_hosts(path)
+
+
+def _chosen(hosts: HostsFile, names: Sequence[str]) -> tuple[str, ...]:
+    if unknown := [name for name in names if name not in hosts.hosts]:
+        raise ConfigError(f"{', '.join(unknown)}: none of the hosts, which are {', '.join(hosts.hosts)}")
+    return tuple(names or hosts.hosts)
+
+
+def _config_path(hosts: HostsFile) -> Path:
+    return found(hosts.swarm.config or SANDBOX)
+
+
+def _prefix(hosts: HostsFile) -> str:
+    from shoal.config.load import load_with_origins
+
+    return load_with_origins(_config_path(hosts), hosts.swarm.flags, {})[0].experiment_prefix
+
+
+def _wanted(hosts: HostsFile) -> Wanted:
+    from shoal.cli.remote.plan import Wanted
+    from shoal.config.load import load_with_origins
+
+    path = _config_path(hosts)
+    config, _ = load_with_origins(path, hosts.swarm.flags, {})
+    if hosts.num_servers < config.num_stages:
+        raise ConfigError(
+            f"the hosts have {hosts.num_servers} servers, and each of the {config.num_stages} stages of {path} needs "
+            "one: give hosts more `servers`"
+        )
+    return Wanted(hosts, config.experiment_prefix, path.read_text(), _installation(hosts))
+
+
+def _installation(hosts: HostsFile) -> Installation:
+    from shoal.cli.remote.hosts_file import OWN_VERSION
+    from shoal.cli.remote.own_wheel import own_wheel
+    from shoal.cli.remote.plan import Installation
+
+    if hosts.install == OWN_VERSION:
+        return Installation(*own_wheel(), hosts.extras)
+    if not hosts.install.endswith(".whl") or "://" in hosts.install:
+        return Installation(hosts.install, None, hosts.extras)
+    path = Path(hosts.install).expanduser()
+    try:
+        return Installation(path.name, path.read_bytes(), hosts.extras)
+    except OSError as error:
+        raise ConfigError(f"install: cannot read {path}: {error.strerror}") from error
+
+
+def _say_for(names: Sequence[str]) -> Callable[[str, str], None]:
+    width = max(map(len, names))
+
+    def say(host: str, text: str) -> None:
+        print(f"{host:<{width}}  {text}" if host else text, flush=True)
+
+    return say

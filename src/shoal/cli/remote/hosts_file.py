@@ -1,0 +1,137 @@
+"""The file that says which machines a swarm has, and what each is to run. What is wrong in it is said all at once."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final, cast
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
+
+from shoal.config.base import NonNegativeInt, PositiveInt, Section
+from shoal.config.host import HOST_NAME_PATTERN
+from shoal.config.load import load_with_origins
+from shoal.config.sources import read_file
+from shoal.errors import ConfigError
+
+OWN_VERSION: Final = "wheel"
+"""Of `install`: what runs here is sent to the hosts."""
+_NO_DESTINATION: Final = re.compile(r"^-|\s")
+
+
+def _split_words(value: object) -> object:
+    """Take flags as a shell does: a list, or one text."""
+    return tuple(shlex.split(value)) if isinstance(value, str) else value
+
+
+Arguments = Annotated[tuple[str, ...], BeforeValidator(_split_words)]
+
+
+class HostEntry(Section):
+    """One machine."""
+
+    ssh: str | None = Field(default=None, description="Where ssh goes, as on its command line; null: the host's name.")
+    servers: NonNegativeInt = Field(default=1, description="Servers on this host; 0: none.")
+    device: str | None = Field(default=None, description="As for --device: auto, cpu, cuda:0, ...")
+    public_ip: str | None = Field(default=None, description="As for --public-ip.")
+    max_memory: str | None = Field(default=None, description="As for --servers.max-memory-bytes: 8GiB.")
+    flags: Arguments = Field(default=(), description="More flags of its servers: '--data-port 50001'.")
+    python: str = Field(default="python3", description="The interpreter that the installation is made with.")
+    system_site_packages: bool = Field(
+        default=False, description="Let the installation see the interpreter's own packages, as torch on a Jetson."
+    )
+
+    @field_validator("ssh", "python")
+    @classmethod
+    def _check_word(cls, value: str | None) -> str | None:
+        if value is not None and (not value or _NO_DESTINATION.search(value)):
+            raise ValueError("must be one word that does not begin with a dash")
+        return value
+
+
+class SwarmEntry(Section):
+    """What is trained, and where its client runs."""
+
+    client: str = Field(description="Which of the hosts runs the client; it needs an address that all others reach.")
+    config: Path | None = Field(default=None, description="The configuration, beside this file; null: sandbox.yaml.")
+    flags: Arguments = Field(default=(), description="Flags of the client: '--diloco.outer-steps 100'.")
+
+
+class HostsFile(Section):
+    """The whole file."""
+
+    swarm: SwarmEntry
+    hosts: dict[str, HostEntry] = Field(min_length=1)
+    install: str = Field(
+        default=OWN_VERSION,
+        description="What is installed: wheel (the version that runs here), a path of a wheel, or what pip takes, such "
+        "as git+https://... .",
+    )
+    extras: Arguments = Field(default=(), description="Extras that are installed with it, such as hf.")
+    ssh_command: Annotated[Arguments, Field(min_length=1)] = Field(
+        default=("ssh",), description="The ssh that is called, such as 'ssh -F swarm.ssh'."
+    )
+    parallel: PositiveInt = Field(default=16, description="At most so many hosts are looked after at a time.")
+
+    @property
+    def num_servers(self) -> int:
+        """How many servers all hosts have."""
+        return sum(host.servers for host in self.hosts.values())
+
+
+def read_hosts(path: Path) -> HostsFile:
+    """Return what the file says; paths in it are beside it.
+
+    Raises:
+        ConfigError: it cannot be read, or something in it is wrong: a line for each such thing.
+    """
+    values = read_file(path)
+    hosts = values.get("hosts")
+    if isinstance(hosts, dict):
+        # `box2:` with nothing below it is a host with all defaults.
+        entries = cast(dict[object, object], hosts)
+        filled: dict[object, object] = {name: entry or {} for name, entry in entries.items()}
+        values = {**values, "hosts": filled}
+    try:
+        found = HostsFile.model_validate(values)
+    except ValidationError as error:
+        problems = [_line(path, each["loc"], each["msg"]) for each in error.errors(include_url=False)]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
+    problems = [*_problems(found)]
+    if problems:
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
+    if found.swarm.config is None:
+        return found
+    config = path.parent / found.swarm.config.expanduser()
+    # Here rather than on the host, where whoever has made the mistake would have to look for it.
+    load_with_origins(config, found.swarm.flags, {})
+    return found.model_copy(update={"swarm": found.swarm.model_copy(update={"config": config})})
+
+
+def _line(path: Path, location: tuple[int | str, ...], message: str) -> str:
+    key = ".".join(map(str, location))
+    if message.startswith("Extra inputs"):
+        message = "there is no such key"
+    elif message == "Field required":
+        message = "is missing"
+    else:
+        message = message.removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+    return f"{path}: {key}: {message}"
+
+
+def _problems(found: HostsFile) -> Iterator[str]:
+    for name in found.hosts:
+        if not re.match(HOST_NAME_PATTERN, name):
+            yield f"hosts.{name}: a name has up to 32 letters, digits, dots, dashes and underscores"
+    if found.swarm.client not in found.hosts:
+        yield f"swarm.client: {found.swarm.client} is none of the hosts: {', '.join(found.hosts)}"
+    if not found.num_servers:
+        yield "hosts: none has a server, so nobody would train: give one `servers: 1`"
+    targets: dict[str, str] = {}
+    for name, entry in found.hosts.items():
+        other = targets.setdefault(entry.ssh or name, name)
+        if other != name:
+            yield f"hosts.{name}.ssh: {entry.ssh or name} is that of {other} already; give that one more servers"

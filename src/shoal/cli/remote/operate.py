@@ -1,0 +1,106 @@
+"""`shoal hosts`: what units of all hosts do, what they say, and their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+import anyio
+
+from shoal.cli.exits import DONE, FAILED
+from shoal.cli.output import on_one_line, without_controls
+from shoal.cli.remote.hosts_file import HostsFile
+from shoal.cli.remote.probe import HOME
+from shoal.cli.remote.ssh import HostFailed, Ssh, connections
+from shoal.cli.remote.unit_messages import Look, Request, Stop, Units, UnitState
+from shoal.cli.remote.units_there import NEWEST, ask_units
+from shoal.clock import Clock, utc_iso
+
+_PATIENCE_S: Final = 30.0
+_WITHIN_S: Final = 60.0
+
+
+async def ask_all(
+    file: HostsFile, names: Collection[str], request: Callable[[str], Request], clock: Clock
+) -> dict[str, Units | HostFailed]:
+    """Ask the units of hosts, all at once; return what each answers, or why it does not, in the file's order."""
+    answers: dict[str, Units | HostFailed] = {}
+
+    async def ask(name: str, ssh: Ssh) -> None:
+        try:
+            answers[name] = await ask_units(ssh, request(name), within_s=_WITHIN_S + 3 * _PATIENCE_S)
+        except HostFailed as error:
+            answers[name] = error
+
+    targets = {name: file.hosts[name].ssh or name for name in file.hosts if name in names}
+    async with connections(targets, file.ssh_command, clock) as hosts, anyio.create_task_group() as tasks:
+        for name, ssh in hosts.items():
+            tasks.start_soon(ask, name, ssh)
+    return {name: answers[name] for name in targets}
+
+
+async def print_units(file: HostsFile, names: Collection[str], prefix: str, clock: Clock) -> int:
+    """Print a line for each unit of each host; return 1 if a host does not answer, or a unit has failed."""
+    rows: list[tuple[str, str, str]] = [("host", "unit", "is")]
+    answers = await ask_all(file, names, lambda name: Look(_units_of(file, name, prefix)), clock)
+    is_well = True
+    for name, answer in answers.items():
+        if isinstance(answer, HostFailed):
+            rows.append((name, "", f"not reached: {answer}"))
+            is_well = False
+            continue
+        for unit in answer.units:
+            rows.append((name, unit.name, _told(unit)))
+            is_well = is_well and (unit.is_running or unit.code == 0)
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    for row in rows:
+        print(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip())
+    return DONE if is_well else FAILED
+
+
+def _told(unit: UnitState) -> str:
+    said = on_one_line(unit.said[-1]) if unit.said else ""
+    if not unit.since_unix_s:
+        return "was not started here"
+    if unit.is_running:
+        state = f"runs since {utc_iso(unit.since_unix_s)}"
+    else:
+        state = "is not there any more" if unit.code is None else f"has ended with {unit.code}"
+    return f"{state}: {said}" if said else state
+
+
+async def stop_units(
+    file: HostsFile, names: Collection[str], prefix: str, say: Callable[[str, str], None], clock: Clock
+) -> int:
+    """End the units of hosts, the client first: with it the run ends, and servers leave by themselves."""
+    client = file.swarm.client
+    order: list[Sequence[str]] = [
+        [name for name in names if name == client],
+        [name for name in names if name != client],
+    ]
+    is_well = True
+    for some in filter(None, order):
+        answers = await ask_all(file, some, lambda name: Stop(_units_of(file, name, prefix), _PATIENCE_S), clock)
+        for name, answer in answers.items():
+            if isinstance(answer, HostFailed):
+                is_well = False
+                say(name, f"error: {answer}")
+            else:
+                say(name, answer.changed or "nothing ran")
+    return DONE if is_well else FAILED
+
+
+async def print_logs(file: HostsFile, name: str, prefix: str, lines: int, clock: Clock, *, follows: bool) -> int:
+    """Print the newest lines that the units of a host have said, and with `follows` those that come."""
+    files = " ".join(f'"$HOME/{HOME}/units/{unit}/output.log"' for unit in _units_of(file, name, prefix))
+    command = f"{NEWEST}exec tail -n {lines} {'-F ' if follows else ''}{files}"
+    async with connections({name: file.hosts[name].ssh or name}, file.ssh_command, clock) as hosts:
+        async for line in hosts[name].lines(command):
+            print(without_controls(line), flush=True)
+    return DONE
+
+
+def _units_of(file: HostsFile, name: str, prefix: str) -> tuple[str, ...]:
+    client = (f"{prefix}-client",) if name == file.swarm.client else ()
+    servers = (f"{prefix}-servers",) if file.hosts[name].servers else ()
+    return (*client, *servers)

@@ -1,0 +1,171 @@
+"""The system's own ssh: whoever can say `ssh box2` needs nothing else, with their configuration, agents and jump hosts.
+
+One connection a host is shared by all commands (ControlMaster). Nothing secret is ever an argument: it goes to standard
+input.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from shoal.cli.output import on_one_line
+from shoal.clock import Clock
+from shoal.errors import ShoalError
+
+_CONNECT_S: Final = 15
+_OWN_FAILURE: Final = 255
+"""The exit code of ssh where it is not that of the command."""
+_CAUSES: Final = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key is another one than was known: it was set up anew, or somebody stands between. If it was you, "
+        "`ssh-keygen -R {name}` forgets the old one",
+    ),
+    (
+        r"Host key verification failed|No .* host key is known",
+        "its host key is not known yet: connect by hand once, {ssh}",
+    ),
+    (r"Permission denied", "it lets nobody in without a password: put your key there, `ssh-copy-id {name}`"),
+    (r"Could not resolve hostname", "there is no such name: say where it is, `hosts.<name>.ssh: user@address`"),
+    (r"Connection refused", "nothing listens there: see whether its sshd runs, and on which port"),
+    (r"timed out|No route to host|Network is unreachable", "it does not answer: see whether it is on, and reachable"),
+    (r"Connection closed|Connection reset|Broken pipe", "it has closed the connection: its sshd's log says why"),
+)
+
+
+class HostFailed(ShoalError):
+    """Something on a host did not work; the message is one for a person."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command on a host has come to."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+
+@dataclass
+class Ssh:
+    """Runs commands on one host.
+
+    Attributes:
+        destination: as on ssh's command line.
+        command: with which ssh is called.
+        control_dir: where the shared connection has its socket.
+        clock: measures how long it may take.
+    """
+
+    destination: str
+    command: Sequence[str]
+    control_dir: Path
+    clock: Clock
+    own_options: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own_options = (
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            f"ConnectTimeout={_CONNECT_S}",
+            "-o",
+            "ServerAliveInterval=10",
+            "-o",
+            "ControlMaster=auto",
+            "-o",
+            f"ControlPath={self.control_dir}/%C",
+            "-o",
+            "ControlPersist=60",
+        )
+
+    async def run(self, command: str, stdin: bytes = b"", *, within_s: float) -> Done:
+        """Run a shell command there, and return its outcome, whatever its exit code.
+
+        Args:
+            stdin: all that it reads.
+            within_s: after which it is given up.
+
+        Raises:
+            HostFailed: ssh did not get there, the connection was lost, or the time is over.
+        """
+        argv = [*self.command, *self.own_options, "--", self.destination, command]
+        try:
+            with anyio.fail_after(within_s):
+                done = await anyio.run_process(argv, input=stdin, check=False, start_new_session=True)
+        except FileNotFoundError:
+            raise HostFailed(f"there is no {self.command[0]} on this machine: install OpenSSH's client") from None
+        except TimeoutError:
+            raise HostFailed(f"no answer within {within_s:.0f} s") from None
+        stderr = done.stderr.decode(errors="replace")
+        if done.returncode == _OWN_FAILURE:
+            raise HostFailed(self._cause(stderr))
+        return Done(done.returncode, done.stdout, stderr)
+
+    async def lines(self, command: str) -> AsyncGenerator[str]:
+        """Yield the lines that a shell command there prints, while it runs; leaving ends it.
+
+        Raises:
+            HostFailed: ssh did not get there, or the command has failed.
+        """
+        argv = [*self.command, *self.own_options, "--", self.destination, command]
+        async with await anyio.open_process(argv, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            try:
+                begun = b""
+                async for part in process.stdout:
+                    *whole, begun = (begun + part).split(b"\n")
+                    for line in whole:
+                        yield line.decode(errors="replace")
+                stderr = b"".join([part async for part in process.stderr]).decode(errors="replace")
+                if code := await process.wait():
+                    cause = self._cause(stderr) if code == _OWN_FAILURE else stderr.strip()
+                    raise HostFailed(cause or f"`{command}` has ended with {code}")
+            finally:
+                if process.returncode is None:
+                    process.kill()
+
+    async def close(self) -> None:
+        """End the shared connection."""
+        with anyio.move_on_after(_CONNECT_S, shield=True):
+            argv = [*self.command, *self.own_options, "-O", "exit", "--", self.destination]
+            await anyio.run_process(argv, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def _cause(self, stderr: str) -> str:
+        where = {"name": shlex.quote(self.destination), "ssh": f"`{shlex.join((*self.command, self.destination))}`"}
+        said = next((text for pattern, text in _CAUSES if re.search(pattern, stderr)), None)
+        if said is not None:
+            return said.format(**where)
+        lines = [on_one_line(line) for line in stderr.splitlines() if line.strip()]
+        return f"ssh has failed: {lines[-1]}" if lines else "ssh has failed, and does not say why"
+
+
+@asynccontextmanager
+async def connections(
+    destinations: Mapping[str, str], command: Sequence[str], clock: Clock
+) -> AsyncGenerator[dict[str, Ssh]]:
+    """Give what runs commands on each host, by its name; connections are ended with the context.
+
+    Args:
+        destinations: where ssh goes, by the name of each host.
+    """
+    # A socket's path must be short: /tmp, wherever temporary files are.
+    with tempfile.TemporaryDirectory(prefix="shoal-ssh-", dir="/tmp", ignore_cleanup_errors=True) as control_dir:
+        all = {name: Ssh(where, command, Path(control_dir), clock) for name, where in destinations.items()}
+        try:
+            yield all
+        finally:
+            async with anyio.create_task_group() as tasks:
+                for ssh in all.values():
+                    tasks.start_soon(ssh.close)

@@ -1,0 +1,284 @@
+"""On a host: starts, ends and looks at its units. `python -m shoal.cli.remote.unit` takes a `Request` from standard
+input, prints `Units` and is gone.
+
+A unit has a folder, `~/.local/share/shoal/units/<name>`, with what it was started as (`unit.json`), its output
+(`output.log`) and whatever it writes; its logs among them. It is a session of its own, which no terminal's end reaches,
+or a service of the user's systemd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from shoal.cli.remote.unit_messages import AwaitPeers, Look, Request, Start, Stop, Unit, Units, UnitState
+from shoal.clock import Deadline, SystemClock
+from shoal.errors import ConfigError
+from shoal.runtime.durable_files import put_private, put_whole
+from shoal.runtime.process_info import read_stat
+
+UNITS_DIR: Final = Path("~/.local/share/shoal/units")
+INSTALLATIONS_DIR: Final = Path("~/.local/share/shoal/installed")
+_SERVICES_DIR: Final = Path("~/.config/systemd/user")
+_NOTE, _OUTPUT, _CODE = "unit.json", "output.log", "exit_code"
+_LOOK_S: Final = 0.1
+_TAIL_BYTES: Final = 64 * 1024
+# The shell outlives an interrupt, which its whole session gets, to note how what it runs has ended.
+_SESSION: Final = 'trap : INT TERM; "$@"; echo $? > exit_code'
+_clock = SystemClock()
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """What a unit was started as, and where.
+
+    Attributes:
+        pid: of its session's first process; 0: systemd knows.
+        started_after_boot_s: tells that process from another one which has its number.
+    """
+
+    unit: Unit
+    since_unix_s: float
+    pid: int
+    started_after_boot_s: float
+
+
+async def answer(request: Request) -> Units:
+    """Do what is asked.
+
+    Raises:
+        ConfigError: the unit cannot be started; the message is one for a person.
+        OSError: nor can its folder be written.
+    """
+    match request:
+        case Start():
+            return await _start(request)
+        case Stop():
+            return await _stop(request)
+        case AwaitPeers():
+            return await _await_peers(request)
+        case Look():
+            return Units(tuple(_state(name, request.num_lines) for name in request.names or _all_names()))
+
+
+def service_text(unit: Unit, folder: Path, this_time: Sequence[str] = ()) -> str:
+    """Return the service of a unit, for the user's systemd (systemd.service(5), systemd.exec(5))."""
+    again = "Restart=on-failure\nRestartSec=5\n" if unit.is_lasting else ""
+    wanted = "\n[Install]\nWantedBy=default.target\n" if unit.is_lasting else ""
+    command = " ".join(map(_quoted, (*unit.argv, *this_time)))
+    return (
+        f"[Unit]\nDescription=shoal {unit.name}\n\n[Service]\nExecStart={command}\n"
+        f"WorkingDirectory={folder}\nStandardOutput=append:{folder / _OUTPUT}\nStandardError=inherit\n"
+        f"KillSignal=SIGINT\nTimeoutStopSec=60\n{again}{wanted}"
+    )
+
+
+def _quoted(argument: str) -> str:
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+async def _start(request: Start) -> Units:
+    unit, note = request.unit, _note_of(request.unit.name)
+    verb = "started"
+    if note is not None and _is_running(note):
+        if note.unit == unit:
+            return Units((_state(unit.name, 1),))
+        if not request.replaces:
+            return Units((_state(unit.name, 1),), differs=True)
+        await _end([unit.name], patience_s=20.0)
+        verb = "started anew"
+    folder = _folder(unit.name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, text in unit.files.items():
+        put_whole(folder / name, text.encode(), lasting=False)
+    (folder / _CODE).unlink(missing_ok=True)
+    since_unix_s = _clock.unix_s()
+    pid = 0
+    if request.by_systemd:
+        _start_service(unit, folder, request.this_time)
+    else:
+        pid = _start_session((*unit.argv, *request.this_time), folder)
+    stat = read_stat(pid) if pid else None
+    started_s = 0.0 if stat is None else stat.started_after_boot_s
+    put_private(folder / _NOTE, msgspec.json.encode(_Note(unit, since_unix_s, pid, started_s)))
+    _remove_unused_installations()
+    return Units((_state(unit.name, 1),), changed=verb)
+
+
+def _start_session(argv: Sequence[str], folder: Path) -> int:
+    with (folder / _OUTPUT).open("ab") as output:
+        command = ["sh", "-c", _SESSION, "sh", *argv]
+        process = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    return process.pid
+
+
+def _start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
+    services = _SERVICES_DIR.expanduser()
+    services.mkdir(parents=True, exist_ok=True)
+    put_whole(services / _service(unit.name), service_text(unit, folder, this_time).encode(), lasting=False)
+    _systemctl("daemon-reload")
+    _systemctl("enable", _service(unit.name)) if unit.is_lasting else None
+    _systemctl("restart", _service(unit.name))
+
+
+def _systemctl(*arguments: str) -> str:
+    done = subprocess.run(["systemctl", "--user", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"systemctl --user {' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def _remove_unused_installations() -> None:
+    """Remove what earlier versions have left beside the installation that this runs in, but for what still runs."""
+    own = Path(sys.prefix)
+    if own.parent != INSTALLATIONS_DIR.expanduser():
+        return
+    notes = [note for name in _all_names() if (note := _note_of(name)) is not None and _is_running(note)]
+    used = {own, *(Path(note.unit.argv[0]).parent.parent for note in notes)}
+    for other in own.parent.iterdir():
+        if other not in used:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+async def _stop(request: Stop) -> Units:
+    names = request.names or tuple(_all_names())
+    was_running = [name for name in names if (note := _note_of(name)) is not None and _is_running(note)]
+    killed = await _end(was_running, request.patience_s)
+    words = [f"{name} was killed: it did not end" if name in killed else f"{name} has ended" for name in was_running]
+    return Units(tuple(_state(name, 1) for name in names), changed="; ".join(words))
+
+
+async def _end(names: Sequence[str], patience_s: float) -> list[str]:
+    """End units, and return those that did not of themselves."""
+    notes = {name: note for name in names if (note := _note_of(name)) is not None}
+    for name, note in notes.items():
+        if not note.pid:
+            _systemctl("disable", _service(name)) if note.unit.is_lasting else None
+            _systemctl("stop", "--no-block", _service(name))
+    for number in (signal.SIGINT, signal.SIGINT):
+        for note in notes.values():
+            _signal(note, number)
+        await _wait(lambda: not any(map(_is_running, notes.values())), patience_s)
+    late = [name for name, note in notes.items() if _is_running(note)]
+    for name in late:
+        _signal(notes[name], signal.SIGKILL)
+        if not notes[name].pid:
+            _systemctl("kill", "--signal=SIGKILL", _service(name))
+    await _wait(lambda: not any(map(_is_running, notes.values())), patience_s)
+    return late
+
+
+def _signal(note: _Note, number: signal.Signals) -> None:
+    if note.pid and _is_running(note):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(note.pid, number)
+
+
+async def _await_peers(request: AwaitPeers) -> Units:
+    note = _note_of(request.name)
+    if note is None:
+        raise ConfigError(f"no unit {request.name} was started here")
+    folder = _folder(request.name)
+
+    def is_known() -> bool:
+        found = folder.glob("logs/*/initial_peers.txt")
+        return any(path.stat().st_mtime >= note.since_unix_s - 1.0 for path in found)
+
+    await _wait(lambda: is_known() or not _is_running(note), request.within_s)
+    return Units((_state(request.name, 5),), changed="knows its addresses" if is_known() else "")
+
+
+def _state(name: str, num_lines: int) -> UnitState:
+    note = _note_of(name)
+    if note is None:
+        return UnitState(name, False, None, 0.0, 0)
+    said = _last_lines(_folder(name) / _OUTPUT, num_lines)
+    is_running = _is_running(note)
+    code = None if is_running else _code(note)
+    return UnitState(name, is_running, code, note.since_unix_s, note.pid, said)
+
+
+def _is_running(note: _Note) -> bool:
+    if not note.pid:
+        return _shown(note, "ActiveState") in ("active", "activating", "deactivating", "reloading")
+    stat = read_stat(note.pid)
+    return stat is not None and stat.state != "Z" and stat.started_after_boot_s == note.started_after_boot_s
+
+
+def _code(note: _Note) -> int | None:
+    if not note.pid:
+        code = _shown(note, "ExecMainStatus")
+        return int(code) if code.isdecimal() else None
+    with contextlib.suppress(OSError, ValueError):
+        return int((_folder(note.unit.name) / _CODE).read_text())
+    return None
+
+
+def _shown(note: _Note, name: str) -> str:
+    return _systemctl("show", f"--property={name}", "--value", _service(note.unit.name)).strip()
+
+
+def _last_lines(path: Path, number: int) -> tuple[str, ...]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return tuple(file.read().decode(errors="replace").splitlines()[-number:])
+    except OSError:
+        return ()
+
+
+def _note_of(name: str) -> _Note | None:
+    try:
+        return msgspec.json.decode((_folder(name) / _NOTE).read_bytes(), type=_Note)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{_folder(name) / _NOTE} is of another version: end what runs there and remove it"
+        ) from error
+
+
+def _all_names() -> list[str]:
+    return sorted(path.parent.name for path in UNITS_DIR.expanduser().glob(f"*/{_NOTE}"))
+
+
+def _folder(name: str) -> Path:
+    return UNITS_DIR.expanduser() / name
+
+
+def _service(name: str) -> str:
+    return f"shoal-{name}.service"
+
+
+async def _wait(is_so: Callable[[], bool], within_s: float) -> None:
+    deadline = Deadline.after(_clock, within_s)
+    while not is_so() and not deadline.expired():
+        await _clock.sleep_s(_LOOK_S)
+
+
+def main() -> int:
+    """Answer one request; return 1, with a line on standard error, if it cannot be done."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    try:
+        units = anyio.run(answer, request)
+    except (ConfigError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(units))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What is asked of the process that looks after the units of a host, and what it answers: one JSON each, over ssh."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Something that is to run on a host until it ends or is told to.
+
+    Attributes:
+        name: such as sandbox-servers; the folder of its files has it too.
+        argv: what is run, in that folder.
+        files: texts that it reads, by their names in the folder.
+            All of this is compared: the same unit is not started twice.
+        is_lasting: it comes back after a failure, and when the host has restarted.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    files: dict[str, str] = {}
+    is_lasting: bool = False
+
+
+class UnitState(msgspec.Struct, frozen=True):
+    """How a unit is.
+
+    Attributes:
+        is_running: a process of it is there.
+        code: of its end; None: it runs, or nobody knows, as after a restart of the host.
+        since_unix_s: when it was started, by the host's clock.
+        pid: its first process; 0: none.
+        said: the last lines of its output, the newest last.
+    """
+
+    name: str
+    is_running: bool
+    code: int | None
+    since_unix_s: float
+    pid: int
+    said: tuple[str, ...] = ()
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Have this unit run. One that runs and is another is replaced only if `replaces`.
+
+    Attributes:
+        by_systemd: as a service of the user's systemd; else as a session of its own.
+        this_time: more arguments, at this start alone.
+    """
+
+    unit: Unit
+    replaces: bool
+    by_systemd: bool
+    this_time: tuple[str, ...] = ()
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Interrupt units as Ctrl-C does; again after `patience_s`, and after as long again they are killed."""
+
+    names: tuple[str, ...]
+    patience_s: float
+
+
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """Say how units are: those that are named, or else all.
+
+    Attributes:
+        num_lines: of their output.
+    """
+
+    names: tuple[str, ...] = ()
+    num_lines: int = 1
+
+
+class AwaitPeers(msgspec.Struct, frozen=True, tag="await_peers"):
+    """Wait until a run that this unit has begun says where it can be joined, or the unit has ended."""
+
+    name: str
+    within_s: float
+
+
+class Units(msgspec.Struct, frozen=True):
+    """The answer.
+
+    Attributes:
+        changed: what was done, in words; empty: nothing, since it was so already.
+        differs: a unit runs that is another, and was left alone.
+    """
+
+    units: tuple[UnitState, ...]
+    changed: str = ""
+    differs: bool = False
+
+
+Request = Start | Stop | Look | AwaitPeers

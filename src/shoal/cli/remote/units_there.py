@@ -1,0 +1,39 @@
+"""Asks the process that looks after a host's units (`unit`), over ssh."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from shoal.cli.output import on_one_line
+from shoal.cli.remote.probe import INSTALLED
+from shoal.cli.remote.ssh import HostFailed, Ssh
+from shoal.cli.remote.unit_messages import Request, Units
+
+NEWEST: Final = (
+    f'newest=$(ls -td "$HOME"/{INSTALLED}/*/ 2>/dev/null | head -n 1); [ -n "$newest" ] || '
+    "{ echo 'nothing was brought up there: shoal up' >&2; exit 1; }; "
+)
+"""Finds the installation that was made last, for who does not know which one that was."""
+UNIT: Final = "-m shoal.cli.remote.unit"
+
+
+async def ask_units(ssh: Ssh, request: Request, python: str = "", *, within_s: float = 60.0) -> Units:
+    """Return what the host answers.
+
+    Args:
+        python: of the installation there; empty: of the newest one.
+
+    Raises:
+        HostFailed: it cannot be reached, there is no installation, or what was asked cannot be done there.
+    """
+    command = f"exec {python} {UNIT}" if python else f'{NEWEST}exec "$newest"bin/python {UNIT}'
+    done = await ssh.run(command, msgspec.json.encode(request), within_s=within_s)
+    if done.code:
+        lines = done.stderr.strip().splitlines()
+        raise HostFailed(on_one_line(lines[-1]) if lines else f"its units do not answer: exit code {done.code}")
+    try:
+        return msgspec.json.decode(done.stdout, type=Units)
+    except msgspec.MsgspecError as error:
+        raise HostFailed("its units answer in another version: `shoal up` brings this one there") from error

@@ -1,0 +1,126 @@
+"""`shoal up` brings a swarm up on three machines from one file, over ssh; `shoal hosts` looks after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.e2e.launched import ENDLESS, ROOT
+from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.ssh_hosts import SshHosts, ssh_hosts, why_no_sshd
+
+_IMPOSSIBLE = why_impossible() or why_no_sshd()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
+]
+_MACHINES = ("one", "two", "three")
+_FILE = """
+swarm:
+  client: one
+  config: small.yaml
+  flags: {flags}
+hosts:
+  one: {{servers: 0, python: {python}}}
+  two: {{servers: 1, python: {python}}}
+  three: {{servers: 1, python: {python}}}
+ssh_command: {ssh_command}
+"""
+
+
+@dataclass
+class Operator:
+    """Whoever has the file, on a machine that reaches all hosts."""
+
+    hosts: SshHosts
+    file: Path
+
+    def shoal(self, *command: str) -> tuple[int, str]:
+        """Run a command there; return its exit code and all that it says."""
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.hosts.lan.namespace("desk"), sys.executable, "-m", "shoal", *command],
+            cwd=self.file.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env=os.environ | {"HOME": str(self.hosts.home("desk")), "PYTHONPATH": str(ROOT / "src")},
+        )
+        return done.returncode, done.stdout
+
+    def write(self, **changes: str) -> None:
+        """Write the file, with parts of it replaced."""
+        text = _FILE.format(flags=list(ENDLESS), python=sys.executable, ssh_command=self.hosts.ssh_command)
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        self.file.write_text(text)
+
+
+@contextlib.contextmanager
+def _operator(directory: Path) -> Iterator[Operator]:
+    # What shoal needs is in this interpreter's own environment, and need not be fetched and written for each host; what
+    # `shoal up` sends and installs is shoal itself.
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    with (
+        lan("desk", *_MACHINES) as network,
+        ssh_hosts(directory, network, {"PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}) as hosts,
+    ):
+        operator = Operator(hosts, directory / "desk" / "hosts.yaml")
+        (directory / "desk" / "small.yaml").write_text((ROOT / "configs/sandbox.yaml").read_text())
+        operator.write()
+        yield operator
+
+
+def _pids(status: str) -> list[str]:
+    return re.findall(r"runs since (\S+?):? ", status)
+
+
+def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp_path: Path) -> None:
+    with _operator(tmp_path) as operator:
+        code, said = operator.shoal("up", "--dry-run")
+        assert code == 0, said
+        assert "two    would install: send shoal-" in said
+        assert not list(operator.hosts.home("two").glob(".local/share/shoal/installed/*"))
+
+        code, said = operator.shoal("up")
+        assert code == 0, said
+        assert re.search(r"^run \S+ trains, \d+ s after the beginning: 2 stages, 2 servers$", said, re.MULTILINE), said
+        assert "two    sandbox-servers started" in said
+        key = operator.hosts.home("three") / ".config/shoal/swarm.key"
+        assert key.stat().st_mode & 0o777 == 0o600
+        code, before = operator.shoal("hosts", "status")
+        assert code == 0, before
+
+        code, said = operator.shoal("up")
+        assert (code, said) == (0, "all hosts are as the file says: nothing was changed\n")
+        code, after = operator.shoal("hosts", "status")
+        assert _pids(before) == _pids(after)
+        assert len(_pids(after)) == 3, after
+
+        code, said = operator.shoal("hosts", "down", "three")
+        assert code == 0, said
+        assert "sandbox-servers has ended" in said
+        code, said = operator.shoal("hosts", "status")
+        assert code == 1
+        assert re.search(r"^three +sandbox-servers +has ended with \d+", said, re.MULTILINE), said
+        code, said = operator.shoal("up")
+        assert code == 0, said
+        assert "three  sandbox-servers started" in said
+        assert "one" not in said.partition("run ")[0].replace("sandbox", "")
+        code, said = operator.shoal("hosts", "logs", "three")
+        assert code == 0, said
+        assert "serves stage" in said
+        code, said = operator.shoal("hosts", "down")
+        assert code == 0, said
+        code, said = operator.shoal("hosts", "status")
+        assert said.count("has ended with") == 3, said
