@@ -25,6 +25,7 @@
     +-- UnreadableAudio              a clip of audio is left out of the data set, or trains nothing
     +-- StorageError                 a file that the run cannot do without cannot be written
     +-- RunFailed                    a run that is observed has ended, or has not recovered
+    +-- HostFailed                   a host that is reached by ssh does not do what it is told
     +-- MachineBusy*                 other processes take the cores: nothing can be measured; exit code 3
     +-- StateMismatch                two replicas that should hold the same bytes do not
     +-- Contradiction                logs of a run that do not go together
@@ -197,3 +198,7 @@ class Contradiction(ShoalError):
 
 class InvariantViolation(ShoalError):
     """A rule that the code itself guarantees does not hold: a bug, never caught below the process."""
+
+
+class HostFailed(ShoalError):
+    """Something did not work on a host that is reached by ssh; the message is one for a person."""

@@ -58,6 +58,7 @@ class SshHosts:
     directory: Path
     lan: Lan
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    _sshds: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def ssh_command(self) -> str:
@@ -90,9 +91,10 @@ class SshHosts:
         path.unlink(missing_ok=True)
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], input=b"y\n", check=True)
 
-    def know_hosts(self) -> None:
-        """Let the operator know the keys of all hosts."""
-        lines = [f"{self.lan.address(host)} {(self._keys / f'{host}.pub').read_text()}" for host in self.lan.hosts]
+    def know_hosts(self, wrongly: str = "") -> None:
+        """Let the operator know the keys of all hosts; of one of them another key than it has."""
+        keys = {host: "operator" if host == wrongly else host for host in self.lan.hosts}
+        lines = [f"{self.lan.address(host)} {(self._keys / f'{key}.pub').read_text()}" for host, key in keys.items()]
         (self._keys / "known_hosts").write_text("".join(lines))
 
     @contextlib.contextmanager
@@ -100,7 +102,12 @@ class SshHosts:
         """Have a host's sshd run; sessions and what they have left end with it."""
         home = self.home(host)
         home.mkdir(exist_ok=True)
-        own = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": "/run/user", "USER": "root"}
+        own = {
+            "HOME": str(home),
+            "PATH": f"{home}/bin:{os.environ['PATH']}",
+            "XDG_RUNTIME_DIR": "/run/user",
+            "USER": "root",
+        }
         said = " ".join(f"'{name}={value}'" for name, value in (own | dict(self.environment)).items())
         session = self.directory / f"{host}.sh"
         session.write_text(
@@ -130,12 +137,34 @@ class SshHosts:
                 stdout=log,
                 stderr=log,
             )
+        self._sshds[host] = process.pid
         try:
             until(lambda: b"Server listening" in (self.directory / f"{host}.log").read_bytes(), END_S, "an sshd")
             yield
         finally:
             process.terminate()
             process.wait()
+
+    def put_program(self, host: str, name: str, script: str) -> None:
+        """Let a host have a program of this name."""
+        path = self.home(host) / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    @contextlib.contextmanager
+    def full_disk(self, host: str) -> Iterator[None]:
+        """Let a host's home be on a disk on which next to nothing is free."""
+        there = ["nsenter", f"--mount=/proc/{self._sshds[host]}/ns/mnt"]
+        subprocess.run([*there, "mount", "-t", "tmpfs", "-o", "size=16m", "none", self.home(host)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*there, "umount", "--lazy", self.home(host)], check=True)
+
+    def let_nobody_in(self) -> None:
+        """Let no host know the operator's key any more."""
+        (self._keys / "operator.pub").write_text("")
 
     def end_all(self) -> None:
         """End what sessions of these hosts have left running."""

@@ -92,8 +92,13 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         assert "two    would install: send shoal-" in said
         assert not list(operator.hosts.home("two").glob(".local/share/shoal/installed/*"))
 
+        # A systemd of the user's own is there, and an administrator who lets nothing of it last.
+        operator.hosts.put_program("two", "systemctl", "exit 0")
+        operator.hosts.put_program("two", "loginctl", "echo 'Access denied' >&2; exit 1")
         code, said = operator.shoal("up")
         assert code == 0, said
+        assert "two    it runs until this host restarts: its user's services end with the login, until `sudo" in said
+        assert "three  it runs until this host restarts: its user has no systemd of their own" in said
         assert re.search(r"^run \S+ trains, \d+ s after the beginning: 2 stages, 2 servers$", said, re.MULTILINE), said
         assert "two    sandbox-servers started" in said
         key = operator.hosts.home("three") / ".config/shoal/swarm.key"
@@ -124,3 +129,30 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         assert code == 0, said
         code, said = operator.shoal("hosts", "status")
         assert said.count("has ended with") == 3, said
+
+
+def test_each_host_that_cannot_take_part_says_why_in_a_line_and_keeps_no_other_from_it(tmp_path: Path) -> None:
+    with _operator(tmp_path) as operator:
+        hosts = operator.hosts
+        # Another machine has come to the address of one, another one's disk is full, and a third has no such Python.
+        hosts.know_hosts(wrongly="one")
+        with hosts.full_disk("two"):
+            operator.write(**{f"three: {{servers: 1, python: {sys.executable}}}": "three: {python: python-of-nobody}"})
+            code, said = operator.shoal("up")
+        assert code == 1
+        lines = said.splitlines()
+        assert any(line.startswith("one    error: its host key is another one than was known") for line in lines), said
+        assert any(re.match(r"two    error: 0\.\d GiB are free in ", line) for line in lines), said
+        assert "three  error: there is no python-of-nobody: install Python 3.11 or newer, or say where it is" in said
+        hosts.know_hosts()
+        code, said = operator.shoal("hosts", "status")
+        assert code == 1
+        assert "one    " in said
+        assert said.count("not reached: nothing was brought up there: shoal up") == 3, said
+        # Who lets nobody in, and who is not there at all.
+        hosts.let_nobody_in()
+        operator.write(**{"three: {": "three: {ssh: 10.77.0.99, "})
+        code, said = operator.shoal("up")
+        assert code == 1
+        assert "one    error: it lets nobody in without a password: put your key there, `ssh-copy-id one`" in said
+        assert re.search(r"three  error: (it does not answer|no answer)", said), said

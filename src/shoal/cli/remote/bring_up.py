@@ -23,18 +23,24 @@ from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line
 from shoal.cli.remote.hosts_file import HostsFile
 from shoal.cli.remote.plan import Wanted, problems_of
-from shoal.cli.remote.probe import HOME, Facts, probe
-from shoal.cli.remote.ssh import HostFailed, Ssh, connections
-from shoal.cli.remote.unit_messages import AwaitPeers, Look, Start, Unit, Units
+from shoal.cli.remote.probe import HOME, HostFacts, probe
+from shoal.cli.remote.ssh import Ssh, connections
+from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, StartUnit, Unit, Units
 from shoal.cli.remote.units_there import ask_units
 from shoal.clock import Clock
 from shoal.control.swarm_status import SwarmStatus
+from shoal.errors import HostFailed
 
 _INSTALL_S: Final = 1800.0
 _PEERS_S: Final = 120.0
 _TRAINS_S: Final = 600.0
 _COMMAND_S: Final = 60.0
 _VALID: Final = "10m"
+_NO_SERVICES: Final = "it runs until this host restarts: its user has no systemd of their own"
+_NOT_ALLOWED: Final = (
+    "it runs until this host restarts: its user's services end with the login, until `sudo loginctl enable-linger "
+    "$USER` there"
+)
 
 
 @dataclass
@@ -111,7 +117,7 @@ class BringUp:
         if servers is not None and name in self.only and name not in self._failed:
             await self._servers(name, ssh, facts, servers)
 
-    async def _install(self, name: str, ssh: Ssh, facts: Facts) -> None:
+    async def _install(self, name: str, ssh: Ssh, facts: HostFacts) -> None:
         installation, entry = self.wanted.installation, self.wanted.file.hosts[name]
         if installation.name_for(entry) in facts.installed:
             return
@@ -133,7 +139,7 @@ class BringUp:
         _require(done.code, done.stderr, "the installation has failed")
         self.say(name, f"installed in {self.clock.now_s() - began_s:.0f} s")
 
-    async def _client(self, name: str, ssh: Ssh, facts: Facts) -> None:
+    async def _client(self, name: str, ssh: Ssh, facts: HostFacts) -> None:
         unit = self.wanted.client(name, facts)
         assert unit is not None
         if name in self.only:
@@ -143,7 +149,7 @@ class BringUp:
             return
         self._invite = partial(self._invited_by, ssh, facts, unit)
 
-    async def _invited_by(self, ssh: Ssh, facts: Facts, client: Unit) -> str:
+    async def _invited_by(self, ssh: Ssh, facts: HostFacts, client: Unit) -> str:
         """Return the text by which others join the client's run."""
         python = shlex.quote(self.wanted.python(self._client_host, facts))
         known = await ask_units(ssh, AwaitPeers(client.name, _PEERS_S), python, within_s=_PEERS_S + _COMMAND_S)
@@ -156,12 +162,12 @@ class BringUp:
         _require(done.code, done.stderr, f"{self._client_host} makes no invitation")
         return done.stdout.decode().strip()
 
-    async def _servers(self, name: str, ssh: Ssh, facts: Facts, unit: Unit) -> None:
+    async def _servers(self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit) -> None:
         if self.is_dry:
             await self._start(name, ssh, facts, unit, replaces=True)
             return
         python = shlex.quote(self.wanted.python(name, facts))
-        [now] = (await ask_units(ssh, Look((unit.name,)), python)).units
+        [now] = (await ask_units(ssh, LookAtUnits((unit.name,)), python)).units
         if not now.is_running:
             await self._client_settled.wait()
             if self._invite is None:
@@ -174,15 +180,15 @@ class BringUp:
         await self._start(name, ssh, facts, unit, replaces=True)
 
     async def _start(
-        self, name: str, ssh: Ssh, facts: Facts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...] = ()
+        self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...] = ()
     ) -> None:
-        by_systemd = await self._has_lasting_systemd(name, ssh, facts, unit)
         if self.is_dry:
             self.say(name, f"would have running, in ~/{HOME}/units/{unit.name}: {shlex.join((*unit.argv, *this_time))}")
             return
+        by_systemd = await self._has_lasting_systemd(ssh, facts)
         python = shlex.quote(self.wanted.python(name, facts))
         done: Units = await ask_units(
-            ssh, Start(unit, replaces, by_systemd, this_time), python, within_s=2 * _COMMAND_S
+            ssh, StartUnit(unit, replaces, by_systemd, this_time), python, within_s=2 * _COMMAND_S
         )
         if done.differs:
             self.say(
@@ -192,22 +198,15 @@ class BringUp:
             )
         if done.changed:
             self._changed.add(name)
-            self.say(
-                name, f"{unit.name} {done.changed}" + ("" if by_systemd or not unit.is_lasting else _UNTIL_RESTART)
-            )
+            self.say(name, f"{unit.name} {done.changed}")
+            if unit.is_lasting and not by_systemd:
+                self.say(name, _NOT_ALLOWED if facts.has_user_units else _NO_SERVICES)
 
-    async def _has_lasting_systemd(self, name: str, ssh: Ssh, facts: Facts, unit: Unit) -> bool:
+    async def _has_lasting_systemd(self, ssh: Ssh, facts: HostFacts) -> bool:
         """Whether the user has a systemd that goes on when nobody is logged in."""
-        if not facts.has_user_units or self.is_dry:
-            return facts.has_user_units and facts.lingers
-        if facts.lingers:
-            return True
-        done = await ssh.run("loginctl enable-linger", within_s=_COMMAND_S)
-        if done.code and unit.is_lasting:
-            self.say(
-                name, "the user may not have services without being logged in: `sudo loginctl enable-linger $USER`"
-            )
-        return done.code == 0
+        if not facts.has_user_units or facts.lingers:
+            return facts.has_user_units
+        return (await ssh.run("loginctl enable-linger", within_s=_COMMAND_S)).code == 0
 
     async def _until_training(self, ssh: Ssh, began_s: float) -> None:
         folder = f"$HOME/{HOME}/units/{self.wanted.client_name}"
@@ -233,9 +232,6 @@ class BringUp:
         self._fail(
             self._client_host, f"{why}: `shoal hosts status` and `shoal hosts logs {self._client_host}` say more"
         )
-
-
-_UNTIL_RESTART: Final = " (until this host restarts: its user has no services that last)"
 
 
 def _shape(status: SwarmStatus) -> str:

@@ -11,10 +11,11 @@ from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line, without_controls
 from shoal.cli.remote.hosts_file import HostsFile
 from shoal.cli.remote.probe import HOME
-from shoal.cli.remote.ssh import HostFailed, Ssh, connections
-from shoal.cli.remote.unit_messages import Look, Request, Stop, Units, UnitState
+from shoal.cli.remote.ssh import Ssh, connections
+from shoal.cli.remote.unit_messages import LookAtUnits, Request, StopUnits, Units, UnitState
 from shoal.cli.remote.units_there import NEWEST, ask_units
 from shoal.clock import Clock, utc_iso
+from shoal.errors import HostFailed
 
 _PATIENCE_S: Final = 30.0
 _WITHIN_S: Final = 60.0
@@ -42,7 +43,7 @@ async def ask_all(
 async def print_units(file: HostsFile, names: Collection[str], prefix: str, clock: Clock) -> int:
     """Print a line for each unit of each host; return 1 if a host does not answer, or a unit has failed."""
     rows: list[tuple[str, str, str]] = [("host", "unit", "is")]
-    answers = await ask_all(file, names, lambda name: Look(_units_of(file, name, prefix)), clock)
+    answers = await ask_all(file, names, lambda name: LookAtUnits(_units_of(file, name, prefix)), clock)
     is_well = True
     for name, answer in answers.items():
         if isinstance(answer, HostFailed):
@@ -80,7 +81,7 @@ async def stop_units(
     ]
     is_well = True
     for some in filter(None, order):
-        answers = await ask_all(file, some, lambda name: Stop(_units_of(file, name, prefix), _PATIENCE_S), clock)
+        answers = await ask_all(file, some, lambda name: StopUnits(_units_of(file, name, prefix), _PATIENCE_S), clock)
         for name, answer in answers.items():
             if isinstance(answer, HostFailed):
                 is_well = False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.cli.remote.hosts_file import HostEntry, HostsFile
-from shoal.cli.remote.probe import HOME, INSTALLED, Facts
+from shoal.cli.remote.probe import HOME, INSTALLED, HostFacts
 from shoal.cli.remote.unit_messages import Unit
 
 _FIRST_PYTHON: Final = (3, 11)
@@ -46,7 +46,7 @@ class Installation:
         """Where the wheel is put, below the home directory."""
         return f"{HOME}/{self.requirement}"
 
-    def script(self, entry: HostEntry, facts: Facts) -> str:
+    def script(self, entry: HostEntry, facts: HostFacts) -> str:
         """Return the shell commands that install it; the folder is whole, or is not said to be."""
         folder = f"{facts.home}/{INSTALLED}/{self.name_for(entry)}"
         python, path = shlex.quote(f"{folder}/bin/python"), shlex.quote(folder)
@@ -64,7 +64,7 @@ class Installation:
         return f"set -e\nrm -rf {path}\n{make}\n{fill}\n{python} -m shoal --version\ntouch {path}/whole\n"
 
 
-def problems_of(entry: HostEntry, facts: Facts, installation: Installation) -> Iterator[str]:
+def problems_of(entry: HostEntry, facts: HostFacts, installation: Installation) -> Iterator[str]:
     """Yield why a host cannot take part, with what to do about it."""
     if not facts.is_writable:
         yield f"{facts.home}/{HOME} cannot be written: give the user a home directory that can"
@@ -77,7 +77,7 @@ def problems_of(entry: HostEntry, facts: Facts, installation: Installation) -> I
         yield f"device {entry.device}: nvidia-smi finds no GPU there: install its driver, or take device: cpu"
 
 
-def _installation_problems(entry: HostEntry, facts: Facts) -> Iterator[str]:
+def _installation_problems(entry: HostEntry, facts: HostFacts) -> Iterator[str]:
     least = ".".join(map(str, _FIRST_PYTHON))
     if not facts.python:
         yield f"there is no {entry.python}: install Python {least} or newer, or say where it is (python: /path/to/it)"
@@ -110,7 +110,7 @@ class Wanted:
         """The name of the client's unit."""
         return f"{self.prefix}-client"
 
-    def client(self, name: str, facts: Facts) -> Unit | None:
+    def client(self, name: str, facts: HostFacts) -> Unit | None:
         """Return the client's unit; None: this host has none."""
         if name != self.file.swarm.client:
             return None
@@ -118,7 +118,7 @@ class Wanted:
         argv = (*argv, *self._address(name), *self.file.swarm.flags)
         return Unit(self.client_name, self._argv(name, facts, argv), {CONFIG_NAME: self.config_text})
 
-    def servers(self, name: str, facts: Facts) -> Unit | None:
+    def servers(self, name: str, facts: HostFacts) -> Unit | None:
         """Return the unit of a host's servers, which join by an invitation; None: it has none."""
         entry = self.file.hosts[name]
         if not entry.servers:
@@ -128,7 +128,7 @@ class Wanted:
         argv += ("--servers.max-memory-bytes", entry.max_memory) if entry.max_memory else ()
         return Unit(f"{self.prefix}-servers", self._argv(name, facts, argv), is_lasting=True)
 
-    def python(self, name: str, facts: Facts) -> str:
+    def python(self, name: str, facts: HostFacts) -> str:
         """Return the path of the installation's interpreter."""
         return f"{facts.home}/{INSTALLED}/{self.installation.name_for(self.file.hosts[name])}/bin/python"
 
@@ -136,5 +136,5 @@ class Wanted:
         public_ip = self.file.hosts[name].public_ip
         return ("--host-name", name, *(("--public-ip", public_ip) if public_ip else ()))
 
-    def _argv(self, name: str, facts: Facts, argv: tuple[str, ...]) -> tuple[str, ...]:
+    def _argv(self, name: str, facts: HostFacts, argv: tuple[str, ...]) -> tuple[str, ...]:
         return (self.python(name, facts), "-m", "shoal", *argv)

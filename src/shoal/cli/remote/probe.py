@@ -7,8 +7,9 @@ from typing import Final
 
 import msgspec
 
-from shoal.cli.remote.ssh import HostFailed, Ssh
+from shoal.cli.remote.ssh import Ssh
 from shoal.clock import Clock
+from shoal.errors import HostFailed
 
 _WITHIN_S: Final = 60.0
 HOME: Final = ".local/share/shoal"
@@ -36,7 +37,7 @@ exit 0
 """
 
 
-class Facts(msgspec.Struct, frozen=True):
+class HostFacts(msgspec.Struct, frozen=True):
     """What a host has.
 
     Attributes:
@@ -75,7 +76,7 @@ def probe_script(python: str) -> str:
     return script.replace("FOLDER", HOME).replace("INSTALLED", INSTALLED)
 
 
-async def probe(ssh: Ssh, python: str, clock: Clock) -> Facts:
+async def probe(ssh: Ssh, python: str, clock: Clock) -> HostFacts:
     """Return what a host has.
 
     Args:
@@ -89,7 +90,7 @@ async def probe(ssh: Ssh, python: str, clock: Clock) -> Facts:
     said = {name: value for name, _, value in lines}
     if "unix_s" not in said:
         raise HostFailed(f"its shell does not take commands: {done.stderr.strip() or 'it says nothing'}")
-    return Facts(
+    return HostFacts(
         home=said.get("home", ""),
         system=said.get("system", ""),
         python=said.get("python", ""),

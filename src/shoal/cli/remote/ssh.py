@@ -20,7 +20,7 @@ import anyio
 
 from shoal.cli.output import on_one_line
 from shoal.clock import Clock
-from shoal.errors import ShoalError
+from shoal.errors import HostFailed
 
 _CONNECT_S: Final = 15
 _OWN_FAILURE: Final = 255
@@ -41,10 +41,6 @@ _CAUSES: Final = (
     (r"timed out|No route to host|Network is unreachable", "it does not answer: see whether it is on, and reachable"),
     (r"Connection closed|Connection reset|Broken pipe", "it has closed the connection: its sshd's log says why"),
 )
-
-
-class HostFailed(ShoalError):
-    """Something on a host did not work; the message is one for a person."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,16 @@ from typing import Final
 import anyio
 import msgspec
 
-from shoal.cli.remote.unit_messages import AwaitPeers, Look, Request, Start, Stop, Unit, Units, UnitState
+from shoal.cli.remote.unit_messages import (
+    AwaitPeers,
+    LookAtUnits,
+    Request,
+    StartUnit,
+    StopUnits,
+    Unit,
+    Units,
+    UnitState,
+)
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import ConfigError
 from shoal.runtime.durable_files import put_private, put_whole
@@ -34,7 +43,8 @@ _NOTE, _OUTPUT, _CODE = "unit.json", "output.log", "exit_code"
 _LOOK_S: Final = 0.1
 _TAIL_BYTES: Final = 64 * 1024
 # The shell outlives an interrupt, which its whole session gets, to note how what it runs has ended.
-_SESSION: Final = 'trap : INT TERM; "$@"; echo $? > exit_code'
+_SHELL: Final = "/bin/sh"
+_SESSION: Final = 'cd "$0" && trap : INT TERM && { "$@"; echo $? > exit_code; }'
 _clock = SystemClock()
 
 
@@ -60,13 +70,13 @@ async def answer(request: Request) -> Units:
         OSError: nor can its folder be written.
     """
     match request:
-        case Start():
+        case StartUnit():
             return await _start(request)
-        case Stop():
+        case StopUnits():
             return await _stop(request)
         case AwaitPeers():
             return await _await_peers(request)
-        case Look():
+        case LookAtUnits():
             return Units(tuple(_state(name, request.num_lines) for name in request.names or _all_names()))
 
 
@@ -87,7 +97,7 @@ def _quoted(argument: str) -> str:
     return f'"{escaped}"'
 
 
-async def _start(request: Start) -> Units:
+async def _start(request: StartUnit) -> Units:
     unit, note = request.unit, _note_of(request.unit.name)
     verb = "started"
     if note is not None and _is_running(note):
@@ -116,12 +126,18 @@ async def _start(request: Start) -> Units:
 
 
 def _start_session(argv: Sequence[str], folder: Path) -> int:
-    with (folder / _OUTPUT).open("ab") as output:
-        command = ["sh", "-c", _SESSION, "sh", *argv]
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    return process.pid
+    output = folder / _OUTPUT
+    return os.posix_spawn(
+        _SHELL,
+        ["sh", "-c", _SESSION, str(folder), *argv],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
 
 
 def _start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
@@ -152,7 +168,7 @@ def _remove_unused_installations() -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-async def _stop(request: Stop) -> Units:
+async def _stop(request: StopUnits) -> Units:
     names = request.names or tuple(_all_names())
     was_running = [name for name in names if (note := _note_of(name)) is not None and _is_running(note)]
     killed = await _end(was_running, request.patience_s)

@@ -41,7 +41,7 @@ class UnitState(msgspec.Struct, frozen=True):
     said: tuple[str, ...] = ()
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class StartUnit(msgspec.Struct, frozen=True, tag="start"):
     """Have this unit run. One that runs and is another is replaced only if `replaces`.
 
     Attributes:
@@ -55,14 +55,14 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     this_time: tuple[str, ...] = ()
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopUnits(msgspec.Struct, frozen=True, tag="stop"):
     """Interrupt units as Ctrl-C does; again after `patience_s`, and after as long again they are killed."""
 
     names: tuple[str, ...]
     patience_s: float
 
 
-class Look(msgspec.Struct, frozen=True, tag="look"):
+class LookAtUnits(msgspec.Struct, frozen=True, tag="look"):
     """Say how units are: those that are named, or else all.
 
     Attributes:
@@ -93,4 +93,4 @@ class Units(msgspec.Struct, frozen=True):
     differs: bool = False
 
 
-Request = Start | Stop | Look | AwaitPeers
+Request = StartUnit | StopUnits | LookAtUnits | AwaitPeers

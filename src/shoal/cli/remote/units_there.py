@@ -8,8 +8,9 @@ import msgspec
 
 from shoal.cli.output import on_one_line
 from shoal.cli.remote.probe import INSTALLED
-from shoal.cli.remote.ssh import HostFailed, Ssh
+from shoal.cli.remote.ssh import Ssh
 from shoal.cli.remote.unit_messages import Request, Units
+from shoal.errors import HostFailed
 
 NEWEST: Final = (
     f'newest=$(ls -td "$HOME"/{INSTALLED}/*/ 2>/dev/null | head -n 1); [ -n "$newest" ] || '

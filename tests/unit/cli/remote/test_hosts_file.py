@@ -1,0 +1,55 @@
+"""The file of all hosts: what is wrong in it is said at once, with the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.remote.hosts_file import read_hosts
+from shoal.errors import ConfigError
+
+
+def _file(directory: Path, text: str) -> Path:
+    path = directory / "hosts.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_host_with_nothing_below_it_has_one_server_and_is_reached_by_its_name(tmp_path: Path) -> None:
+    found = read_hosts(_file(tmp_path, "swarm: {client: desk}\nhosts:\n  desk: {servers: 0}\n  box:\n"))
+    assert (found.hosts["box"].servers, found.hosts["box"].ssh, found.num_servers) == (1, None, 1)
+
+
+def test_flags_are_taken_as_a_shell_takes_them_and_paths_are_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("{}")
+    text = (
+        "swarm: {client: box, config: own.yaml, flags: --diloco.outer-steps 3}\nhosts: {box: {flags: '--nice \"3 4\"'}}"
+    )
+    found = read_hosts(_file(tmp_path, text))
+    assert found.swarm.flags == ("--diloco.outer-steps", "3")
+    assert found.hosts["box"].flags == ("--nice", "3 4")
+    assert found.swarm.config == tmp_path / "own.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "swarm: {client: box, colour: red}\nhosts: {box: {servers: -1, sshh: a}}",
+            ("swarm.colour: there is no such key", "hosts.box.servers: input should be", "hosts.box.sshh: there is no"),
+        ),
+        ("hosts: {box: {}}", ("swarm: is missing",)),
+        ("swarm: {client: box}\nhosts: {box: {ssh: -oProxyCommand=x}}", ("one word that does not begin with a dash",)),
+        ("swarm: {client: desk}\nhosts: {box: {}}", ("swarm.client: desk is none of the hosts: box",)),
+        ("swarm: {client: box}\nhosts: {box: {servers: 0}}", ("none has a server",)),
+        ("swarm: {client: a}\nhosts: {a: {ssh: x}, b: {ssh: x}}", ("hosts.b.ssh: x is that of a already",)),
+        ("swarm: {client: 'a b'}\nhosts: {'a b': {}}", ("hosts.a b: a name has up to 32 letters",)),
+        ("swarm: {client: box, config: own.yaml, flags: --diloco.outer-stepz 3}\nhosts: {box: {}}", ("outer-stepz",)),
+    ],
+)
+def test_all_that_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
+    (tmp_path / "own.yaml").write_text("{}")
+    with pytest.raises(ConfigError) as raised:
+        read_hosts(_file(tmp_path, text))
+    assert [part for part in parts if part not in str(raised.value)] == [], str(raised.value)
