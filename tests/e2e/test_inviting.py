@@ -77,6 +77,24 @@ def test_a_host_joins_by_an_invitation_and_the_next_time_by_nothing(tmp_path: Pa
         assert again.ends(END_S) == 0, again.output
 
 
+def test_three_commands_make_a_swarm_of_three_hosts(tmp_path: Path) -> None:
+    with hosts_of(tmp_path) as hosts:
+        client = hosts.run("desk", "start_trainer_client.py", *ENDLESS, "--num-servers=2", "--invite")
+        found = until(lambda: re.search(r"^shoal1:\S+$", client.output, re.MULTILINE), START_S, "the text")
+        assert "`shoal join` asks for this text" in client.output
+        given = tmp_path / "given"
+        given.write_text(found[0])
+        boxes = [hosts.run(name, "-m", "shoal", "join", f"--invitation={given}") for name in ("box1", "box2")]
+        client.saw("client_0", "round.recorded", 2 * START_S, round=1)
+        client.interrupt()
+        assert client.ends(END_S) == 130, client.output
+        assert [box.ends(END_S) for box in boxes] == [0, 0]
+        written = [
+            path for path in client.log_root.rglob("*") if path.is_file() and found[0].encode() in path.read_bytes()
+        ]
+        assert written == [], "it is on the screen alone"
+
+
 @contextlib.contextmanager
 def _started(hosts: Hosts, network: Lan, host: str, output: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command of shoal on a host, whose standard input is ours; end it, however the test ends."""

@@ -161,6 +161,7 @@ def _resume(
     is_local: bool,
     is_tiny: bool,
     print_config: bool,
+    invites: bool = False,
 ) -> int:
     """Go on with a run from a checkpoint: with servers of this host alone, or with those of others."""
     if is_tiny:
@@ -191,7 +192,7 @@ def _resume(
             return serve_local(resumption.config, early, resumption=resumption)
         from shoal.cli.client_host import start_trainer_client as serve_client
 
-        return serve_client(resumption.config, None, early, resumption)
+        return serve_client(resumption.config, None, early, resumption, invites=invites)
 
 
 def _peers_problem(config: Config) -> str | None:
@@ -207,6 +208,7 @@ def start_trainer_client(
     baseline: Baseline = False,
     tiny: Tiny = False,
     resume: Resume = None,
+    invite: Annotated[bool, Switch, Parameter(help="Print what `shoal join` on other hosts asks for.")] = False,
     print_config: PrintConfig = False,
 ) -> int:
     """Train with servers of other hosts: runs monitor, client, data server and trainers, and prints how to join.
@@ -217,7 +219,9 @@ def start_trainer_client(
     """
     if resume is not None:
         _refuse_baseline(baseline)
-        return _resume(resume, config_path, flags, is_local=False, is_tiny=tiny, print_config=print_config)
+        return _resume(
+            resume, config_path, flags, is_local=False, is_tiny=tiny, print_config=print_config, invites=invite
+        )
     if print_config:
         return _print_config(load_client(config_path, flags, tiny=tiny)[0])
     from shoal.cli.early import early_start
@@ -229,7 +233,7 @@ def start_trainer_client(
                 _refuse_baseline(baseline)
             from shoal.cli.client_host import start_trainer_client as serve
 
-            return serve(config, origins, early, baseline=baseline)
+            return serve(config, origins, early, baseline=baseline, invites=invite)
 
     return explaining(call, lambda: load_joining(config_path, flags, None))
 

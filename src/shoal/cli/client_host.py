@@ -8,7 +8,7 @@ swarm is left, a checkpoint tells both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from shoal.cli.devices import devices_of_servers
 from shoal.cli.early import EarlyStart
 from shoal.cli.finding import FoundRun, find_run
 from shoal.cli.host_network import HostNetwork
+from shoal.cli.inviting import invitation_text
 from shoal.cli.joining import LastingIdentities, invitation, load_or_create_swarm_key, require_membership
 from shoal.cli.local import HostRun
 from shoal.cli.run_files import make_log_dir, new_run_id
@@ -38,6 +39,7 @@ def start_trainer_client(
     resumption: Resumption | None = None,
     *,
     baseline: bool = False,
+    invites: bool = False,
 ) -> int:
     """Wait for servers of other hosts, train with them until the run is done, and return the exit code.
 
@@ -48,6 +50,7 @@ def start_trainer_client(
         early: runs already; the caller ends it.
         resumption: of the run that goes on from a checkpoint, which has given `config`.
         baseline: also train the plain loop here, beside the swarm, of a run that begins.
+        invites: print the text by which other hosts join.
 
     Raises:
         ConfigError: there is no such device for the plain loop, the swarm key or the identities cannot be used, the
@@ -91,6 +94,11 @@ def start_trainer_client(
                 log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=False)
                 source = resumption.source
             log.configure("launcher", log_dir, config.log_level)
+
+            def invite(maddrs: Sequence[str]) -> Iterator[str]:
+                text = invitation_text(config, swarm_key, maddrs, clock) if invites else ""
+                return invitation(config, maddrs, log_dir, new_key=is_new, text=text)
+
             host = HostRun(
                 config,
                 run_id,
@@ -100,7 +108,7 @@ def start_trainer_client(
                 baseline=baseline,
                 network=HostNetwork(config.network),
                 identity_of=identities.identity,
-                invite=lambda maddrs: invitation(config, maddrs, log_dir, new_key=is_new),
+                invite=invite,
                 succeeds=origins is not None,
                 resumed=source,
             )

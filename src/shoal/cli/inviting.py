@@ -7,7 +7,7 @@ every user of a host can read) --> the key in its file, the swarm remembered -->
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from shoal.errors import ConfigError
 from shoal.identity import create_swarm_key, load_swarm_key, swarm_key_fingerprint
 from shoal.runtime.durable_files import put_private
 
-_USUALLY_FOR: Final = "1h"
+HOUR_S: Final = 3600.0
 JOINED_FILE: Final = Path("~/.config/shoal/joined.json")
 """The swarm that this host has joined last."""
 
@@ -60,25 +60,33 @@ def print_invitation(
     if by_code and for_:
         raise ConfigError("--for and --code: a code is valid for ten minutes; leave one out")
     # By a code it is taken at once: it only has to be valid for as long as the code.
-    valid_s = 2 * VALID_S if by_code else parse_duration_s(for_ or _USUALLY_FOR, "--for")
-    expires_unix_s = clock.unix_s() + valid_s
+    valid_s = 2 * VALID_S if by_code else HOUR_S
+    if for_:
+        valid_s = parse_duration_s(for_, "--for")
     config = with_known_peers(config, origins)
     swarm_key = load_swarm_key(config.network.swarm_key_file)
-    peers = outward(config.network.initial_peers)[:MAX_PEERS]
-    text = written(Invitation(config.experiment_prefix, swarm_key, peers, int(expires_unix_s)))
+    text = invitation_text(config, swarm_key, config.network.initial_peers, clock, valid_s)
     if by_code:
         from shoal.cli.codes import offer
 
         return anyio.run(partial(offer, text, on_lan=config.network.lan), backend_options={"use_uvloop": True})
+    until = utc_iso(clock.unix_s() + valid_s)
     print(
-        f"to the swarm with the key {swarm_key_fingerprint(swarm_key)}, until {utc_iso(expires_unix_s)}: on another "
-        "host, `shoal join` asks for it.\nIt holds the swarm's key: who reads it is a member for good. Send it over a "
+        f"to the swarm with the key {swarm_key_fingerprint(swarm_key)}, until {until}: on another host, `shoal join` asks for it.\nIt holds the swarm's key: who reads it is a member for good. Send it over a "
         "way that nobody else can read.",
         file=sys.stderr,
         flush=True,
     )
     print(text, flush=True)
     return 0
+
+
+def invitation_text(
+    config: Config, swarm_key: bytes, maddrs: Sequence[str], clock: Clock, valid_s: float = HOUR_S
+) -> str:
+    """Return the text by which another host joins the swarm that answers at these addresses."""
+    peers, expires_unix_s = outward(maddrs)[:MAX_PEERS], int(clock.unix_s() + valid_s)
+    return written(Invitation(config.experiment_prefix, swarm_key, peers, expires_unix_s))
 
 
 @dataclass(frozen=True)

@@ -163,17 +163,25 @@ def _naming(config: Config) -> Iterator[str]:
         yield from ("--swarm-key-file", str(path))
 
 
-def invitation(config: Config, maddrs: Sequence[str], log_dir: Path, *, new_key: bool) -> Iterator[str]:
-    """Yield the lines that the user pastes on other hosts."""
+def invitation(config: Config, maddrs: Sequence[str], log_dir: Path, *, new_key: bool, text: str = "") -> Iterator[str]:
+    """Yield the lines that the user pastes on other hosts.
+
+    Args:
+        text: by which `shoal join` joins, if it is wanted here; it holds the swarm's key.
+    """
     path = config.network.swarm_key_file
     command = ["python", "start_servers.py", "--num-servers", str(config.num_stages), *_naming(config)]
-    if new_key:
+    if text:
+        yield "on every other host, `shoal join` asks for this text, within an hour; who reads it is a member for good"
+        yield text
+    if new_key and not text:
         yield f"made a new swarm key, {path}: copy it to the other hosts, over a way that nobody else can read"
-    yield f"on every other host, with the swarm key in {path}, run"
+    yield f"{'or' if text else 'on every other host'}, with the swarm key in {path}, run"
     yield f"export {PEERS_VARIABLE}={','.join(maddrs)}"
     yield shlex.join(command)
     yield f"any address in {log_dir / PEERS_FILE} does as well: as peers come, theirs are there too"
-    yield "or `shoal invite` here prints one text, key and addresses in it, and `shoal join` on the others asks for it"
+    if not text:
+        yield "or `shoal invite` here prints one text, key and addresses in it, for which `shoal join` there asks"
     stages = f"all {config.num_stages} stages" if config.num_stages > 1 else "the one stage"
     wanted = f"{config.servers.num_servers} servers" if config.servers.num_servers else f"servers of {stages}"
     yield f"waiting for {wanted}, however long it takes; Ctrl-C ends"

@@ -149,12 +149,12 @@ def _installation(hosts: HostsFile) -> Installation:
     from shoal.cli.remote.plan import Installation
 
     if hosts.install == OWN_VERSION:
-        return Installation(*own_wheel(), hosts.extras)
+        return Installation(*own_wheel(), hosts.extras, hosts.pip_flags)
     if not hosts.install.endswith(".whl") or "://" in hosts.install:
-        return Installation(hosts.install, None, hosts.extras)
+        return Installation(hosts.install, None, hosts.extras, hosts.pip_flags)
     path = Path(hosts.install).expanduser()
     try:
-        return Installation(path.name, path.read_bytes(), hosts.extras)
+        return Installation(path.name, path.read_bytes(), hosts.extras, hosts.pip_flags)
     except OSError as error:
         raise ConfigError(f"install: cannot read {path}: {error.strerror}") from error
 

@@ -70,6 +70,10 @@ class HostsFile(Section):
         "as git+https://... .",
     )
     extras: Arguments = Field(default=(), description="Extras that are installed with it, such as hf.")
+    pip_flags: Arguments = Field(
+        default=(),
+        description="More flags of pip (or uv pip) install: '--extra-index-url https://...' for a CPU's torch.",
+    )
     ssh_command: Annotated[Arguments, Field(min_length=1)] = Field(
         default=("ssh",), description="The ssh that is called, such as 'ssh -F swarm.ssh'."
     )

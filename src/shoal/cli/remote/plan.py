@@ -29,15 +29,17 @@ class Installation:
         requirement: as pip takes it; of a wheel that is sent, the name of its file.
         wheel: its bytes; None: the hosts get it themselves.
         extras: that are installed with it.
+        flags: more of them, for what installs.
     """
 
     requirement: str
     wheel: bytes | None
     extras: tuple[str, ...]
+    flags: tuple[str, ...] = ()
 
     def name_for(self, entry: HostEntry) -> str:
         """Return the name of the folder of this installation, on such a host: another one where anything differs."""
-        parts = (self.requirement, *self.extras, entry.python, str(entry.system_site_packages))
+        parts = (self.requirement, *self.extras, *self.flags, entry.python, str(entry.system_site_packages))
         digest = hashlib.sha256("\0".join(parts).encode() + (self.wheel or b""))
         return digest.hexdigest()[:12]
 
@@ -51,16 +53,17 @@ class Installation:
         folder = f"{facts.home}/{INSTALLED}/{self.name_for(entry)}"
         python, path = shlex.quote(f"{folder}/bin/python"), shlex.quote(folder)
         what = self.requirement if self.wheel is None else f"{facts.home}/{self.wheel_path}"
+        flags = "".join(f"{shlex.quote(flag)} " for flag in self.flags)
         extras = f"[{','.join(self.extras)}]" if self.extras else ""
         what = f"shoal{extras} @ {what}" if "://" in what else f"{what}{extras}"
         sees = "--system-site-packages " if entry.system_site_packages else ""
         if facts.uv:
             uv = shlex.quote(facts.uv)
             make = f"{uv} venv --quiet {sees}--python {shlex.quote(facts.python)} {path}"
-            fill = f"{uv} pip install --quiet --python {python} {shlex.quote(what)}"
+            fill = f"{uv} pip install --quiet --python {python} {flags}{shlex.quote(what)}"
         else:
             make = f"{shlex.quote(facts.python)} -m venv {sees}{path}"
-            fill = f"{python} -m pip install --quiet --disable-pip-version-check {shlex.quote(what)}"
+            fill = f"{python} -m pip install --quiet --disable-pip-version-check {flags}{shlex.quote(what)}"
         return f"set -e\nrm -rf {path}\n{make}\n{fill}\n{python} -m shoal --version\ntouch {path}/whole\n"
 
 

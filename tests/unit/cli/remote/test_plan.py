@@ -64,10 +64,11 @@ def test_another_installation_has_another_folder() -> None:
         WHEEL.name_for(entry),
         Installation(WHEEL.requirement, b"another", ()).name_for(entry),
         Installation(WHEEL.requirement, b"wheel", ("hf",)).name_for(entry),
+        Installation(WHEEL.requirement, b"wheel", (), ("--pre",)).name_for(entry),
         WHEEL.name_for(HostEntry(python="python3.12")),
         WHEEL.name_for(HostEntry(system_site_packages=True)),
     }
-    assert len(others) == 5
+    assert len(others) == 6
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,7 @@ def test_another_installation_has_another_folder() -> None:
         (WHEEL, "", "pip install --quiet --disable-pip-version-check /home/ada/.local/share/shoal/shoal-1.0-py3"),
         (Installation("x.whl", b"", ("hf", "s3")), "", "'/home/ada/.local/share/shoal/x.whl[hf,s3]'"),
         (Installation("git+https://h/s", None, ("hf",)), "", "'shoal[hf] @ git+https://h/s'"),
+        (Installation("shoal==1.2", None, (), ("-i", "https://i x")), "", "check -i 'https://i x' shoal==1.2"),
         (Installation("shoal==1.2", None, ()), "/bin/uv", "/bin/uv pip install --quiet --python"),
     ],
 )
