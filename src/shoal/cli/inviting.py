@@ -72,8 +72,9 @@ def print_invitation(
         return anyio.run(partial(offer, text, on_lan=config.network.lan), backend_options={"use_uvloop": True})
     until = utc_iso(clock.unix_s() + valid_s)
     print(
-        f"to the swarm with the key {swarm_key_fingerprint(swarm_key)}, until {until}: on another host, `shoal join` asks for it.\nIt holds the swarm's key: who reads it is a member for good. Send it over a "
-        "way that nobody else can read.",
+        f"to the swarm with the key {swarm_key_fingerprint(swarm_key)}, until {until}: on another host, `shoal join` "
+        "asks for it.\nIt holds the swarm's key: who reads it is a member for good. Send it over a way that nobody "
+        "else can read.",
         file=sys.stderr,
         flush=True,
     )
