@@ -29,7 +29,7 @@ swarm:
   config: small.yaml
   flags: {flags}
 hosts:
-  one: {{servers: 0, python: {python}}}
+  one: {{servers: 1, python: {python}}}
   two: {{servers: 1, python: {python}}}
   three: {{servers: 1, python: {python}}}
 ssh_command: {ssh_command}
@@ -99,7 +99,7 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         assert code == 0, said
         assert "two    it runs until this host restarts: its user's services end with the login, until `sudo" in said
         assert "three  it runs until this host restarts: its user has no systemd of their own" in said
-        assert re.search(r"^run \S+ trains, \d+ s after the beginning: 2 stages, 2 servers$", said, re.MULTILINE), said
+        assert re.search(r"^run \S+ trains, \d+ s after the beginning: 2 stages, 3 servers$", said, re.MULTILINE), said
         assert "two    sandbox-servers started" in said
         key = operator.hosts.home("three") / ".config/shoal/swarm.key"
         assert key.stat().st_mode & 0o777 == 0o600
@@ -110,7 +110,7 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         assert (code, said) == (0, "all hosts are as the file says: nothing was changed\n")
         code, after = operator.shoal("hosts", "status")
         assert _pids(before) == _pids(after)
-        assert len(_pids(after)) == 3, after
+        assert len(_pids(after)) == 4, after
 
         code, said = operator.shoal("hosts", "down", "three")
         assert code == 0, said
@@ -118,6 +118,7 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         code, said = operator.shoal("hosts", "status")
         assert code == 1
         assert re.search(r"^three +sandbox-servers +has ended with \d+", said, re.MULTILINE), said
+        assert re.search(r"^one +sandbox-client +runs since ", said, re.MULTILINE), said
         code, said = operator.shoal("up")
         assert code == 0, said
         assert "three  sandbox-servers started" in said
@@ -128,7 +129,7 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         code, said = operator.shoal("hosts", "down")
         assert code == 0, said
         code, said = operator.shoal("hosts", "status")
-        assert said.count("has ended with") == 3, said
+        assert said.count("has ended with") == 4, said
 
 
 def test_each_host_that_cannot_take_part_says_why_in_a_line_and_keeps_no_other_from_it(tmp_path: Path) -> None:

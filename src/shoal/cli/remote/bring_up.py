@@ -26,7 +26,7 @@ from shoal.cli.remote.plan import Wanted, problems_of
 from shoal.cli.remote.probe import HOME, HostFacts, probe
 from shoal.cli.remote.ssh import Ssh, connections
 from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, StartUnit, Unit, Units
-from shoal.cli.remote.units_there import ask_units
+from shoal.cli.remote.units_there import NEWEST, ask_units
 from shoal.clock import Clock
 from shoal.control.swarm_status import SwarmStatus
 from shoal.errors import HostFailed
@@ -106,6 +106,9 @@ class BringUp:
         # Whoever waits for the client's host keeps no other host from its turn.
         async with limiter:
             facts = await probe(ssh, entry.python, self.clock)
+            if name not in self.only:
+                await self._client(name, ssh, facts)
+                return
             if problems := [*problems_of(entry, facts, self.wanted.installation)]:
                 for problem in problems:
                     self._fail(name, problem)
@@ -114,7 +117,7 @@ class BringUp:
             if name == self._client_host:
                 await self._client(name, ssh, facts)
         servers = self.wanted.servers(name, facts)
-        if servers is not None and name in self.only and name not in self._failed:
+        if servers is not None:
             await self._servers(name, ssh, facts, servers)
 
     async def _install(self, name: str, ssh: Ssh, facts: HostFacts) -> None:
@@ -147,20 +150,25 @@ class BringUp:
             await self._start(name, ssh, facts, unit, this_time=this_time, replaces=False)
         if self.is_dry or name in self._failed:
             return
-        self._invite = partial(self._invited_by, ssh, facts, unit)
+        self._invite = partial(self._invited_by, ssh, unit)
+        # Its own servers, too, wait for that.
+        self._client_settled.set()
 
-    async def _invited_by(self, ssh: Ssh, facts: HostFacts, client: Unit) -> str:
+    async def _invited_by(self, ssh: Ssh, client: Unit) -> str:
         """Return the text by which others join the client's run."""
-        python = shlex.quote(self.wanted.python(self._client_host, facts))
-        known = await ask_units(ssh, AwaitPeers(client.name, _PEERS_S), python, within_s=_PEERS_S + _COMMAND_S)
+        known = await ask_units(ssh, AwaitPeers(client.name, _PEERS_S), within_s=_PEERS_S + _COMMAND_S)
         if not known.changed:
             said = " | ".join(map(on_one_line, known.units[0].said))
             raise HostFailed(f"the client on {self._client_host} does not come up: {said or 'it says nothing'}")
-        folder = shlex.quote(f"{facts.home}/{HOME}/units/{client.name}")
-        command = f"cd {folder} && exec {python} -m shoal invite --for {_VALID}"
-        done = await ssh.run(command, within_s=_COMMAND_S)
+        done = await ssh.run(self._beside_client(f"invite --for {_VALID}"), within_s=_COMMAND_S)
         _require(done.code, done.stderr, f"{self._client_host} makes no invitation")
         return done.stdout.decode().strip()
+
+    def _beside_client(self, command: str) -> str:
+        """Return what has a shell on the client's host run a command of shoal where the client runs."""
+        return (
+            f'{NEWEST}cd "$HOME/{HOME}/units/{self.wanted.client_name}" && exec "$newest"bin/python -m shoal {command}'
+        )
 
     async def _servers(self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit) -> None:
         if self.is_dry:
@@ -209,10 +217,7 @@ class BringUp:
         return (await ssh.run("loginctl enable-linger", within_s=_COMMAND_S)).code == 0
 
     async def _until_training(self, ssh: Ssh, began_s: float) -> None:
-        folder = f"$HOME/{HOME}/units/{self.wanted.client_name}"
-        installed = shlex.quote(self.wanted.installation.name_for(self.wanted.file.hosts[self._client_host]))
-        python = f'"$HOME/{HOME}/installed/"{installed}/bin/python'
-        watch = f'cd "{folder}" && exec {python} -m shoal status --watch --json'
+        watch = self._beside_client("status --watch --json")
         said = ""
         with anyio.move_on_after(_TRAINS_S) as scope:
             try:
@@ -242,7 +247,9 @@ def _shape(status: SwarmStatus) -> str:
 def _require(code: int, stderr: str, what: str) -> None:
     if code:
         lines = [on_one_line(line) for line in stderr.splitlines() if line.strip()]
-        raise HostFailed(f"{what}: {lines[-1] if lines else f'exit code {code}'}")
+        # pip says the cause first, and then how it could be upgraded.
+        told = [line for line in lines if line.lower().startswith(("error", "shoal: error", "[errno"))] or lines
+        raise HostFailed(f"{what}: {told[-1] if told else f'exit code {code}'}")
 
 
 def read_config_text(file: HostsFile, sandbox: Path) -> str:

@@ -64,7 +64,8 @@ class Installation:
         else:
             make = f"{shlex.quote(facts.python)} -m venv {sees}{path}"
             fill = f"{python} -m pip install --quiet --disable-pip-version-check {flags}{shlex.quote(what)}"
-        return f"set -e\nrm -rf {path}\n{make}\n{fill}\n{python} -m shoal --version\ntouch {path}/whole\n"
+        sent = "" if self.wheel is None else f"rm -f {shlex.quote(f'{facts.home}/{self.wheel_path}')}\n"
+        return f"set -e\nrm -rf {path}\n{make}\n{fill}\n{sent}{python} -m shoal --version\ntouch {path}/whole\n"
 
 
 def problems_of(entry: HostEntry, facts: HostFacts, installation: Installation) -> Iterator[str]:
