@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.e2e.launched import ENDLESS, ROOT
+from tests.e2e.launched import END_S, ENDLESS, ROOT, until
 from tests.e2e.namespaces import lan, why_impossible
 from tests.e2e.ssh_hosts import SshHosts, ssh_hosts, why_no_sshd
 
@@ -45,17 +47,37 @@ class Operator:
 
     def shoal(self, *command: str) -> tuple[int, str]:
         """Run a command there; return its exit code and all that it says."""
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.hosts.lan.namespace("desk"), sys.executable, "-m", "shoal", *command],
-            cwd=self.file.parent,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            env=os.environ | {"HOME": str(self.hosts.home("desk")), "PYTHONPATH": str(ROOT / "src")},
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(self._argv(*command), check=False, **streams, **self._where())
         return done.returncode, done.stdout
+
+    def _argv(self, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", self.hosts.lan.namespace("desk"), sys.executable, "-m", "shoal", *command]
+
+    def _where(self) -> dict[str, Any]:
+        home = {"HOME": str(self.hosts.home("desk")), "PYTHONPATH": str(ROOT / "src")}
+        return {"cwd": self.file.parent, "stdin": subprocess.DEVNULL, "env": os.environ | home}
+
+    @contextlib.contextmanager
+    def started(self, *command: str) -> Iterator[Callable[[], str]]:
+        """Run a command there until the context is left; gives what returns all that it has said."""
+        output = self.file.parent / "output"
+        with output.open("wb") as file:
+            process = subprocess.Popen(self._argv(*command), stdout=file, stderr=file, **self._where())
+        try:
+            yield output.read_text
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(END_S) == 130, output.read_text()
+
+    def fetched(self, address: str) -> str:
+        """Return what is at an address of that machine, as a browser gets it: with the cookie that it is given."""
+        script = (
+            "import sys, urllib.request as r; "
+            "o = r.build_opener(r.HTTPCookieProcessor()); print(o.open(sys.argv[1]).read().decode())"
+        )
+        command = ["ip", "netns", "exec", self.hosts.lan.namespace("desk"), sys.executable, "-c", script, address]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def write(self, **changes: str) -> None:
         """Write the file, with parts of it replaced."""
@@ -112,6 +134,15 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         assert _pids(before) == _pids(after)
         assert len(_pids(after)) == 4, after
 
+        with operator.started("hosts", "dashboard", "--port=0") as spoken:
+            address = until(
+                lambda: re.search(r"^dashboard: (http://127\.0\.0\.1:\d+/\?token=\S+)$", spoken(), re.M), END_S, "it"
+            )
+            assert "<title>" in operator.fetched(address[1])
+
+        code, said = operator.shoal("hosts", "restart", "two")
+        assert code == 0, said
+        assert re.search(r"^two  sandbox-servers started$", said, re.MULTILINE), said
         code, said = operator.shoal("hosts", "down", "three")
         assert code == 0, said
         assert "sandbox-servers has ended" in said

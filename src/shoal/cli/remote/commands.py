@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.cli.remote.hosts_file import HostsFile
     from shoal.cli.remote.plan import Installation, Wanted
 
+_PORT: Final = 8787
 _USUAL_FILE: Final = Path("hosts.yaml")
 _HostsPath = Annotated[Path, Parameter(name="--file", help="The file of all hosts, see docs/hosts.md.")]
 
@@ -32,13 +33,15 @@ def up(
     resume: Annotated[
         bool, Switch, Parameter(help="The client goes on from the newest checkpoint that its host has.")
     ] = False,
+    ui: Annotated[bool, Switch, Parameter(help="Then show the run's dashboard in this machine's browser.")] = False,
 ) -> int:
     """Bring a swarm up on many machines from one file: install, start, join, over the system's ssh.
 
     What is so already is left alone: a second call changes nothing. Exit code 1 if a host has failed.
     """
     hosts = _read(file)
-    return _bring_up(hosts, tuple(hosts.hosts), resumes=resume, is_dry=dry_run)
+    code = _bring_up(hosts, tuple(hosts.hosts), resumes=resume, is_dry=dry_run)
+    return _show_dashboard(hosts, _PORT) if ui and not code and not dry_run else code
 
 
 @hosts_app.command
@@ -67,6 +70,17 @@ def logs(
 
 
 @hosts_app.command
+def dashboard(
+    *,
+    file: _HostsPath = _USUAL_FILE,
+    port: Annotated[int, Parameter(help="Of this machine; if it is taken, any that is free.")] = _PORT,
+) -> int:
+    """Show the run's dashboard in this machine's browser, through ssh, until Ctrl-C."""
+    hosts = _read(file)
+    return _show_dashboard(hosts, port)
+
+
+@hosts_app.command
 def restart(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
     """End what runs on these hosts, or on all, and bring it up as the file says now."""
     hosts = _read(file)
@@ -79,6 +93,12 @@ def down(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
     """End what runs on these hosts, or on all; what they have trained and written stays there."""
     hosts = _read(file)
     return _down(hosts, _chosen(hosts, names))
+
+
+def _show_dashboard(hosts: HostsFile, port: int) -> int:
+    from shoal.cli.remote.operate import show_dashboard
+
+    return _called(partial(show_dashboard, hosts, _prefix(hosts), port))
 
 
 def _down(hosts: HostsFile, names: Sequence[str]) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
@@ -16,6 +19,7 @@ from shoal.cli.remote.unit_messages import LookAtUnits, Request, StopUnits, Unit
 from shoal.cli.remote.units_there import NEWEST, ask_units
 from shoal.clock import Clock, utc_iso
 from shoal.errors import HostFailed
+from shoal.monitor.http.access import URL_FILE
 
 _PATIENCE_S: Final = 30.0
 _WITHIN_S: Final = 60.0
@@ -99,6 +103,36 @@ async def print_logs(file: HostsFile, name: str, prefix: str, lines: int, clock:
         async for line in hosts[name].lines(command):
             print(without_controls(line), flush=True)
     return DONE
+
+
+async def show_dashboard(file: HostsFile, prefix: str, port: int, clock: Clock) -> int:
+    """Let this machine's browser see the dashboard on the client's host, until Ctrl-C.
+
+    Args:
+        port: of this machine; if it is taken, any that is free.
+    """
+    client = file.swarm.client
+    folder = f"$HOME/{HOME}/units/{prefix}-client/logs"
+    # Of the newest run: the address whose token is the next to be used. None of it is told but here.
+    command = f'cat "$(ls -t "{folder}"/*/{URL_FILE} 2>/dev/null | head -n 1)"'
+    async with connections({client: file.hosts[client].ssh or client}, file.ssh_command, clock) as hosts:
+        done = await hosts[client].run(command, within_s=_WITHIN_S)
+        there = urlsplit(done.stdout.decode(errors="replace").strip())
+        if done.code or not there.port:
+            raise HostFailed(f"the client on {client} has no dashboard (yet): `shoal hosts logs {client}` says why")
+        here = _free_port(port)
+        address = urlunsplit(there._replace(netloc=f"127.0.0.1:{here}"))
+        said = f"dashboard: {address}\nthe way there is open until Ctrl-C; the address can be opened once"
+        await hosts[client].forward(here, there.port, lambda: print(said, flush=True))
+    return DONE
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return probe.getsockname()[1]
+    raise HostFailed("no port of this machine is free")
 
 
 def _units_of(file: HostsFile, name: str, prefix: str) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -114,7 +114,12 @@ class Ssh:
         Raises:
             HostFailed: ssh did not get there, or the command has failed.
         """
-        argv = [*self.command, *self.own_options, "--", self.destination, command]
+        async with aclosing(self._lines_of(self.own_options, command)) as lines:
+            async for line in lines:
+                yield line
+
+    async def _lines_of(self, options: Sequence[str], command: str) -> AsyncGenerator[str]:
+        argv = [*self.command, *options, "--", self.destination, command]
         async with await anyio.open_process(argv, stdin=subprocess.DEVNULL, start_new_session=True) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -131,6 +136,25 @@ class Ssh:
             finally:
                 if process.returncode is None:
                     process.kill()
+
+    async def forward(self, port: int, there: int, opened: Callable[[], None]) -> None:
+        """Let a port of this host's loopback lead to one of that host's, until cancelled or the connection ends.
+
+        Args:
+            port: here; it must be free.
+            there: the port on the host.
+            opened: is called once the way is open.
+
+        Raises:
+            HostFailed: it cannot be opened, or has ended.
+        """
+        way = f"127.0.0.1:{port}:127.0.0.1:{there}"
+        # A connection of its own: that of commands may be shared, and outlives them.
+        own = ("-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-L", way)
+        async with aclosing(self._lines_of((*own, *self.own_options), "echo open && exec sleep 100000000")) as lines:
+            async for _ in lines:
+                opened()
+        raise HostFailed("the way to the dashboard is closed")
 
     async def close(self) -> None:
         """End the shared connection."""
