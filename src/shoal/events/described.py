@@ -7,6 +7,8 @@ import inspect
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from shoal.events.base import Event, field_names
 
 
@@ -27,8 +29,23 @@ class Described(NamedTuple):
 def described(kind: type[Event]) -> Described:
     """Return what there is to say of a kind; where a sentence has a value, it has the value's name in braces."""
     happened = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-    parts = (("Said", _sample(kind).say()), ("Brief", kind.brief), ("Why", kind.why), ("Do", kind.do))
+    parts = (("Said", texts(kind)[0]), ("Brief", kind.brief), ("Why", kind.why), ("Do", kind.do))
     return Described(happened, tuple(part for part in parts if part[1]), tuple(field_names(kind).values()))
+
+
+def texts(kind: type[Event]) -> tuple[str, ...]:
+    """Return what a person may be shown of a kind, with names of values in braces; empty where that is nothing.
+
+    What an incident says comes from the event that opens it (`told`); of a process that is lost there are two ways, the
+    end of it and its silence.
+    """
+    event: Any = _sample(kind)
+    if event.say() or not hasattr(event, "told"):
+        return (event.say(),)
+    if not hasattr(event, "silent_s"):
+        return (event.told(),)
+    at_once: Any = msgspec.structs.replace(event, silent_s=0)
+    return tuple(dict.fromkeys((at_once.told(), event.told())))
 
 
 class _Number(int):
@@ -41,6 +58,17 @@ class _Number(int):
 
     def __format__(self, spec: str) -> str:
         return str(self)
+
+    def __add__(self, other: int) -> _Number:
+        return self._after(f" + {other}", int(self) + other)
+
+    def __sub__(self, other: int) -> _Number:
+        return self._after(f" - {other}", int(self) - other)
+
+    def _after(self, done: str, value: int) -> _Number:
+        number = _Number(value)
+        number.field = f"{self.field}{done}"
+        return number
 
 
 class _Text(str):
