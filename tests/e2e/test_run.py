@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.launched import END_S, SMALL, Launched, completed, launched
+from tools import files
 
 from shoal.averaging.audit import audit
 from shoal.averaging.journal import read_records
@@ -64,6 +65,12 @@ def test_what_has_happened_is_in_a_file_beside_the_logs(short_run: Launched) -> 
     assert [event["round"] for event in events if event["event"] == "round.recorded"] == [1, 2]
     assert "model.left" in {event["event"] for event in events}
     assert all(event["time"] and event["level"] == "INFO" for event in events)
+
+
+def test_the_page_about_files_says_what_each_is(short_run: Launched) -> None:
+    left = [f"{path.name}{'/' * path.is_dir()}" for path in short_run.require_log_dir().iterdir()]
+    assert {"summary.json", "steps/"} <= set(left)
+    assert [name for name in left if not files.is_described(name)] == []
 
 
 def test_a_picture_shows_how_it_has_learned(short_run: Launched) -> None:

@@ -99,7 +99,7 @@ app.command(import_model, name="import", group=MODEL)
 
 def run(argv: Sequence[str] | None) -> int:
     """Run the command in `argv`; see `shoal.cli.main`."""
-    tokens = _spelt_out(list(sys.argv[1:] if argv is None else argv))
+    tokens = spelt_out(list(sys.argv[1:] if argv is None else argv))
 
     def call() -> int | None:
         result = app(tokens)
@@ -108,7 +108,7 @@ def run(argv: Sequence[str] | None) -> int:
     return guarded(call)
 
 
-def _spelt_out(tokens: list[str]) -> list[str]:
+def spelt_out(tokens: list[str]) -> list[str]:
     """`--resume` without a value stands for `--resume=latest`."""
     following = [*tokens[1:], "--"]
     return [

@@ -29,7 +29,7 @@ _BATCH: Final = "diloco.batch_size_per_step"
 _MICROBATCHES: Final = 4
 _NO_KEY: Final = "no key of DistQat either, which passes over what it does not know"
 _NULL: Final = "null, so that the default holds"
-_OTHER_DEFAULTS: Final[dict[str, object]] = {
+OTHER_DEFAULTS: Final[dict[str, object]] = {
     "data.dataset_name": "mnist",
     "data.task_type": "cv",
     _PRECISION: "fp16-mixed",
@@ -71,7 +71,7 @@ def converted_yaml(path: Path) -> str:
             said[name] = value
             if name != there:
                 notes[name] = f"{there} there."
-    for name, value in _OTHER_DEFAULTS.items():
+    for name, value in OTHER_DEFAULTS.items():
         if name not in said:
             said[name] = value
             notes[name] = "Said by DistQat's defaults, not by its file."

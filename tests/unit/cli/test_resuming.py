@@ -293,7 +293,7 @@ def test_what_does_not_go_together_is_no_fork(runs: Runs) -> None:
 
 
 def test_resume_alone_means_latest() -> None:
-    spelt_out = app._spelt_out
+    spelt_out = app.spelt_out
     assert spelt_out(["run-local", "--resume"]) == ["run-local", "--resume=latest"]
     assert spelt_out(["run-local", "--resume", "--no-wandb"]) == ["run-local", "--resume=latest", "--no-wandb"]
     assert spelt_out(["run-local", "--resume", "here"]) == ["run-local", "--resume", "here"]
