@@ -13,11 +13,14 @@ from typing import get_args
 
 import pytest
 import yaml
+from cyclopts import CycloptsError
 
 from shoal.bench.registry import BENCHMARKS
 from shoal.cli import main
+from shoal.cli.app import app, spelt_out
 from shoal.config import Config, load_config
 from shoal.config.dump import reference_yaml
+from shoal.config.flags import from_flags
 from shoal.config.keys import keys
 from shoal.wire.messages import Message
 
@@ -48,7 +51,13 @@ def test_every_configuration_file_loads_and_names_no_default_twice(path: Path) -
     assert isinstance(yaml.safe_load(path.read_text()), dict)
 
 
-TASKS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "tasks").glob("*.md")))
+PAGES = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))
+WITH_COMMANDS = tuple(
+    page
+    for page in ("README.md", *PAGES)
+    if page == "README.md" or re.match(r"docs/(\w+|start/\w+|tasks/\w+)\.md", page)
+)
+RUNS = "run-local", "start-trainer-client", "start-servers"
 
 
 def _commands(document: str) -> list[str]:
@@ -59,34 +68,63 @@ def _commands(document: str) -> list[str]:
 
 
 def test_readme_names_the_commands_to_begin_with() -> None:
-    assert {"make run", "make test"} <= set(_commands("README.md"))
+    assert {"make run", "make test", "make site"} <= set(_commands("README.md"))
 
 
-@pytest.mark.parametrize("document", ["README.md", *TASKS])
-def test_commands_of_documents_exist_with_their_flags(document: str, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = _commands(document)
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert commands
-    for command in commands:
-        words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
-        if words[0] == "make":
-            assert words[1] in targets, command
+def _arguments(command: str) -> list[str]:
+    """Return what shoal is called with in a command of a document; nothing if it is not."""
+    redirected = re.sub(r" (>|\||2>).*$", "", command)
+    words = [word for word in shlex.split(redirected) if not re.match(r"[A-Z_]+=", word)]
+    if not words:
+        return []
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets, command
+        return []
+    if Path(words[0]).name.startswith("python"):
+        assert (ROOT / words[1]).is_file(), command
+        words = ["shoal", words[1].removesuffix(".py").replace("_", "-"), *words[2:]] if "/" not in words[1] else [""]
+    if Path(words[0]).name != "shoal":
+        return []
+    return [str(ROOT / word) if word.startswith(("configs/", "examples/")) else word for word in words[1:]]
+
+
+@pytest.mark.parametrize("document", WITH_COMMANDS)
+def test_commands_of_documents_exist_with_their_flags(document: str) -> None:
+    for command in _commands(document):
+        arguments = _arguments(command)
+        if not arguments or "--help" in arguments:
             continue
-        if Path(words[0]).name.startswith("python"):
-            assert (ROOT / words[1]).is_file(), command
-            if "/" in words[1]:
-                continue
-            words = ["shoal", words[1].removesuffix(".py").replace("_", "-"), *words[2:]]
-        if Path(words[0]).name != "shoal":
+        try:
+            _, bound, _ = app.parse_args(spelt_out(arguments), exit_on_error=False, print_error=False)
+        except CycloptsError as error:
+            raise AssertionError(f"{document}: {command}: {error}") from error
+        assert from_flags(bound.arguments.get("flags", ())).problems == [], f"{document}: {command}"
+
+
+def test_a_command_or_a_flag_that_does_not_exist_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = (
+        "shoal stats",
+        "shoal status --wach",
+        "shoal status --diloco.inner-stepps 3",
+        "python start_servers.py --num-server 2",
+        "make tests",
+        "shoal hosts log box1",
+    )
+    for command in wrong:
+        monkeypatch.setattr(f"{__name__}._commands", lambda _, command=command: [command])
+        with pytest.raises(AssertionError):
+            test_commands_of_documents_exist_with_their_flags("")
+
+
+@pytest.mark.parametrize("document", WITH_COMMANDS)
+def test_runs_of_documents_have_a_configuration_that_holds(document: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in _commands(document):
+        arguments = _arguments(command)
+        # What is resumed would have to be there, and so would a file of the reader's.
+        if not arguments or arguments[0] not in RUNS or "--resume" in arguments or "mine.yaml" in arguments:
             continue
-        is_shown = {"--help", "--print-config"} & set(words)
-        runs = words[1] in ("run-local", "start-trainer-client", "start-servers")
-        shown = ["--print-config"] if runs and not is_shown else []
-        arguments = [str(ROOT / word) if word.startswith(("configs/", "examples/")) else word for word in words[1:]]
-        is_of_a_run = words[1] in ("run-local", "start-trainer-client", "start-servers", "config", "model")
-        # What is resumed would have to be there.
-        if not is_of_a_run or "--resume" in words:
-            arguments, shown = [*arguments, "--help"], []
+        shown = [] if {"--help", "--print-config"} & set(arguments) else ["--print-config"]
         assert main([*arguments, *shown]) == 0, f"{command}: {capsys.readouterr().err}"
 
 
@@ -97,13 +135,8 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
-    "docs/configurations.md",
-    "docs/decisions.md",
-    "docs/events.md",
-    "docs/performance.md",
-    "docs/protocol.md",
-    "docs/reliability.md",
-    *TASKS,
+    *PAGES,
+    "examples/own_data/README.md",
     "examples/own_model/README.md",
 )
 SOURCE = ROOT / "src" / "shoal"
@@ -116,7 +149,7 @@ def _prose(document: str) -> str:
 def _paths_in(document: str) -> list[str]:
     """Return what stands in backticks and looks like a file or a folder of this project."""
     words = re.findall(r"`([^`\n]+)`", _prose(document))
-    generated = ("logs/", "rounds/", "steps/", "replicas/", "/dev/")
+    generated = ("logs/", "rounds/", "steps/", "replicas/", "tokenizer/", "/dev/", ".local/")
     return [
         word
         for word in words
@@ -127,9 +160,7 @@ def _paths_in(document: str) -> list[str]:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_paths_that_documents_name_exist(document: str) -> None:
     near = ((ROOT / document).parent, ROOT, SOURCE)
-    paths = _paths_in(document)
-    assert paths or document == "examples/own_model/README.md"
-    for path in paths:
+    for path in _paths_in(document):
         assert any((place / path).exists() for place in near), f"{document} names {path}"
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", _prose(document)):
         assert "://" in target or ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
@@ -167,8 +198,8 @@ def test_the_page_on_protocols_names_every_message() -> None:
         assert f"`{message.__name__}`" in text, message.__name__
 
 
-def test_every_benchmark_has_its_section_with_command_and_table_and_the_readme_names_the_command() -> None:
-    assert any(command.startswith("shoal benchmark ") for command in _commands("README.md"))
+def test_every_benchmark_has_its_section_with_command_and_table_and_a_task_names_the_command() -> None:
+    assert any(command.startswith("shoal benchmark ") for command in _commands("docs/tasks/own_run.md"))
     text = (ROOT / "docs" / "performance.md").read_text()
     sections = {section.partition("\n")[0]: section for section in text.split("\n## ")[1:]}
     for name in BENCHMARKS:
