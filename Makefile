@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all test-configs floor house sim screenshots lint style clean
+.PHONY: help setup run quick test test-all test-configs floor house sim screenshots pages site lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
@@ -24,6 +24,8 @@ help:
 	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
 	@echo "make screenshots  pictures of the dashboard, in logs/screenshots; needs Debian's chromium"
+	@echo "make pages     those pages of docs/ that are made from the code"
+	@echo "make site      the documents as a site, in site/; its pages open from the disk"
 	@echo "make lint      set up, then ruff, pyright, lint-imports and codespell"
 	@echo "make setup     only the set-up, into $(VENV)"
 	@echo "make clean     remove $(VENV) and the caches"
@@ -111,9 +113,16 @@ sim: setup
 screenshots: setup
 	$(PY) benchmarks/dashboard.py --screenshots logs/screenshots
 
+pages: setup
+	$(PY) tools/pages.py
+
+site: setup
+	$(PY) tools/site.py
+	$(VENV)/bin/zensical build --strict --clean
+
 house: setup
 	@$(PY) tools/house.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache .cache build site src/*.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
