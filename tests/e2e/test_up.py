@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,13 @@ class Operator:
 
     hosts: SshHosts
     file: Path
+    transcript: list[str] = field(default_factory=list[str])
 
     def shoal(self, *command: str) -> tuple[int, str]:
         """Run a command there; return its exit code and all that it says."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         done = subprocess.run(self._argv(*command), check=False, **streams, **self._where())
+        self.transcript += [f"$ shoal {' '.join(command)}", *done.stdout.splitlines()]
         return done.returncode, done.stdout
 
     def _argv(self, *command: str) -> list[str]:
@@ -103,6 +105,19 @@ def _operator(directory: Path) -> Iterator[Operator]:
         yield operator
 
 
+def _exchanges(lines: list[str]) -> list[tuple[str, list[str]]]:
+    """Return commands and what they say, without what differs from time to time: also the order of hosts' lines."""
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith("$ "):
+            found.append((line, []))
+        elif not re.match(r"run \S+: ", line):
+            for pattern, name in ((r"sandbox-\d{8}\S*", "RUN"), (r"\b\d+ s\b", "N s"), (r"for \S+ \(.*?\)", "PYTHON")):
+                line = re.sub(pattern, name, line)
+            found[-1][1].append(line)
+    return [(command, sorted(said)) for command, said in found]
+
+
 def _pids(status: str) -> list[str]:
     return re.findall(r"runs since (\S+?):? ", status)
 
@@ -154,6 +169,12 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         assert code == 0, said
         assert "three  sandbox-servers started" in said
         assert "one" not in said.partition("run ")[0].replace("sandbox", "")
+        shown = re.search(r"^```text\n(\$ shoal up\n.*?)^```$", (ROOT / "docs/hosts.md").read_text(), re.M | re.S)
+        assert shown is not None
+        happened = _exchanges(operator.transcript)
+        for command, lines in _exchanges(shown[1].splitlines()):
+            assert (command, lines) in happened, f"docs/hosts.md shows something else:\n{happened}"
+
         code, said = operator.shoal("hosts", "logs", "three")
         assert code == 0, said
         assert "serves stage" in said

@@ -34,6 +34,8 @@ from shoal.errors import HostFailed
 _INSTALL_S: Final = 1800.0
 _PEERS_S: Final = 120.0
 _TRAINS_S: Final = 600.0
+_SERVERS_S: Final = 60.0
+"""So long the rest of the servers is waited for, when the run trains."""
 _COMMAND_S: Final = 60.0
 _VALID: Final = "10m"
 _NO_SERVICES: Final = "it runs until this host restarts: its user has no systemd of their own"
@@ -218,14 +220,17 @@ class BringUp:
 
     async def _until_training(self, ssh: Ssh, began_s: float) -> None:
         watch = self._beside_client("status --watch --json")
-        said = ""
+        said, trains_s = "", 0.0
         with anyio.move_on_after(_TRAINS_S) as scope:
             try:
                 async for line in ssh.lines(watch):
                     status = msgspec.json.decode(line, type=SwarmStatus)
-                    if status.steps:
+                    trains_s = trains_s or (self.clock.now_s() if status.steps else 0.0)
+                    is_late = trains_s and self.clock.now_s() - trains_s > _SERVERS_S
+                    if trains_s and (is_late or _num_servers(status) >= self.wanted.file.num_servers):
                         took_s = self.clock.now_s() - began_s
-                        self.say("", f"run {status.run} trains, {took_s:.0f} s after the beginning: {_shape(status)}")
+                        shape = f"{len(status.stages)} stages, {_num_servers(status)} servers"
+                        self.say("", f"run {status.run} trains, {took_s:.0f} s after the beginning: {shape}")
                         return
                     if status.state != said:
                         self.say("", f"run {status.run}: {status.state}")
@@ -239,9 +244,8 @@ class BringUp:
         )
 
 
-def _shape(status: SwarmStatus) -> str:
-    servers = sum(len(stage.replicas) for stage in status.stages)
-    return f"{len(status.stages)} stages, {servers} servers"
+def _num_servers(status: SwarmStatus) -> int:
+    return sum(len(stage.replicas) for stage in status.stages) + len(status.waiting_servers)
 
 
 def _require(code: int, stderr: str, what: str) -> None:
