@@ -54,7 +54,7 @@ def machine_script(
         Path | None, Parameter(help="Write what runs here as a wheel into this folder, for the script to install.")
     ] = None,
     num_servers: Annotated[int, Parameter(help="Servers on the machine.")] = 1,
-    first_port: Annotated[int, Parameter(help="Of the 2 * servers + 1 TCP ports that others reach them at.")] = 50000,
+    first_port: Annotated[int, Parameter(help="Of the 2 * servers + 1 TCP ports that others reach them at.")] = 29100,
     python: Annotated[
         str, Parameter(help="The interpreter there, 3.11 or newer: python3.12, or its path.")
     ] = "python3",

@@ -38,14 +38,15 @@ class Machine:
         install: what pip installs, as it stands on its command line; empty: the script is given it.
         num_servers: that the host runs.
         first_port: the first of those at which others reach them: one each for tensors, then one each for the DHT, and
-            one for the scout.
+            one for the scout. Below 32768, where Linux takes the ports of connections that it makes: a server that is
+            started again has to find its port free.
         python: the interpreter that the environment is made with; a name without a folder is a package as well.
         sees_system_packages: the environment sees what that interpreter has, such as the torch of a Jetson.
     """
 
     install: str
     num_servers: int = 1
-    first_port: int = 50000
+    first_port: int = 29100
     python: str = "python3"
     sees_system_packages: bool = False
 

@@ -97,7 +97,7 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "shoal join --invitation=- --remember-only" in done.stdout
     first, files = machine.called(), machine.files()
-    assert "ufw allow 50000:50004/tcp comment servers of shoal" in first
+    assert "ufw allow 29100:29104/tcp comment servers of shoal" in first
     assert "usermod --append --groups video shoal" in first
     assert "systemctl enable --quiet shoal-servers.service" in first
     assert any(line.startswith("useradd ") for line in first)
