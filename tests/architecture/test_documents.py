@@ -62,7 +62,7 @@ def test_readme_names_the_commands_to_begin_with() -> None:
     assert {"make run", "make test"} <= set(_commands("README.md"))
 
 
-@pytest.mark.parametrize("document", ["README.md", *TASKS])
+@pytest.mark.parametrize("document", ["README.md", "docs/deploy.md", *TASKS])
 def test_commands_of_documents_exist_with_their_flags(document: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = _commands(document)
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -99,6 +99,7 @@ DOCUMENTS = (
     "SECURITY.md",
     "docs/configurations.md",
     "docs/decisions.md",
+    "docs/deploy.md",
     "docs/events.md",
     "docs/performance.md",
     "docs/protocol.md",
@@ -116,7 +117,7 @@ def _prose(document: str) -> str:
 def _paths_in(document: str) -> list[str]:
     """Return what stands in backticks and looks like a file or a folder of this project."""
     words = re.findall(r"`([^`\n]+)`", _prose(document))
-    generated = ("logs/", "rounds/", "steps/", "replicas/", "/dev/")
+    generated = ("logs/", "rounds/", "steps/", "replicas/", "/dev/", "/etc/")
     return [
         word
         for word in words
