@@ -97,18 +97,24 @@ def test_both_units_harden_alike() -> None:
 
 
 class ClientService:
-    """The client's service as far as shells go: what systemd would start, with a shoal that notes how it is called."""
+    """The client's service as far as shells go: what systemd would start, with a shoal that notes how it is called.
+
+    Attributes:
+        has_servers: whether `shoal status` finds some of the run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.has_servers = False
         fake = folder / "shoal"
-        fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+        fake.write_text('#!/bin/sh\n[ "$1" != status ] || exit "$STATUS"\nprintf "%s\\n" "$@"\n')
         fake.chmod(0o700)
 
     def start(self) -> list[str]:
         """Start it; return the arguments of shoal."""
         command = [word.replace("/opt/shoal/bin/shoal", "./shoal") for word in _shell(UNITS[0], "ExecStart")]
-        done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, check=True)
+        environment = {**os.environ, "STATUS": "0" if self.has_servers else "2"}
+        done = subprocess.run(command, cwd=self._folder, env=environment, capture_output=True, text=True, check=True)
         return done.stdout.splitlines()
 
     def end(self, code: str, status: str) -> None:
@@ -116,34 +122,59 @@ class ClientService:
         environment = {**os.environ, "EXIT_CODE": code, "EXIT_STATUS": status}
         subprocess.run(_shell(UNITS[0], "ExecStopPost"), cwd=self._folder, env=environment, check=True)
 
-    def write_checkpoint(self, run: str, round: int) -> None:
-        """The run that goes on has written a checkpoint, some time after it began."""
-        path = self._folder / f"logs/checkpoints/{run}/round_{round:06}"
-        path.mkdir(parents=True)
-        (path / MANIFEST).touch()
-        began_s = (path / MANIFEST).stat().st_mtime - 10
+    def write(self, name: str) -> None:
+        """The run that goes on has written a file below its logs, some time after it began."""
+        path = self._folder / "logs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        began_s = path.stat().st_mtime - 10
         os.utime(self._folder / "unfinished", (began_s, began_s))
 
 
+BEGINS = ["start-trainer-client", "--config-path", "/etc/shoal/run.yaml"]
+CHECKPOINT = f"checkpoints/{{}}/round_000010/{MANIFEST}"
+
+
 def test_a_client_that_was_lost_goes_on_from_its_checkpoint_and_one_whose_run_is_over_begins_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     service = ClientService(tmp_path)
-    begins = ["start-trainer-client", "--config-path", "/etc/shoal/run.yaml"]
-    assert service.start() == begins
+    assert service.start() == BEGINS
+    service.write(f"first/{PEERS_FILE}")
     service.end("exited", "1")
-    assert service.start() == begins, "nothing was kept of it"
-    service.write_checkpoint("first", 10)
+    assert service.start() == BEGINS, "nothing was kept of it"
+    service.write(CHECKPOINT.format("first"))
     for code, status in (("exited", "130"), ("killed", "KILL"), ("exited", "1")):
         service.end(code, status)
-        assert service.start() == [*begins, "--resume"]
-    service.write_checkpoint("first", 20)
+        assert service.start() == [*BEGINS, "--resume"]
     service.end("exited", "0")
-    assert service.start() == begins
+    assert service.start() == BEGINS
     service.end("killed", "KILL")
-    assert service.start() == begins, "the checkpoint is of the run before it"
+    assert service.start() == BEGINS, "the checkpoint is of the run before it"
+
+
+def test_a_client_that_was_lost_goes_on_with_the_servers_that_its_run_still_has(tmp_path: Path) -> None:
+    service = ClientService(tmp_path)
+    assert service.start() == BEGINS
+    for name in (CHECKPOINT.format("first"), f"first/{PEERS_FILE}"):
+        service.write(name)
+    service.end("killed", "KILL")
+    service.has_servers = True
+    assert service.start() == [*BEGINS, "--initial-peers", f"@logs/first/{PEERS_FILE}"]
+    service.end("exited", "0")
+    assert service.start() == BEGINS, "servers of another run are not its own"
+
+
+def test_what_the_client_service_calls_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / PEERS_FILE).write_text(PEER)
     monkeypatch.chdir(ROOT)
-    _loads(["start-trainer-client", "--config-path", "configs/sandbox.yaml"], capsys)
+    begins = ["start-trainer-client", "--config-path", "configs/sandbox.yaml"]
+    _loads(begins, capsys)
+    _loads([*begins, "--initial-peers", f"@{tmp_path / PEERS_FILE}"], capsys)
+    assert main(["status", "--log-dir", "logs", "--help"]) == 0
+    capsys.readouterr()
 
 
 def test_the_servers_service_is_started_once_a_swarm_was_joined(monkeypatch: pytest.MonkeyPatch) -> None:
