@@ -149,7 +149,7 @@ def _prose(document: str) -> str:
 def _paths_in(document: str) -> list[str]:
     """Return what stands in backticks and looks like a file or a folder of this project."""
     words = re.findall(r"`([^`\n]+)`", _prose(document))
-    generated = ("logs/", "rounds/", "steps/", "replicas/", "tokenizer/", "/dev/", ".local/")
+    generated = ("logs/", "rounds/", "steps/", "replicas/", "tokenizer/", "/dev/", "/etc/", ".local/")
     return [
         word
         for word in words

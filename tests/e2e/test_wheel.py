@@ -43,6 +43,7 @@ def _shoal(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedPro
 def test_a_wheel_holds_the_configurations_of_the_checkout(site: Path) -> None:
     shipped = {path.name: path.read_bytes() for path in (site / "shoal" / "configs").iterdir()}
     assert shipped == {path.name: path.read_bytes() for path in (ROOT / "configs").iterdir()}
+    assert (site / "shoal/cli/remote/shoal-servers.service").is_file()
 
 
 def test_without_a_checkout_the_sandbox_and_the_other_configurations_are_found(site: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from shoal.cli.exits import guarded
 from shoal.cli.groups import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
 from shoal.cli.key import key_app
 from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, images, import_model
-from shoal.cli.remote.commands import hosts_app, up
+from shoal.cli.remote.commands import hosts_app, machine_script, up
 from shoal.cli.run_commands import (
     checkpoint,
     clean,
@@ -93,6 +93,7 @@ for place, command in enumerate((evaluate, generate, images, checkpoints)):
 for flag in ("--help", "--version"):
     app[flag].group = (SET_UP,)
 app.command(up, group=TRAIN, sort_key=7)
+app.command(machine_script, group=SET_UP)
 app.command(export_model, name="export", group=MODEL)
 app.command(import_model, name="import", group=MODEL)
 

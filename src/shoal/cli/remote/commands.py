@@ -1,11 +1,11 @@
-"""The commands `shoal up` and `shoal hosts`."""
+"""The commands `shoal up`, `shoal hosts` and `shoal machine-script`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import anyio
 from cyclopts import App, Parameter
@@ -42,6 +42,35 @@ def up(
     hosts = _read(file)
     code = _bring_up(hosts, tuple(hosts.hosts), resumes=resume, is_dry=dry_run)
     return _show_dashboard(hosts, _PORT) if ui and not code and not dry_run else code
+
+
+def machine_script(
+    *,
+    target: Annotated[
+        Literal["bash", "cloud-init", "jetson"],
+        Parameter(help="A script for a shell, user data for a cloud, or a script that takes the torch of a Jetson."),
+    ] = "bash",
+    install: Annotated[
+        str, Parameter(help="What pip installs there: a wheel, a URL, git+https://...; else the script's argument.")
+    ] = "",
+    wheel_in: Annotated[
+        Path | None, Parameter(help="Write what runs here as a wheel into this folder, for the script to install.")
+    ] = None,
+    num_servers: Annotated[int, Parameter(help="Servers on the machine.")] = 1,
+    first_port: Annotated[int, Parameter(help="Of the 2 * servers + 1 TCP ports that others reach them at.")] = 29100,
+    python: Annotated[
+        str, Parameter(help="The interpreter there, 3.11 or newer: python3.12, or its path.")
+    ] = "python3",
+) -> int:
+    """Print a script that makes a bare Debian or Ubuntu machine ready to be a host of servers.
+
+    User, packages, firewall, installation and service; it may run again. No secret is in it: the machine is given an
+    invitation afterwards. docs/deploy.md says how.
+    """
+    from shoal.cli.remote.machine_script import Machine, print_machine_script
+
+    machine = Machine(install, num_servers, first_port, python, sees_system_packages=target == "jetson")
+    return print_machine_script(target, machine, wheel_in)
 
 
 @hosts_app.command

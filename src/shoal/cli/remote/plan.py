@@ -12,7 +12,7 @@ from shoal.cli.remote.hosts_file import HostEntry, HostsFile
 from shoal.cli.remote.probe import HOME, INSTALLED, HostFacts
 from shoal.cli.remote.unit_messages import Unit
 
-_FIRST_PYTHON: Final = (3, 11)
+FIRST_PYTHON: Final = (3, 11)
 _ROOM_KB: Final = 2 * 1024 * 1024
 _ROOM_FOR_GPUS_KB: Final = 8 * 1024 * 1024
 """Builds of torch for a GPU have its libraries with them."""
@@ -82,10 +82,10 @@ def problems_of(entry: HostEntry, facts: HostFacts, installation: Installation) 
 
 
 def _installation_problems(entry: HostEntry, facts: HostFacts) -> Iterator[str]:
-    least = ".".join(map(str, _FIRST_PYTHON))
+    least = ".".join(map(str, FIRST_PYTHON))
     if not facts.python:
         yield f"there is no {entry.python}: install Python {least} or newer, or say where it is (python: /path/to/it)"
-    elif tuple(map(int, facts.python_version.split(".") if facts.python_version else ())) < _FIRST_PYTHON:
+    elif tuple(map(int, facts.python_version.split(".") if facts.python_version else ())) < FIRST_PYTHON:
         yield (
             f"{facts.python} is Python {facts.python_version or '(it does not say)'}, and {least} or newer is needed: "
             "install one and name it (python: python3.11)"
