@@ -38,6 +38,7 @@ _SERVERS_S: Final = 60.0
 """So long the rest of the servers is waited for, when the run trains."""
 _COMMAND_S: Final = 60.0
 _VALID: Final = "10m"
+_FRESH_S: Final = 300.0
 _NO_SERVICES: Final = "it runs until this host restarts: its user has no systemd of their own"
 _NOT_ALLOWED: Final = (
     "it runs until this host restarts: its user's services end with the login, until `sudo loginctl enable-linger "
@@ -65,6 +66,7 @@ class BringUp:
     _failed: set[str] = field(default_factory=set[str])
     _changed: set[str] = field(default_factory=set[str])
     _invitation: str = ""
+    _invited_s: float = 0.0
     _inviting: anyio.Lock = field(default_factory=anyio.Lock)
     _client_settled: anyio.Event = field(default_factory=anyio.Event)
     _invite: Callable[[], Awaitable[str]] | None = None
@@ -183,7 +185,9 @@ class BringUp:
             if self._invite is None:
                 raise HostFailed(f"not joined: {self._client_host} has no client that could invite it")
             async with self._inviting:
-                self._invitation = self._invitation or await self._invite()
+                # Installing may take longer on one host than an invitation is valid.
+                if not self._invitation or self.clock.now_s() - self._invited_s > _FRESH_S:
+                    self._invitation, self._invited_s = await self._invite(), self.clock.now_s()
             command = f"exec {python} -m shoal join --invitation=- --remember-only"
             joined = await ssh.run(command, self._invitation.encode(), within_s=_COMMAND_S)
             _require(joined.code, joined.stderr, "it does not take the invitation")
