@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.hosts import Hosts, hosts_of, invited
-from tests.e2e.launched import END_S, ENDLESS, START_S, until
+from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, until
 from tests.e2e.namespaces import Lan, lan, why_impossible
 from tests.e2e.terminals import terminal
 
@@ -79,12 +79,22 @@ def test_a_host_joins_by_an_invitation_and_the_next_time_by_nothing(tmp_path: Pa
 
 def test_three_commands_make_a_swarm_of_three_hosts(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
-        client = hosts.run("desk", "start_trainer_client.py", *ENDLESS, "--num-servers=2", "--invite")
+        # The page says it for a model that takes longer, with two servers on each machine.
+        start, join = (
+            re.search(pattern, (ROOT / "docs/start/three_machines.md").read_text(), re.MULTILINE)
+            for pattern in (
+                r"^python (start_trainer_client.py --invite) --config-path \S+$",
+                r"^shoal (join) --num-servers 2$",
+            )
+        )
+        assert start is not None, "the page says it otherwise"
+        assert join is not None, "the page says it otherwise"
+        client = hosts.run("desk", *start[1].split(), *ENDLESS, "--num-servers=2")
         found = until(lambda: re.search(r"^shoal1:\S+$", client.output, re.MULTILINE), START_S, "the text")
         assert "`shoal join` asks for this text" in client.output
         given = tmp_path / "given"
         given.write_text(found[0])
-        boxes = [hosts.run(name, "-m", "shoal", "join", f"--invitation={given}") for name in ("box1", "box2")]
+        boxes = [hosts.run(name, "-m", "shoal", join[1], f"--invitation={given}") for name in ("box1", "box2")]
         client.saw("client_0", "round.recorded", 2 * START_S, round=1)
         client.interrupt()
         assert client.ends(END_S) == 130, client.output

@@ -1,4 +1,4 @@
-"""The pages of docs/tasks that train a model: their commands that need no network run as they stand, in order, and the
+"""The pages that train a model on one machine: their commands that need no network run as they stand, in order, and the
 model learns."""
 
 from __future__ import annotations
@@ -28,6 +28,17 @@ SHORT = "--diloco.inner-steps=6 --diloco.outer-steps=2"
 SHORT_FROM_NOTHING = "--diloco.inner-steps=15 --diloco.outer-steps=3"
 
 
+START = ROOT / "docs" / "start" / "one_machine.md"
+# The environment is active, and what make does beside the run has tests of its own; two minutes of faults are more of
+# what twenty seconds are.
+AS_HERE = {
+    "make run ": f"python run_local.py {SHORT_FROM_NOTHING} ",
+    "source .venv/bin/activate": "",
+    "--for 2m": "--for 20s",
+    "make test ": "true ",
+}
+
+
 def script(page: Path) -> str:
     """The commands in the blocks for bash; those for sh need a network, or files of a reader's own."""
     blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
@@ -36,18 +47,18 @@ def script(page: Path) -> str:
     return "\n".join(f"{line} {short}" if "run_local.py" in line else line for line in lines)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+def _done(commands: str, directory: Path) -> str:
+    """Run commands where a reader of the documents is, with shoal's own in the way; return what they have said."""
     for name in ("run_local.py", "configs", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
+        (directory / name).symlink_to(ROOT / name)
     done = subprocess.run(
-        ["bash", "-e", "-c", script(page)],
-        cwd=tmp_path,
+        ["bash", "-e", "-c", commands],
+        cwd=directory,
         env={
             **os.environ,
             # The commands of this environment, as `source .venv/bin/activate` puts them there.
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "XDG_CACHE_HOME": str(directory / "cache"),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         },
@@ -56,6 +67,24 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_commands_of_the_first_page_run_one_after_the_other(tmp_path: Path) -> None:
+    commands = "\n".join(re.findall(r"```bash\n(.*?)```", START.read_text(), re.DOTALL))
+    for written, here in AS_HERE.items():
+        assert written in commands
+        commands = commands.replace(written, here)
+    said = _done(commands, tmp_path)
+    for name in re.findall(r"^([a-z][a-z ,/()A-Z]+?)  +[\d,.]+(?: MiB)?$", START.read_text(), re.MULTILINE):
+        assert f"\n{name} " in said, f"the page shows {name}"
+    assert "chaos holds:" in said
+    assert (tmp_path / "mine" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    _done(script(page), tmp_path)
     for run in RUNS[page.stem]:
         summary = json.loads((tmp_path / "logs" / run / "summary.json").read_text())
         assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("done", 0, 0), run
