@@ -110,7 +110,9 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def spelt_out(tokens: list[str]) -> list[str]:
-    """`--resume` without a value stands for `--resume=latest`."""
+    """`--resume` without a value stands for `--resume=latest`; that of `shoal up` has none."""
+    if tokens[:1] == ["up"]:
+        return tokens
     following = [*tokens[1:], "--"]
     return [
         "--resume=latest" if token == "--resume" and after.startswith("-") else token

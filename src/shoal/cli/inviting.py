@@ -159,7 +159,8 @@ def joining_flags(
         ConnectionLost: nobody offers the code.
     """
     path = config.network.swarm_key_file.expanduser().absolute()
-    joined = None if asked.is_new else _remembered()
+    prefix = config.experiment_prefix if "experiment_prefix" in origins else ""
+    joined = None if asked.is_new else _remembered(prefix)
     if joined is not None and not _is_meant(joined, config, origins, path):
         joined = None
     if joined is None:
@@ -205,18 +206,24 @@ def _keep_key(path: Path, swarm_key: bytes) -> None:
         )
 
 
-def _remembered() -> Joined | None:
+def _joined_file(prefix: str) -> Path:
+    return JOINED_FILE.with_name(f"joined.{prefix}.json").expanduser() if prefix else JOINED_FILE.expanduser()
+
+
+def _remembered(prefix: str) -> Joined | None:
     with suppress(OSError, msgspec.MsgspecError):  # none was joined, or by another version
-        joined = msgspec.json.decode(JOINED_FILE.expanduser().read_bytes(), type=Joined)
+        joined = msgspec.json.decode(_joined_file(prefix).read_bytes(), type=Joined)
         if Path(joined.swarm_key_file).expanduser().exists():
             return joined
     return None
 
 
 def _remember(joined: Joined) -> None:
-    path = JOINED_FILE.expanduser()
+    path = _joined_file("")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        put_private(path, msgspec.json.encode(joined))
+        # By its name as well: whoever says which swarm is meant need not have joined it last.
+        for each in (_joined_file(joined.experiment_prefix), path):
+            put_private(each, msgspec.json.encode(joined))
     except OSError as error:
         raise ConfigError(f"cannot remember the swarm in {path}: {error.strerror}") from error

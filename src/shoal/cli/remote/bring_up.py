@@ -9,6 +9,7 @@ What is so already is left alone. A host that fails says why, and keeps no other
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class BringUp:
     is_dry: bool = False
     _failed: set[str] = field(default_factory=set[str])
     _changed: set[str] = field(default_factory=set[str])
+    _differs: set[str] = field(default_factory=set[str])
     _invitation: str = ""
     _invited_s: float = 0.0
     _inviting: anyio.Lock = field(default_factory=anyio.Lock)
@@ -88,7 +90,9 @@ class BringUp:
                     tasks.start_soon(self._guarded, name, ssh, limiter)
             if self._changed and not self._failed and not self.is_dry:
                 await self._until_training(hosts[self._client_host], began_s)
-        if not self._changed and not self._failed:
+        if self.is_dry:
+            self.say("", "that was a look: nothing was changed")
+        elif not self._changed | self._failed | self._differs:
             self.say("", "all hosts are as the file says: nothing was changed")
         return FAILED if self._failed else DONE
 
@@ -134,13 +138,15 @@ class BringUp:
             sent = f"send {installation.requirement}; " if installation.wheel is not None else ""
             self.say(name, f"would install: {sent}{'; '.join(script.splitlines()[1:])}")
             return
-        self.say(
-            name, f"installs {installation.requirement} for {facts.python} ({facts.system}); this may take minutes"
-        )
+        what = _without_secrets(installation.requirement)
+        self.say(name, f"installs {what} for {facts.python} ({facts.system}); this may take minutes")
         began_s = self.clock.now_s()
         if installation.wheel is not None:
-            path = shlex.quote(f"{facts.home}/{installation.wheel_path}")
-            sent = await ssh.run(f"cat > {path}", installation.wheel, within_s=_INSTALL_S)
+            path = shlex.quote(f"{facts.home}/{installation.wheel_path(entry)}")
+            folder = shlex.quote(f"{facts.home}/{installation.wheel_folder(entry)}")
+            # Another operator may be at it, too: what there is under this name is whole.
+            write = f"umask 077 && mkdir -p {folder} && cat > {path}.$$ && mv {path}.$$ {path}"
+            sent = await ssh.run(write, installation.wheel, within_s=_INSTALL_S)
             _require(sent.code, sent.stderr, "the wheel cannot be written")
         done = await ssh.run("sh -s", script.encode(), within_s=_INSTALL_S)
         _require(done.code, done.stderr, "the installation has failed")
@@ -166,7 +172,8 @@ class BringUp:
             raise HostFailed(f"the client on {self._client_host} does not come up: {said or 'it says nothing'}")
         done = await ssh.run(self._beside_client(f"invite --for {_VALID}"), within_s=_COMMAND_S)
         _require(done.code, done.stderr, f"{self._client_host} makes no invitation")
-        return done.stdout.decode().strip()
+        # A login shell may have something to say before.
+        return done.stdout.decode(errors="replace").strip().splitlines()[-1]
 
     def _beside_client(self, command: str) -> str:
         """Return what has a shell on the client's host run a command of shoal where the client runs."""
@@ -205,6 +212,7 @@ class BringUp:
             ssh, StartUnit(unit, replaces, by_systemd, this_time), python, within_s=2 * _COMMAND_S
         )
         if done.differs:
+            self._differs.add(name)
             self.say(
                 name,
                 f"{unit.name} runs as it was started, not as the file says now: it is left alone, since that would be "
@@ -223,11 +231,14 @@ class BringUp:
         return (await ssh.run("loginctl enable-linger", within_s=_COMMAND_S)).code == 0
 
     async def _until_training(self, ssh: Ssh, began_s: float) -> None:
-        watch = self._beside_client("status --watch --json")
+        # With the prefix it is the run of this unit, and of no other that this user has there.
+        watch = self._beside_client(f"status --watch --json --experiment-prefix {shlex.quote(self.wanted.prefix)}")
         said, trains_s = "", 0.0
         with anyio.move_on_after(_TRAINS_S) as scope:
             try:
                 async for line in ssh.lines(watch):
+                    if not line.startswith("{"):
+                        continue  # said by a login shell
                     status = msgspec.json.decode(line, type=SwarmStatus)
                     trains_s = trains_s or (self.clock.now_s() if status.steps else 0.0)
                     is_late = trains_s and self.clock.now_s() - trains_s > _SERVERS_S
@@ -249,7 +260,9 @@ class BringUp:
 
 
 def _num_servers(status: SwarmStatus) -> int:
-    return sum(len(stage.replicas) for stage in status.stages) + len(status.waiting_servers)
+    """Count servers; one that has left, and is there again, may stand twice in what is known for some seconds."""
+    names = {server.name for stage in status.stages for server in stage.replicas}
+    return len(names | {server.name for server in status.waiting_servers})
 
 
 def _require(code: int, stderr: str, what: str) -> None:
@@ -263,3 +276,8 @@ def _require(code: int, stderr: str, what: str) -> None:
 def read_config_text(file: HostsFile, sandbox: Path) -> str:
     """Return the configuration that the client's host gets, as it stands in its file."""
     return (file.swarm.config or sandbox).read_text()
+
+
+def _without_secrets(address: str) -> str:
+    """Leave out who may fetch something, as in https://user:token@host."""
+    return re.sub(r"//[^/@\s]+@", "//", address)

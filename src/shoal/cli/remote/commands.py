@@ -11,9 +11,11 @@ import anyio
 from cyclopts import App, Parameter
 
 from shoal.cli.arguments import SANDBOX, Switch, found
+from shoal.cli.exits import FAILED, say_error
 from shoal.cli.groups import SET_UP
+from shoal.cli.output import on_one_line
 from shoal.clock import Clock, SystemClock
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, HostFailed
 
 if TYPE_CHECKING:
     from shoal.cli.remote.hosts_file import HostsFile
@@ -111,10 +113,17 @@ def dashboard(
 
 @hosts_app.command
 def restart(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
-    """End what runs on these hosts, or on all, and bring it up as the file says now."""
+    """End what runs on these hosts, and bring it up as the file says now; with the client's host, all.
+
+    That ends the run where its client is among them: another one begins.
+    """
     hosts = _read(file)
     chosen = _chosen(hosts, names)
-    return _down(hosts, chosen) or _bring_up(hosts, chosen)
+    if hosts.swarm.client in chosen:
+        chosen = tuple(hosts.hosts)  # with its client the run ends everywhere
+    wanted = _wanted(hosts)
+    ended = _down(hosts, chosen)
+    return _called(partial(_brought_up, wanted, chosen)) or ended
 
 
 @hosts_app.command
@@ -137,21 +146,26 @@ def _down(hosts: HostsFile, names: Sequence[str]) -> int:
 
 
 def _bring_up(hosts: HostsFile, names: Sequence[str], *, resumes: bool = False, is_dry: bool = False) -> int:
+    return _called(partial(_brought_up, _wanted(hosts), names, resumes=resumes, is_dry=is_dry))
+
+
+async def _brought_up(
+    wanted: Wanted, names: Sequence[str], *, clock: Clock, resumes: bool = False, is_dry: bool = False
+) -> int:
     from shoal.cli.remote.bring_up import BringUp
 
-    wanted = _wanted(hosts)
-
-    async def call(clock: Clock) -> int:
-        return await BringUp(wanted, names, clock, _say_for(names), resumes=resumes, is_dry=is_dry).run()
-
-    return _called(call)
+    return await BringUp(wanted, names, clock, _say_for(names), resumes=resumes, is_dry=is_dry).run()
 
 
 def _called(call: Callable[..., Awaitable[int]], **more: bool) -> int:
     async def run() -> int:
         return await call(clock=SystemClock(), **more) if more else await call(clock=SystemClock())
 
-    return anyio.run(run)
+    try:
+        return anyio.run(run)
+    except HostFailed as error:
+        say_error(on_one_line(str(error)))
+        return FAILED
 
 
 def _read(path: Path) -> HostsFile:
@@ -212,6 +226,7 @@ def _say_for(names: Sequence[str]) -> Callable[[str, str], None]:
     width = max(map(len, names))
 
     def say(host: str, text: str) -> None:
-        print(f"{host:<{width}}  {text}" if host else text, flush=True)
+        # Hosts have made parts of it.
+        print(f"{host:<{width}}  {on_one_line(text)}" if host else on_one_line(text), flush=True)
 
     return say

@@ -106,6 +106,8 @@ def read_hosts(path: Path) -> HostsFile:
     problems = [*_problems(found)]
     if problems:
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
+    if found.install.endswith(".whl") and "://" not in found.install:
+        found = found.model_copy(update={"install": str(path.parent / Path(found.install).expanduser())})
     if found.swarm.config is None:
         return found
     config = path.parent / found.swarm.config.expanduser()

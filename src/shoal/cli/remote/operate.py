@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
@@ -51,11 +51,11 @@ async def print_units(file: HostsFile, names: Collection[str], prefix: str, cloc
     is_well = True
     for name, answer in answers.items():
         if isinstance(answer, HostFailed):
-            rows.append((name, "", f"not reached: {answer}"))
+            rows.append((name, "", on_one_line(f"not reached: {answer}")))
             is_well = False
             continue
         for unit in answer.units:
-            rows.append((name, unit.name, _told(unit)))
+            rows.append((name, on_one_line(unit.name), _told(unit)))
             is_well = is_well and (unit.is_running or unit.code == 0)
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     for row in rows:
@@ -117,13 +117,15 @@ async def show_dashboard(file: HostsFile, prefix: str, port: int, clock: Clock) 
     command = f'cat "$(ls -t "{folder}"/*/{URL_FILE} 2>/dev/null | head -n 1)"'
     async with connections({client: file.hosts[client].ssh or client}, file.ssh_command, clock) as hosts:
         done = await hosts[client].run(command, within_s=_WITHIN_S)
-        there = urlsplit(done.stdout.decode(errors="replace").strip())
-        if done.code or not there.port:
+        found = re.search(
+            r"^http://127\.0\.0\.1:(\d{1,5})/(\?token=[\w-]+)$", done.stdout.decode(errors="replace"), re.M
+        )
+        if done.code or found is None:
             raise HostFailed(f"the client on {client} has no dashboard (yet): `shoal hosts logs {client}` says why")
         here = _free_port(port)
-        address = urlunsplit(there._replace(netloc=f"127.0.0.1:{here}"))
+        address = f"http://127.0.0.1:{here}/{found[2]}"
         said = f"dashboard: {address}\nthe way there is open until Ctrl-C; the address can be opened once"
-        await hosts[client].forward(here, there.port, lambda: print(said, flush=True))
+        await hosts[client].forward(here, int(found[1]), lambda: print(said, flush=True))
     return DONE
 
 

@@ -43,16 +43,19 @@ class Installation:
         digest = hashlib.sha256("\0".join(parts).encode() + (self.wheel or b""))
         return digest.hexdigest()[:12]
 
-    @property
-    def wheel_path(self) -> str:
-        """Where the wheel is put, below the home directory."""
-        return f"{HOME}/{self.requirement}"
+    def wheel_folder(self, entry: HostEntry) -> str:
+        """Where the wheel is put, below the home directory, until it is installed."""
+        return f"{HOME}/wheels/{self.name_for(entry)}"
+
+    def wheel_path(self, entry: HostEntry) -> str:
+        """Return the path of the wheel, below the home directory."""
+        return f"{self.wheel_folder(entry)}/{self.requirement}"
 
     def script(self, entry: HostEntry, facts: HostFacts) -> str:
         """Return the shell commands that install it; the folder is whole, or is not said to be."""
         folder = f"{facts.home}/{INSTALLED}/{self.name_for(entry)}"
         python, path = shlex.quote(f"{folder}/bin/python"), shlex.quote(folder)
-        what = self.requirement if self.wheel is None else f"{facts.home}/{self.wheel_path}"
+        what = self.requirement if self.wheel is None else f"{facts.home}/{self.wheel_path(entry)}"
         flags = "".join(f"{shlex.quote(flag)} " for flag in self.flags)
         extras = f"[{','.join(self.extras)}]" if self.extras else ""
         what = f"shoal{extras} @ {what}" if "://" in what else f"{what}{extras}"
@@ -64,8 +67,13 @@ class Installation:
         else:
             make = f"{shlex.quote(facts.python)} -m venv {sees}{path}"
             fill = f"{python} -m pip install --quiet --disable-pip-version-check {flags}{shlex.quote(what)}"
-        sent = "" if self.wheel is None else f"rm -f {shlex.quote(f'{facts.home}/{self.wheel_path}')}\n"
-        return f"set -e\nrm -rf {path}\n{make}\n{fill}\n{sent}{python} -m shoal --version\ntouch {path}/whole\n"
+        sent = shlex.quote(f"{facts.home}/{self.wheel_folder(entry)}")
+        lock = shlex.quote(f"{facts.home}/{HOME}/lock")
+        # Whoever waits for another one that installs the same finds it whole.
+        begin = f"set -e\numask 077\nmkdir -p {shlex.quote(f'{facts.home}/{INSTALLED}')}\nexec 9> {lock}"
+        wait = f"if command -v flock > /dev/null; then flock 9; fi\nif [ -e {path}/whole ]; then exit 0; fi"
+        end = f"rm -rf {sent}\n{python} -m shoal --version\ntouch {path}/whole"
+        return f"{begin}\n{wait}\nrm -rf {path}\n{make}\n{fill}\n{end}\n"
 
 
 def problems_of(entry: HostEntry, facts: HostFacts, installation: Installation) -> Iterator[str]:
@@ -127,7 +135,15 @@ class Wanted:
         entry = self.file.hosts[name]
         if not entry.servers:
             return None
-        argv = ("join", "--num-servers", str(entry.servers), *self._address(name), *entry.flags)
+        argv = (
+            "join",
+            "--experiment-prefix",
+            self.prefix,
+            "--num-servers",
+            str(entry.servers),
+            *self._address(name),
+            *entry.flags,
+        )
         argv += ("--device", entry.device) if entry.device else ()
         argv += ("--servers.max-memory-bytes", entry.max_memory) if entry.max_memory else ()
         return Unit(f"{self.prefix}-servers", self._argv(name, facts, argv), is_lasting=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Final
 
 import msgspec
 
-from shoal.cli.remote.ssh import Ssh
+from shoal.cli.remote.ssh import Ssh, last_line
 from shoal.clock import Clock
 from shoal.errors import HostFailed
 
@@ -27,7 +28,9 @@ import importlib.util, sys
 print("python_version=%d.%d" % sys.version_info[:2])
 print("venv=" + str(int(all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")))))'
 uv=$(command -v uv || ls "$HOME/.local/bin/uv" 2>/dev/null) && echo "uv=$uv"
-mkdir -p "$HOME/FOLDER" 2>/dev/null && [ -w "$HOME/FOLDER" ] && echo writable=1
+folder=$HOME/FOLDER
+while [ ! -e "$folder" ]; do folder=$(dirname "$folder"); done
+[ -w "$folder" ] && echo writable=1
 echo "free_kb=$(df -Pk "$HOME" | awk 'NR == 2 { print $4 }')"
 for each in "$HOME"/INSTALLED/*/whole; do [ -e "$each" ] && echo "installed=$(basename "$(dirname "$each")")"; done
 command -v nvidia-smi >/dev/null && echo "gpus=$(nvidia-smi -L | grep -c ^GPU)"
@@ -89,12 +92,13 @@ async def probe(ssh: Ssh, python: str, clock: Clock) -> HostFacts:
     lines = [line.partition("=") for line in done.stdout.decode(errors="replace").splitlines()]
     said = {name: value for name, _, value in lines}
     if "unix_s" not in said:
-        raise HostFailed(f"its shell does not take commands: {done.stderr.strip() or 'it says nothing'}")
+        raise HostFailed(f"its shell does not take commands: {last_line(done.stderr) or 'it says nothing'}")
+    version = said.get("python_version", "")
     return HostFacts(
         home=said.get("home", ""),
         system=said.get("system", ""),
         python=said.get("python", ""),
-        python_version=said.get("python_version", ""),
+        python_version=version if re.fullmatch(r"\d{1,3}\.\d{1,3}", version) else "",
         has_venv=said.get("venv") == "1",
         uv=said.get("uv", ""),
         is_writable=said.get("writable") == "1",
@@ -108,4 +112,4 @@ async def probe(ssh: Ssh, python: str, clock: Clock) -> HostFacts:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else 0

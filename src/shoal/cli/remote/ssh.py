@@ -6,6 +6,7 @@ input.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import subprocess
@@ -14,9 +15,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import anyio
+from anyio.abc import ByteReceiveStream, Process
 
 from shoal.cli.output import on_one_line
 from shoal.clock import Clock
@@ -95,18 +97,27 @@ class Ssh:
         Raises:
             HostFailed: ssh did not get there, the connection was lost, or the time is over.
         """
-        argv = [*self.command, *self.own_options, "--", self.destination, command]
         try:
             with anyio.fail_after(within_s):
-                done = await anyio.run_process(argv, input=stdin, check=False, start_new_session=True)
-        except FileNotFoundError:
-            raise HostFailed(f"there is no {self.command[0]} on this machine: install OpenSSH's client") from None
+                async with await self._opened(self.own_options, command, subprocess.PIPE) as process:
+                    stdout, stderr = await _exchanged(process, stdin)
+                    code = await process.wait()
         except TimeoutError:
             raise HostFailed(f"no answer within {within_s:.0f} s") from None
-        stderr = done.stderr.decode(errors="replace")
-        if done.returncode == _OWN_FAILURE:
-            raise HostFailed(self._cause(stderr))
-        return Done(done.returncode, done.stdout, stderr)
+        said = stderr.decode(errors="replace")
+        if code == _OWN_FAILURE:
+            raise HostFailed(self._cause(said))
+        return Done(code, stdout, said)
+
+    async def _opened(self, options: Sequence[str], command: str, stderr: int | IO[bytes]) -> Process:
+        # Whatever shell the user has there, a POSIX one takes the command.
+        argv = [*self.command, *options, "--", self.destination, f"exec sh -c {shlex.quote(command)}"]
+        try:
+            return await anyio.open_process(argv, stderr=stderr, start_new_session=True)
+        except FileNotFoundError:
+            raise HostFailed(f"there is no {self.command[0]} on this machine: install OpenSSH's client") from None
+        except OSError as error:
+            raise HostFailed(f"{self.command[0]} cannot be started on this machine: {error.strerror}") from None
 
     async def lines(self, command: str) -> AsyncGenerator[str]:
         """Yield the lines that a shell command there prints, while it runs; leaving ends it.
@@ -119,23 +130,26 @@ class Ssh:
                 yield line
 
     async def _lines_of(self, options: Sequence[str], command: str) -> AsyncGenerator[str]:
-        argv = [*self.command, *options, "--", self.destination, command]
-        async with await anyio.open_process(argv, stdin=subprocess.DEVNULL, start_new_session=True) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            try:
-                begun = b""
-                async for part in process.stdout:
-                    *whole, begun = (begun + part).split(b"\n")
-                    for line in whole:
-                        yield line.decode(errors="replace")
-                stderr = b"".join([part async for part in process.stderr]).decode(errors="replace")
-                if code := await process.wait():
-                    cause = self._cause(stderr) if code == _OWN_FAILURE else stderr.strip()
-                    raise HostFailed(cause or f"`{command}` has ended with {code}")
-            finally:
-                if process.returncode is None:
-                    process.kill()
+        # Into a file: nobody reads it before the end, and a pipe that is full would stop the command.
+        with tempfile.TemporaryFile() as said:
+            async with await self._opened(options, command, said) as process:
+                assert process.stdout is not None
+                try:
+                    begun = b""
+                    async for part in process.stdout:
+                        *whole, begun = (begun + part).split(b"\n")
+                        for line in whole:
+                            yield line.decode(errors="replace")
+                    code = await process.wait()
+                finally:
+                    if process.returncode is None:
+                        process.kill()
+            if code:
+                said.seek(0)
+                stderr = said.read().decode(errors="replace")
+                raise HostFailed(
+                    self._cause(stderr) if code == _OWN_FAILURE else last_line(stderr) or f"exit code {code}"
+                )
 
     async def forward(self, port: int, there: int, opened: Callable[[], None]) -> None:
         """Let a port of this host's loopback lead to one of that host's, until cancelled or the connection ends.
@@ -151,7 +165,7 @@ class Ssh:
         way = f"127.0.0.1:{port}:127.0.0.1:{there}"
         # A connection of its own: that of commands may be shared, and outlives them.
         own = ("-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-L", way)
-        async with aclosing(self._lines_of((*own, *self.own_options), "echo open && exec sleep 100000000")) as lines:
+        async with aclosing(self._lines_of((*own, *self.own_options), "echo open && exec cat")) as lines:
             async for _ in lines:
                 opened()
         raise HostFailed("the way to the dashboard is closed")
@@ -160,15 +174,42 @@ class Ssh:
         """End the shared connection."""
         with anyio.move_on_after(_CONNECT_S, shield=True):
             argv = [*self.command, *self.own_options, "-O", "exit", "--", self.destination]
-            await anyio.run_process(argv, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            with contextlib.suppress(OSError):
+                await anyio.run_process(argv, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def _cause(self, stderr: str) -> str:
         where = {"name": shlex.quote(self.destination), "ssh": f"`{shlex.join((*self.command, self.destination))}`"}
         said = next((text for pattern, text in _CAUSES if re.search(pattern, stderr)), None)
         if said is not None:
             return said.format(**where)
-        lines = [on_one_line(line) for line in stderr.splitlines() if line.strip()]
-        return f"ssh has failed: {lines[-1]}" if lines else "ssh has failed, and does not say why"
+        last = last_line(stderr)
+        return f"ssh has failed: {last}" if last else "ssh has failed, and does not say why"
+
+
+def last_line(text: str) -> str:
+    """Return the last line of what a host has said, as a terminal may show it; empty if it has said nothing."""
+    lines = [on_one_line(line) for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+async def _exchanged(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
+    """Write all that a process reads, while all that it says is read; it may end before it has read anything."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = {process.stdout: b"", process.stderr: b""}
+
+    async def read(stream: ByteReceiveStream) -> None:
+        async for part in stream:
+            said[stream] += part
+
+    async with anyio.create_task_group() as tasks:
+        for stream in said:
+            tasks.start_soon(read, stream)
+        with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await process.stdin.send(stdin)
+            await process.stdin.aclose()
+    return said[process.stdout], said[process.stderr]
 
 
 @asynccontextmanager

@@ -9,12 +9,13 @@ or a service of the user's systemd.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -157,13 +158,14 @@ def _systemctl(*arguments: str) -> str:
 
 
 def _remove_unused_installations() -> None:
-    """Remove what earlier versions have left beside the installation that this runs in, but for what still runs."""
+    """Remove what earlier versions have left beside the installation that this runs in, but for what units have."""
     own = Path(sys.prefix)
     if own.parent != INSTALLATIONS_DIR.expanduser():
         return
-    notes = [note for name in _all_names() if (note := _note_of(name)) is not None and _is_running(note)]
+    notes = [note for name in _all_names() if (note := _note_of(name)) is not None]
     used = {own, *(Path(note.unit.argv[0]).parent.parent for note in notes)}
-    for other in own.parent.iterdir():
+    # One that is not whole is just being made.
+    for other in (path.parent for path in own.parent.glob("*/whole")):
         if other not in used:
             shutil.rmtree(other, ignore_errors=True)
 
@@ -284,11 +286,26 @@ async def _wait(is_so: Callable[[], bool], within_s: float) -> None:
         await _clock.sleep_s(_LOOK_S)
 
 
+@contextlib.contextmanager
+def _locked(request: Request) -> Generator[None]:
+    """Let one at a time change units: another operator may be at it."""
+    if isinstance(request, LookAtUnits | AwaitPeers):
+        yield
+        return
+    directory = UNITS_DIR.expanduser()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (directory / "lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def main() -> int:
     """Answer one request; return 1, with a line on standard error, if it cannot be done."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    os.umask(0o077)
     try:
-        units = anyio.run(answer, request)
+        with _locked(request):
+            units = anyio.run(answer, request)
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -6,14 +6,14 @@ from typing import Final
 
 import msgspec
 
-from shoal.cli.output import on_one_line
 from shoal.cli.remote.probe import INSTALLED
-from shoal.cli.remote.ssh import Ssh
+from shoal.cli.remote.ssh import Ssh, last_line
 from shoal.cli.remote.unit_messages import Request, Units
 from shoal.errors import HostFailed
 
 NEWEST: Final = (
-    f'newest=$(ls -td "$HOME"/{INSTALLED}/*/ 2>/dev/null | head -n 1); [ -n "$newest" ] || '
+    f'newest=$(ls -t "$HOME"/{INSTALLED}/*/whole 2>/dev/null | head -n 1); newest=${{newest%whole}}; '
+    '[ -n "$newest" ] || '
     "{ echo 'nothing was brought up there: shoal up' >&2; exit 1; }; "
 )
 """Finds the installation that was made last, for who does not know which one that was."""
@@ -32,9 +32,9 @@ async def ask_units(ssh: Ssh, request: Request, python: str = "", *, within_s: f
     command = f"exec {python} {UNIT}" if python else f'{NEWEST}exec "$newest"bin/python {UNIT}'
     done = await ssh.run(command, msgspec.json.encode(request), within_s=within_s)
     if done.code:
-        lines = done.stderr.strip().splitlines()
-        raise HostFailed(on_one_line(lines[-1]) if lines else f"its units do not answer: exit code {done.code}")
+        raise HostFailed(last_line(done.stderr) or f"its units do not answer: exit code {done.code}")
     try:
-        return msgspec.json.decode(done.stdout, type=Units)
+        # A login shell may have something to say before.
+        return msgspec.json.decode(done.stdout.splitlines()[-1] if done.stdout else b"", type=Units)
     except msgspec.MsgspecError as error:
         raise HostFailed("its units answer in another version: `shoal up` brings this one there") from error

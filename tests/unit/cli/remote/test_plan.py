@@ -74,8 +74,8 @@ def test_another_installation_has_another_folder() -> None:
 @pytest.mark.parametrize(
     ("installation", "uv", "wanted"),
     [
-        (WHEEL, "", "pip install --quiet --disable-pip-version-check /home/ada/.local/share/shoal/shoal-1.0-py3"),
-        (Installation("x.whl", b"", ("hf", "s3")), "", "'/home/ada/.local/share/shoal/x.whl[hf,s3]'"),
+        (WHEEL, "", "pip install --quiet --disable-pip-version-check /home/ada/.local/share/shoal/wheels/"),
+        (Installation("x.whl", b"", ("hf", "s3")), "", "/x.whl[hf,s3]'"),
         (Installation("git+https://h/s", None, ("hf",)), "", "'shoal[hf] @ git+https://h/s'"),
         (Installation("shoal==1.2", None, (), ("-i", "https://i x")), "", "check -i 'https://i x' shoal==1.2"),
         (Installation("shoal==1.2", None, ()), "/bin/uv", "/bin/uv pip install --quiet --python"),
@@ -113,5 +113,5 @@ def test_the_client_s_host_has_a_client_and_each_host_its_servers_with_its_own_f
     assert servers is not None
     assert servers.is_lasting
     assert " ".join(servers.argv[3:]) == (
-        "join --num-servers 2 --host-name box --data-port 7 --device cuda --servers.max-memory-bytes 8GiB"
+        "join --experiment-prefix herd --num-servers 2 --host-name box --data-port 7 --device cuda --servers.max-memory-bytes 8GiB"
     )
