@@ -101,6 +101,7 @@ DOCUMENTS = (
     "docs/decisions.md",
     "docs/events.md",
     "docs/performance.md",
+    "docs/platforms.md",
     "docs/protocol.md",
     "docs/reliability.md",
     *TASKS,
