@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.runtime import durable_files
 from shoal.runtime.durable_files import exchange, put_whole
 from shoal.runtime.linux_calls import FORCE_PORTABLE, LinuxCall, available_calls, has
 from shoal.runtime.long_turns import take_long_turns
@@ -52,3 +53,24 @@ def test_what_cannot_be_done_otherwise_is_not_done_and_says_so(tmp_path: Path) -
 
 def test_what_the_fixture_forces_ends_with_its_test() -> None:
     assert has(LinuxCall.PROC) == (sys.platform == "linux" and os.environ.get(FORCE_PORTABLE) != "1")
+
+
+@pytest.mark.parametrize("disk_can", [True, False])
+def test_a_file_is_forced_past_the_cache_of_the_disk_where_fsync_leaves_it_there(
+    disk_can: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[str] = []
+
+    def full_sync(_descriptor: int, command: int) -> int:
+        assert command == 51
+        if not disk_can:
+            raise OSError("a disk of another machine")
+        forced.append("full")
+        return 0
+
+    monkeypatch.setattr(durable_files.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(durable_files.fcntl, "fcntl", full_sync)
+    monkeypatch.setattr(durable_files.os, "fsync", lambda _descriptor: forced.append("fsync"))
+    put_whole(tmp_path / "file", b"1", lasting=True)
+    # The file, and the folder that has it.
+    assert forced == ["full" if disk_can else "fsync"] * 2
