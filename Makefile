@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all test-configs floor house sim screenshots pages site lint style clean
+.PHONY: help setup run quick test test-all test-configs floor portable house sim screenshots pages site lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-all  every test, with every check: before a release"
 	@echo "make test-configs  every file of configs/ trained in small (--tiny), which takes ten minutes"
 	@echo "make floor     models of transformers with the oldest version of it that the extra hf allows; test-all contains it"
+	@echo "make portable  tests of processes, transport and collectives without the calls of Linux; test-all contains it"
 	@echo "make house     what a reader feels, in figures, beside those of other projects: read, not enforced"
 	@echo "make sim       seeded fault schedules of the protocols' machines: make sim SEEDS=0:20000"
 	@echo "make screenshots  pictures of the dashboard, in logs/screenshots; needs Debian's chromium"
@@ -88,7 +89,7 @@ test: setup
 test-all: export EMITTED_EVENTS := $(CURDIR)/$(VENV)/emitted
 test-all: setup
 	@rm -rf $(EMITTED_EVENTS)
-	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1; $(MAKE) --no-print-directory floor || failed=1; $(PY) -m tests.emitted $(EMITTED_EVENTS))
+	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 2 $(SWARMS) || failed=1; $(MAKE) --no-print-directory floor || failed=1; $(MAKE) --no-print-directory portable || failed=1; $(PY) -m tests.emitted $(EMITTED_EVENTS))
 
 # Of which test-all trains one for each task.
 test-configs: setup
@@ -104,6 +105,11 @@ $(FLOOR)/.installed: constraints-floor.txt $(STAMP)
 floor: setup $(FLOOR)/.installed
 	PYTHONPATH=$(FLOOR) $(PYTEST) -n $(CORES) tests/unit/model/hf tests/unit/checkpoint/test_hf_folder.py \
 		tests/unit/inference/test_generation_hf.py
+
+# As on macOS; tests/e2e/test_portable.py has a whole swarm.
+portable: setup
+	SHOAL_PORTABLE=1 $(PYTEST) -n $(WORKERS) tests/unit/runtime tests/unit/transport tests/unit/collective \
+		tests/unit/data/test_pool.py tests/unit/data/test_server_and_feed.py tests/integration/runtime
 
 # Seeds A to B-1 of every simulated world, or with HEAD a thousand of this commit's own; see tests/simulation/README.md.
 SEEDS ?= 0:1000

@@ -1,6 +1,7 @@
 """Fixtures for every test: the event loop, and a check that a test leaves nothing behind.
 
-`SHOAL_REQUIRE_ALL=1` (set by continuous integration) turns a test that would be skipped into a failure.
+`SHOAL_REQUIRE_ALL=1` (set by continuous integration) turns a test that would be skipped into a failure. With
+`SHOAL_PORTABLE=1` everything does without the calls that only Linux has (`runtime/linux_calls.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import pytest
 from tests.emitted import FOLDER, pytest_sessionfinish, record
 from tests.hanging import pytest_pyfunc_call, pytest_timeout_cancel_timer, pytest_timeout_set_timer
 from tests.tiers import pytest_addoption, pytest_collection_modifyitems
+
+from shoal.runtime.linux_calls import FORCE_PORTABLE, available_calls
 
 __all__ = [
     "pytest_addoption",
@@ -71,6 +74,23 @@ def transformers() -> ModuleType:
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """Run async tests on the loop that production uses."""
     return ("asyncio", {"use_uvloop": True})
+
+
+@pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Do without the calls that only Linux has, and have the processes that the test starts do without them."""
+    with monkeypatch.context() as patch:
+        patch.setenv(FORCE_PORTABLE, "1")
+        available_calls.cache_clear()
+        yield
+    available_calls.cache_clear()
+
+
+@pytest.fixture(params=["native", "portable"])
+def either_way(request: pytest.FixtureRequest) -> None:
+    """Run a test with what the system has, and without the calls that only Linux has."""
+    if request.param == "portable":
+        request.getfixturevalue("portable")
 
 
 def _live_threads() -> set[threading.Thread]:
@@ -150,6 +170,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 def _refuse_skip(report) -> None:
-    if os.environ.get("SHOAL_REQUIRE_ALL") == "1" and report.skipped and not hasattr(report, "wasxfail"):
+    # Without the calls of Linux those tests are left out that are about them.
+    required = os.environ.get("SHOAL_REQUIRE_ALL") == "1" and os.environ.get(FORCE_PORTABLE) != "1"
+    if required and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid} was skipped although SHOAL_REQUIRE_ALL=1: {report.longrepr}"

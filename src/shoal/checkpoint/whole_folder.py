@@ -76,6 +76,8 @@ class WholeFolder:
     def put_into_place(self) -> None:
         """Replace what is there in one step. Where the system has none for this, there is no folder for a moment.
 
+        Of a writer that is killed in this moment both folders are left, and the next one puts the old one back.
+
         Raises:
             OSError: It cannot be done.
         """
@@ -85,7 +87,7 @@ class WholeFolder:
         if not self._path.exists():
             self.aside.rename(self._path)
         elif not exchange(self.aside, self._path):
-            old = _beside(self._path, "old")
+            old = _beside(self._path, "before")
             self._path.rename(old)
             self.aside.rename(self._path)
         sync_directory(self._path.parent)
@@ -113,7 +115,16 @@ def remove_folder(path: Path, begun: Callable[[], None]) -> None:
 
 
 def remove_leftovers(parent: Path, pattern: str) -> None:
-    """Remove what writers that were killed have left of the folders whose names fit a pattern of `glob`."""
+    """Remove what writers that were killed have left of the folders whose names fit a pattern of `glob`.
+
+    What was to be replaced and has no successor gets its name back.
+    """
+    for before in parent.glob(f".{pattern}.*.before"):
+        place = parent / before.name[1:].rsplit(".", 2)[0]
+        if place.exists():
+            shutil.rmtree(before, ignore_errors=True)
+        else:
+            before.rename(place)
     for kind in ("unfinished", "old"):
         for left in parent.glob(f".{pattern}.*.{kind}"):
             shutil.rmtree(left, ignore_errors=True)

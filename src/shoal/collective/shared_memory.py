@@ -15,7 +15,8 @@ Lent memory may be read by others at any time, so whoever needs vectors while it
 stays open, for those that are late, until an operation in which everybody takes part has ended: then nobody follows the
 old one any more.
 
-Where there is no memfd (macOS), vectors are ordinary memory and everything is sent.
+Where there is no memfd (macOS), vectors are ordinary memory and everything is sent: its owner might cut a file without
+seals while another member adds from it, which would kill that one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 
@@ -177,7 +177,7 @@ def _map(peer: PeerId, process: int, vector: SharedVector) -> Tensor:
     Raises:
         RemoteProtocolError: It is no sealed segment, or another one.
     """
-    if sys.platform != "linux":
+    if not has_memfd():
         raise RemoteProtocolError(f"{peer} refers to shared memory, which this system does not have")
     path = f"/proc/{process}/fd/{vector.descriptor}"
     try:

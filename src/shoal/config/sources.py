@@ -29,8 +29,8 @@ from shoal.errors import ConfigError
 ENV_PREFIX = "SHOAL_"
 ENV_SEPARATOR = "__"
 
-# Variables with the prefix that are no configuration: a switch of the test suite.
-ENV_RESERVED = frozenset({"SHOAL_REQUIRE_ALL"})
+# Variables with the prefix that are no configuration: switches of the test suite; see CONTRIBUTING.md.
+ENV_RESERVED = frozenset({"SHOAL_PORTABLE", "SHOAL_REQUIRE_ALL"})
 
 
 @dataclass(slots=True)

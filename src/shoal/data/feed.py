@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import mmap
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ from shoal.clock import Backoff, Clock
 from shoal.config.schema import Config
 from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch, cut, microbatches
-from shoal.data.pool import map_pool
+from shoal.data.pool import PoolReader
 from shoal.data.source import Array
 from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
 from shoal.events.base import emit
@@ -90,7 +89,7 @@ class _Pending:
     message: Message | None = None
     arrived: anyio.Event = field(default_factory=anyio.Event)
     answer: BatchReady | NoBatch | HoldoutInfo | ConnectionLost | None = None
-    pool: mmap.mmap | None = None
+    pool: PoolReader | None = None
 
     def settle(self, answer: BatchReady | NoBatch | HoldoutInfo | ConnectionLost) -> None:
         self.answer = answer
@@ -118,7 +117,7 @@ class Feed:
         self._requests = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._hello: _Pending | None = None
-        self._mapped: tuple[str, mmap.mmap] | None = None
+        self._mapped: tuple[str, PoolReader] | None = None
         self._max_read_samples = 0
         self._clock = clock
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
@@ -318,9 +317,9 @@ class Feed:
             case _:
                 raise _lost(pending)
 
-    def _map(self, path: str, num_bytes: int) -> mmap.mmap:
+    def _map(self, path: str, num_bytes: int) -> PoolReader:
         if self._mapped is None or self._mapped[0] != path:
-            self._mapped = (path, map_pool(path, num_bytes))
+            self._mapped = (path, PoolReader(path, num_bytes))
         return self._mapped[1]
 
 
@@ -330,7 +329,7 @@ def _read(batch: LeasedBatch | NoBatch) -> LeasedBatch:
     return batch
 
 
-def _open(ready: BatchReady, pool: mmap.mmap) -> LeasedBatch:
+def _open(ready: BatchReady, pool: PoolReader) -> LeasedBatch:
     places = Fields(ready.inputs, ready.labels, ready.context)
     fields = places.each(lambda place: _view(pool, place, ready.num_samples))
     return LeasedBatch(fields, ready.samples, ready.num_samples, ready.ticket)
@@ -342,16 +341,17 @@ def _lost(pending: _Pending) -> ConnectionLost:
     return ConnectionLost("the data server gave no answer")
 
 
-def _view(pool: mmap.mmap, place: TensorPlace, num_samples: int) -> Array:
+def _view(pool: PoolReader, place: TensorPlace, num_samples: int) -> Array:
     """Return a tensor in the pool as a read-only array.
 
     Raises:
-        RemoteProtocolError: it is not inside the pool, or not `num_samples` of anything.
+        RemoteProtocolError: it is not inside the pool, which may have been cut, or not `num_samples` of anything.
     """
     known = place.dtype in ITEM_BYTES and place.dtype != "bfloat16" and all(size > 0 for size in place.shape)
     if not known or place.shape[:1] != (num_samples,) or place.offset_bytes < 0:
         raise RemoteProtocolError(f"the data server offers {place.dtype}{list(place.shape)} for {num_samples} samples")
-    if place.offset_bytes + tensor_bytes(place.dtype, place.shape) > len(pool):
+    num_bytes = tensor_bytes(place.dtype, place.shape)
+    if place.offset_bytes + num_bytes > pool.num_bytes:
         raise RemoteProtocolError(f"the data server offers memory outside its pool, at {place.offset_bytes}")
-    flat = np.frombuffer(pool, dtype=place.dtype, count=math.prod(place.shape), offset=place.offset_bytes)
-    return flat.reshape(place.shape)
+    content = pool.read(place.offset_bytes, num_bytes)
+    return np.frombuffer(content, dtype=place.dtype, count=math.prod(place.shape)).reshape(place.shape)

@@ -7,7 +7,9 @@ elsewhere has a name that a killed process could leave behind. Trainers of the s
 `/proc/<pid>/fd/<n>`. Its size is sealed, so a mapping can never fault. Pages cost memory once they have been written;
 free places are taken from the front, so places that were never needed cost nothing.
 
-Where there is no memfd (macOS), a file in a directory of the caller takes its place; it is removed on close.
+Where there is no memfd (macOS), a file in a directory of the caller takes its place; it is removed on close, and a
+killed process leaves it to who removes that directory. Such a file may be cut by every process of its user, and whoever
+then reads a mapping of it is killed: readers copy from the file instead, and a short read is an error like others.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import tempfile
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InvariantViolation, RemoteProtocolError
-from shoal.runtime.sealed_memory import sealed_memfd
+from shoal.runtime.sealed_memory import has_memfd, sealed_memfd
 
 Bytes = NDArray[np.uint8]
 
@@ -35,19 +39,19 @@ class Pool:
         """Create the segment.
 
         Args:
-            directory: where a named file is made instead of a memfd; None uses a memfd.
+            directory: where a named file is made if there is no memfd; None: where temporary files are.
         """
         self.place_bytes = place_bytes
         self.num_places = num_places
         self.num_bytes = place_bytes * num_places
         self._file: Path | None = None
-        if directory is None:
+        if has_memfd():
             self._fd = sealed_memfd("shoal-batches", self.num_bytes)
             self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
         else:
-            self._file = directory / f"batches-{os.getpid()}.pool"
-            self.path = str(self._file)
-            self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            # Nobody but its owner may read or write it.
+            self._fd, self.path = tempfile.mkstemp(prefix="shoal-batches-", dir=directory)
+            self._file = Path(self.path)
             os.ftruncate(self._fd, self.num_bytes)
         self._map = mmap.mmap(self._fd, self.num_bytes)
         # One bit for each place, the lowest for the first.
@@ -129,20 +133,60 @@ class PoolWriter:
         return np.frombuffer(self._map, np.uint8, num_places * self._place_bytes, place * self._place_bytes)
 
 
+class PoolReader:
+    """Another process's segment, to read from."""
+
+    def __init__(self, path: str, num_bytes: int) -> None:
+        """Open it.
+
+        Raises:
+            RemoteProtocolError: there is no such segment, or it is smaller than said.
+        """
+        self.num_bytes = num_bytes
+        self._map = map_pool(path, num_bytes) if has_memfd() else None
+        self._fd = -1
+        if self._map is None:
+            self._fd = _open_pool(path, num_bytes)
+            weakref.finalize(self, os.close, self._fd)
+
+    def read(self, offset_bytes: int, num_bytes: int) -> memoryview:
+        """Return bytes of the segment, which are inside it: its memory itself, or a copy where its size is not sealed.
+
+        Raises:
+            RemoteProtocolError: the segment has been cut.
+        """
+        if self._map is not None:
+            return memoryview(self._map)[offset_bytes : offset_bytes + num_bytes]
+        content = bytearray(num_bytes)
+        left = memoryview(content)
+        while left:
+            if not (count := os.preadv(self._fd, [left], offset_bytes + num_bytes - len(left))):
+                raise RemoteProtocolError(f"the batch pool ends before byte {offset_bytes + num_bytes}: it was cut")
+            left = left[count:]
+        return memoryview(content).toreadonly()
+
+
 def map_pool(path: str, num_bytes: int) -> mmap.mmap:
     """Map another process's segment for reading; it stays mapped until it is collected with the last view of it.
 
     Raises:
         RemoteProtocolError: there is no such segment, or it is smaller than said.
     """
+    fd = _open_pool(path, num_bytes)
+    try:
+        return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def _open_pool(path: str, num_bytes: int) -> int:
+    """Return the descriptor of another process's segment, for the caller to close; raises as `map_pool`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise RemoteProtocolError(f"the batch pool {path} cannot be opened: {error}") from error
-    try:
-        size_bytes = os.fstat(fd).st_size
-        if num_bytes < 1 or size_bytes < num_bytes:
-            raise RemoteProtocolError(f"the batch pool {path} has {size_bytes} bytes, not {num_bytes}")
-        return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
-    finally:
+    size_bytes = os.fstat(fd).st_size
+    if num_bytes < 1 or size_bytes < num_bytes:
         os.close(fd)
+        raise RemoteProtocolError(f"the batch pool {path} has {size_bytes} bytes, not {num_bytes}")
+    return fd

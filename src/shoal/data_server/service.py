@@ -25,7 +25,6 @@ from shoal.events.data import DatasetOpened
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import RoleReady, UserNotice
-from shoal.runtime.sealed_memory import has_memfd
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
 
@@ -80,7 +79,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
             num_workers=config.data.num_workers,
             opening=opening_of(config),
             client=start.client,
-            pool_directory=None if has_memfd() else socket_path.parent,
+            pool_directory=socket_path.parent,
         )
         try:
             async with anyio.create_task_group() as group:

@@ -7,13 +7,15 @@ folder: fsync -> rename, or two names exchanged in one step -> fsync of the pare
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from shoal.runtime.linux_calls import LinuxCall, has
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -71,7 +73,7 @@ class DurableFile:
             OSError: that failed, or something else than was written is read back.
         """
         self._file.flush()
-        os.fsync(self._file.fileno())
+        _force_to_disk(self._file.fileno())
         self._file.close()
         require_size(self._path, sum(part.size_bytes for part in self._parts.values()))
         return self._read_back()
@@ -119,7 +121,7 @@ def put_whole(path: Path, content: bytes, *, lasting: bool) -> None:
             file.write(content)
             if lasting:
                 file.flush()
-                os.fsync(file.fileno())
+                _force_to_disk(file.fileno())
         require_size(unfinished, len(content))
         unfinished.replace(path)
     except OSError:
@@ -166,7 +168,7 @@ def sync_directory(directory: Path) -> None:
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _force_to_disk(descriptor)
     finally:
         os.close(descriptor)
 
@@ -186,14 +188,25 @@ def make_directory(directory: Path) -> None:
 
 def exchange(one: Path, other: Path) -> bool:
     """Swap what two names stand for, in one step; False: the system or the disk cannot, and nothing has changed."""
-    if sys.platform != "linux":
+    if not has(LinuxCall.EXCHANGE):
         return False
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), os.fsencode(other)
     return rename is not None and rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
 
 
+def _force_to_disk(descriptor: int) -> None:
+    """Have the disk keep what was written; macOS's fsync leaves it in the disk's own cache (fsync(2) there)."""
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        # A disk that is reached over the network may know only the other one.
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, full_sync)
+            return
+    os.fsync(descriptor)
+
+
 def _forget_cached(descriptor: int) -> None:
     """Have what is read come from the disk, where the system can: memory that is sound says nothing about it."""
-    if sys.platform == "linux":
+    if has(LinuxCall.CACHE_ADVICE):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,7 +1,7 @@
 """What the supervisor and its fork server say to each other, in `runtime.frames`.
 
-A `ForkRole` travels with one file descriptor, the role's end of its control pipe, and a `Forked` with another, a pidfd
-of the new process; descriptors arrive in the order of the frames that they belong to.
+A `ForkRole` travels with one file descriptor, the role's end of its control pipe, and a `Forked` with another, the
+new process's `runtime.process_handle`; descriptors arrive in the order of the frames that they belong to.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PreloadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The launch runs: its process says so itself, before it does anything else, and sends a pidfd of itself.
+    """The launch runs: its process says so itself, before it does anything else, and sends a handle of itself.
 
     So whoever has read the stream to its end knows every process that lives, also of a fork server that was killed
     in the middle of a fork.

@@ -47,11 +47,13 @@ from shoal.runtime.lifeline import watched_by_signal
 from shoal.runtime.process_control import (
     end_descendants,
     end_tagged,
-    exit_code,
     kill,
+    next_ended,
+    reap,
     set_process_title,
     set_subreaper,
 )
+from shoal.runtime.process_handle import OwnHandle
 from shoal.runtime.process_info import descendants, thread_names
 from shoal.runtime.role import run_role
 
@@ -69,6 +71,7 @@ class ForkedRole:
     control_fd: int
     lifeline_fd: int
     run_dir: str
+    handle: OwnHandle
 
     def run(self) -> int:
         """Turn this process, fresh from the fork, into its role; return the exit code."""
@@ -99,7 +102,9 @@ class ForkServer:
         self._control_fds: deque[int] = deque()
         self._number_by_pid: dict[int, int] = {}
         self._run_dir = run_dir
-        self._child_ended_fd, self._wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._child_ended_fd, self._wakeup_fd = os.pipe()
+        os.set_blocking(self._child_ended_fd, False)
+        os.set_blocking(self._wakeup_fd, False)
 
     def serve(self) -> ForkedRole | None:
         """Serve until the supervisor is gone; returns None then, and in each forked child the role that it is."""
@@ -199,39 +204,34 @@ class ForkServer:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._announce(request.number)
+            handle = self._announce(request.number)
             self._requests.close()
             os.close(self._child_ended_fd)
             os.close(self._wakeup_fd)
-            return ForkedRole(request, control_fd, self._lifeline_fd, self._run_dir)
+            return ForkedRole(request, control_fd, self._lifeline_fd, self._run_dir, handle)
         os.close(control_fd)
         self._number_by_pid[pid] = request.number
         return None
 
-    def _announce(self, number: int) -> None:
+    def _announce(self, number: int) -> OwnHandle:
         """Say, in the child, that it exists: a fork server that is killed now could not say it any more."""
-        pidfd = os.pidfd_open(os.getpid())
+        handle = OwnHandle()
         # A frame this small is written whole, so it cannot mix with one of the parent.
         with contextlib.suppress(OSError):
-            socket.send_fds(self._requests, [framed(Forked(number, os.getpid()))], [pidfd])
-        os.close(pidfd)
+            socket.send_fds(self._requests, [framed(Forked(number, os.getpid()))], [handle.descriptor])
+        handle.give_away()
+        return handle
 
     def _reap(self) -> None:
         """Reap what has ended, report roles, and kill what they left behind."""
         os.read(self._child_ended_fd, _READ_BYTES)
         any_ended = False
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                break
-            if ended is None:
-                break
-            number = self._number_by_pid.pop(ended.si_pid, None)
+        while ended := next_ended():
+            number = self._number_by_pid.pop(ended.pid, None)
             if number is not None:
-                self._send(Exited(number, exit_code(ended)))
+                self._send(Exited(number, ended.code))
             # Only now: if this process were killed in between, nobody could say any more how the role has ended.
-            os.waitpid(ended.si_pid, 0)
+            reap(ended.pid)
             any_ended = True
         if any_ended:
             me = os.getpid()
@@ -268,6 +268,7 @@ def main() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    role.handle.ends_with(code)
     # Not sys.exit: what the preloaded libraries registered to run at exit belongs to the fork server.
     os._exit(code)
 

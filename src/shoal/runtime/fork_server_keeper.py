@@ -35,6 +35,7 @@ from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.launch import Launch
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.orphans import Orphans
+from shoal.runtime.process_handle import ProcessHandle
 from shoal.runtime.role_spec import RestartHistory, RestartPolicy
 
 _logger = logging.getLogger(__name__)
@@ -172,8 +173,8 @@ class ForkServerKeeper:
         self._preloaded = anyio.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._send_requests, tasks, server, name="fork server requests")
-            async for reply, pidfd in server.replies():
-                self._receive(server, reply, pidfd)
+            async for reply, descriptor in server.replies():
+                self._receive(server, reply, descriptor)
             tasks.cancel_scope.cancel()
 
     async def _send_requests(self, tasks: anyio.abc.TaskGroup, server: ForkServerProcess) -> None:
@@ -191,7 +192,7 @@ class ForkServerKeeper:
                 os.close(control_fd)
             tasks.start_soon(self._expect_fork, server, launch)
 
-    def _receive(self, server: ForkServerProcess, reply: Reply, pidfd: int) -> None:
+    def _receive(self, server: ForkServerProcess, reply: Reply, descriptor: int) -> None:
         match reply:
             case Preloaded():
                 emit(_logger, ForkServerPreloaded(server.pid))
@@ -200,12 +201,12 @@ class ForkServerKeeper:
             case PreloadFailed(message):
                 self._cannot_preload(message)
             case Forked(number, pid):
-                launch = self._launches.get(number)
+                launch, process = self._launches.get(number), ProcessHandle(pid, descriptor)
                 if launch is None or self._tasks is None:
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    os.close(pidfd)
+                    process.send_signal(signal.SIGKILL)
+                    process.close()
                 else:
-                    launch.begin(pid, pidfd)
+                    launch.begin(process)
                     self._tasks.start_soon(self._follow, launch, server, name=f"follow {launch.request.role}")
             case ForkFailed(number, message):
                 self._fail_launch(number, message)

@@ -88,13 +88,13 @@ class ForkServerProcess:
             fds = []
 
     async def replies(self) -> AsyncIterator[tuple[Reply, int]]:
-        """Yield what the fork server reports, until it is gone; with each `Forked` its pidfd, otherwise -1."""
+        """Yield what the fork server reports, until it is gone; with each `Forked` its descriptor, otherwise -1."""
         frames: FrameReader[Reply] = FrameReader(Reply)
         fds: list[int] = []
         while True:
             await anyio.wait_readable(self._requests)
             try:
-                # Each pidfd comes with the bytes of its own frame, never with those of another one (unix(7)).
+                # Each descriptor comes with the bytes of its own frame, never with those of another one (unix(7)).
                 data, received, _flags, _address = socket.recv_fds(self._requests, _READ_BYTES, 1)
             except BlockingIOError:
                 continue

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from shoal.runtime.fork_messages import TAG_NAME
 from shoal.runtime.fork_server_process import ForkServerProcess
+from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.runtime.process_control import kill
-from shoal.runtime.process_info import ProcessStat, descendants, has_environment
+from shoal.runtime.process_info import descendants, has_environment, read_stat, with_environment
+from shoal.runtime.process_stat import ProcessStat
 
 
 def tag_of(run_dir: Path) -> str:
@@ -65,9 +67,13 @@ class ForkServers:
         return server
 
     def orphans(self, known: Container[int]) -> list[ProcessStat]:
-        """Return the children that dead parents have left to this process, without those that are known."""
-        me = os.getpid()
-        return [stat for stat in self._find_members() if stat.parent_pid == me and stat.pid not in known]
+        """Return the processes that dead parents have left, without those that are known."""
+        members = self._find_members()
+        if has(LinuxCall.PRCTL):
+            me = os.getpid()
+            return [stat for stat in members if stat.parent_pid == me and stat.pid not in known]
+        parents = {stat.pid for stat in members} | {server.pid for server in self._servers if not server.reaped}
+        return [stat for stat in members if stat.parent_pid not in parents and stat.pid not in known]
 
     def cut_lifelines(self) -> None:
         """Make every process of the run end; returns at once."""
@@ -97,11 +103,11 @@ class ForkServers:
         self.current.reap()
 
     def _find_members(self) -> list[ProcessStat]:
-        """Return the processes of the run that descend from this one, without the fork server, and remember them."""
+        """Return the processes of the run, without the fork server, and remember them."""
         found: list[ProcessStat] = []
         servers = {server.pid for server in self._servers}
         running = {server.pid for server in self._servers if not server.reaped}
-        for stat in descendants(os.getpid()):
+        for stat in self._candidates():
             # By any sign: a process that has ended has no environment any more, and neither has one in the middle of
             # an exec; one that left the session has its parent, until that has ended.
             known = stat.pid in self._members or stat.parent_pid in self._members | running or stat.session in servers
@@ -109,3 +115,12 @@ class ForkServers:
                 self._members.add(stat.pid)
                 found.append(stat)
         return found
+
+    def _candidates(self) -> list[ProcessStat]:
+        """Return what may be of the run: what descends from this process, and without a subreaper what is tagged."""
+        found = descendants(os.getpid())
+        if has(LinuxCall.PRCTL):
+            return found
+        known = {os.getpid(), *(stat.pid for stat in found)}
+        tagged = [read_stat(pid) for pid in with_environment(self._tag) if pid not in known]
+        return found + [stat for stat in tagged if stat is not None and stat.state != "Z"]

@@ -14,6 +14,8 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from shoal.runtime.linux_calls import LinuxCall, has
+
 _LIBRARIES = ("shoal", "torch", "numpy")
 _ROOT = Path("/")
 _NAME_CHARACTERS = 16
@@ -25,12 +27,17 @@ def processor_name(root: Path = _ROOT) -> str:
     Args:
         root: of the file system that holds /proc.
     """
-    return _field(root / "proc/cpuinfo", "model name") or platform.machine()
+    path = root / "proc/cpuinfo"
+    if name := _field(path, "model name"):
+        return name
+    # ARM's have numbers instead, of who designed the core and which it is.
+    numbers = [_field(path, name) for name in ("CPU implementer", "CPU part")]
+    return " ".join([platform.machine(), *(number for number in numbers if number)])
 
 
 def usable_processors() -> set[int]:
     """Return the logical processors on which this process may run, by number."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return os.sched_getaffinity(0) if has(LinuxCall.AFFINITY) else set(range(os.cpu_count() or 1))
 
 
 def machine_type() -> dict[str, str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-from contextlib import suppress
 
 import anyio
 
@@ -13,7 +11,7 @@ from shoal.errors import ShoalError
 from shoal.runtime.control_pipe import ControlPipe
 from shoal.runtime.fork_messages import ForkRole
 from shoal.runtime.launcher_messages import FromRole
-from shoal.runtime.process_control import exit_code
+from shoal.runtime.process_handle import ProcessHandle
 from shoal.runtime.role_spec import ExitStatus
 
 
@@ -47,7 +45,7 @@ class Launch:
         self.status: ExitStatus | None = None
         self.error: ShoalError | None = None
         self._control = control
-        self._pidfd = -1
+        self._process: ProcessHandle | None = None
 
     @property
     def control_fd(self) -> int:
@@ -59,21 +57,21 @@ class Launch:
         """Whether it has still to be forked."""
         return not self.forked.is_set()
 
-    def begin(self, pid: int, pidfd: int) -> None:
+    def begin(self, process: ProcessHandle) -> None:
         """Note that the process exists."""
-        self.pid, self._pidfd = pid, pidfd
+        self.pid, self._process = process.pid, process
         self._control.close()
         self.forked.set()
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, never to another process of the same number; nothing happens if this one has ended."""
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
+        if self._process is not None:
+            self._process.send_signal(number)
 
     async def until_gone(self) -> None:
-        """Return when the process has ended."""
-        await anyio.wait_readable(self._pidfd)
+        """Return when the process has ended, or was let go."""
+        if self._process is not None:
+            await self._process.until_gone()
 
     def exited(self, code: int) -> None:
         """Note how it has ended: its exit code, or the signal that ended it, negated."""
@@ -82,11 +80,9 @@ class Launch:
         self.ended.set()
 
     def reap(self) -> None:
-        """Ask the kernel how the process has ended; it is a child of this one."""
-        ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
-        # None is the answer under WNOHANG alone.
-        assert ended is not None
-        self.exited(exit_code(ended))
+        """Ask how the process has ended; no other one is its parent and reaps it."""
+        if self._process is not None:
+            self.exited(self._process.reap())
 
     def fail(self, error: ShoalError) -> None:
         """Note that the process will never exist, or how it ends will never be known; wakes everybody who waits."""
@@ -97,6 +93,6 @@ class Launch:
 
     def close(self) -> None:
         """Let go of the process."""
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self._process is not None:
+            self._process.close()
+            self._process = None

@@ -12,6 +12,8 @@ import os
 import platform
 import struct
 
+from shoal.runtime.linux_calls import LinuxCall, has
+
 _SLICE_NS = 100_000_000
 """The longest turn that Linux takes (sched_setattr(2)); before 6.12 it ignores it."""
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
@@ -22,7 +24,7 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 def take_long_turns() -> bool:
     """Ask for long turns for the calling thread; return whether the system has agreed. Needs no privilege."""
     number = _SCHED_SETATTR.get(platform.machine())
-    if number is None or platform.system() != "Linux":
+    if number is None or not has(LinuxCall.LONG_TURNS):
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_BATCH, 0, nice, 0, _SLICE_NS, 0, 0)

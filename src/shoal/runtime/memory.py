@@ -1,6 +1,6 @@
 """How much memory of this host is free: what Linux has available, less where a control group allows less.
 
-Where there is no /proc (macOS) nothing is known, and the answer is 0.
+Where there is no /proc (macOS) psutil says it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from shoal.runtime.linux_calls import LinuxCall, has
 
 _ROOT = Path("/")
 
@@ -31,6 +33,10 @@ def free_memory_bytes(root: Path = _ROOT) -> int:
     Args:
         root: of the file system that holds /proc and /sys.
     """
+    if root == _ROOT and not has(LinuxCall.PROC):
+        from shoal.runtime.by_psutil import available_bytes
+
+        return available_bytes()
     available = _line(root / "proc/meminfo", "MemAvailable:")
     if available is None:
         return 0

@@ -1,7 +1,11 @@
-"""What dead roles leave behind, where their fork server is dead as well: the supervisor is its parent, and ends it."""
+"""What dead roles leave behind, where their fork server is dead as well: the supervisor is its parent, and ends it.
+
+Without a subreaper it is init's, whether the fork server lives or not, and the tag in its environment tells it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import anyio
@@ -39,5 +43,6 @@ class Orphans:
                 for stat in found:
                     kill(stat.pid)
                 for stat in found:
-                    await process_ended(stat.pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        await process_ended(stat.pid)
                     reap(stat.pid)

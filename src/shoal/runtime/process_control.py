@@ -1,17 +1,20 @@
 """Calls that change processes: adopt orphans, name a process, kill whole trees and runs.
 
-The Linux-only ones (`prctl(2)`) do nothing elsewhere and say so by their result.
+Those that are Linux's alone (`prctl(2)`) do nothing elsewhere; the lifeline ends what they would, and the tag in the
+environment finds it (`runtime.linux_calls`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-import select
 import signal
-import sys
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from shoal.runtime.linux_calls import LinuxCall, has
+from shoal.runtime.process_end import wait_until_ended
 from shoal.runtime.process_info import descendants, read_stat, with_environment
 
 _PR_SET_PDEATHSIG = 1
@@ -28,7 +31,7 @@ def set_subreaper(enabled: bool) -> bool:
     Returns:
         Whether this was enabled before; False also if the system cannot do it.
     """
-    if sys.platform != "linux":
+    if not has(LinuxCall.PRCTL):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     before = ctypes.c_int(0)
@@ -39,7 +42,7 @@ def set_subreaper(enabled: bool) -> bool:
 
 def set_process_title(role: str, index: int | None = None) -> None:
     """Show this process as "shoal:role:index" in ps and top: its name, and its command line as far as that has room."""
-    if sys.platform != "linux":
+    if not has(LinuxCall.PRCTL):
         return
     suffix = "" if index is None else f":{index}"
     name = f"shoal:{role}"[: _NAME_BYTES - len(suffix)] + suffix
@@ -58,7 +61,7 @@ def end_with_parent(number: signal.Signals) -> Callable[[], None]:
 
     Nothing is loaded or imported in the child itself, which has only the thread that forked.
     """
-    if sys.platform != "linux":
+    if not has(LinuxCall.PRCTL):
         return lambda: None
     libc = ctypes.CDLL(None)
     prctl, request, signal_number = libc.prctl, ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(number)
@@ -111,23 +114,32 @@ def end_tagged(entry: str) -> None:
         for pid in others:
             kill(pid)
         for pid in others:
-            _wait_until_ended(pid)
+            wait_until_ended(pid)
 
 
-def _wait_until_ended(pid: int) -> None:
+class EndedChild(NamedTuple):
+    """A child that has ended: its exit code, or the signal that ended it, negated."""
+
+    pid: int
+    code: int
+
+
+def next_ended() -> EndedChild | None:
+    """Return a child that has ended and is to be reaped by `reap`; without waitid(2) it is reaped already."""
     try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        select.select([pidfd], [], [])
-    finally:
-        os.close(pidfd)
+        if has(LinuxCall.WAITID):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            return None if ended is None else EndedChild(ended.si_pid, exit_code(ended))
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return EndedChild(pid, os.waitstatus_to_exitcode(status)) if pid else None
 
 
 def reap(pid: int) -> None:
-    """Forget a child that has ended."""
-    os.waitpid(pid, 0)
+    """Forget a child that has ended; nothing happens if it is reaped already, or is init's."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def exit_code(ended: os.waitid_result) -> int:

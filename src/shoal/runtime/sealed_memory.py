@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 
 from shoal.errors import InvariantViolation
+from shoal.runtime.linux_calls import LinuxCall, has
 
 
 def has_memfd() -> bool:
     """Return whether this system has anonymous files that other processes can open."""
-    return sys.platform == "linux"
+    return has(LinuxCall.MEMFD)
 
 
 def sealed_memfd(name: str, num_bytes: int) -> int:
@@ -29,7 +29,7 @@ def sealed_memfd(name: str, num_bytes: int) -> int:
         InvariantViolation: the system has none; see `has_memfd`.
         OSError: the system refuses another file, or one of this size.
     """
-    if sys.platform != "linux":
+    if not has_memfd():
         raise InvariantViolation(f"{name}: this system has no memfd")
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from shoal.errors import ConfigError
+from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.transport.connection import Connection
 from shoal.transport.tls import TlsContexts
 from shoal.transport.tls_stream import TlsStream
@@ -18,6 +20,8 @@ from shoal.transport.upload_cap import UploadCap
 _SCHEME: Final = "tcp:"
 _BACKLOG: Final = 128
 _KEEPALIVE_IDLE_S: Final = 1
+# macOS has the second name for the same.
+_KEEPALIVE_IDLE: Final = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KEEPALIVE", None))
 _KEEPALIVE_INTERVAL_S: Final = 1
 _KEEPALIVE_PROBES: Final = 3
 _UNSENT_BYTES: Final = 128 * 1024
@@ -106,8 +110,8 @@ class TcpCarrier:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        if hasattr(socket, "TCP_KEEPIDLE"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+        if _KEEPALIVE_IDLE is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, _KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
 
@@ -142,15 +146,20 @@ def _with_port(announced: str, port: int) -> str:
 
 def own_hosts() -> tuple[str, ...]:
     """Return the IPv4 addresses of this host's interfaces; the loopback one only if there is no other."""
-    try:
-        import fcntl
-    except ImportError:
-        return (socket.gethostname(),)
+    found = _interface_addresses()
+    outside = tuple(host for host in found if not host.startswith("127."))
+    return outside or tuple(found) or ("127.0.0.1",)
+
+
+def _interface_addresses() -> list[str]:
+    if not has(LinuxCall.INTERFACE_ADDRESS):
+        from shoal.runtime.by_psutil import own_addresses
+
+        return own_addresses()
     found: list[str] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             with suppress(OSError):  # an interface without an address
                 found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]))
-    outside = tuple(host for host in found if not host.startswith("127."))
-    return outside or tuple(found) or ("127.0.0.1",)
+    return found

@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from shoal.errors import HandshakeError, IdentityError, Offence
 from shoal.identity import Identity, derived_key, peer_id_of
 from shoal.ids import PeerId
+from shoal.runtime.sealed_memory import has_memfd
 
 _AUTHORITY_LABEL: Final = b"shoal certificate authority 1"
 _AUTHORITY_NAME: Final = "shoal swarm"
@@ -148,7 +149,7 @@ def _in_memory_file(content: bytes) -> Generator[str]:
     `load_cert_chain` takes a private key from a path only. Where there is no memory file, a temporary one of mode 0600
     is used.
     """
-    if hasattr(os, "memfd_create"):
+    if has_memfd():
         with open(os.memfd_create("shoal-tls"), "wb") as file:
             file.write(content)
             file.flush()

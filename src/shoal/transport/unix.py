@@ -8,6 +8,7 @@ so that no other one tries it, and who shares a machine. An address on the netwo
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import socket
 import stat
@@ -19,6 +20,7 @@ from typing import Final
 
 from shoal.errors import ConfigError, HandshakeError, Offence
 from shoal.ids import PeerId, RunId
+from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.transport.connection import Connection
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
 from shoal.transport.peers import StreamEndpoint
@@ -87,14 +89,10 @@ class UnixCarrier:
         """
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._socket_buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._socket_buffer_bytes)
-        if not hasattr(socket, "SO_PEERCRED"):
-            return  # elsewhere than on Linux the socket's mode alone keeps others out
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
-        if uid != os.getuid():
-            raise HandshakeError(f"user {uid} has no access to the endpoint of user {os.getuid()}", Offence.USER)
-        # 0 is a process of another container, which has no number here.
-        connection.process = pid or None
+        process, user = other_end(sock)
+        if user is not None and user != os.getuid():
+            raise HandshakeError(f"user {user} has no access to the endpoint of user {os.getuid()}", Offence.USER)
+        connection.process = process
 
 
 def open_unix_endpoint(
@@ -112,6 +110,24 @@ def open_unix_endpoint(
     """
     carrier = UnixCarrier(path, socket_buffer_bytes=limits.socket_buffer_bytes)
     return StreamEndpoint(peer_id, run_id, role, [carrier], limits)
+
+
+def other_end(sock: socket.socket) -> tuple[int | None, int | None]:
+    """Return the process and the user at the other end of a Unix socket, as the kernel knows them; None: it does not.
+
+    Where it knows neither, the mode of the socket keeps others out, and that of the path's owner is asked by who dials.
+    """
+    if has(LinuxCall.PEER_CREDENTIALS):
+        pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        # 0 is a process of another container, which has no number here.
+        return pid or None, uid
+    getpeereid = getattr(ctypes.CDLL(None, use_errno=True), "getpeereid", None)
+    if getpeereid is None:
+        return None, None
+    uid, gid = ctypes.c_uint32(), ctypes.c_uint32()
+    if getpeereid(sock.fileno(), ctypes.byref(uid), ctypes.byref(gid)):
+        raise OSError(ctypes.get_errno(), "getpeereid")
+    return None, uid.value
 
 
 def _bind(path: Path) -> socket.socket:

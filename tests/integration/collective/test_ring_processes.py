@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from tests.integration.collective.ring_member import contribution
+from tests.linux_calls import needs
 from tests.reference.diloco import ring_sum
 
 from shoal.bench.peers import PeerProcesses
+from shoal.runtime.linux_calls import LinuxCall
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="members share memory")
+pytestmark = needs(LinuxCall.MEMFD, "members share no memory")
 SCRIPT = Path(__file__).with_name("ring_member.py")
 
 

@@ -23,6 +23,7 @@ from tests.integration.runtime.supervised import (
     start_program,
     told_by,
 )
+from tests.linux_calls import needs
 from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
@@ -41,6 +42,7 @@ from shoal.runtime.launcher_messages import (
     StartTrainer,
     UserNotice,
 )
+from shoal.runtime.linux_calls import LinuxCall
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
@@ -94,6 +96,7 @@ async def test_a_role_computes_in_memory_that_it_has_already() -> None:
     assert max(again) < 1000, "of 24,576 pages"
 
 
+@needs(LinuxCall.PRCTL, "a process is called as its program is")
 async def test_ps_shows_what_a_process_is() -> None:
     async with Supervisor() as supervisor:
         handle = await supervisor.start(RoleSpec("data_server", 3, "roles:steady"))

@@ -18,8 +18,10 @@ import pytest
 from tests.integration.transport.samples import CAROL, KEY, RUN, step
 from tests.integration.transport.scene import refusals, talking
 from tests.integration.transport.strangers import TIMEOUT_S, Stranger
+from tests.linux_calls import needs
 
 from shoal.errors import Offence
+from shoal.runtime.linux_calls import LinuxCall
 from shoal.transport.base import PeerLost
 from shoal.transport.tls import tls_contexts
 from shoal.wire.handshake import PROTOCOL_VERSION, Hello, Refusal, encode_handshake
@@ -102,6 +104,7 @@ else:
 """
 
 
+@needs(LinuxCall.PEER_CREDENTIALS, "the mode is all that keeps others out, or getpeereid(3), which Linux lacks")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 async def test_another_user_of_this_host_gets_nothing_even_if_the_mode_let_it_in(
     host: Any, folder: Path, caplog: pytest.LogCaptureFixture

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.linux_calls import needs
 
 from shoal.ids import RunId
+from shoal.runtime.linux_calls import LinuxCall
 from shoal.transport import unix
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
@@ -81,6 +83,7 @@ async def test_silent_and_too_many_connections_are_closed(endpoint: Any, strange
     assert isinstance(await strangers[3].greet(C), Hello)
 
 
+@needs(LinuxCall.PEER_CREDENTIALS, "the mode is all that keeps others out, or getpeereid(3), which Linux lacks")
 async def test_the_socket_is_private_and_peers_of_other_users_are_refused(
     endpoint: Any, strangers: list[Stranger], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

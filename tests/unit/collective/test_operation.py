@@ -8,6 +8,7 @@ import anyio
 import pytest
 import torch
 from tests.alongside import alongside, until
+from tests.linux_calls import needs
 from tests.reference.diloco import agreed_sum, central_sum, ring_sum, tree_sum
 from tests.unit.collective.members import (
     APART,
@@ -33,6 +34,7 @@ from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import Reduction, RingVector
 from shoal.errors import MemberFault
 from shoal.ids import PeerId
+from shoal.runtime.linux_calls import LinuxCall
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Traffic
@@ -100,6 +102,10 @@ async def test_members_that_choose_by_themselves_follow_the_reference(num_member
         assert torch.equal(own[1].values_N, agreed_sum(large))
 
 
+_needs_memory = needs(LinuxCall.MEMFD, "vectors are sent")
+
+
+@_needs_memory
 async def test_members_of_one_host_send_no_values() -> None:
     vectors = [[RingVector(0, value, Reduction.SUM)] for value in random_vectors(2, 100_000, torch.float32)]
     for hosts, is_small in ((TOGETHER, True), (APART, False)):
@@ -176,6 +182,7 @@ async def test_a_part_that_comes_twice_is_added_once() -> None:
     assert values_N.tolist() == [6.0, 7.0, 7.0, 8.0]
 
 
+@_needs_memory
 @pytest.mark.parametrize(("name", "slow_call"), [("all_reduce", 2), ("reduce_scatter", 1)])
 async def test_an_operation_ends_only_when_nobody_reads_its_vectors_any_more(name: str, slow_call: int) -> None:
     network = MemoryNetwork()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from tests.linux_calls import needs
 
 from shoal.collective.shared_memory import SharedMemory
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.runtime.linux_calls import LinuxCall
 from shoal.wire.messages.collective import SharedVector
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no memfd")
+pytestmark = needs(LinuxCall.MEMFD, "vectors are sent")
 P, ME = PeerId("P"), os.getpid()
 KINDS = [(1000, torch.float32), (10, torch.int64)]
 LIKE = torch.empty(0)

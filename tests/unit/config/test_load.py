@@ -167,7 +167,7 @@ def test_unknown_variables_with_the_prefix_are_refused() -> None:
     assert "did you mean SHOAL_DILOCO__INNER_STEPS?" in _refused(env={"SHOAL_DILOCO_INNER_STEPS": "1"})
     assert "SHOAL_NONSENSE" in _refused(env={"SHOAL_NONSENSE": "1"})
     assert "environment variable SHOAL_RUN__SEED" in _refused(env={"SHOAL_RUN__SEED": "x"})
-    assert load_config(None, None, {"SHOAL_REQUIRE_ALL": "1"}) == Config()
+    assert load_config(None, None, {"SHOAL_REQUIRE_ALL": "1", "SHOAL_PORTABLE": "1"}) == Config()
 
 
 def test_a_missing_file_names_those_that_exist(tmp_path: Path) -> None:

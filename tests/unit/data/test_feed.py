@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from tests.linux_calls import needs
 from tests.unit.data.host import CLIENT, SERVER, host, key, labels_of, settle
 from tests.windows import num_free
 
 from shoal.data.feed import LeasedBatch
 from shoal.data.pool import Pool
 from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
+from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.transport.base import Received
 from shoal.wire.messages.base import SampleRange, StepRange
 from shoal.wire.messages.feed import (
@@ -76,6 +78,7 @@ async def test_a_trainer_that_waits_learns_that_the_data_server_is_gone() -> Non
         await settle(lambda: bool(errors))
 
 
+@needs(LinuxCall.MEMFD, "a batch is a copy")
 async def test_the_view_of_a_batch_is_shared_read_only_memory() -> None:
     async with host() as at:
         at.tell(PlanRound(1, 1, StepRange(0, 1)))
@@ -147,7 +150,8 @@ async def test_a_batch_is_that_of_the_data_server_that_has_sent_it_though_anothe
             feed.receive(Received(SERVER, ready))
             feed.peer_lost(SERVER)
         with Pool(place_bytes=4096, num_places=1) as other:
-            assert other.path == pool.path
+            # A file has a name of its own each time.
+            assert other.path == pool.path or not has(LinuxCall.MEMFD)
             await settle(lambda: bool(got))
         assert got[0] is not None
         assert got[0].fields.labels.tolist() == [0x0101010101010101] * 2

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.linux_calls import needs
 from tests.windows import num_free
 
 from shoal.data.fields import Fields
 from shoal.data.layout import BatchLayout
-from shoal.data.pool import Pool, map_pool
+from shoal.data.pool import Pool, PoolReader, map_pool
 from shoal.data.source import ArraySpec
 from shoal.errors import InvariantViolation, RemoteProtocolError
+from shoal.runtime.linux_calls import LinuxCall
 
 
 def test_places_are_taken_from_the_front_and_come_back() -> None:
@@ -51,6 +53,7 @@ def test_what_is_written_to_a_place_is_seen_through_the_mapping_and_nowhere_else
         assert not seen.flags.writeable
 
 
+@needs(LinuxCall.MEMFD, "a file has no seals, and is copied from")
 def test_the_segment_cannot_change_its_size() -> None:
     with Pool(place_bytes=64, num_places=2) as pool:
         fd = os.open(pool.path, os.O_RDWR)
@@ -71,12 +74,37 @@ def test_the_segment_has_no_name_and_is_gone_when_closed() -> None:
         map_pool(pool.path, pool.num_bytes)
 
 
+@pytest.mark.usefixtures("portable")
 def test_without_memfd_a_private_file_takes_its_place_and_is_removed(tmp_path: Path) -> None:
     with Pool(place_bytes=64, num_places=2, directory=tmp_path) as pool:
         assert Path(pool.path).stat().st_mode & 0o777 == 0o600
         pool.memory(1)[:] = 9
         assert map_pool(pool.path, pool.num_bytes)[64:128] == b"\x09" * 64
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_a_pool_may_be_cut_and_its_reader_gets_an_error(portable: None, tmp_path: Path) -> None:
+    with Pool(place_bytes=8192, num_places=2, directory=tmp_path) as pool:
+        pool.memory(1)[:] = 9
+        reader = PoolReader(pool.path, pool.num_bytes)
+        content = reader.read(8192, 8192)
+        os.truncate(pool.path, 8200)
+        with pytest.raises(RemoteProtocolError, match="it was cut"):
+            reader.read(8192, 8192)
+        assert bytes(content) == b"\x09" * 8192, "it is a copy"
+        assert content.readonly
+        with pytest.raises(RemoteProtocolError, match="has 8200 bytes"):
+            PoolReader(pool.path, pool.num_bytes)
+
+
+@pytest.mark.usefixtures("either_way")
+def test_a_reader_has_the_bytes_of_a_place_and_can_outlive_the_pool(tmp_path: Path) -> None:
+    with Pool(place_bytes=64, num_places=2, directory=tmp_path) as pool:
+        pool.memory(1)[:] = range(64)
+        reader = PoolReader(pool.path, pool.num_bytes)
+    assert list(reader.read(80, 4)) == [16, 17, 18, 19]
+    with pytest.raises(RemoteProtocolError, match="cannot be opened"):
+        PoolReader(pool.path, pool.num_bytes)
 
 
 def test_a_segment_smaller_than_said_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.namespaces import lan, why_impossible
 
-from shoal.runtime.hardware import machine_name
+from shoal.runtime.hardware import machine_name, processor_name, usable_processors
 
 _IMPOSSIBLE = why_impossible()
 _SAY_NAME = "from shoal.runtime.hardware import machine_name; print(machine_name())"
@@ -61,3 +62,15 @@ def test_processes_of_one_host_agree_and_hosts_with_one_address_differ() -> None
             names.append(name(*inside))
     assert len({*names, name()}) == 3
     assert name() == machine_name()
+
+
+def test_an_arm_processor_is_named_by_the_numbers_of_its_design(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n")
+    assert processor_name(tmp_path) == f"{platform.machine()} 0x41 0xd0c"
+    assert processor_name(tmp_path / "nowhere") == platform.machine()
+
+
+@pytest.mark.usefixtures("portable")
+def test_where_nobody_says_on_which_processors_a_process_may_run_it_may_on_all() -> None:
+    assert usable_processors() == set(range(os.cpu_count() or 1))

@@ -59,5 +59,6 @@ def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
     assert free_memory_bytes(tmp_path) == 0
 
 
+@pytest.mark.usefixtures("either_way")
 def test_this_host_has_memory() -> None:
     assert free_memory_bytes() > 2**20

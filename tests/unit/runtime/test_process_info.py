@@ -1,4 +1,4 @@
-"""What is read from /proc, checked on this process and on one child."""
+"""What is read from /proc, or asked of psutil, checked on this process and on one child."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from shoal.runtime import process_info
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 @pytest.fixture

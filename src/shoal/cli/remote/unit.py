@@ -35,6 +35,7 @@ from shoal.cli.remote.unit_messages import (
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import ConfigError
 from shoal.runtime.durable_files import put_private, put_whole
+from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.runtime.process_info import read_stat
 
 UNITS_DIR: Final = Path("~/.local/share/shoal/units")
@@ -47,6 +48,8 @@ _TAIL_BYTES: Final = 64 * 1024
 _SHELL: Final = "/bin/sh"
 _SESSION: Final = 'cd "$0" && trap : INT TERM && { "$@"; echo $? > exit_code; }'
 _clock = SystemClock()
+# They outlive this process: nobody here waits for one, and none may be forgotten before this process ends.
+_started: list[subprocess.Popen[bytes]] = []
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -54,13 +57,13 @@ class _Note(msgspec.Struct, frozen=True):
 
     Attributes:
         pid: of its session's first process; 0: systemd knows.
-        started_after_boot_s: tells that process from another one which has its number.
+        started_s: tells that process from another one which has its number.
     """
 
     unit: Unit
     since_unix_s: float
     pid: int
-    started_after_boot_s: float
+    started_s: float
 
 
 async def answer(request: Request) -> Units:
@@ -120,7 +123,7 @@ async def _start(request: StartUnit) -> Units:
     else:
         pid = _start_session((*unit.argv, *request.this_time), folder)
     stat = read_stat(pid) if pid else None
-    started_s = 0.0 if stat is None else stat.started_after_boot_s
+    started_s = 0.0 if stat is None else stat.started_s
     put_private(folder / _NOTE, msgspec.json.encode(_Note(unit, since_unix_s, pid, started_s)))
     _remove_unused_installations()
     return Units((_state(unit.name, 1),), changed=verb)
@@ -128,9 +131,12 @@ async def _start(request: StartUnit) -> Units:
 
 def _start_session(argv: Sequence[str], folder: Path) -> int:
     output = folder / _OUTPUT
+    command = ["sh", "-c", _SESSION, str(folder), *argv]
+    if not has(LinuxCall.SPAWN_SESSION):
+        return _start_by_fork(command, output)
     return os.posix_spawn(
         _SHELL,
-        ["sh", "-c", _SESSION, str(folder), *argv],
+        command,
         os.environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -139,6 +145,23 @@ def _start_session(argv: Sequence[str], folder: Path) -> int:
         ],
         setsid=True,
     )
+
+
+def _start_by_fork(command: Sequence[str], output: Path) -> int:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        process = subprocess.Popen(
+            command,
+            executable=_SHELL,
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+    _started.append(process)
+    return process.pid
 
 
 def _start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
@@ -232,7 +255,7 @@ def _is_running(note: _Note) -> bool:
     if not note.pid:
         return _shown(note, "ActiveState") in ("active", "activating", "deactivating", "reloading")
     stat = read_stat(note.pid)
-    return stat is not None and stat.state != "Z" and stat.started_after_boot_s == note.started_after_boot_s
+    return stat is not None and stat.state != "Z" and stat.started_s == note.started_s
 
 
 def _code(note: _Note) -> int | None:

@@ -6,7 +6,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import anyio
 import pytest
 
 from shoal.cli import main

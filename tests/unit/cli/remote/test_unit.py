@@ -36,6 +36,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
+    for process in unit._started:
+        process.poll()
+    unit._started.clear()
 
 
 def _ask(request: Request) -> Units:
@@ -69,7 +72,7 @@ def test_the_same_unit_is_started_once_and_another_only_if_it_may_replace_it() -
     assert replaced.units[0].pid != pid
 
 
-@pytest.mark.usefixtures("_home")
+@pytest.mark.usefixtures("either_way", "_home")
 def test_its_end_and_its_exit_code_are_known() -> None:
     _start("raise SystemExit(7)")
     while (found := _ask(LookAtUnits())).units[0].is_running:
@@ -78,7 +81,7 @@ def test_its_end_and_its_exit_code_are_known() -> None:
     assert _start("raise SystemExit(7)").changed == "started", "one that has ended is started again"
 
 
-@pytest.mark.usefixtures("_home")
+@pytest.mark.usefixtures("either_way", "_home")
 def test_it_is_interrupted_and_killed_only_if_it_does_not_end() -> None:
     _start()
     assert _said().units[0].said == ("hello",)
@@ -97,7 +100,7 @@ def test_it_finds_its_files_in_its_folder_and_a_number_of_somebody_else_is_not_i
     assert found.said == ("a: 1",)
     note = tmp_path / ".local/share/shoal/units/herd-servers/unit.json"
     fields = msgspec.json.decode(note.read_bytes())
-    note.write_bytes(msgspec.json.encode(fields | {"started_after_boot_s": 1.0}))
+    note.write_bytes(msgspec.json.encode(fields | {"started_s": 1.0}))
     assert not _ask(LookAtUnits()).units[0].is_running
     note.write_bytes(msgspec.json.encode(fields))
     assert _ask(LookAtUnits()).units[0].is_running
