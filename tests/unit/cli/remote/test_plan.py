@@ -113,5 +113,6 @@ def test_the_client_s_host_has_a_client_and_each_host_its_servers_with_its_own_f
     assert servers is not None
     assert servers.is_lasting
     assert " ".join(servers.argv[3:]) == (
-        "join --experiment-prefix herd --num-servers 2 --host-name box --data-port 7 --device cuda --servers.max-memory-bytes 8GiB"
+        "join --experiment-prefix herd --num-servers 2 --host-name box --data-port 7 --device cuda "
+        "--servers.max-memory-bytes 8GiB"
     )
