@@ -6,7 +6,7 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
 Of whole swarms, DHTs and seeds of simulations, whose tests are long and many, one in five of those without such a mark
-is usual, and one in three of those marked `long`, which take more than half a second. `quick` has units but for the
+is usual, and one in five of those marked `long`, which take more than half a second. `quick` has units but for the
 long ones, and one simulation in ten.
 Which ones stay depends on a test's name alone, so they are the same everywhere.
 """
@@ -20,8 +20,6 @@ import pytest
 
 SHARE = 5
 """Where not everything is run, one in this many is."""
-LONG_SHARE = 3
-"""The same for tests marked `long`."""
 QUICK_SHARE = 10
 """The same for simulations in `quick`."""
 LONG = ("tests/integration/cluster/", "tests/integration/control/", "tests/simulation/test_worlds.py")
@@ -49,7 +47,7 @@ def _is_left_to_all(item: pytest.Item) -> bool:
         return False  # its mark says which of its variants are usual
     if item.nodeid.startswith(LONG):
         return not is_sample(item)
-    return item.get_closest_marker("long") is not None and not is_sample(item, LONG_SHARE)
+    return item.get_closest_marker("long") is not None and not is_sample(item)
 
 
 def is_thorough(item: pytest.Item) -> bool:
