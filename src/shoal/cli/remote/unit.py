@@ -144,6 +144,8 @@ def _start_session(argv: Sequence[str], folder: Path) -> int:
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
+        # Whoever has started this may ignore interrupts, as what a shell runs in the background does.
+        setsigdef=[signal.SIGINT, signal.SIGTERM],
     )
 
 
@@ -326,6 +328,7 @@ def main() -> int:
     """Answer one request; return 1, with a line on standard error, if it cannot be done."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     os.umask(0o077)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with _locked(request):
             units = anyio.run(answer, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -79,6 +80,17 @@ def test_its_end_and_its_exit_code_are_known() -> None:
         pass
     assert [(each.name, each.code) for each in found.units] == [("herd-servers", 7)]
     assert _start("raise SystemExit(7)").changed == "started", "one that has ended is started again"
+
+
+@pytest.mark.usefixtures("_home")
+def test_it_is_interrupted_also_where_who_has_started_it_ignores_interrupts() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _start()
+        assert _said().units[0].said == ("hello",)
+        assert _ask(StopUnits(("herd-servers",), 60.0)).units[0].code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("either_way", "_home")
