@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import anyio
@@ -22,9 +21,8 @@ import msgspec
 
 from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line
-from shoal.cli.remote.hosts_file import HostsFile
-from shoal.cli.remote.plan import Wanted, problems_of
-from shoal.cli.remote.probe import HOME, HostFacts, probe
+from shoal.cli.remote.plan import Wanted, client_name, problems_of
+from shoal.cli.remote.probe import UNITS, HostFacts, probe
 from shoal.cli.remote.ssh import Ssh, connections
 from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, StartUnit, Unit, Units
 from shoal.cli.remote.units_there import NEWEST, ask_units
@@ -80,8 +78,7 @@ class BringUp:
     async def run(self) -> int:
         """Do it; return the exit code: 1 if a host has failed."""
         file = self.wanted.file
-        names = {*self.only, self._client_host}
-        targets = {name: file.hosts[name].ssh or name for name in file.hosts if name in names}
+        targets = file.destinations({*self.only, self._client_host})
         began_s = self.clock.now_s()
         async with connections(targets, file.ssh_command, self.clock) as hosts:
             limiter = anyio.Semaphore(file.parallel)
@@ -136,7 +133,7 @@ class BringUp:
         script = installation.script(entry, facts)
         if self.is_dry:
             sent = f"send {installation.requirement}; " if installation.wheel is not None else ""
-            self.say(name, f"would install: {sent}{'; '.join(script.splitlines()[1:])}")
+            self.say(name, _without_secrets(f"would install: {sent}{'; '.join(script.splitlines()[1:])}"))
             return
         what = _without_secrets(installation.requirement)
         self.say(name, f"installs {what} for {facts.python} ({facts.system}); this may take minutes")
@@ -177,9 +174,8 @@ class BringUp:
 
     def _beside_client(self, command: str) -> str:
         """Return what has a shell on the client's host run a command of shoal where the client runs."""
-        return (
-            f'{NEWEST}cd "$HOME/{HOME}/units/{self.wanted.client_name}" && exec "$newest"bin/python -m shoal {command}'
-        )
+        folder = f'"$HOME/{UNITS}/{client_name(self.wanted.prefix)}"'
+        return f'{NEWEST}cd {folder} && exec "$newest"bin/python -m shoal {command}'
 
     async def _servers(self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit) -> None:
         if self.is_dry:
@@ -204,7 +200,7 @@ class BringUp:
         self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...] = ()
     ) -> None:
         if self.is_dry:
-            self.say(name, f"would have running, in ~/{HOME}/units/{unit.name}: {shlex.join((*unit.argv, *this_time))}")
+            self.say(name, f"would have running, in ~/{UNITS}/{unit.name}: {shlex.join((*unit.argv, *this_time))}")
             return
         by_systemd = await self._has_lasting_systemd(ssh, facts)
         python = shlex.quote(self.wanted.python(name, facts))
@@ -271,11 +267,6 @@ def _require(code: int, stderr: str, what: str) -> None:
         # pip says the cause first, and then how it could be upgraded.
         told = [line for line in lines if line.lower().startswith(("error", "shoal: error", "[errno"))] or lines
         raise HostFailed(f"{what}: {told[-1] if told else f'exit code {code}'}")
-
-
-def read_config_text(file: HostsFile, sandbox: Path) -> str:
-    """Return the configuration that the client's host gets, as it stands in its file."""
-    return (file.swarm.config or sandbox).read_text()
 
 
 def _without_secrets(address: str) -> str:

@@ -97,7 +97,7 @@ def logs(
 
     hosts = _read(file)
     [name] = _chosen(hosts, (name,))
-    return _called(partial(print_logs, hosts, name, _prefix(hosts), lines), follows=follow)
+    return _called(partial(print_logs, hosts, name, _prefix(hosts), lines, follows=follow))
 
 
 @hosts_app.command
@@ -157,12 +157,9 @@ async def _brought_up(
     return await BringUp(wanted, names, clock, _say_for(names), resumes=resumes, is_dry=is_dry).run()
 
 
-def _called(call: Callable[..., Awaitable[int]], **more: bool) -> int:
-    async def run() -> int:
-        return await call(clock=SystemClock(), **more) if more else await call(clock=SystemClock())
-
+def _called(call: Callable[..., Awaitable[int]]) -> int:
     try:
-        return anyio.run(run)
+        return anyio.run(partial(call, clock=SystemClock()))
     except HostFailed as error:
         say_error(on_one_line(str(error)))
         return FAILED

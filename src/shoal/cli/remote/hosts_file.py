@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Final, cast
 
@@ -83,6 +83,10 @@ class HostsFile(Section):
     def num_servers(self) -> int:
         """How many servers all hosts have."""
         return sum(host.servers for host in self.hosts.values())
+
+    def destinations(self, names: Collection[str]) -> dict[str, str]:
+        """Return where ssh goes for each of these hosts, in the file's order."""
+        return {name: entry.ssh or name for name, entry in self.hosts.items() if name in names}
 
 
 def read_hosts(path: Path) -> HostsFile:

@@ -13,7 +13,8 @@ import anyio
 from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line, without_controls
 from shoal.cli.remote.hosts_file import HostsFile
-from shoal.cli.remote.probe import HOME
+from shoal.cli.remote.plan import client_name, servers_name
+from shoal.cli.remote.probe import UNITS
 from shoal.cli.remote.ssh import Ssh, connections
 from shoal.cli.remote.unit_messages import LookAtUnits, Request, StopUnits, Units, UnitState
 from shoal.cli.remote.units_there import NEWEST, ask_units
@@ -37,7 +38,7 @@ async def ask_all(
         except HostFailed as error:
             answers[name] = error
 
-    targets = {name: file.hosts[name].ssh or name for name in file.hosts if name in names}
+    targets = file.destinations(names)
     async with connections(targets, file.ssh_command, clock) as hosts, anyio.create_task_group() as tasks:
         for name, ssh in hosts.items():
             tasks.start_soon(ask, name, ssh)
@@ -97,9 +98,9 @@ async def stop_units(
 
 async def print_logs(file: HostsFile, name: str, prefix: str, lines: int, clock: Clock, *, follows: bool) -> int:
     """Print the newest lines that the units of a host have said, and with `follows` those that come."""
-    files = " ".join(f'"$HOME/{HOME}/units/{unit}/output.log"' for unit in _units_of(file, name, prefix))
+    files = " ".join(f'"$HOME/{UNITS}/{unit}/output.log"' for unit in _units_of(file, name, prefix))
     command = f"{NEWEST}exec tail -n {lines} {'-F ' if follows else ''}{files}"
-    async with connections({name: file.hosts[name].ssh or name}, file.ssh_command, clock) as hosts:
+    async with connections(file.destinations((name,)), file.ssh_command, clock) as hosts:
         async for line in hosts[name].lines(command):
             print(without_controls(line), flush=True)
     return DONE
@@ -112,10 +113,10 @@ async def show_dashboard(file: HostsFile, prefix: str, port: int, clock: Clock) 
         port: of this machine; if it is taken, any that is free.
     """
     client = file.swarm.client
-    folder = f"$HOME/{HOME}/units/{prefix}-client/logs"
+    folder = f"$HOME/{UNITS}/{client_name(prefix)}/logs"
     # Of the newest run: the address whose token is the next to be used. None of it is told but here.
     command = f'cat "$(ls -t "{folder}"/*/{URL_FILE} 2>/dev/null | head -n 1)"'
-    async with connections({client: file.hosts[client].ssh or client}, file.ssh_command, clock) as hosts:
+    async with connections(file.destinations((client,)), file.ssh_command, clock) as hosts:
         done = await hosts[client].run(command, within_s=_WITHIN_S)
         found = re.search(
             r"^http://127\.0\.0\.1:(\d{1,5})/(\?token=[\w-]+)$", done.stdout.decode(errors="replace"), re.M
@@ -138,6 +139,6 @@ def _free_port(wanted: int) -> int:
 
 
 def _units_of(file: HostsFile, name: str, prefix: str) -> tuple[str, ...]:
-    client = (f"{prefix}-client",) if name == file.swarm.client else ()
-    servers = (f"{prefix}-servers",) if file.hosts[name].servers else ()
+    client = (client_name(prefix),) if name == file.swarm.client else ()
+    servers = (servers_name(prefix),) if file.hosts[name].servers else ()
     return (*client, *servers)

@@ -70,10 +70,21 @@ class Installation:
         sent = shlex.quote(f"{facts.home}/{self.wheel_folder(entry)}")
         lock = shlex.quote(f"{facts.home}/{HOME}/lock")
         # Whoever waits for another one that installs the same finds it whole.
-        begin = f"set -e\numask 077\nmkdir -p {shlex.quote(f'{facts.home}/{INSTALLED}')}\nexec 9> {lock}"
-        wait = f"if command -v flock > /dev/null; then flock 9; fi\nif [ -e {path}/whole ]; then exit 0; fi"
-        end = f"rm -rf {sent}\n{python} -m shoal --version\ntouch {path}/whole"
-        return f"{begin}\n{wait}\nrm -rf {path}\n{make}\n{fill}\n{end}\n"
+        lines = (
+            "set -e",
+            "umask 077",
+            f"mkdir -p {shlex.quote(f'{facts.home}/{INSTALLED}')}",
+            f"exec 9> {lock}",
+            "if command -v flock > /dev/null; then flock 9; fi",
+            f"if [ -e {path}/whole ]; then exit 0; fi",
+            f"rm -rf {path}",
+            make,
+            fill,
+            f"rm -rf {sent}",
+            f"{python} -m shoal --version",
+            f"touch {path}/whole",
+        )
+        return "".join(f"{line}\n" for line in lines)
 
 
 def problems_of(entry: HostEntry, facts: HostFacts, installation: Installation) -> Iterator[str]:
@@ -93,7 +104,7 @@ def _installation_problems(entry: HostEntry, facts: HostFacts) -> Iterator[str]:
     least = ".".join(map(str, FIRST_PYTHON))
     if not facts.python:
         yield f"there is no {entry.python}: install Python {least} or newer, or say where it is (python: /path/to/it)"
-    elif tuple(map(int, facts.python_version.split(".") if facts.python_version else ())) < FIRST_PYTHON:
+    elif _numbers(facts.python_version) < FIRST_PYTHON:
         yield (
             f"{facts.python} is Python {facts.python_version or '(it does not say)'}, and {least} or newer is needed: "
             "install one and name it (python: python3.11)"
@@ -108,6 +119,20 @@ def _installation_problems(entry: HostEntry, facts: HostFacts) -> Iterator[str]:
         )
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split("."))) if version else ()
+
+
+def client_name(prefix: str) -> str:
+    """Return the name of the client's unit."""
+    return f"{prefix}-client"
+
+
+def servers_name(prefix: str) -> str:
+    """Return the name of the unit of a host's servers."""
+    return f"{prefix}-servers"
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What the whole swarm is, as far as a unit has to know."""
@@ -117,18 +142,13 @@ class Wanted:
     config_text: str
     installation: Installation
 
-    @property
-    def client_name(self) -> str:
-        """The name of the client's unit."""
-        return f"{self.prefix}-client"
-
     def client(self, name: str, facts: HostFacts) -> Unit | None:
         """Return the client's unit; None: this host has none."""
         if name != self.file.swarm.client:
             return None
         argv = ("start-trainer-client", "--config-path", CONFIG_NAME, "--num-servers", str(self.file.num_servers))
         argv = (*argv, *self._address(name), *self.file.swarm.flags)
-        return Unit(self.client_name, self._argv(name, facts, argv), {CONFIG_NAME: self.config_text})
+        return Unit(client_name(self.prefix), self._argv(name, facts, argv), {CONFIG_NAME: self.config_text})
 
     def servers(self, name: str, facts: HostFacts) -> Unit | None:
         """Return the unit of a host's servers, which join by an invitation; None: it has none."""
@@ -146,7 +166,7 @@ class Wanted:
         )
         argv += ("--device", entry.device) if entry.device else ()
         argv += ("--servers.max-memory-bytes", entry.max_memory) if entry.max_memory else ()
-        return Unit(f"{self.prefix}-servers", self._argv(name, facts, argv), is_lasting=True)
+        return Unit(servers_name(self.prefix), self._argv(name, facts, argv), is_lasting=True)
 
     def python(self, name: str, facts: HostFacts) -> str:
         """Return the path of the installation's interpreter."""

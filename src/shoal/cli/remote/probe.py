@@ -17,6 +17,8 @@ HOME: Final = ".local/share/shoal"
 """On a host, below the user's home: installation and units."""
 INSTALLED: Final = f"{HOME}/installed"
 """Each installation is in a folder there; it has a file `whole` when it is."""
+UNITS: Final = f"{HOME}/units"
+"""Each unit is in a folder there."""
 
 _SCRIPT: Final = """
 echo "home=$HOME"

@@ -22,6 +22,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from shoal.cli.remote.probe import INSTALLED, UNITS
 from shoal.cli.remote.unit_messages import (
     AwaitPeers,
     LookAtUnits,
@@ -38,8 +39,8 @@ from shoal.runtime.durable_files import put_private, put_whole
 from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.runtime.process_info import read_stat
 
-UNITS_DIR: Final = Path("~/.local/share/shoal/units")
-INSTALLATIONS_DIR: Final = Path("~/.local/share/shoal/installed")
+UNITS_DIR: Final = Path("~") / UNITS
+INSTALLATIONS_DIR: Final = Path("~") / INSTALLED
 _SERVICES_DIR: Final = Path("~/.config/systemd/user")
 _NOTE, _OUTPUT, _CODE = "unit.json", "output.log", "exit_code"
 _LOOK_S: Final = 0.1
@@ -171,7 +172,8 @@ def _start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
     services.mkdir(parents=True, exist_ok=True)
     put_whole(services / _service(unit.name), service_text(unit, folder, this_time).encode(), lasting=False)
     _systemctl("daemon-reload")
-    _systemctl("enable", _service(unit.name)) if unit.is_lasting else None
+    if unit.is_lasting:
+        _systemctl("enable", _service(unit.name))
     _systemctl("restart", _service(unit.name))
 
 
@@ -208,11 +210,12 @@ async def _end(names: Sequence[str], patience_s: float) -> list[str]:
     notes = {name: note for name in names if (note := _note_of(name)) is not None}
     for name, note in notes.items():
         if not note.pid:
-            _systemctl("disable", _service(name)) if note.unit.is_lasting else None
+            if note.unit.is_lasting:
+                _systemctl("disable", _service(name))
             _systemctl("stop", "--no-block", _service(name))
-    for number in (signal.SIGINT, signal.SIGINT):
+    for _ in range(2):  # as who presses Ctrl-C a second time
         for note in notes.values():
-            _signal(note, number)
+            _signal(note, signal.SIGINT)
         await _wait(lambda: not any(map(_is_running, notes.values())), patience_s)
     late = [name for name, note in notes.items() if _is_running(note)]
     for name in late:
