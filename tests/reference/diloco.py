@@ -113,7 +113,8 @@ class OuterStage:
             shares = [d * (n / total) if n else 0 * d for d, n in zip(deltas, targets, strict=True)]
             average = agreed_sum(shares, self.wire)
         else:
-            average = self.coded_mean(deltas, [n / total for n in targets], self.coding)
+            shares = [n / total for n in targets]
+            average, self.residuals = coded_mean(deltas, self.residuals, shares, self.coding)
         self.momentum = self.momentum * self.mu + average
         self.outer = self.outer - (self.momentum * self.mu + average) * self.lr
         floats = [flat(b for b in stage.buffers() if b.is_floating_point()) for stage in self.stages]
@@ -126,18 +127,22 @@ class OuterStage:
                 buffer.copy_(torch.stack([of_worker[index] for of_worker in counts]).amax(0))
 
 
-    def coded_mean(self, deltas: Sequence[Tensor], shares: Sequence[float], coding: Coding) -> Tensor:
-        total, senders = torch.zeros_like(self.outer), torch.zeros_like(self.outer)
-        for worker, (delta, share) in enumerate(zip(deltas, shares, strict=True)):
-            if share == 0:
-                continue
-            whole = delta + self.residuals[worker] * coding.feedback if coding.feedback else delta
-            received, sent = coding.code(whole)
-            total = total + received * share
-            senders = senders + sent.to(torch.float32) * share
-            if coding.feedback:
-                self.residuals[worker] = whole - received
-        return torch.where(senders == 0, total, total / senders) if coding.over_senders else total
+def coded_mean(
+    deltas: Sequence[Tensor], residuals: Sequence[Tensor], shares: Sequence[float], coding: Coding
+) -> tuple[Tensor, list[Tensor]]:
+    """The average of what workers send, and what they have left out since they began."""
+    left = list(residuals)
+    total, senders = torch.zeros_like(deltas[0]), torch.zeros_like(deltas[0])
+    for worker, (delta, share) in enumerate(zip(deltas, shares, strict=True)):
+        if share == 0:
+            continue
+        whole = delta + residuals[worker] * coding.feedback if coding.feedback else delta
+        received, sent = coding.code(whole)
+        total = total + received * share
+        senders = senders + sent.to(torch.float32) * share
+        if coding.feedback:
+            left[worker] = whole - received
+    return (torch.where(senders == 0, total, total / senders) if coding.over_senders else total), left
 
 
 def agreed_sum(contributions: Sequence[Tensor], wire: torch.dtype | None = None) -> Tensor:

@@ -41,6 +41,7 @@ from shoal.wire.messages import Hop, SampleRange
 from shoal.wire.messages.step import StepEntry
 
 AUTHORITY = Identity.generate()
+SMALL_RING = RingSettings(8, lambda _bytes, _members: Collective.RING)
 
 
 class FakeStage:
@@ -134,7 +135,7 @@ class Run:
     identity: Identity
     num_stages: int
     streams: list[object]
-    ring: RingSettings = RingSettings(8, lambda _bytes, _members: Collective.RING)
+    ring: RingSettings = SMALL_RING
     num_elements: int = 10
     replicas: list[list[Replica]] = field(default_factory=list)
     generation: int = 0
