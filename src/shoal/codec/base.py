@@ -61,7 +61,7 @@ class Codec(Protocol):
         """Encode values; neither they nor the state are changed.
 
         Raises:
-            LocalProtocolError: They are NaN, infinite or too large, and the codec, not element-wise, has no form for them.
+            LocalProtocolError: The codec is not element-wise, and they are NaN, infinite or too large for it.
         """
         ...
 

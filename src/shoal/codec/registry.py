@@ -55,7 +55,10 @@ _FORMS: Final[Mapping[str, Callable[[CodecSettings], PayloadForm]]] = MappingPro
     }
 )
 
-CODEC_NAMES: Final[tuple[str, ...]] = (*CODECS, *_FORMS)
+GATHERED_NAMES: Final[tuple[str, ...]] = tuple(_FORMS)
+"""Those that encode a whole vector at once."""
+
+CODEC_NAMES: Final[tuple[str, ...]] = (*CODECS, *GATHERED_NAMES)
 
 
 def codec_of(settings: CodecSettings) -> Codec:
