@@ -58,7 +58,11 @@ class Codec(Protocol):
         ...
 
     def encode(self, values_N: Tensor, state: CodecState = NO_STATE) -> Encoded:
-        """Encode values; neither they nor the state are changed."""
+        """Encode values; neither they nor the state are changed.
+
+        Raises:
+            LocalProtocolError: The codec is not element-wise, and they are NaN, infinite or too large for it.
+        """
         ...
 
     def decode(self, tensors: tuple[Tensor, ...], out_N: Tensor | None = None) -> Tensor:
@@ -66,10 +70,23 @@ class Codec(Protocol):
 
         Args:
             tensors: Perhaps a peer's; their dtypes are those of `wire_dtypes`.
-            out_N: Where they are put. Without it they are in new memory, or in that of the tensors.
+            out_N: Where they are put: a float32 vector as long as the encoded one; after an error it may have some of
+                them. An element-wise codec can do without: they are then in new memory, or in that of the tensors.
 
         Raises:
-            RemoteProtocolError: The tensors are not what any values become.
+            LocalProtocolError: There is no `out_N`, and the codec is not element-wise.
+            RemoteProtocolError: The tensors are not what any values become, or not so many.
+        """
+        ...
+
+    def sent(self, tensors: tuple[Tensor, ...], num_elements: int) -> Tensor | None:
+        """Return which of N elements were sent, as a bool vector, or None if all were; for means over who has sent one.
+
+        Args:
+            tensors: Perhaps a peer's, of N elements.
+
+        Raises:
+            RemoteProtocolError: As `decode`.
         """
         ...
 

@@ -52,6 +52,10 @@ class CastCodec:
         [encoded_N] = tensors
         return encoded_N.to(torch.float32) if out_N is None else out_N.copy_(encoded_N)
 
+    def sent(self, tensors: tuple[Tensor, ...], num_elements: int) -> Tensor | None:
+        """See `Codec.sent`; all are."""
+        return None
+
     def rounded(self, values_N: Tensor) -> Tensor:
         return self.decode(self.encode(values_N).tensors)
 

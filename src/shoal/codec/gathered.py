@@ -1,4 +1,4 @@
-"""Codecs that encode a member's vector once and whole, with error feedback: what one payload leaves out, a later one has.
+"""Codecs that encode a whole vector at once, with error feedback: what one payload leaves out, a later one has.
 
     values + feedback * residual = e --> payload ~~~> decoded,    residual of the next time = e - decoded
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.codec.base import NO_STATE, CodecState, Encoded
-from shoal.codec.payload import Bytes, Floats, PayloadForm, PayloadReader, header, sections
+from shoal.codec.payload import SECTION_ELEMENTS, Bytes, Floats, PayloadForm, PayloadReader, header, sections
 from shoal.errors import LocalProtocolError, RemoteProtocolError
 
 
@@ -63,25 +63,26 @@ class GatheredCodec:
             LocalProtocolError: Values that are no float32 vector of the CPU or not finite; a state of another length.
         """
         values = _floats(values_N)
-        before = _floats(state[0]) if state else None
+        before = _floats(state[0]) if state and self.feedback else None
         if before is not None and len(before) != len(values):
             raise LocalProtocolError(f"a residual of {len(before)} elements is not that of {len(values)} values")
-        residual_N = torch.empty(len(values))
+        residual_N = torch.empty(len(values) if self.feedback else min(len(values), SECTION_ELEMENTS))
         residual = residual_N.numpy()
         parts = [header(self.form, len(values))]
         for start, stop, rows, columns in sections(len(values), self.form.row_elements):
-            left = residual[start:stop]
+            left = residual[start:stop] if self.feedback else residual[: stop - start]
             if before is None:
                 whole = values[start:stop]
             else:
                 whole = np.multiply(before[start:stop], np.float32(self.feedback))
                 whole += values[start:stop]
             parts += self.form.write(whole.reshape(rows, columns), left.reshape(rows, columns))
-        payload = torch.from_numpy(np.concatenate(parts))
+        payload = torch.empty(sum(map(len, parts)), dtype=torch.uint8)
+        np.concatenate(parts, out=payload.numpy())
         return Encoded((payload,), (residual_N,) if self.feedback else NO_STATE)
 
     def decode(self, tensors: tuple[Tensor, ...], out_N: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; it needs `out_N`, whose length the payload must have. After an error that has some values.
+        """See `Codec.decode`; it needs `out_N`, whose length the payload must have.
 
         Raises:
             LocalProtocolError: There is no `out_N`, or it is no float32 vector of the CPU, without gaps.
@@ -100,11 +101,12 @@ class GatheredCodec:
         if self.form.sends_all:
             return None
         reader = PayloadReader(_bytes(tensors), self.form, num_elements)
-        is_sent_N = np.zeros(num_elements, np.bool_)
+        is_sent_N = torch.zeros(num_elements, dtype=torch.bool)
+        is_sent = is_sent_N.numpy()
         for start, stop, rows, columns in sections(num_elements, self.form.row_elements):
-            self.form.read_sent(reader, is_sent_N[start:stop].reshape(rows, columns))
+            self.form.read_sent(reader, is_sent[start:stop].reshape(rows, columns))
         reader.finish()
-        return torch.from_numpy(is_sent_N)
+        return is_sent_N
 
     def rounded(self, values_N: Tensor) -> Tensor:
         return self.decode(self.encode(values_N).tensors, torch.empty(values_N.shape))

@@ -32,6 +32,10 @@ class PlainCodec:
         [values_N] = tensors
         return values_N if out_N is None else out_N.copy_(values_N)
 
+    def sent(self, tensors: tuple[Tensor, ...], num_elements: int) -> Tensor | None:
+        """See `Codec.sent`; all are."""
+        return None
+
     def rounded(self, values_N: Tensor) -> Tensor:
         return values_N
 

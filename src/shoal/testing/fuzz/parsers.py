@@ -10,6 +10,7 @@
     manifest     checkpoint.manifest   what a checkpoint says that it is
     kept_record  checkpoint.stored     the signed record in it
     tensor_file  checkpoint            tensors, as models and checkpoints have them
+    payload_*    codec                 vectors as a round's members send them, for each codec that is not element-wise
 
 A parser may take an input, or refuse it with its own typed error. Everything else is a fault: another exception, memory
 for a tensor beyond the limit, a read that goes nowhere.
@@ -18,9 +19,11 @@ for a tensor beyond the limit, a read that goes nowhere.
 from __future__ import annotations
 
 from shoal.clock import Clock
+from shoal.codec.registry import GATHERED_NAMES
 from shoal.testing.fuzz.file_parsers import KeptRecordParser, ManifestParser, TensorFileParser
 from shoal.testing.fuzz.frame_parsers import ConnectionParser, Frames, HelloParser, Messages
 from shoal.testing.fuzz.parser import Parser
+from shoal.testing.fuzz.payload_parsers import PayloadParser
 from shoal.testing.fuzz.record_parsers import RecordParser, RoundParser, TagParser
 
 
@@ -41,4 +44,5 @@ def all_parsers(seed: int, clock: Clock) -> list[Parser]:
         ManifestParser(seed),
         KeptRecordParser(seed),
         TensorFileParser(seed),
+        *(PayloadParser(name, seed) for name in GATHERED_NAMES),
     ]
