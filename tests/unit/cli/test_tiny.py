@@ -72,7 +72,6 @@ def of_transformers(config: Config) -> Any:
     return model_config(config_values(config.model), config.model.extra)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_known_model_has_its_published_size_and_rotary_frequencies(name: str) -> None:
     config = load_config(f"configs/{name}.yaml", (), {})
@@ -84,7 +83,6 @@ def test_a_known_model_has_its_published_size_and_rotary_frequencies(name: str) 
     assert getattr(published, "rope_parameters", None) == ROTARY.get(name)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_every_configuration_has_a_small_one_of_the_same_structure_that_needs_no_network(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -279,7 +279,6 @@ def test_no_removed_key_is_a_key_of_shoal() -> None:
     assert REMOVED.keys() >= NEEDED
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "millions"), [("eleutherai/gpt-neo-125m", 125.198592), ("distilbert/distilgpt2", 81.912576)]
 )

@@ -179,7 +179,6 @@ def test_a_rule_for_the_input_of_an_embedding_is_refused() -> None:
         require_quantisable(taken.quant, units_of(taken))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_models_of_transformers_are_quantised_with_all_their_matrices(name: str) -> None:
     """Of a stage in the middle, whose forward and backward go through all of them."""

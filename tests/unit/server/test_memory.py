@@ -80,7 +80,6 @@ def test_native_families_know_what_their_units_keep(case: str) -> None:
         assert found / num_samples == pytest.approx(family.activation_bytes(index), rel=0.1, abs=8192), index
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("optim", "moments"), [("adam", 2), ("sgd", 1)])
 def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str, moments: int) -> None:
