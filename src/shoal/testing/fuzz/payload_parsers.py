@@ -8,7 +8,6 @@ from typing import Final
 
 import torch
 
-from shoal.codec.base import Codec
 from shoal.codec.registry import CodecSettings, codec_of
 from shoal.errors import InvariantViolation, RemoteProtocolError
 from shoal.testing.fuzz.mutation import changed_bytes
@@ -29,7 +28,7 @@ class PayloadParser(Parser):
         super().__init__(seed)
         self.name = f"payload_{codec}"
         densities = _DENSITIES if codec == "sparse" else (1.0,)
-        self._codecs: list[Codec] = [codec_of(CodecSettings(codec, density=density)) for density in densities]
+        self._codecs = [codec_of(CodecSettings(codec, density=density)) for density in densities]
         self._valid = [
             (_FRONT.pack(length, place), self._payload(length, place))
             for length in _LENGTHS
@@ -53,7 +52,7 @@ class PayloadParser(Parser):
         return front + header + content
 
     def feed(self, data: bytes, random: Random) -> bool:
-        length, place = _FRONT.unpack_from(data)
+        length, place = (int(number) for number in _FRONT.unpack_from(data))
         codec = self._codecs[place]
         payload = torch.tensor(list(data[_FRONT.size :]), dtype=torch.uint8)
         out_N = torch.full((length,), float("nan"))
