@@ -10,12 +10,17 @@ one agreement: the order in which contributions are added. With n members:
 
 A vector of at most 128 KiB goes through the centre with up to three members and along the tree with more, a larger one
 around the ring. With a wire type, float32 sums are cast to it and back wherever they are handed on, and at the end.
+
+With a `Coding` pseudo-gradients are not summed on their way: each worker encodes its own, with what it has left out so
+far, and what everybody decodes of all is weighed and added up from left to right. Over senders the sum of a value is
+divided by the shares of those that have sent it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +29,18 @@ from shoal.model.seeding import operation_seed
 from shoal.model.stage import Family, StageModule, build_stage
 
 Batch = Sequence[tuple[Tensor, Tensor]]
+
+Coded = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Of values, what receivers make of them, and which of them are sent."""
+
+
+@dataclass
+class Coding:
+    """How pseudo-gradients are encoded; `feedback` is the decay of what was left out, 0: it is forgotten."""
+
+    code: Coded
+    feedback: float
+    over_senders: bool
 
 
 class Worker:
@@ -75,19 +92,29 @@ class OuterStage:
     """The outer state of one stage over all workers."""
 
     def __init__(
-        self, stages: Sequence[StageModule], lr: float, momentum: float, wire: torch.dtype | None = None
+        self,
+        stages: Sequence[StageModule],
+        lr: float,
+        momentum: float,
+        wire: torch.dtype | None = None,
+        coding: Coding | None = None,
     ) -> None:
-        self.stages, self.lr, self.mu, self.wire = stages, lr, momentum, wire
+        self.stages, self.lr, self.mu, self.wire, self.coding = stages, lr, momentum, wire, coding
         self.outer = flat(stages[0].parameters())
         self.momentum = torch.zeros_like(self.outer)
+        self.residuals = [torch.zeros_like(self.outer) for _ in stages]
 
     def round(self, targets: Sequence[int]) -> None:
         total = sum(targets)
         if total == 0:
             return
         deltas = [self.outer - flat(stage.parameters()) for stage in self.stages]
-        shares = [d * (n / total) if n else 0 * d for d, n in zip(deltas, targets, strict=True)]
-        average = agreed_sum(shares, self.wire)
+        if self.coding is None:
+            shares = [d * (n / total) if n else 0 * d for d, n in zip(deltas, targets, strict=True)]
+            average = agreed_sum(shares, self.wire)
+        else:
+            shares = [n / total for n in targets]
+            average, self.residuals = coded_mean(deltas, self.residuals, shares, self.coding)
         self.momentum = self.momentum * self.mu + average
         self.outer = self.outer - (self.momentum * self.mu + average) * self.lr
         floats = [flat(b for b in stage.buffers() if b.is_floating_point()) for stage in self.stages]
@@ -98,6 +125,24 @@ class OuterStage:
             unflatten(averaged, [b for b in stage.buffers() if b.is_floating_point()])
             for index, buffer in enumerate(b for b in stage.buffers() if not b.is_floating_point()):
                 buffer.copy_(torch.stack([of_worker[index] for of_worker in counts]).amax(0))
+
+
+def coded_mean(
+    deltas: Sequence[Tensor], residuals: Sequence[Tensor], shares: Sequence[float], coding: Coding
+) -> tuple[Tensor, list[Tensor]]:
+    """The average of what workers send, and what they have left out since they began."""
+    left = list(residuals)
+    total, senders = torch.zeros_like(deltas[0]), torch.zeros_like(deltas[0])
+    for worker, (delta, share) in enumerate(zip(deltas, shares, strict=True)):
+        if share == 0:
+            continue
+        whole = delta + residuals[worker] * coding.feedback if coding.feedback else delta
+        received, sent = coding.code(whole)
+        total = total + received * share
+        senders = senders + sent.to(torch.float32) * share
+        if coding.feedback:
+            left[worker] = whole - received
+    return (torch.where(senders == 0, total, total / senders) if coding.over_senders else total), left
 
 
 def agreed_sum(contributions: Sequence[Tensor], wire: torch.dtype | None = None) -> Tensor:
@@ -167,10 +212,11 @@ class PlainDiloco:
         outer_momentum: float,
         dtype: torch.dtype = torch.float32,
         wire: torch.dtype | None = None,
+        coding: Coding | None = None,
     ) -> None:
         self.workers = [Worker(family, num_stages, seed, t, max_norm, dtype) for t in range(num_workers)]
         self.outer = [
-            OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum, wire)
+            OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum, wire, coding)
             for s in range(num_stages)
         ]
 

@@ -37,7 +37,7 @@ from shoal.events.rounds import (
     RoundHasSwapped,
 )
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.records import Tip, outcome_of, record_hash
+from shoal.swarm.records import Tip, counts, names, outcome_of, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
     Fetch,
@@ -286,11 +286,12 @@ class RoundMember:
         except RoundAborted:
             emit(logger, RoundCloseSuperseded(round))
             return
-        norm = await self._device.run(self._state.gradient_norm) if closed.log else 0.0
+        norm, payload = await self._device.run(self._state.brought) if closed.log else (0.0, None)
         if round != self._machine.round:
             return
         links = tuple(self._links())[:MAX_LINK_REPORTS]
-        self._do(self._machine.steps_closed(StepsClosed(closed.num_samples, closed.in_doubt, closed.log, links, norm)))
+        brought = closed.num_samples, closed.in_doubt, closed.log, links, norm, payload
+        self._do(self._machine.steps_closed(StepsClosed(*brought)))
 
     def _sent_bytes(self) -> dict[str, int]:
         return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}
@@ -349,7 +350,8 @@ class RoundMember:
         if self._machine.joined is None:
             self._steps.start_round(0)  # it was left out of the round: what it still trains is lost
         try:
-            average = await self._device.run(self._state.swap, hashes, leaves_chain)
+            counted = counts(record, self._stage, self._endpoint.peer_id) and names(record, self._stage, hashes)
+            average = await self._device.run(self._state.swap, hashes, leaves_chain, counted)
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
             return

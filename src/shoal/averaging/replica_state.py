@@ -19,14 +19,17 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from shoal.averaging.gathered import payload_of
+from shoal.codec.base import Codec, CodecState, Encoded
+from shoal.codec.plain import PLAIN
 from shoal.config.training import OuterOptimConfig
-from shoal.errors import StateMismatch
+from shoal.errors import LocalProtocolError, StateMismatch
 from shoal.optim.flat import FlatLayout, buffers_sha256, tensor_sha256
 from shoal.optim.norm import squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.optim.parts import AveragedParts
 from shoal.quant.lsq import is_step_size
-from shoal.wire.messages.round import StageHashes
+from shoal.wire.messages.round import Payload, StageHashes
 
 
 class AveragedStage(Protocol):
@@ -38,6 +41,14 @@ class AveragedStage(Protocol):
     def averaged(self) -> AveragedParts:
         """What rounds replace."""
         ...
+
+    @property
+    def residual(self) -> CodecState:
+        """What codecs have left out of the pseudo-gradients so far."""
+        ...
+
+    @residual.setter
+    def residual(self, value: CodecState) -> None: ...
 
     def forget_moments(self) -> None:
         """Have the inner optimizer begin anew."""
@@ -99,13 +110,17 @@ class ReplicaState:
     Args:
         stage: The local side; its present state becomes D_0.
         optimizer: The same on all replicas.
+        codec: How pseudo-gradients travel, the same on all replicas. What it keeps from one round to the next is the
+            stage's `residual`: of one life of a replica, and changed by a swap alone.
 
     Attributes:
         hashes: Of the state of the record that the replica holds.
     """
 
-    def __init__(self, stage: AveragedStage, optimizer: OuterSgd) -> None:
+    def __init__(self, stage: AveragedStage, optimizer: OuterSgd, codec: Codec = PLAIN) -> None:
         self._stage = stage
+        self._codec = codec
+        self._encoded: Encoded | None = None
         self._optimizer = optimizer
         parameters_N, floats_F, integers_I = self._local()
         self._base = OuterState(parameters_N, torch.zeros_like(parameters_N), floats_F, integers_I)
@@ -114,6 +129,7 @@ class ReplicaState:
         self._forgets = False
         self.hashes = self._base.hashes()
         stage.base_parameters = self.base_parameters
+        stage.residual = codec.initial_state(parameters_N.numel())
 
     def base_parameters(self) -> Tensor:
         """The parameters (N) of the record that the replica holds; not to be changed."""
@@ -146,6 +162,37 @@ class ReplicaState:
         self._forgets = not math.isfinite(norm)
         return norm
 
+    def brought(self) -> tuple[float, Payload | None]:
+        """`gradient_norm`, and what this replica's pseudo-gradient is encoded as; None if it is not finite, or sums are
+        encoded on their way.
+
+        What is left out here is the residual of the next round only once a swap says that this payload has counted.
+        """
+        norm = self.gradient_norm()
+        self._encoded = None
+        if self._codec.is_elementwise or not math.isfinite(norm):
+            return norm, None
+        local_N = self._stage.averaged.parameters.flat().cpu()
+        gradient_N = pseudo_gradient(self._base.parameters_N, local_N, out=local_N)
+        try:
+            self._encoded = self._codec.encode(gradient_N, self._stage.residual)
+        except LocalProtocolError:  # values that are finite, and whose squares or sums are not
+            self._forgets = True
+            return math.inf, None
+        return norm, payload_of(self.encoded)
+
+    @property
+    def encoded(self) -> Tensor:
+        """The bytes (P) that `brought` has made in this round.
+
+        Raises:
+            StateMismatch: It has made none.
+        """
+        if self._encoded is None:
+            raise StateMismatch("this replica has encoded no pseudo-gradient in this round")
+        [payload_P] = self._encoded.tensors
+        return payload_P
+
     def contribution(
         self, weight: int, total_weight: int, gradient_N: Tensor | None = None, scale: float = 1.0
     ) -> Contribution:
@@ -161,17 +208,23 @@ class ReplicaState:
             scale: A second factor on the pseudo-gradient, in an operation of its own; 1: no operation.
         """
         base = self._base
-        local_N, floats_F, integers_I = self._local()
+        floats_F, integers_I = self.buffers(weight, total_weight)
         if gradient_N is None:
             gradient_N = torch.empty_like(base.parameters_N)
         if weight == 0:
-            return Contribution(gradient_N.zero_(), torch.zeros_like(base.floats_F), integers_I)
-        share = weight / total_weight
+            return Contribution(gradient_N.zero_(), floats_F, integers_I)
+        local_N = self._stage.averaged.parameters.flat().cpu()
         pseudo_gradient(base.parameters_N, local_N, out=gradient_N)
-        gradient_N.mul_(share)
+        gradient_N.mul_(weight / total_weight)
         if scale != 1.0:
             gradient_N.mul_(scale)
-        return Contribution(gradient_N, floats_F.mul_(share), integers_I)
+        return Contribution(gradient_N, floats_F, integers_I)
+
+    def buffers(self, weight: int, total_weight: int) -> tuple[Tensor, Tensor]:
+        """The buffers of `contribution` alone: floats (F) and integers (I)."""
+        floats, integers = self._stage.averaged.floats, self._stage.averaged.integers
+        floats_F = floats.flat().cpu().mul_(weight / total_weight) if weight else torch.zeros_like(self._base.floats_F)
+        return floats_F, integers.flat().cpu()
 
     def stage(self, average: Contribution | None, keep_average: bool = False) -> StageHashes:
         """Compute the outer step into new buffers and return their hashes.
@@ -203,7 +256,7 @@ class ReplicaState:
         """Keep the staged bytes with these hashes until a swap, and no longer those that were pinned before."""
         self._pinned = hashes
 
-    def swap(self, hashes: StageHashes, anew: bool = False) -> Contribution | None:
+    def swap(self, hashes: StageHashes, anew: bool = False, counted: bool = False) -> Contribution | None:
         """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
 
         If they are those that the replica holds already, only the training on top of them is dropped. See `restore` for
@@ -211,6 +264,7 @@ class ReplicaState:
 
         Args:
             anew: The inner optimizer begins anew, as in a replica that has just started.
+            counted: What `brought` has encoded is in these bytes, so what it has left out is the residual from now on.
 
         Returns:
             The averages from which the state was computed; None unless `stage` kept them.
@@ -225,18 +279,22 @@ class ReplicaState:
         self._base = state
         self.hashes = hashes
         self._forgets = self._forgets or anew
+        if counted and self._encoded is not None:
+            self._stage.residual = self._encoded.state
         self.restore()
         return average
 
     def restore(self) -> None:
         """Make the local parameters and buffers equal to the held state, and forget what is staged.
 
-        Inner optimizer moments stay local, unless they belong to parameters that are not finite or to another chain of
-        records.
+        Inner optimizer moments and the residual stay local, unless they belong to parameters that are not finite or to
+        another chain of records.
         """
         if self._forgets:
             self._stage.forget_moments()
+            self._stage.residual = self._codec.initial_state(self._base.parameters_N.numel())
             self._forgets = False
+        self._encoded = None
         self._staged.clear()
         self._pinned = None
         for part, vector in zip(self._stage.averaged, self._base.values, strict=True):

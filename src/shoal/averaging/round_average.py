@@ -1,32 +1,40 @@
-"""From a quorum to the average: a replica's contribution, reduced with those of the quorum's other members.
+"""From a quorum to the average: a replica's contribution, put together with those of the quorum's other members.
 
-The pseudo-gradient lies in memory that the other members of this host may read (`collective.shared_memory`), the same
-in every round. It is computed anew from the kept inputs for every quorum.
+An element-wise codec travels in a ring that forms sums on the way: the pseudo-gradient, weighed, is computed anew from
+the kept inputs for every quorum, and lies in memory that the other members of this host may read
+(`collective.shared_memory`), the same in every round. Of any other one each member sends its bytes, the same in every
+quorum, straight to each other one (`averaging.gathered`). Buffers are reduced either way.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 import anyio
+import torch
+from torch import Tensor
 
+from shoal.averaging.gathered import brought_by, gathered_average, payload_of
 from shoal.averaging.replica_state import Contribution, ReplicaState
 from shoal.codec.base import Codec
 from shoal.codec.plain import PLAIN
+from shoal.codec.registry import CodecSettings
+from shoal.codec.registry import codec_of as codec_of_settings
 from shoal.collective.group import Group
 from shoal.collective.inbox import GroupInbox
 from shoal.collective.plan import SEGMENT_BYTES, SMALL_BYTES, Collective, choose_collective
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import Reduction, RingVector
-from shoal.errors import MemberFault, RemoteProtocolError
+from shoal.config.training import DilocoConfig
+from shoal.errors import MemberFault, RemoteProtocolError, StateMismatch
 from shoal.events.base import emit
 from shoal.events.rounds import RingRefused
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import Propose, QuorumTag
+from shoal.wire.messages.round import Payload, Propose, QuorumTag
 
 logger = logging.getLogger(__name__)
 
@@ -53,23 +61,36 @@ class RingSettings:
         segment_bytes: Size of the parts of a ring.
         choose: The collective for a vector of so many bytes and members.
         codec: How pseudo-gradients travel.
+        over_senders: Where they are gathered, each coordinate is averaged over those that have sent it.
     """
 
     segment_bytes: int = SEGMENT_BYTES
     choose: Callable[[int, int], Collective] = choose_collective
     codec: Codec = PLAIN
+    over_senders: bool = False
 
 
 DEFAULT_RING: Final = RingSettings()
+
+
+def codec_of(diloco: DilocoConfig) -> Codec:
+    """How pseudo-gradients travel, as section `diloco` says."""
+    return codec_of_settings(
+        CodecSettings(diloco.averaging_compression, feedback=diloco.feedback, density=diloco.averaging_density)
+    )
 
 
 def ring_vectors(share: Contribution, codec: Codec) -> tuple[RingVector, ...]:
     """Return what is reduced of a contribution, in place; `codec` as in `RingSettings`."""
     return (
         RingVector(0, share.parameters_N, Reduction.SUM, codec),
-        RingVector(1, share.floats_F, Reduction.SUM),
-        RingVector(2, share.integers_I, Reduction.MAX),
+        *buffer_vectors(share.floats_F, share.integers_I),
     )
+
+
+def buffer_vectors(floats_F: Tensor, integers_I: Tensor) -> tuple[RingVector, ...]:
+    """Return what is reduced of a replica's buffers, in place."""
+    return (RingVector(1, floats_F, Reduction.SUM), RingVector(2, integers_I, Reduction.MAX))
 
 
 class RoundAverage:
@@ -116,7 +137,8 @@ class RoundAverage:
             The averages, valid until the next call; None: no member has trained.
 
         Raises:
-            StateMismatch: This replica's own state is not what the record says.
+            StateMismatch: This replica's own state is not what the record says, or its pseudo-gradient not what it has
+                joined with.
         """
         peers = [hop.peer for hop in quorum.members]
         group = Group(
@@ -135,16 +157,67 @@ class RoundAverage:
         if total == 0:
             return None
         self._memory.forget_others(peers)
-        # Only this lies in shared memory: averaged buffers become part of the base state, and are small.
-        [gradient_N] = self._memory.vectors([self._state.gradient_kind])
-        place = peers.index(self._endpoint.peer_id)
-        weight, scale = quorum.weights[place], quorum.scales[place] if quorum.scales else 1.0
-        share = await self._device.run(self._state.contribution, weight, total, gradient_N, scale)
         try:
-            await group.all_reduce(ring_vectors(share, self._settings.codec))
+            if self._settings.codec.is_elementwise:
+                return await self._reduced(group, quorum, peers, total)
+            return await self._gathered(group, quorum, peers)
         except MemberFault as error:
             self._endpoint.metrics.counter("ring.refused").add()
             emit(logger, RingRefused(PeerId(error.peer), str(error)))
             self._endpoint.disconnect(PeerId(error.peer), str(error))
             await anyio.Event().wait()
+            raise
+
+    async def _reduced(self, group: Group, quorum: Propose, peers: Sequence[PeerId], total: int) -> Contribution:
+        """The averages whose sums are formed on their way."""
+        # Only this lies in shared memory: averaged buffers become part of the base state, and are small.
+        [gradient_N] = self._memory.vectors([self._state.gradient_kind])
+        place = peers.index(self._endpoint.peer_id)
+        weight, scale = quorum.weights[place], quorum.scales[place] if quorum.scales else 1.0
+        share = await self._device.run(self._state.contribution, weight, total, gradient_N, scale)
+        await group.all_reduce(ring_vectors(share, self._settings.codec))
         return share
+
+    async def _gathered(self, group: Group, quorum: Propose, peers: Sequence[PeerId]) -> Contribution:
+        """The averages of what each member has encoded."""
+        place, total = peers.index(self._endpoint.peer_id), sum(quorum.weights)
+        num_elements, _ = self._state.gradient_kind
+        limit = self._settings.codec.max_size_bytes(num_elements)
+        payloads = quorum.payloads or (None,) * len(peers)
+        for peer, weight, payload in zip(peers, quorum.weights, payloads, strict=True):
+            if (payload is None) == (weight > 0) or (payload is not None and payload.num_bytes > limit):
+                raise MemberFault(f"a pseudo-gradient of weight {weight} as {payload}; at most {limit} bytes", peer)
+        floats_F, integers_I = await self._device.run(self._state.buffers, quorum.weights[place], total)
+        # What this returns, everybody has begun: nobody's bytes come before there is room for them.
+        await group.all_reduce([*buffer_vectors(floats_F, integers_I), RingVector(0, torch.zeros(1))])
+        lengths = [0 if payload is None else payload.num_bytes for payload in payloads]
+        payloads_P = torch.empty(sum(lengths), dtype=torch.uint8)
+        if lengths[place]:
+            self._put_own(payloads_P.split(lengths)[place], payloads[place])
+        [parts] = await group.all_gather([RingVector(0, payloads_P)], [lengths], Collective.CENTRAL)
+        return await self._device.run(self._averaged, quorum, peers, parts, floats_F, integers_I)
+
+    def _put_own(self, into_P: Tensor, announced: Payload | None) -> None:
+        """Put what this replica has encoded where it is gathered."""
+        encoded_P = self._state.encoded
+        if payload_of(encoded_P) != announced:
+            raise StateMismatch(f"this replica has encoded {payload_of(encoded_P)}, the quorum has {announced}")
+        into_P.copy_(encoded_P)
+
+    def _averaged(
+        self,
+        quorum: Propose,
+        peers: Sequence[PeerId],
+        parts: Sequence[Tensor],
+        floats_F: Tensor,
+        integers_I: Tensor,
+    ) -> Contribution:
+        """Check and average what was gathered, on the device thread."""
+        for peer, part_P, announced in zip(peers, parts, quorum.payloads, strict=True):
+            if announced is not None and payload_of(part_P) != announced:
+                raise MemberFault(f"it sent {payload_of(part_P)} and has joined with {announced}", peer)
+        brought = brought_by(peers, quorum.weights, quorum.scales, parts)
+        num_elements, _ = self._state.gradient_kind
+        over_senders = self._settings.over_senders
+        average_N = gathered_average(self._settings.codec, brought, num_elements, over_senders=over_senders)
+        return Contribution(average_N, floats_F, integers_I)

@@ -107,7 +107,10 @@ class Group:
         return [vector.piece(plan.chunks[me]) for vector, plan in zip(vectors, plans, strict=True)]
 
     async def all_gather(
-        self, vectors: Sequence[RingVector], lengths: Sequence[Sequence[int]] | None = None
+        self,
+        vectors: Sequence[RingVector],
+        lengths: Sequence[Sequence[int]] | None = None,
+        collective: Collective | None = None,
     ) -> list[list[Tensor]]:
         """Give everybody what each member has.
 
@@ -117,6 +120,8 @@ class Group:
         Args:
             vectors: With the own part in its place, and room for the others'. They travel as they are.
             lengths: Of the members' parts of each vector, in ring order; without it they are as even as can be.
+            collective: Along what they travel, the same on all members; CENTRAL: everybody sends his own to everybody.
+                Without it each vector's is chosen.
 
         Returns:
             The parts of each vector, in ring order and in their places.
@@ -127,7 +132,7 @@ class Group:
         """
         _check_plain(vectors)
         plans = [
-            CollectivePlan.all_gather(self._along(vector), each, self._segment(vector))
+            CollectivePlan.all_gather(collective or self._along(vector), each, self._segment(vector))
             for vector, each in zip(vectors, self._lengths(vectors, lengths), strict=True)
         ]
         await self._run(list(zip(vectors, plans, strict=True)))

@@ -216,6 +216,7 @@ class Config(Section):
             self._deadline_problem(),
             self._longest_deadline_problem(),
             self._snapshot_problem(),
+            self._averaging_problem(),
         )
         found = [problem for problem in problems if problem is not None]
         if found:
@@ -247,6 +248,15 @@ class Config(Section):
                 "snapshots, and there is one stage; use 0, or more stages"
             )
         return None
+
+    def _averaging_problem(self) -> str | None:
+        compression = self.diloco.averaging_compression
+        if self.quant is None or not self.diloco.is_gathered:
+            return None
+        return (
+            f"diloco.averaging_compression = {compression}: learned step sizes (quant) are small and positive, and "
+            "it would round them to zero or below, among larger values; use none, bf16 or fp16"
+        )
 
     def _task_problem(self) -> str | None:
         family, task = self.model.family, self.data.task_type

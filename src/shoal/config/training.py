@@ -417,9 +417,29 @@ class DilocoConfig(Section):
         default=60.0,
         description="Longest duration of averaging within a stage before a new attempt without the silent.",
     )
-    averaging_compression: Literal["none", "bf16", "fp16"] = Field(
+    averaging_compression: Literal["none", "bf16", "fp16", "int8", "int4", "int4_e3m0", "2bit", "sparse"] = Field(
         default="none",
-        description="As what pseudo-gradients travel: as they are, or as half the bytes, rounded at every hop.",
+        description="As what pseudo-gradients travel. bf16, fp16: half the bytes, rounded at every hop. int8, int4, "
+        "int4_e3m0 (floats of 4 bits), 2bit: 4, 8, 8 and 15 times fewer, encoded once by each replica. sparse: only "
+        "the largest values, see averaging_density. docs/learning.md has what each costs.",
+    )
+    averaging_density: float = Field(
+        default=0.0625,
+        gt=0,
+        le=1,
+        description="Share of the values that sparse sends of each 4,096: 0.0625 is about 64 times fewer bytes.",
+    )
+    averaging_feedback: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="What a replica adds of all that was left out or rounded away so far to its next pseudo-gradient "
+        "(error feedback). null: 0.95 with sparse, 1 with 2bit, else nothing.",
+    )
+    averaging_over: Literal["all", "senders"] | None = Field(
+        default=None,
+        description="Of which replicas a value is the mean: all, where one that has not sent it counts as zero, or "
+        "those that have sent it. null: senders with sparse, else all.",
     )
     load_state_timeout_s: PositiveFloat = Field(
         default=600.0,
@@ -433,6 +453,33 @@ class DilocoConfig(Section):
         description="Every so many steps of a round a replica sends a snapshot of itself to a server of another stage. "
         "One that is killed and started again goes on from there, and only what came after it is lost. 0: never.",
     )
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether pseudo-gradients are encoded as a whole, so that each member gets all others'."""
+        return self.averaging_compression not in ("none", "bf16", "fp16")
+
+    @property
+    def feedback(self) -> float:
+        """The decay of what a replica has not sent yet; 0: it is forgotten."""
+        if self.averaging_feedback is not None:
+            return self.averaging_feedback
+        return {"sparse": 0.95, "2bit": 1.0}.get(self.averaging_compression, 0.0)
+
+    @property
+    def averages_senders(self) -> bool:
+        """Whether a value is averaged over those replicas alone that have sent it."""
+        return (self.averaging_over or ("senders" if self.averaging_compression == "sparse" else "all")) == "senders"
+
+    @model_validator(mode="after")
+    def _check_compression(self) -> Self:
+        if not self.is_gathered and (self.averaging_feedback or self.averaging_over):
+            raise ValueError(
+                f"averaging_feedback and averaging_over mean nothing to averaging_compression = "
+                f"{self.averaging_compression}, whose sums are formed on their way: remove them, or choose int8, int4, "
+                "int4_e3m0, 2bit or sparse"
+            )
+        return self
 
     @property
     def samples_per_step(self) -> int:

@@ -5,6 +5,7 @@ parameters      an outer step            outer parameters, momentum    yes
 floats          their weighted average   buffers                       yes
 integers        their maximum            buffers                       yes
 inner           nothing, it stays local  -                             yes
+residual        what was not sent of it  -                             yes
 
 Shapes: N elements of the parameters, F of the floating buffers, I of the integer buffers.
 """
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, packed, state_buffers, trained_parameters, unpack
 from shoal.optim.inner import InnerOptimizer, InnerStates
+
+_RESIDUAL = "residual"
 
 
 class FlatPart:
@@ -87,11 +90,13 @@ class ReplicaParts:
     Attributes:
         averaged: those that a round replaces.
         inner: the state of the inner optimizer; for each parameter from its first gradient on.
+        residual: what codecs have left out of the pseudo-gradients so far (each N, on the CPU); replaced, not changed.
     """
 
     def __init__(self, averaged: AveragedParts, inner: InnerOptimizer) -> None:
         self.averaged = averaged
         self.inner = inner
+        self.residual: tuple[Tensor, ...] = ()
 
     @classmethod
     def of_module(cls, module: nn.Module, inner: InnerOptimizer, loaded: Callable[[], None]) -> ReplicaParts:
@@ -106,7 +111,7 @@ class ReplicaParts:
     def snapshot(self) -> Tensor:
         """A copy of all parts, as bytes on the CPU."""
         has_state = torch.tensor(self.inner.has_state, dtype=torch.bool)
-        return packed(chain([has_state], self._tensors(self.inner.state_tensors)))
+        return packed(chain([has_state], self._tensors(self.inner.state_tensors), self.residual))
 
     def restore(self, snapshot: Tensor) -> None:
         """Make all parts what they were when a snapshot was made.
@@ -116,11 +121,14 @@ class ReplicaParts:
         """
         count = len(self.averaged.parameters.tensors)
         self.inner.state = self.inner.begun([bool(has) for has in snapshot[:count]])
-        unpack(snapshot[count:], list(self._tensors(self.inner.state_tensors)))
+        residual = tuple(map(torch.empty_like, self.residual))
+        unpack(snapshot[count:], [*self._tensors(self.inner.state_tensors), *residual])
+        self.residual = residual
 
     def inner_state(self) -> dict[str, Tensor]:
-        """What the inner optimizer knows (not copies), by what it is and its parameter: `exp_avg/<name>`."""
-        return dict(self._named(self.inner.state))
+        """What the inner optimizer knows, and the residual (not copies), by what it is and its parameter:
+        `exp_avg/<name>`."""
+        return dict(self._named(self.inner.state)) | dict(self._named_residual(self.residual))
 
     def require_inner_state(self, found: Mapping[str, Tensor]) -> None:
         """Check that this can be taken.
@@ -131,7 +139,8 @@ class ReplicaParts:
         self._begun(found)
 
     def take_inner_state(self, found: Mapping[str, Tensor]) -> None:
-        """Make the inner optimizer know what another one of the stage knew; see `inner_state`.
+        """Make the inner optimizer know what another one of the stage knew, and go on with its residual; see
+        `inner_state`. Where only one of the two runs keeps a residual, there is none to go on with.
 
         Raises:
             StateMismatch: As `require_inner_state`; nothing has changed.
@@ -140,12 +149,20 @@ class ReplicaParts:
         for name, tensor in self._named(begun):
             tensor.copy_(found[name])
         self.inner.state = begun
+        residual = tuple(map(torch.zeros_like, self.residual))
+        for name, view in self._named_residual(residual):
+            if name in found:
+                view.copy_(found[name])
+        self.residual = residual
 
     def _begun(self, found: Mapping[str, Tensor]) -> InnerStates:
-        parameters = {name.partition("/")[2] for name in found}
+        own = {name: tensor for name, tensor in found.items() if not name.startswith(f"{_RESIDUAL}/")}
+        parameters = {name.partition("/")[2] for name in own}
         begun = self.inner.begun([name in parameters for name in self.averaged.parameters.layout.names])
-        wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in self._named(begun)}
-        if {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} != wanted:
+        wanted = dict(self._named(begun))
+        wanted |= {name: view for name, view in self._named_residual(self.residual) if name in found}
+        given = own | {name: found[name] for name in wanted.keys() & found.keys()}
+        if _kinds(given) != _kinds(wanted):
             raise StateMismatch("it is the state of another stage's optimizer, or of one of another type")
         return begun
 
@@ -155,6 +172,18 @@ class ReplicaParts:
             for kind, tensor in of_parameter.items():
                 yield f"{kind}/{names[number]}", tensor
 
+    def _named_residual(self, residual: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Views of it in the shapes of the parameters."""
+        layout = self.averaged.parameters.layout
+        for vector_N in residual:
+            for name, view in zip(layout.names, layout.views(vector_N), strict=True):
+                yield f"{_RESIDUAL}/{name}", view
+
     def _tensors(self, states: Sequence[Tensor]) -> Iterator[Tensor]:
         """All tensors of all parts."""
         return chain(*(part.tensors for part in self.averaged), states)
+
+
+def _kinds(named: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """By name, what can be copied into what."""
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()}

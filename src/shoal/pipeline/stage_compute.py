@@ -466,6 +466,15 @@ class StageCompute:
         """What rounds replace."""
         return self.parts.averaged
 
+    @property
+    def residual(self) -> tuple[Tensor, ...]:
+        """What codecs have left out of the pseudo-gradients so far; see `ReplicaParts`."""
+        return self.parts.residual
+
+    @residual.setter
+    def residual(self, value: tuple[Tensor, ...]) -> None:
+        self.parts.residual = value
+
     def forget_moments(self) -> None:
         """Has the optimizer begin anew."""
         self.optimizer.reset()

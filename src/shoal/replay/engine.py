@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from msgspec.structs import astuple
 
+from shoal.averaging.gathered import brought_by, gathered_average, payload_of
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
-from shoal.averaging.round_average import ring_vectors
+from shoal.averaging.round_average import buffer_vectors, codec_of, ring_vectors
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.codec.raw import from_wire, to_wire
-from shoal.codec.registry import CODECS
 from shoal.collective.sequential import reduce_in_turn
 from shoal.config.schema import Config
 from shoal.data.fields import Fields
@@ -55,6 +55,7 @@ class _ReplayedReplica:
 
     Attributes:
         computed: by step that it will commit, the totals of its gradients and the trainer's decision over all stages.
+        counted: the state of the last record whose average has what it had encoded.
     """
 
     generation: Generation
@@ -63,6 +64,7 @@ class _ReplayedReplica:
     computed: dict[StepKey, tuple[StepTotals, Decision]] = field(
         default_factory=dict[StepKey, "tuple[StepTotals, Decision]"]
     )
+    counted: tuple[int, StageHashes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +193,11 @@ class Engine:
             what = f"it began with parameters {loaded.hashes.parameters[:16]} {source}"
             yield Difference(loaded.round, generation.stage, generation.peer, what)
             return
-        replica.state.gradient_norm()  # as at the join before, where it was left out of the record
+        counted = replica.counted == (loaded.round, loaded.hashes)
+        if not counted:
+            replica.state.gradient_norm()  # as at the join before, where it was left out of the record
         replica.state.stage_fetched(state, loaded.hashes)
-        replica.state.swap(loaded.hashes)
+        replica.state.swap(loaded.hashes, counted=counted)
         replica.compute.start_round()
         replica.computed.clear()
         loads = self._loads[generation.stage]
@@ -383,13 +387,13 @@ class Engine:
                 if hashes != replica.state.hashes:
                     what = f"it has trained from other parameters than {generations[0].peer}"
                     yield Difference(record.round, outcome.stage, generation.peer, what)
+                announced = outcome.payloads[place] if outcome.payloads else None
+                if share is not None and announced is not None and payload_of(share.parameters_N) != announced:
+                    what = f"its pseudo-gradient is encoded as {payload_of(share.parameters_N)}, and not as {announced}"
+                    yield Difference(record.round, outcome.stage, generation.peer, what)
             state = replica.state.base
             if shares:
-                codec = CODECS[self._config.diloco.averaging_compression]
-                vectors = zip(*(ring_vectors(share, codec) for share in shares), strict=True)
-                for of_members in vectors:
-                    reduce_in_turn(of_members)
-                state = replica.state.successor(state, shares[0])
+                state = replica.state.successor(state, self._averaged(outcome, shares, state.parameters_N.numel()))
             found = state.hashes()
             for name in ("parameters", "momentum", "buffers"):
                 due, theirs = getattr(found, name), getattr(outcome.hashes, name)
@@ -414,15 +418,38 @@ class Engine:
         for place, (generation, weight, scale) in enumerate(zip(generations, outcome.weights, scales, strict=True)):
             if not self._crew.is_mine(generation.number):
                 continue
-            state = self._replicas[generation.number].state
-            state.gradient_norm()  # as at its join: one that is not finite costs it its moments
-            share = state.contribution(weight, total, scale=scale) if total else None
+            replica = self._replicas[generation.number]
+            state = replica.state
+            _, payload = state.brought()  # as at its join: one that is not finite costs it its moments
+            share: Contribution | None = None
+            if total and outcome.payloads:
+                is_there = payload is not None and outcome.payloads[place] is not None
+                payload_P = state.encoded if is_there else torch.empty(0, dtype=torch.uint8)
+                share = Contribution(payload_P, *state.buffers(weight, total))
+                replica.counted = (record.round, outcome.hashes) if outcome.payloads[place] is not None else None
+            elif total:
+                share = state.contribution(weight, total, scale=scale)
             if self._crew.is_mine(generations[0].number):
                 found[place] = state.hashes, share
             else:
                 link = self._crew.links[self._crew.home(generations[0].number)]
                 link.send((_SHARE, record.round, outcome.stage, place), astuple(state.hashes), share or ())
         return found
+
+    def _averaged(self, outcome: StageOutcome, shares: Sequence[Contribution], num_elements: int) -> Contribution:
+        """What the members' shares come to; of gathered ones `parameters_N` is what they have encoded."""
+        codec = codec_of(self._config.diloco)
+        if not outcome.payloads:
+            for of_members in zip(*(ring_vectors(share, codec) for share in shares), strict=True):
+                reduce_in_turn(of_members)
+            return shares[0]
+        for of_members in zip(*(buffer_vectors(share.floats_F, share.integers_I) for share in shares), strict=True):
+            reduce_in_turn(of_members)
+        brought = brought_by(outcome.members, outcome.weights, outcome.scales, [s.parameters_N for s in shares])
+        brought = [one for one in brought if one.payload_P.numel()]
+        over_senders = self._config.diloco.averages_senders
+        average_N = gathered_average(codec, brought, num_elements, over_senders=over_senders)
+        return shares[0]._replace(parameters_N=average_N)
 
     def _contributed(
         self, stage: int, place: int, generation: Generation, record: Record

@@ -25,6 +25,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from shoal.averaging.round_average import codec_of
 from shoal.config.load import config_from_json
 from shoal.config.quant import QuantConfig
 from shoal.config.schema import Config
@@ -56,6 +57,11 @@ COMPILER_BYTES = 160 * 2**20
 _HELD_VECTORS = 5
 # Those that an outer round adds for a moment: the new momentum and the new parameters.
 _ROUND_VECTORS = 2
+# Where pseudo-gradients are encoded as a whole it adds more (`averaging.gathered`): the sum, the values that are being
+# decoded, what a coordinate is divided by, and what is left out of the own one.
+_GATHER_VECTORS = 4
+# Members whose encoded pseudo-gradients are counted.
+_GATHERED_MEMBERS = 8
 _FLOAT_BYTES = 4
 _HALF_BYTES = 2
 
@@ -121,10 +127,17 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     batch, num_parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
     device_bytes = replica.num_bytes + sum(tally.constant_bytes for tally in tallies)
     device_bytes += sum(parameter.nbytes for parameter in frozen)
+    codec = codec_of(config.diloco)
+    residual_bytes = num_elements * _FLOAT_BYTES if config.diloco.feedback else 0
     # The copy of its own state that is on its way to a buddy.
-    snapshot_bytes = replica.num_bytes if config.diloco.snapshot_every_steps else 0
-    # The copy of what the inner optimizer knew at the record of which a checkpoint was wanted last.
-    kept_bytes = replica.inner.state_bytes
+    snapshot_bytes = replica.num_bytes + residual_bytes if config.diloco.snapshot_every_steps else 0
+    # What codecs have left out, and the copy of this and of what the inner optimizer knew at the record of which a
+    # checkpoint was wanted last.
+    kept_bytes = replica.inner.state_bytes + 2 * residual_bytes
+    round_bytes = _ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * buffer_bytes
+    if not codec.is_elementwise:
+        round_bytes += _GATHER_VECTORS * num_elements * _FLOAT_BYTES
+        round_bytes += _GATHERED_MEMBERS * codec.max_size_bytes(num_elements)
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
@@ -138,7 +151,7 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
         + buffer_bytes
         + snapshot_bytes
         + kept_bytes,
-        round_bytes=_ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * buffer_bytes,
+        round_bytes=round_bytes,
         max_samples=-(-batch // num_parts),
         min_samples=within([-(-batch // num_parts)] * num_parts * config.diloco.gradient_accumulation_steps),
         max_steps=MAX_OPEN_STEPS,

@@ -20,7 +20,7 @@ from shoal.averaging.inner_exchange import InnerExchange
 from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.replica_state import ReplicaState, outer_optimizer
-from shoal.averaging.round_average import RingSettings
+from shoal.averaging.round_average import RingSettings, codec_of
 from shoal.averaging.signing import unsealer
 from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
@@ -30,7 +30,6 @@ from shoal.averaging.state_source import StateSource
 from shoal.averaging.state_sync import StateSync
 from shoal.checkpoint.start_weights import fill_start
 from shoal.clock import Clock, SystemClock
-from shoal.codec.registry import CODECS
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.ids import PeerId, RunId
@@ -222,7 +221,7 @@ async def build_replica(
         events=sender,
         # Measurements differ from run to run, and the order of the ring decides the last bits.
         links=tuple if config.run.deterministic else lambda: link_reports(endpoint),
-        ring=RingSettings(codec=CODECS[config.diloco.averaging_compression]),
+        ring=RingSettings(codec=codec_of(config.diloco), over_senders=config.diloco.averages_senders),
         is_behind=is_behind,
     )
     if not source.may_resume or is_behind:
@@ -262,6 +261,5 @@ def build_state(
         schedule=Schedule(config.model_pipeline.schedule),
         activation_checkpointing=config.model_pipeline.activation_checkpointing,
     )
-    return compute, ReplicaState(
-        compute, outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
-    )
+    optimizer = outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
+    return compute, ReplicaState(compute, optimizer, codec_of(config.diloco))

@@ -17,7 +17,16 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.sample_ranges import Ranges, merge, subtract
 from shoal.wire.messages.base import Era
-from shoal.wire.messages.round import Basis, Join, Origin, Record, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.round import (
+    Basis,
+    Join,
+    Origin,
+    Payload,
+    Record,
+    SignedRecord,
+    StageHashes,
+    StageOutcome,
+)
 from shoal.wire.messages.step import StepEntry
 
 Sign = Callable[[bytes], bytes]
@@ -47,7 +56,7 @@ class Tip(NamedTuple):
 class FinalQuorum(NamedTuple):
     """One stage's ring as it ended: members in ring order, their weights (samples), and the bytes they all staged.
 
-    `scales` and `differed` are those of `StageOutcome`.
+    `scales`, `differed` and `payloads` are those of `StageOutcome`.
     """
 
     stage: int
@@ -57,6 +66,7 @@ class FinalQuorum(NamedTuple):
     hashes: StageHashes
     scales: tuple[float, ...] = ()
     differed: tuple[PeerId, ...] = ()
+    payloads: tuple[Payload | None, ...] = ()
 
 
 def genesis_hash(run_id: str, seed: int, configuration: Mapping[str, object], authority: PeerId) -> str:
@@ -136,6 +146,13 @@ def names(record: Record, stage: int, hashes: StageHashes) -> bool:
     """Whether these are the bytes that the record names for a stage."""
     outcome = outcome_of(record, stage)
     return outcome is not None and outcome.hashes == hashes
+
+
+def counts(record: Record, stage: int, peer: PeerId) -> bool:
+    """Whether what a replica has encoded as a whole is in the record's average of its stage."""
+    outcome = outcome_of(record, stage)
+    payloads = () if outcome is None else zip(outcome.members, outcome.payloads, strict=False)
+    return any(member == peer and payload is not None for member, payload in payloads)
 
 
 def uncounted(members: Iterable[PeerId], scales: Sequence[float]) -> frozenset[PeerId]:
@@ -225,7 +242,8 @@ def build_record(
         lost = len(steps.keys() - held.keys())
         basis = restored.get(quorum.stage)
         ring = quorum.stage, quorum.epoch, quorum.members, quorum.weights
-        stages.append(StageOutcome(*ring, quorum.hashes, lost, basis, quorum.scales, quorum.differed))
+        judged = quorum.scales, quorum.differed, quorum.payloads
+        stages.append(StageOutcome(*ring, quorum.hashes, lost, basis, *judged))
     if not eras or eras[-1].ballot != ballot:
         eras = (*eras, Era(previous.round + 1, ballot))
     trained = merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)

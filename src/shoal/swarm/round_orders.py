@@ -17,6 +17,7 @@ from shoal.wire.messages.round import (
     Join,
     LinkReport,
     Move,
+    Payload,
     PrepareRecord,
     Propose,
     Record,
@@ -59,18 +60,19 @@ def move_refusal(message: Move, stage: int, round: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StepsClosed:
-    """What the replica has committed in the round, in apply order, what it cannot decide alone, its links, and the
-    length of its pseudo-gradient (see `Join`)."""
+    """What the replica has committed in the round, in apply order, what it cannot decide alone, its links, the length
+    of its pseudo-gradient, and what that is encoded as (see `Join`)."""
 
     num_samples: int
     in_doubt: tuple[StepKey, ...]
     log: tuple[StepEntry, ...]
     links: tuple[LinkReport, ...] = ()
     gradient_norm: float = 0.0
+    payload: Payload | None = None
 
     def join(self, ballot: Ballot, round: int, stage: int, aborted: tuple[StepKey, ...]) -> Join:
         """What the replica joins with; `aborted` are the steps that a Resolve has aborted here."""
-        known = self.num_samples, self.in_doubt, self.log, aborted, self.links, self.gradient_norm
+        known = self.num_samples, self.in_doubt, self.log, aborted, self.links, self.gradient_norm, self.payload
         return Join(ballot, round, stage, *known)
 
 
@@ -83,5 +85,6 @@ def check_quorum(quorum: Propose, stage: int, me: PeerId) -> None:
     peers = [hop.peer for hop in quorum.members]
     is_sound = len(set(peers)) == len(peers) == len(quorum.weights) and min(quorum.weights, default=-1) >= 0
     is_sound = is_sound and len(quorum.scales) in (0, len(peers)) and all(0 <= scale <= 1 for scale in quorum.scales)
+    is_sound = is_sound and len(quorum.payloads) in (0, len(peers))
     if quorum.stage != stage or me not in peers or not is_sound:
         raise RemoteProtocolError(f"quorum {quorum.epoch} of stage {quorum.stage} is none for {me}")

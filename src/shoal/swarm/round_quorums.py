@@ -20,7 +20,7 @@ from shoal.swarm.round_effects import Send, TrainedTwice
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.trained_twice import trained_twice
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Join, Propose, StageHashes
+from shoal.wire.messages.round import Join, Payload, Propose, StageHashes
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class StageQuorum:
         members: in ring order.
         weights: targets of each member in the round; 0 if its contribution does not count.
         scales: factors on the members' pseudo-gradients; a member without one has factor 1.
+        payloads: what the pseudo-gradients are encoded as; of members that have weight, or of none.
         epoch: number of the present proposal.
         staged: the hashes that members of this epoch have staged so far.
         differed: members whose bytes differed from the others' in some epoch, or from those of the record before.
@@ -42,6 +43,7 @@ class StageQuorum:
     epoch: int = 0
     staged: dict[PeerId, StageHashes] = field(default_factory=dict[PeerId, StageHashes])
     scales: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
+    payloads: Mapping[PeerId, Payload] = field(default_factory=dict[PeerId, Payload])
     differed: set[PeerId] = field(default_factory=set[PeerId])
     _repeated: bool = False
 
@@ -54,7 +56,8 @@ class StageQuorum:
         """The quorum as the record names it; only when it is agreed."""
         weights = tuple(self.weights[peer] for peer in self.members)
         hashes, differed = self.staged[self.members[0]], tuple(sorted(self.differed))
-        return FinalQuorum(self.stage, self.epoch, self.members, weights, hashes, self.member_scales, differed)
+        said = self.member_scales, differed, self.member_payloads
+        return FinalQuorum(self.stage, self.epoch, self.members, weights, hashes, *said)
 
     @property
     def member_scales(self) -> tuple[float, ...]:
@@ -62,6 +65,13 @@ class StageQuorum:
         if self.scales.keys().isdisjoint(self.members):
             return ()
         return tuple(self.scales.get(peer, 1.0) for peer in self.members)
+
+    @property
+    def member_payloads(self) -> tuple[Payload | None, ...]:
+        """What each member's pseudo-gradient is encoded as; empty if nobody's is encoded as a whole."""
+        if self.payloads.keys().isdisjoint(self.members):
+            return ()
+        return tuple(self.payloads.get(peer) for peer in self.members)
 
     def next_epoch(self, without: frozenset[PeerId] = frozenset()) -> None:
         """Begin a new epoch from the same inputs, without some members."""
@@ -119,7 +129,8 @@ class RoundQuorums(dict[int, StageQuorum]):
         self.epochs[quorum.stage] = quorum.epoch + 1
         members = tuple(hops[peer] for peer in quorum.members)
         weights = tuple(quorum.weights[peer] for peer in quorum.members)
-        message = Propose(ballot, round, quorum.epoch, quorum.stage, members, weights, quorum.member_scales)
+        said = weights, quorum.member_scales, quorum.member_payloads
+        message = Propose(ballot, round, quorum.epoch, quorum.stage, members, *said)
         return [Send(peer, message) for peer in quorum.members]
 
     @property
@@ -153,7 +164,8 @@ def first_quorum(
     order = ring_order(peers, {peer: joins[peer].links for peer in peers})
     scales = scales_of({peer: joins[peer] for peer in peers}, max_ratio)
     weights = {peer: 0 if scales.get(peer) == 0 else weight(joins[peer].log) for peer in peers}
-    return StageQuorum(stage, order, weights, epoch, scales=scales)
+    payloads = {peer: payload for peer in peers if weights[peer] and (payload := joins[peer].payload) is not None}
+    return StageQuorum(stage, order, weights, epoch, scales=scales, payloads=payloads)
 
 
 def odd_ones_out(members: Sequence[PeerId], staged: Mapping[PeerId, StageHashes]) -> frozenset[PeerId]:

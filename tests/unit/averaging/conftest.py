@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import pytest
@@ -23,6 +24,7 @@ from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_source import StateSource
 from shoal.averaging.state_sync import StateSync
 from shoal.clock import SystemClock
+from shoal.codec.base import CodecState
 from shoal.collective.plan import Collective
 from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
@@ -39,6 +41,7 @@ from shoal.wire.messages import Hop, SampleRange
 from shoal.wire.messages.step import StepEntry
 
 AUTHORITY = Identity.generate()
+SMALL_RING = RingSettings(8, lambda _bytes, _members: Collective.RING)
 
 
 class FakeStage:
@@ -50,6 +53,7 @@ class FakeStage:
         self.floats = torch.zeros(3)
         self.integers = torch.zeros(2, dtype=torch.int64)
         self.forgotten = 0
+        self.residual: CodecState = ()
         buffers = [("floats", self.floats), ("integers", self.integers)]
         self.averaged = AveragedParts.of([("parameters", self.parameters)], buffers)
 
@@ -131,6 +135,8 @@ class Run:
     identity: Identity
     num_stages: int
     streams: list[object]
+    ring: RingSettings = SMALL_RING
+    num_elements: int = 10
     replicas: list[list[Replica]] = field(default_factory=list)
     generation: int = 0
     journal: dict[str, Logs] = field(default_factory=dict)
@@ -196,8 +202,8 @@ class Run:
     def add_replica(self, stage: int) -> Replica:
         peer = PeerId(f"R{stage}.{len(self.replicas[stage])}")
         endpoint: MemoryEndpoint = self.network.endpoint(peer)
-        fake, steps = FakeStage(10), FakeSteps()
-        state = FaultyState(fake, OuterSgd(lr=0.5, momentum=0.9, nesterov=True))
+        fake, steps = FakeStage(self.num_elements), FakeSteps()
+        state = FaultyState(fake, OuterSgd(lr=0.5, momentum=0.9, nesterov=True), self.ring.codec)
         send, receive = anyio.create_memory_object_stream[object](100)
         self.streams += [send, receive]
         contents = Contents(endpoint, SystemClock(), chunk_bytes=8)
@@ -214,7 +220,7 @@ class Run:
             device=InlineDevice(),
             source=source,
             events=send,
-            ring=RingSettings(8, lambda _bytes, _members: Collective.RING),
+            ring=self.ring,
         )
         self.tasks.start_soon(dispatch, endpoint, [contents, member])
         self.tasks.start_soon(contents.run)
@@ -230,11 +236,11 @@ MakeRun = Callable[..., AbstractAsyncContextManager[Run]]
 @pytest.fixture
 def make_run() -> MakeRun:
     @asynccontextmanager
-    async def make(num_stages: int, num_slots: int) -> AsyncIterator[Run]:
+    async def make(num_stages: int, num_slots: int, **options: Any) -> AsyncIterator[Run]:
         streams: list[object] = []
         try:
             async with anyio.create_task_group() as tasks:
-                run = Run(MemoryNetwork(seed=0), tasks, Identity.generate(), num_stages, streams)
+                run = Run(MemoryNetwork(seed=0), tasks, Identity.generate(), num_stages, streams, **options)
                 run.replicas = [[] for _ in range(num_stages)]
                 for stage in range(num_stages):
                     for _ in range(num_slots):

@@ -35,7 +35,7 @@ def test_a_quorum_is_agreed_when_all_have_staged_the_same() -> None:
     assert not quorum.agreed
     assert quorum.note(B, 0, hashes("x")) is None
     assert quorum.agreed
-    assert quorum.final() == (0, 0, (A, B), (1, 2), hashes("x"), (), ())
+    assert quorum.final() == (0, 0, (A, B), (1, 2), hashes("x"), (), (), ())
 
 
 def test_bytes_that_differ_are_computed_once_more_before_anyone_leaves() -> None:

@@ -55,13 +55,23 @@ class Basis(Struct, frozen=True):
     hashes: StageHashes
 
 
+class Payload(Struct, frozen=True):
+    """The bytes that a pseudo-gradient is encoded as, where each member's is gathered whole: their SHA-256 (hex), and
+    how many."""
+
+    digest: str
+    num_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class StageOutcome(Struct, frozen=True):
     """What a round committed for one stage: the final quorum and the bytes that everyone now holds. `steps_lost` are
     steps of this round. `restored` says that nobody held the bytes of the record before: the stage was trained from
     these instead, and what it had learnt in the rounds after `restored.round` and before this one is lost. `scales` is
     what each member's pseudo-gradient was multiplied by, empty if nobody's was changed: below 1 it was clipped, with 0
     it was not finite and did not count. `differed` are replicas whose bytes were not those of the others at some time
-    in the round; who is no member in the end was left out for it."""
+    in the round; who is no member in the end was left out for it. `payloads` is what was averaged, by member, where it
+    was encoded as a whole: None of one that had not trained or was not finite; empty where sums are formed on their
+    way."""
 
     stage: int
     epoch: int
@@ -72,6 +82,7 @@ class StageOutcome(Struct, frozen=True):
     restored: Basis | None = None
     scales: tuple[float, ...] = ()
     differed: tuple[PeerId, ...] = ()
+    payloads: tuple[Payload | None, ...] = ()
 
 
 class Origin(Struct, frozen=True):
@@ -165,7 +176,8 @@ MAX_LINK_REPORTS = 256
 class Join(Struct, frozen=True, tag="join"):
     """The replica has nothing open but `in_doubt`. `aborted` are the steps that a Resolve of this round has aborted
     here, `links` its links to others of its stage, if it has measured any. `gradient_norm` is the length of its
-    pseudo-gradient; NaN or infinite if that, or one of its buffers, is not finite."""
+    pseudo-gradient; NaN or infinite if that, or one of its buffers, is not finite. `payload` is what that is encoded
+    as, the same in every quorum, if it is encoded as a whole."""
 
     ballot: Ballot
     round: int
@@ -176,6 +188,7 @@ class Join(Struct, frozen=True, tag="join"):
     aborted: tuple[StepKey, ...]
     links: Annotated[tuple[LinkReport, ...], msgspec.Meta(max_length=MAX_LINK_REPORTS)] = ()
     gradient_norm: float = 0.0
+    payload: Payload | None = None
 
 
 class Resolve(Struct, frozen=True, tag="resolve"):
@@ -192,7 +205,8 @@ class Resolve(Struct, frozen=True, tag="resolve"):
 
 class Propose(Struct, frozen=True, tag="propose"):
     """A quorum of one stage: members in ring order with their weights (samples), and what each multiplies its
-    pseudo-gradient by (`scales`; empty: nobody's is changed)."""
+    pseudo-gradient by (`scales`; empty: nobody's is changed). `payloads` are those of their joins, None for one without
+    weight; empty where sums are formed on their way."""
 
     ballot: Ballot
     round: int
@@ -201,6 +215,7 @@ class Propose(Struct, frozen=True, tag="propose"):
     members: tuple[Hop, ...]
     weights: tuple[int, ...]
     scales: tuple[float, ...] = ()
+    payloads: tuple[Payload | None, ...] = ()
 
 
 class QuorumTag(Struct, frozen=True, order=True):
