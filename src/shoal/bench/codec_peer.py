@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from hivemind.compression import deserialize_torch_tensor, serialize_torch_tensor
 from hivemind.proto import runtime_pb2
@@ -17,6 +18,7 @@ from shoal.bench.peer import Calls, Seat
 from shoal.clock import SystemClock
 from shoal.codec import raw
 from shoal.codec.cast import FP16
+from shoal.codec.registry import CodecSettings, codec_of
 from shoal.errors import InvariantViolation
 
 _AT_LEAST_S = 0.2
@@ -36,7 +38,11 @@ _OURS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"raw": _raw, "fp16":
 
 @contextmanager
 def main(seat: Seat) -> Generator[Calls, None, None]:
-    """Offer both sides; each returns the seconds that it takes to encode a float32 tensor and decode it again."""
+    """Offer all sides; each returns the seconds that one call takes.
+
+    `ours` and `reference` encode a float32 tensor and decode it again. `encode`, beside it `reference_encode`, and
+    `decode` do half of it, with a codec for whole vectors; `memcpy` copies a vector, in one thread as those codecs.
+    """
 
     def ours(codec: str, size_bytes: int) -> float:
         return _seconds(_OURS[codec], size_bytes)
@@ -45,11 +51,46 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
         kind = runtime_pb2.CompressionType.Value(compression.upper())
         return _seconds(lambda tensor: deserialize_torch_tensor(serialize_torch_tensor(tensor, kind)), size_bytes)
 
-    yield {"ours": ours, "reference": reference}
+    def reference_encode(compression: str, size_bytes: int) -> float:
+        kind, values_N = runtime_pb2.CompressionType.Value(compression.upper()), _vector(size_bytes)
+        return _seconds_of(lambda: serialize_torch_tensor(values_N, kind))
+
+    def encode(name: str, feedback: float, density: float, size_bytes: int) -> float:
+        codec, values_N = codec_of(CodecSettings(name, feedback, density)), _vector(size_bytes)
+        state = codec.encode(values_N).state
+        return _seconds_of(lambda: codec.encode(values_N, state))
+
+    def decode(name: str, feedback: float, density: float, size_bytes: int) -> float:
+        codec, values_N = codec_of(CodecSettings(name, feedback, density)), _vector(size_bytes)
+        tensors = codec.encode(values_N).tensors
+        out_N = torch.empty_like(values_N)
+        return _seconds_of(lambda: codec.decode(tensors, out_N))
+
+    def memcpy(size_bytes: int) -> float:
+        values, out = _vector(size_bytes).numpy(), np.zeros(size_bytes // 4, np.float32)
+        return _seconds_of(lambda: np.copyto(out, values))
+
+    yield {
+        "ours": ours,
+        "reference": reference,
+        "reference_encode": reference_encode,
+        "encode": encode,
+        "decode": decode,
+        "memcpy": memcpy,
+    }
+
+
+def _vector(size_bytes: int) -> torch.Tensor:
+    return torch.randn(size_bytes // 4, generator=torch.Generator().manual_seed(1))
 
 
 def _seconds(there_and_back: Callable[[torch.Tensor], torch.Tensor], size_bytes: int) -> float:
     tensor = torch.linspace(-1, 1, size_bytes // 4)
     if not torch.allclose(there_and_back(tensor), tensor, atol=1e-2):
         raise InvariantViolation("what was decoded is not what was encoded: the measurement would mean nothing")
-    return seconds_per_call(lambda: there_and_back(tensor), SystemClock(), _AT_LEAST_S)
+    return _seconds_of(lambda: there_and_back(tensor))
+
+
+def _seconds_of(call: Callable[[], object]) -> float:
+    call()
+    return seconds_per_call(call, SystemClock(), _AT_LEAST_S)

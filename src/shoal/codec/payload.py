@@ -91,7 +91,7 @@ class PayloadForm(ABC):
         raise InvariantViolation(f"{self.name} sends every element: nobody has to ask which")
 
 
-class Section(NamedTuple):
+class PayloadSection(NamedTuple):
     """Rows that are encoded together: elements `start` to before `stop` of the vector."""
 
     start: int
@@ -100,14 +100,14 @@ class Section(NamedTuple):
     columns: int
 
 
-def sections(num_elements: int, row_elements: int) -> Iterator[Section]:
+def sections(num_elements: int, row_elements: int) -> Iterator[PayloadSection]:
     """The sections of a vector in their order."""
     whole = num_elements - num_elements % row_elements
     for start in range(0, whole, SECTION_ELEMENTS):
         stop = min(start + SECTION_ELEMENTS, whole)
-        yield Section(start, stop, (stop - start) // row_elements, row_elements)
+        yield PayloadSection(start, stop, (stop - start) // row_elements, row_elements)
     if whole < num_elements:
-        yield Section(whole, num_elements, 1, num_elements - whole)
+        yield PayloadSection(whole, num_elements, 1, num_elements - whole)
 
 
 def header(form: PayloadForm, num_elements: int) -> Bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,12 +12,25 @@ from shoal.codec import Compressor
 from shoal.codec.registry import CODEC_NAMES, CodecSettings, codec_of
 from shoal.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 
+PAGE = Path(__file__).parents[3] / "docs/tasks/compress.md"
 GATHERED = ("int8", "int4", "int4_e3m0", "2bit", "sparse")
 every_name = pytest.mark.parametrize("name", CODEC_NAMES)
 
 
 def normal(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_page_about_it_says_what_works_and_how_small_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = PAGE.read_text()
+    torch.manual_seed(1)
+    (tmp_path / "page.py").write_text(page.split("```python\n")[1].split("```")[0])
+    runpy.run_path(str(tmp_path / "page.py"))
+    assert capsys.readouterr().out == "204 times smaller\n"
+    for name in CODEC_NAMES:
+        assert f"`{name}`" in page
 
 
 @every_name

@@ -166,6 +166,16 @@ def test_zeros_are_sent_as_zeros_and_leave_none(name: str) -> None:
 
 
 @every_payload
+def test_values_too_small_for_a_scale_are_left_for_later(name: str) -> None:
+    codec = payload_codec(name, 1.0)
+    for size, is_sent in ((2.0**-80, True), (2.0**-101, False)):
+        values = normal(5000).clamp(-1, 1) * size
+        encoded = codec.encode(values)
+        assert bool(decoded(codec, encoded.tensors, 5000).any()) is is_sent
+        assert is_sent or torch.equal(encoded.state[0], values)
+
+
+@every_payload
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), 2.0**112])
 @pytest.mark.parametrize("place", [0, 4999])
 def test_what_is_no_number_is_not_encoded(name: str, wrong: float, place: int) -> None:
@@ -192,7 +202,8 @@ def test_of_equal_magnitudes_the_first_are_sent() -> None:
     codec = payload_codec("sparse", density=2 / 4096)
     values = torch.zeros(2 * 4096)
     values[[5, 9, 4000]] = torch.tensor([1.0, -1.0, 1.0])
-    values[[4096 + 7, 4096 + 8, 4096 + 9]] = torch.tensor([1.0, 2.0, -1.0])
+    just_below = 1.0 - 2.0**-24
+    values[[4096 + 6, 4096 + 7, 4096 + 8, 4096 + 9]] = torch.tensor([just_below, 1.0, 2.0, -1.0])
     is_sent = codec.sent(codec.encode(values).tensors, len(values))
     assert is_sent is not None
     assert is_sent.nonzero().flatten().tolist() == [5, 9, 4096 + 7, 4096 + 8]

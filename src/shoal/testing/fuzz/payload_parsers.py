@@ -52,7 +52,7 @@ class PayloadParser(Parser):
         return front + header + content
 
     def feed(self, data: bytes, random: Random) -> bool:
-        length, place = _FRONT.unpack_from(data)
+        length, place = (int(number) for number in _FRONT.unpack_from(data))
         codec = self._codecs[place]
         payload = torch.tensor(list(data[_FRONT.size :]), dtype=torch.uint8)
         out_N = torch.full((length,), float("nan"))
@@ -62,7 +62,7 @@ class PayloadParser(Parser):
         except RemoteProtocolError:
             return False
         if not out_N.isfinite().all():
-            raise InvariantViolation(f"a payload of {self.name} was taken that decodes to {out_N.tolist()}")
+            raise InvariantViolation(f"a payload of {self.name} was taken with values that are no numbers")
         if is_sent_N is not None and out_N[~is_sent_N].any():
             raise InvariantViolation(f"a payload of {self.name} has values where it sends none")
         return True
