@@ -99,13 +99,15 @@ class ReplicaState:
     Args:
         stage: The local side; its present state becomes D_0.
         optimizer: The same on all replicas.
+        resets_inner: Each swap has the inner optimizer begin anew.
 
     Attributes:
         hashes: Of the state of the record that the replica holds.
     """
 
-    def __init__(self, stage: AveragedStage, optimizer: OuterSgd) -> None:
+    def __init__(self, stage: AveragedStage, optimizer: OuterSgd, *, resets_inner: bool = False) -> None:
         self._stage = stage
+        self._resets_inner = resets_inner
         self._optimizer = optimizer
         parameters_N, floats_F, integers_I = self._local()
         self._base = OuterState(parameters_N, torch.zeros_like(parameters_N), floats_F, integers_I)
@@ -224,7 +226,7 @@ class ReplicaState:
         state, average = staged
         self._base = state
         self.hashes = hashes
-        self._forgets = self._forgets or anew
+        self._forgets = self._forgets or anew or self._resets_inner
         self.restore()
         return average
 
@@ -232,7 +234,7 @@ class ReplicaState:
         """Make the local parameters and buffers equal to the held state, and forget what is staged.
 
         Inner optimizer moments stay local, unless they belong to parameters that are not finite or to another chain of
-        records.
+        records, or a round is to begin without.
         """
         if self._forgets:
             self._stage.forget_moments()

@@ -262,6 +262,5 @@ def build_state(
         schedule=Schedule(config.model_pipeline.schedule),
         activation_checkpointing=config.model_pipeline.activation_checkpointing,
     )
-    return compute, ReplicaState(
-        compute, outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
-    )
+    outer = outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
+    return compute, ReplicaState(compute, outer, resets_inner=config.diloco.inner_state == "reset")
