@@ -195,7 +195,7 @@ def test_a_biggan_becomes_narrow_and_attends_where_its_images_are_small(capsys: 
     extra = small.model.extra
     assert (extra["generator_channels"], extra["discriminator_channels"], extra["latent_size"]) == (16, 16, 64)
     assert (extra["generator_attention"], extra["discriminator_attention"]) == ([8], [4])
-    assert small.diloco.inner_optim.settings_of("gan.generator.linear.weight").every_steps == 2
+    assert small.diloco.inner_optim.settings_of("gan.generator.linear.weight", 2).every_steps == 2
     module = build_stage(load_exact_family(small.model, small.data), 0, 1, seed=0)
     assert sum(".attention." in name for name, _ in module.named_parameters()) == 3 * 5
 
