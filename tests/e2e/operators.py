@@ -64,6 +64,7 @@ class Operator:
     def started(self, *command: str) -> Iterator[Callable[[], str]]:
         """Run a command there until the context is left; gives what returns all that it has said."""
         output = self.file.parent / "output"
+        self.transcript.append(f"$ shoal {' '.join(command)}")
         with output.open("wb") as file:
             process = subprocess.Popen(self._argv(*command), stdout=file, stderr=file, **self._where())
         try:

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.documented import quick_start
 from tests.e2e.launched import END_S, ROOT, until
 from tests.e2e.namespaces import why_impossible
 from tests.e2e.operators import Operator, operator_of
 from tests.e2e.ssh_hosts import why_no_sshd
 
+GENERATE = 'shoal generate logs/sandbox --prompt "Once upon a time" --max-tokens 50'
+"""Needs the model on this machine; tests/e2e/test_tasks.py does it."""
 _IMPOSSIBLE = why_impossible() or why_no_sshd()
 pytestmark = [
     pytest.mark.slow,
@@ -108,6 +111,14 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         assert code == 0, said
         code, said = operator.shoal("hosts", "status")
         assert said.count("has ended with") == 4, said
+        code, said = operator.shoal("up", "--resume")
+        assert code == 0, said
+        code, said = operator.shoal("hosts", "logs", "one", "--lines=1000")
+        assert re.search(r"continu|goes on|resum", said), said
+
+        # What a page says to do in place of another system's commands was done.
+        run = {line.removeprefix("$ ").removesuffix(" --port=0") for line in operator.transcript}
+        assert {*quick_start("smolcluster")} - run == {"hosts.yaml", GENERATE}
 
 
 def test_each_host_that_cannot_take_part_says_why_in_a_line_and_keeps_no_other_from_it(tmp_path: Path) -> None:

@@ -45,9 +45,30 @@ _SERVICES_DIR: Final = Path("~/.config/systemd/user")
 _NOTE, _OUTPUT, _CODE = "unit.json", "output.log", "exit_code"
 _LOOK_S: Final = 0.1
 _TAIL_BYTES: Final = 64 * 1024
-# The shell outlives an interrupt, which its whole session gets, to note how what it runs has ended.
+_MOST_BYTES = 16 * 1024 * 1024
+"""Of output; what was said before is kept once, in `output.log.1`."""
+_BETWEEN_LOOKS_S = 60.0
+_MOST_STARTS, _STARTS_WITHIN_S = 10, 1800
+"""A service that fails more often is left to whoever looks after the host."""
 _SHELL: Final = "/bin/sh"
-_SESSION: Final = 'cd "$0" && trap : INT TERM && { "$@"; echo $? > exit_code; }'
+# The shell outlives an interrupt, which its whole session gets, to note how what it runs has ended. Each write to the
+# output goes to its end, so it may be cut at any time: a second shell does that, which goes with the first one.
+_SESSION: Final = """
+cd "$0" && trap : INT TERM && {
+  (
+    trap 'kill $pause; exit' TERM
+    while kill -0 $$; do
+      sleep PAUSE & pause=$!
+      wait $pause
+      if [ "$(wc -c < output.log)" -gt LIMIT ]; then cp output.log output.log.1 && : > output.log; fi
+    done
+  ) > /dev/null 2>&1 &
+  cutter=$!
+  "$@"
+  echo $? > exit_code
+  kill $cutter
+}
+"""
 _clock = SystemClock()
 # They outlive this process: nobody here waits for one, and none may be forgotten before this process ends.
 _started: list[subprocess.Popen[bytes]] = []
@@ -88,10 +109,11 @@ async def answer(request: Request) -> Units:
 def service_text(unit: Unit, folder: Path, this_time: Sequence[str] = ()) -> str:
     """Return the service of a unit, for the user's systemd (systemd.service(5), systemd.exec(5))."""
     again = "Restart=on-failure\nRestartSec=5\n" if unit.is_lasting else ""
+    limit = f"StartLimitIntervalSec={_STARTS_WITHIN_S}\nStartLimitBurst={_MOST_STARTS}\n" if unit.is_lasting else ""
     wanted = "\n[Install]\nWantedBy=default.target\n" if unit.is_lasting else ""
     command = " ".join(map(_quoted, (*unit.argv, *this_time)))
     return (
-        f"[Unit]\nDescription=shoal {unit.name}\n\n[Service]\nExecStart={command}\n"
+        f"[Unit]\nDescription=shoal {unit.name}\n{limit}\n[Service]\nExecStart={command}\n"
         f"WorkingDirectory={folder}\nStandardOutput=append:{folder / _OUTPUT}\nStandardError=inherit\n"
         f"KillSignal=SIGINT\nTimeoutStopSec=60\n{again}{wanted}"
     )
@@ -132,7 +154,8 @@ async def _start(request: StartUnit) -> Units:
 
 def _start_session(argv: Sequence[str], folder: Path) -> int:
     output = folder / _OUTPUT
-    command = ["sh", "-c", _SESSION, str(folder), *argv]
+    session = _SESSION.replace("LIMIT", str(_MOST_BYTES)).replace("PAUSE", str(_BETWEEN_LOOKS_S))
+    command = ["sh", "-c", session, str(folder), *argv]
     if not has(LinuxCall.SPAWN_SESSION):
         return _start_by_fork(command, output)
     return os.posix_spawn(
@@ -174,6 +197,9 @@ def _start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
     _systemctl("daemon-reload")
     if unit.is_lasting:
         _systemctl("enable", _service(unit.name))
+    with contextlib.suppress(ConfigError):
+        # What it has failed before does not count any more; one that systemd has forgotten has nothing that would.
+        _systemctl("reset-failed", _service(unit.name))
     _systemctl("restart", _service(unit.name))
 
 
@@ -253,7 +279,8 @@ def _state(name: str, num_lines: int) -> UnitState:
     said = _last_lines(_folder(name) / _OUTPUT, num_lines)
     is_running = _is_running(note)
     code = None if is_running else _code(note)
-    return UnitState(name, is_running, code, note.since_unix_s, note.pid, said)
+    has_given_up = not note.pid and note.unit.is_lasting and _shown(note, "ActiveState") == "failed"
+    return UnitState(name, is_running, code, note.since_unix_s, note.pid, said, note.unit.digest(), has_given_up)
 
 
 def _is_running(note: _Note) -> bool:
