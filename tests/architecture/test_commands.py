@@ -28,7 +28,6 @@ RUN_BY = {
     "docs/moving.md": "tests/e2e/test_quick_starts.py",
     "docs/reference/files.md": "tests/e2e/test_tasks.py",
     "docs/reference/keys.md": "tests/e2e/test_tasks.py",
-    "docs/reference/status.md": "tests/e2e/test_tasks.py",
     "docs/start/one_machine.md": "tests/e2e/test_tasks.py",
     "docs/start/three_machines.md": "tests/e2e/test_inviting.py",
     "docs/start/what_you_see.md": "tests/e2e/test_tasks.py",
@@ -41,11 +40,12 @@ RUN_BY = {
     "examples/own_data/README.md": "tests/integration/test_examples.py",
     "examples/own_model/README.md": "tests/integration/test_examples.py",
 }
-"""Who runs a page's commands, or those of them that need neither minutes nor a network."""
+"""Who runs a page's commands, or those of them that need neither minutes, nor a network, nor a run that goes on."""
 ONLY_READ = {
     "docs/configurations.md": "hours: each configuration, with three seeds",
     "docs/performance.md": "measurements, which need a machine that does nothing else",
     "docs/reference/distqat.md": "the file is the reader's own; tests/unit/config has some of aether's",
+    "docs/reference/status.md": "a run that goes on; tests/e2e/test_watching.py has one",
     "docs/reliability.md": "hours of faults; tests/e2e has those of each kind in small",
     "docs/tasks/adapters.md": "tests/e2e/test_lora.py trains adapters in small",
     "docs/tasks/hugging_face.md": "tests/e2e/test_hf.py trains them in small",

@@ -1,4 +1,8 @@
-"""The quick starts of other systems, as docs/moving.md has them: what stands there runs, in order, at a tiny size."""
+"""The quick start of DistQat, as docs/moving.md has it: what stands there runs, in order, at a tiny size.
+
+Those of the other systems: smolcluster's is what `test_up.py` does on three machines, MacFleet's what
+`test_inviting.py` does on two; the commands of pmetal's are those of docs/tasks/chat.md, which `test_tasks.py` runs.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +40,13 @@ DISTQAT = {
     "python test_failover.py --public-ip 203.0.113.7": "",  # tests/e2e/test_failover_script.py
     "shoal up hosts.yaml --ui": "",  # tests/e2e/test_up.py
 }
-PMETAL = {
-    "python run_local.py --config-path configs/qwen3_tiny_lora.yaml --lora.r 16 --diloco.batch-size-per-step 4 "
-    "--diloco.inner-optim.adam-lr 2e-4": f"{{}} {_FEW} --data.seq-len=32",
-    "shoal doctor": "",  # tests/e2e/test_doctor.py
-    "python start_trainer_client.py --config-path configs/qwen3_tiny_lora.yaml": "{} --print-config",
-    "shoal join": "",  # tests/e2e/test_inviting.py
-    "shoal benchmark ring": "",  # tests/unit/bench
-}
-"""How a test does commands that train for long, that stay, or that another test does; the others run as they are."""
+"""How commands are done that train for long, that stay, or that another test does; the others run as they are."""
 
 
-@pytest.mark.parametrize(("system", "ways"), [("DistQat", DISTQAT), ("pmetal", PMETAL)], ids=["DistQat", "pmetal"])
-def test_what_stands_in_place_of_a_quick_start_runs_in_order(system: str, ways: dict[str, str], tmp_path: Path) -> None:
-    commands = quick_start(system)
-    assert ways.keys() <= {*commands}
-    lines = [ways.get(command, "{}").replace("{}", command) for command in commands]
+def test_what_stands_in_place_of_a_quick_start_runs_in_order(tmp_path: Path) -> None:
+    commands = quick_start("DistQat")
+    assert DISTQAT.keys() <= {*commands}
+    lines = [DISTQAT.get(command, "{}").replace("{}", command) for command in commands]
     for name in ("run_local.py", "start_trainer_client.py", "start_servers.py", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     tag = secrets.token_hex(4)

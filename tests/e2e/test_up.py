@@ -56,6 +56,7 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         code, said = operator.shoal("up", "--dry-run")
         assert code == 0, said
         assert "two    would install: send shoal-" in said
+        assert "two    would start sandbox-servers, in ~/" in said
         assert not list(operator.hosts.home("two").glob(".local/share/shoal/installed/*"))
 
         # A systemd of the user's own is there, and an administrator who lets nothing of it last.
@@ -74,6 +75,17 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
 
         code, said = operator.shoal("up")
         assert (code, said) == (0, "all hosts are as the file says: nothing was changed\n")
+        operator.write(
+            **{f"two: {{servers: 1, python: {sys.executable}": f"two: {{servers: 2, python: {sys.executable}"}
+        )
+        code, said = operator.shoal("up", "--dry-run")
+        assert code == 0, said
+        lines = said.splitlines()
+        assert {*lines} >= {"three  sandbox-servers would be left as it is", "that was a look: nothing was changed"}
+        assert any(line.startswith("two    would restart sandbox-servers, in ~/") for line in lines), said
+        # The client waits for one server more, and is not ended for that.
+        assert any(line.startswith("one    sandbox-client runs as it was started, not as the") for line in lines), said
+        operator.write()
         code, after = operator.shoal("hosts", "status")
         assert _pids(before) == _pids(after)
         assert len(_pids(after)) == 4, after

@@ -18,7 +18,7 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.cli.remote import unit
+from shoal.cli.remote import unit, unit_starts
 from shoal.cli.remote.operate import told
 from shoal.cli.remote.own_wheel import own_wheel
 from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, Request, StartUnit, StopUnits, Unit, Units
@@ -40,9 +40,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-    for process in unit._started:
+    for process in unit_starts._started:
         process.poll()
-    unit._started.clear()
+    unit_starts._started.clear()
 
 
 def _ask(request: Request) -> Units:
@@ -140,8 +140,8 @@ def test_addresses_of_an_earlier_run_are_not_those_of_this_one(tmp_path: Path) -
 def test_what_it_says_is_cut_before_it_fills_the_disk_and_what_was_said_last_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unit, "_MOST_BYTES", 50_000)
-    monkeypatch.setattr(unit, "_BETWEEN_LOOKS_S", 0.02)
+    monkeypatch.setattr(unit_starts, "_MOST_BYTES", 50_000)
+    monkeypatch.setattr(unit_starts, "_BETWEEN_LOOKS_S", 0.02)
     program = "import sys, time\nwhile True: print('x' * 99, flush=True); time.sleep(0.0002)"
     _start(program)
     folder = tmp_path / ".local/share/shoal/units/herd-servers"
@@ -166,7 +166,8 @@ def test_a_service_that_fails_again_and_again_is_left_so_and_that_is_said(
         called.append(arguments)
         return shown.get(arguments[1].removeprefix("--property="), "") if arguments[0] == "show" else ""
 
-    monkeypatch.setattr(unit, "_systemctl", systemctl)
+    for module in (unit, unit_starts):
+        monkeypatch.setattr(module, "systemctl", systemctl)
     one = Unit("herd-servers", ("/bin/false",), is_lasting=True)
     state = _ask(StartUnit(one, replaces=True, by_systemd=True)).units[0]
     assert (state.is_running, state.code, state.has_given_up, state.digest) == (False, 1, True, one.digest())
@@ -181,12 +182,12 @@ def test_a_service_that_fails_again_and_again_is_left_so_and_that_is_said(
 
 def test_its_service_is_one_that_systemd_takes(tmp_path: Path) -> None:
     one = Unit("herd-servers", ("/bin/sh", "-c", 'echo "50%" $HOME \\ done'), is_lasting=True)
-    text = unit.service_text(one, tmp_path, ("--resume",))
+    text = unit_starts.service_text(one, tmp_path, ("--resume",))
     assert 'ExecStart="/bin/sh" "-c" "echo \\"50%%\\" $$HOME \\\\ done" "--resume"' in text
     assert "Restart=on-failure" in text
     assert re.search(r"\[Unit\][^[]*StartLimitIntervalSec=1800\nStartLimitBurst=10\n", text), "not for ever"
     assert "WantedBy=default.target" in text
-    once = unit.service_text(msgspec.structs.replace(one, is_lasting=False), tmp_path)
+    once = unit_starts.service_text(msgspec.structs.replace(one, is_lasting=False), tmp_path)
     assert "Restart" not in once
     if (analyze := shutil.which("systemd-analyze")) is not None:
         for name, content in (("lasting", text), ("once", once)):
