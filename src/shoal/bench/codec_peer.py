@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from hivemind.proto import runtime_pb2
 
 from shoal.bench.measure import seconds_per_call
 from shoal.bench.peer import Calls, Seat
-from shoal.clock import SystemClock
+from shoal.clock import SystemClock, thread_cpu_s
 from shoal.codec import raw
 from shoal.codec.cast import FP16
 from shoal.codec.registry import CodecSettings, codec_of
@@ -41,7 +42,8 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
     """Offer all sides; each returns the seconds that one call takes.
 
     `ours` and `reference` encode a float32 tensor and decode it again. `encode`, beside it `reference_encode`, and
-    `decode` do half of it, with a codec for whole vectors; `memcpy` copies a vector, in one thread as those codecs.
+    `decode` do half of it, with a codec for whole vectors; `memcpy` copies a vector. These count the seconds for which
+    their one thread computes.
     """
 
     def ours(codec: str, size_bytes: int) -> float:
@@ -53,22 +55,22 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
 
     def reference_encode(compression: str, size_bytes: int) -> float:
         kind, values_N = runtime_pb2.CompressionType.Value(compression.upper()), _vector(size_bytes)
-        return _seconds_of(lambda: serialize_torch_tensor(values_N, kind))
+        return _thread_seconds(lambda: serialize_torch_tensor(values_N, kind))
 
     def encode(name: str, feedback: float, density: float, size_bytes: int) -> float:
         codec, values_N = codec_of(CodecSettings(name, feedback, density)), _vector(size_bytes)
         state = codec.encode(values_N).state
-        return _seconds_of(lambda: codec.encode(values_N, state))
+        return _thread_seconds(lambda: codec.encode(values_N, state))
 
     def decode(name: str, feedback: float, density: float, size_bytes: int) -> float:
         codec, values_N = codec_of(CodecSettings(name, feedback, density)), _vector(size_bytes)
         tensors = codec.encode(values_N).tensors
         out_N = torch.empty_like(values_N)
-        return _seconds_of(lambda: codec.decode(tensors, out_N))
+        return _thread_seconds(lambda: codec.decode(tensors, out_N))
 
     def memcpy(size_bytes: int) -> float:
         values, out = _vector(size_bytes).numpy(), np.zeros(size_bytes // 4, np.float32)
-        return _seconds_of(lambda: np.copyto(out, values))
+        return _thread_seconds(lambda: np.copyto(out, values))
 
     yield {
         "ours": ours,
@@ -80,6 +82,7 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
     }
 
 
+@cache
 def _vector(size_bytes: int) -> torch.Tensor:
     return torch.randn(size_bytes // 4, generator=torch.Generator().manual_seed(1))
 
@@ -88,9 +91,9 @@ def _seconds(there_and_back: Callable[[torch.Tensor], torch.Tensor], size_bytes:
     tensor = torch.linspace(-1, 1, size_bytes // 4)
     if not torch.allclose(there_and_back(tensor), tensor, atol=1e-2):
         raise InvariantViolation("what was decoded is not what was encoded: the measurement would mean nothing")
-    return _seconds_of(lambda: there_and_back(tensor))
+    return seconds_per_call(lambda: there_and_back(tensor), SystemClock().now_s, _AT_LEAST_S)
 
 
-def _seconds_of(call: Callable[[], object]) -> float:
+def _thread_seconds(call: Callable[[], object]) -> float:
     call()
-    return seconds_per_call(call, SystemClock(), _AT_LEAST_S)
+    return seconds_per_call(call, thread_cpu_s, _AT_LEAST_S)

@@ -37,7 +37,7 @@ def main(seat: Seat) -> Generator[Calls, None, None]:
     loaders = {samples: _passes(dataset, samples) for samples in BATCHES.values()}
 
     def consume(batch_samples: int) -> float:
-        batch_s = seconds_per_call(_user(loaders[batch_samples]), SystemClock(), MEASURED_S)
+        batch_s = seconds_per_call(_user(loaders[batch_samples]), SystemClock().now_s, MEASURED_S)
         return gigabytes_per_s(1, batch_samples, batch_s)
 
     yield {"consume": consume}

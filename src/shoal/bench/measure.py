@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.bench.case import Case
-from shoal.clock import Clock
 
 Progress = Callable[[str], None]
 """Told in words what is measured now."""
@@ -74,12 +73,16 @@ def measure(case: Case, repeat: int, progress: Progress) -> Measurement:
     )
 
 
-def seconds_per_call(call: Callable[[], object], clock: Clock, at_least_s: float) -> float:
-    """Return the mean seconds that a call takes, over as many calls as last at least `at_least_s` together."""
+def seconds_per_call(call: Callable[[], object], stopwatch: Callable[[], float], at_least_s: float) -> float:
+    """Return the mean seconds that a call takes, over as many calls as last at least `at_least_s` together.
+
+    Args:
+        stopwatch: Seconds since whenever: of a clock, or those for which this thread has computed.
+    """
     num_calls = 0
-    start_s = now_s = clock.now_s()
+    start_s = now_s = stopwatch()
     while now_s - start_s < at_least_s or not num_calls:
         call()
         num_calls += 1
-        now_s = clock.now_s()
+        now_s = stopwatch()
     return (now_s - start_s) / num_calls

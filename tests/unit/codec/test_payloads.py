@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -228,3 +230,21 @@ def test_sparse_says_which_values_it_sends(density: float, num_elements: int) ->
 def test_all_others_send_every_value(name: str) -> None:
     codec = payload_codec(name)
     assert codec.sent(codec.encode(normal(100)).tensors, 100) is None
+
+
+GOLDEN = {
+    "int8": "60acd24638a61c8a6ac9f8d4e7920edc713001ac7b07ce75e3ce1df5bed05038",
+    "int4": "44fe295d3a6032d13b731f063792309f88132fe118e15326901d6a705b8edbbd",
+    "int4_e3m0": "6e43dd8c300ea12a249b0d9e59e5f6514c54739907b2371fc20bd5115351db65",
+    "2bit": "a3c3192113c2dcac7669f883bb8b67ef98589c61c857110cd9c84dc9630c6fa4",
+    "sparse": "2fd7a693d176f555195e936428e2f45e2ca7401e848aff24c34e4ebf702be2d5",
+}
+"""SHA-256 of payloads of version 1. Other bytes are another version: see `codec/payload.py`."""
+
+
+@every_payload
+def test_a_version_of_payloads_keeps_its_bytes(name: str) -> None:
+    # Longer than a section; whole numbers, so that no library's random numbers matter.
+    numbers = torch.arange(300_001) * 2654435761 % 1_000_003 - 500_000
+    [payload] = payload_codec(name).encode(numbers.float() / 1000).tensors
+    assert hashlib.sha256(payload.numpy().tobytes()).hexdigest() == GOLDEN[name]
