@@ -5,16 +5,22 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.usual("Open-9", "CommitRecord-5")     # the other moments tell the same rule
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
-Of whole swarms, DHTs and seeds of simulations, whose tests are long and many, one in five of those without such a mark
-is usual, and one in five of those marked `long`, which take more than half a second. `quick` has units but for the
-long ones, and one simulation in ten.
-Which ones stay depends on a test's name alone, so they are the same everywhere.
+One in five of the long tests is usual: of those that tests/long.txt names, and of the seeds of simulations, which are
+many. `quick` has units but for the long ones, and one simulation in ten. Which ones stay depends on a test's name
+alone, so they are the same everywhere. The list is measured, on a machine that does nothing else:
+
+    pytest --durations=0 --durations-min=0.01 -vv ... > times.txt
+    python -m tests.tiers times.txt 0.4 > tests/long.txt     # what takes longer than that, in seconds
 """
 
 from __future__ import annotations
 
+import re
+import sys
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +28,10 @@ SHARE = 5
 """Where not everything is run, one in this many is."""
 QUICK_SHARE = 10
 """The same for simulations in `quick`."""
-LONG = ("tests/integration/cluster/", "tests/integration/control/", "tests/simulation/test_worlds.py")
-"""Whole swarms, DHTs and seeds: more than half of the time of all tests but those of tests/e2e."""
+SEEDS = "tests/simulation/test_worlds.py"
+"""Which schedule a seed stands for changes with each draw in its world, so none of them is named."""
+LISTED = frozenset((Path(__file__).parent / "long.txt").read_text().splitlines())
+"""The long tests: with `[variant]`, or without where all of them are."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,9 +53,17 @@ def _is_left_to_all(item: pytest.Item) -> bool:
     """Return whether a test is one of many long ones that `usual` leaves out."""
     if item.get_closest_marker("usual") is not None:
         return False  # its mark says which of its variants are usual
-    if item.nodeid.startswith(LONG):
-        return not is_sample(item)
-    return item.get_closest_marker("long") is not None and not is_sample(item)
+    return is_long(item) and not is_sample(item)
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Return whether a test takes long, or is one of the many seeds."""
+    return not LISTED.isdisjoint((item.nodeid, _function(item.nodeid))) or item.nodeid.startswith(SEEDS)
+
+
+def _function(nodeid: str) -> str:
+    """A test without its variant."""
+    return nodeid.partition("[")[0]
 
 
 def is_thorough(item: pytest.Item) -> bool:
@@ -77,9 +93,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    if item.get_closest_marker("long") is not None:
-        return False
-    return item.nodeid.startswith("tests/unit/") or is_sample(item, QUICK_SHARE)
+    if item.nodeid.startswith("tests/simulation/"):
+        return is_sample(item, QUICK_SHARE)
+    return not is_long(item)
 
 
 def _variant(item: pytest.Item) -> str:
@@ -94,9 +110,29 @@ def _check_names(items: list[pytest.Item]) -> None:
     for item in items:
         usual = item.get_closest_marker("usual")
         if usual is not None:
-            test = item.nodeid.partition("[")[0]
+            test = _function(item.nodeid)
             variants[test].add(_variant(item))
             named[test] = set(usual.args)
     for test, names in named.items():
         if not names or not names <= variants[test]:
             raise pytest.UsageError(f"{test} is marked usual({names - variants[test]}), and has {variants[test]}")
+
+
+def long_tests(lines: Iterable[str], seconds: float) -> Iterator[str]:
+    """Yield what takes longer than that, from what pytest says of durations."""
+    times: defaultdict[str, float] = defaultdict(float)
+    for line in lines:
+        if found := re.match(r"([0-9.]+)s (?:setup|call|teardown) +(tests/.+)", line.strip()):
+            times[found[2]] += float(found[1])
+    variants: defaultdict[str, set[str]] = defaultdict(set)
+    for nodeid in times:
+        variants[_function(nodeid)].add(nodeid)
+    for function, nodeids in sorted(variants.items()):
+        if function.startswith((SEEDS, "tests/e2e/")):
+            continue
+        long = sorted(nodeid for nodeid in nodeids if times[nodeid] > seconds)
+        yield from [function] if len(long) == len(nodeids) else long
+
+
+if __name__ == "__main__":
+    print("\n".join(long_tests(Path(sys.argv[1]).read_text().splitlines(), float(sys.argv[2]))))

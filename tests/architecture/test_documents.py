@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import resource
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,14 +12,11 @@ from typing import get_args
 
 import pytest
 import yaml
-from cyclopts import CycloptsError
+from tests.documented import PAGES, commands
 
 from shoal.bench.registry import BENCHMARKS
-from shoal.cli import main
-from shoal.cli.app import app, spelt_out
 from shoal.config import Config, load_config
 from shoal.config.dump import reference_yaml
-from shoal.config.flags import from_flags
 from shoal.config.keys import keys
 from shoal.wire.messages import Message
 
@@ -51,93 +47,12 @@ def test_every_configuration_file_loads_and_names_no_default_twice(path: Path) -
     assert isinstance(yaml.safe_load(path.read_text()), dict)
 
 
-PAGES = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))
-WITH_COMMANDS = tuple(
-    page
-    for page in ("README.md", *PAGES)
-    if page == "README.md" or re.match(r"docs/(\w+|start/\w+|tasks/\w+)\.md", page)
-)
-RUNS = "run-local", "start-trainer-client", "start-servers"
-
-
-def _commands(document: str) -> list[str]:
-    text = (ROOT / document).read_text()
-    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", text, re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.split(" #")[0].removeprefix("$ ").strip() for line in lines if line.split("#")[0].strip()]
-
-
-def test_readme_names_the_commands_to_begin_with() -> None:
-    assert {"make run", "make test", "make site"} <= set(_commands("README.md"))
-
-
-def _arguments(command: str) -> list[str]:
-    """Return what shoal is called with in a command of a document; nothing if it is not."""
-    redirected = re.sub(r" (>|\||2>).*$", "", command)
-    words = [word for word in shlex.split(redirected) if not re.match(r"[A-Z_]+=", word)]
-    if not words:
-        return []
-    if words[0] == "make":
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        assert words[1] in targets, command
-        return []
-    if Path(words[0]).name.startswith("python"):
-        assert (ROOT / words[1]).is_file(), command
-        words = ["shoal", words[1].removesuffix(".py").replace("_", "-"), *words[2:]] if "/" not in words[1] else [""]
-    if Path(words[0]).name != "shoal":
-        return []
-    return [str(ROOT / word) if word.startswith(("configs/", "examples/")) else word for word in words[1:]]
-
-
-@pytest.mark.parametrize("document", WITH_COMMANDS)
-def test_commands_of_documents_exist_with_their_flags(document: str) -> None:
-    for command in _commands(document):
-        arguments = _arguments(command)
-        if not arguments or "--help" in arguments:
-            continue
-        try:
-            _, bound, _ = app.parse_args(spelt_out(arguments), exit_on_error=False, print_error=False)
-        except CycloptsError as error:
-            raise AssertionError(f"{document}: {command}: {error}") from error
-        assert from_flags(bound.arguments.get("flags", ())).problems == [], f"{document}: {command}"
-
-
-def test_a_command_or_a_flag_that_does_not_exist_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = (
-        "shoal stats",
-        "shoal status --wach",
-        "shoal status --diloco.inner-stepps 3",
-        "python start_servers.py --num-server 2",
-        "make tests",
-        "shoal hosts log box1",
-    )
-    for command in wrong:
-        monkeypatch.setattr(f"{__name__}._commands", lambda _, command=command: [command])
-        with pytest.raises(AssertionError):
-            test_commands_of_documents_exist_with_their_flags("")
-
-
-@pytest.mark.parametrize("document", WITH_COMMANDS)
-def test_runs_of_documents_have_a_configuration_that_holds(document: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in _commands(document):
-        arguments = _arguments(command)
-        # What is resumed would have to be there, and so would a file of the reader's.
-        if not arguments or arguments[0] not in RUNS or "--resume" in arguments or "mine.yaml" in arguments:
-            continue
-        shown = [] if {"--help", "--print-config"} & set(arguments) else ["--print-config"]
-        assert main([*arguments, *shown]) == 0, f"{command}: {capsys.readouterr().err}"
-
-
 # ---- what the documents name ---------------------------------------------------------------------------------------
 
 DOCUMENTS = (
-    "README.md",
     "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
     "SECURITY.md",
     *PAGES,
-    "examples/own_data/README.md",
-    "examples/own_model/README.md",
 )
 SOURCE = ROOT / "src" / "shoal"
 
@@ -199,7 +114,7 @@ def test_the_page_on_protocols_names_every_message() -> None:
 
 
 def test_every_benchmark_has_its_section_with_command_and_table_and_a_task_names_the_command() -> None:
-    assert any(command.startswith("shoal benchmark ") for command in _commands("docs/tasks/own_run.md"))
+    assert any(command.startswith("shoal benchmark ") for command in commands("docs/tasks/own_run.md"))
     text = (ROOT / "docs" / "performance.md").read_text()
     sections = {section.partition("\n")[0]: section for section in text.split("\n## ")[1:]}
     for name in BENCHMARKS:

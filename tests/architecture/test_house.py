@@ -58,7 +58,6 @@ def test_a_module_that_one_sibling_alone_imports_is_a_fragment() -> None:
     assert house.fragments(modules) == [("swarm.routing", "swarm.view")]
 
 
-@pytest.mark.long
 def test_the_report_has_a_column_for_each_project_and_a_row_for_each_package() -> None:
     lines = house.report(house.read(SOURCE)).splitlines()
     assert lines[0].split() == ["all", "swarm", "h11", "httpx", "torchft", "nano-vllm"]

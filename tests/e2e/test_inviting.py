@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.documented import quick_start
 from tests.e2e.hosts import Hosts, hosts_of, invited
 from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, until
 from tests.e2e.namespaces import Lan, lan, why_impossible
@@ -134,11 +135,14 @@ def _started(hosts: Hosts, network: Lan, host: str, output: Path, *command: str)
 @pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
 def test_on_a_local_network_a_host_that_has_nothing_joins_by_a_code(tmp_path: Path) -> None:
     with lan("desk", "box") as network, hosts_of(tmp_path, network) as hosts:
-        client = hosts.run("desk", "start_trainer_client.py", *ENDLESS, "--num-servers=2", "--experiment-prefix=herd")
+        # As in the quick start of a system that does the same.
+        _, _, start, *commands = (command.split()[1:] for command in quick_start("MacFleet"))
+        invite, join, status = commands
+        client = hosts.run("desk", *start, *ENDLESS, "--experiment-prefix=herd")
         invited(client)
         said, heard = tmp_path / "said", tmp_path / "heard"
-        invite = ("invite", "--code", f"--log-dir={client.log_root}")
-        join = ("join", "--code", "--num-servers=2", f"--log-dir={tmp_path / 'logs'}")
+        invite.append(f"--log-dir={client.log_root}")
+        join.append(f"--log-dir={tmp_path / 'logs'}")
         with (
             _started(hosts, network, "desk", said, *invite) as offer,
             _started(hosts, network, "box", heard, *join) as box,
@@ -150,6 +154,9 @@ def test_on_a_local_network_a_host_that_has_nothing_joins_by_a_code(tmp_path: Pa
             client.saw("client_0", "round.recorded", 2 * START_S, round=1)
             assert offer.wait(END_S) == 0, said.read_text()
             assert f"{network.address('box')} has the invitation" in said.read_text()
+            with _started(hosts, network, "desk", said, *status, f"--log-dir={client.log_root}") as asked:
+                assert asked.wait(END_S) == 0, said.read_text()
+            assert "herd-" in said.read_text()
             client.interrupt()
             assert client.ends(END_S) == 130, client.output
             assert box.wait(END_S) == 0, heard.read_text()

@@ -48,7 +48,14 @@ def _file(tmp_path: Path) -> str:
         },
         "model": {"num_layers": 2, "hidden_size": 8, "num_heads": 1},
         "model_pipeline": {"stages": 2, "microbatches": 2},
-        "diloco": {"inner_steps": STEPS, "outer_steps": ROUNDS, "batch_size_per_step": BATCH},
+        "diloco": {
+            "inner_steps": STEPS,
+            "outer_steps": ROUNDS,
+            "batch_size_per_step": BATCH,
+            "inner_optim": {"type": "muon"},
+            "inner_state": "reset",
+            "lr_schedule": {"type": "wsd", "warmup_steps": 2},
+        },
         "servers": {"replicas": SLOTS},
         "param_mirror": {"every_rounds": 2},
     }

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.documented import commands
 from tests.e2e.launched import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -21,6 +22,12 @@ RUNS = {
     "language_model": ["sandbox"],
     "speech": ["wav2vec2_split"],
 }
+# What looks at a run that has ended; the pages are of docs/.
+LOOKS = ("start/what_you_see", "monitoring", "wrong", "reference/files", "reference/keys", "tasks/use_model")
+# A run that goes on, another host, or a model that this run does not leave; `shoal doctor` has a test of its own.
+NOT_HERE = re.compile(
+    r"shoal (status|doctor|import)|ssh |exec mail|python start_trainer_client|shoal export logs/(resnet18_lsq|sandbox)"
+)
 PAGES = [ROOT / "docs" / "tasks" / f"{name}.md" for name in RUNS]
 # What keeps a test short, and says nothing about the page.
 SHORT = "--diloco.inner-steps=6 --diloco.outer-steps=2"
@@ -39,7 +46,7 @@ AS_HERE = {
 }
 
 
-def script(page: Path) -> str:
+def page_script(page: Path) -> str:
     """The commands in the blocks for bash; those for sh need a network, or files of a reader's own."""
     blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
     lines = "".join(blocks).splitlines()
@@ -47,12 +54,19 @@ def script(page: Path) -> str:
     return "\n".join(f"{line} {short}" if "run_local.py" in line else line for line in lines)
 
 
-def _done(commands: str, directory: Path) -> str:
+def _looks() -> list[str]:
+    """The commands that look at a run of the page on language models, each once."""
+    found = [command for name in LOOKS for command in commands(f"docs/{name}.md")]
+    return [command for command in dict.fromkeys(found) if not NOT_HERE.match(command)]
+
+
+def _done(script: str, directory: Path) -> str:
     """Run commands where a reader of the documents is, with shoal's own in the way; return what they have said."""
     for name in ("run_local.py", "configs", "examples"):
-        (directory / name).symlink_to(ROOT / name)
+        if not (directory / name).exists():
+            (directory / name).symlink_to(ROOT / name)
     done = subprocess.run(
-        ["bash", "-e", "-c", commands],
+        ["bash", "-e", "-c", script],
         cwd=directory,
         env={
             **os.environ,
@@ -71,11 +85,11 @@ def _done(commands: str, directory: Path) -> str:
 
 
 def test_the_commands_of_the_first_page_run_one_after_the_other(tmp_path: Path) -> None:
-    commands = "\n".join(re.findall(r"```bash\n(.*?)```", START.read_text(), re.DOTALL))
+    script = "\n".join(re.findall(r"```bash\n(.*?)```", START.read_text(), re.DOTALL))
     for written, here in AS_HERE.items():
-        assert written in commands
-        commands = commands.replace(written, here)
-    said = _done(commands, tmp_path)
+        assert written in script
+        script = script.replace(written, here)
+    said = _done(script, tmp_path)
     for name in re.findall(r"^([a-z][a-z ,/()A-Z]+?)  +[\d,.]+(?: MiB)?$", START.read_text(), re.MULTILINE):
         assert f"\n{name} " in said, f"the page shows {name}"
     assert "chaos holds:" in said
@@ -84,7 +98,11 @@ def test_the_commands_of_the_first_page_run_one_after_the_other(tmp_path: Path) 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
-    _done(script(page), tmp_path)
+    _done(page_script(page), tmp_path)
+    if page.stem == "language_model":
+        said = _done("\n".join(_looks()), tmp_path)
+        assert "WARNING: " in said, "shoal explain"
+        assert "model.left" in said, "shoal events"
     for run in RUNS[page.stem]:
         summary = json.loads((tmp_path / "logs" / run / "summary.json").read_text())
         assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("done", 0, 0), run

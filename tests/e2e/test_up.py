@@ -3,91 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.e2e.launched import END_S, ENDLESS, ROOT, until
-from tests.e2e.namespaces import lan, why_impossible
-from tests.e2e.ssh_hosts import SshHosts, ssh_hosts, why_no_sshd
+from tests.documented import quick_start
+from tests.e2e.launched import END_S, ROOT, until
+from tests.e2e.namespaces import why_impossible
+from tests.e2e.operators import Operator, operator_of
+from tests.e2e.ssh_hosts import why_no_sshd
 
+GENERATE = 'shoal generate logs/sandbox --prompt "Once upon a time" --max-tokens 50'
+"""Needs the model on this machine; tests/e2e/test_tasks.py does it."""
 _IMPOSSIBLE = why_impossible() or why_no_sshd()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
 ]
-_MACHINES = ("one", "two", "three")
-_FILE = """
-swarm:
-  client: one
-  config: small.yaml
-  flags: {flags}
-hosts:
-  one: {{servers: 1, python: {python}}}
-  two: {{servers: 1, python: {python}}}
-  three: {{servers: 1, python: {python}}}
-ssh_command: {ssh_command}
-"""
-
-
-@dataclass
-class Operator:
-    """Whoever has the file, on a machine that reaches all hosts."""
-
-    hosts: SshHosts
-    file: Path
-    transcript: list[str] = field(default_factory=list[str])
-
-    def shoal(self, *command: str) -> tuple[int, str]:
-        """Run a command there; return its exit code and all that it says."""
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        done = subprocess.run(self._argv(*command), check=False, **streams, **self._where())
-        self.transcript += [f"$ shoal {' '.join(command)}", *done.stdout.splitlines()]
-        return done.returncode, done.stdout
-
-    def _argv(self, *command: str) -> list[str]:
-        return ["ip", "netns", "exec", self.hosts.lan.namespace("desk"), sys.executable, "-m", "shoal", *command]
-
-    def _where(self) -> dict[str, Any]:
-        home = {"HOME": str(self.hosts.home("desk")), "PYTHONPATH": str(ROOT / "src")}
-        return {"cwd": self.file.parent, "stdin": subprocess.DEVNULL, "env": os.environ | home}
-
-    @contextlib.contextmanager
-    def started(self, *command: str) -> Iterator[Callable[[], str]]:
-        """Run a command there until the context is left; gives what returns all that it has said."""
-        output = self.file.parent / "output"
-        with output.open("wb") as file:
-            process = subprocess.Popen(self._argv(*command), stdout=file, stderr=file, **self._where())
-        try:
-            yield output.read_text
-        finally:
-            process.send_signal(signal.SIGINT)
-            assert process.wait(END_S) == 130, output.read_text()
-
-    def fetched(self, address: str) -> str:
-        """Return what is at an address of that machine, as a browser gets it: with the cookie that it is given."""
-        script = (
-            "import sys, urllib.request as r; "
-            "o = r.build_opener(r.HTTPCookieProcessor()); print(o.open(sys.argv[1]).read().decode())"
-        )
-        command = ["ip", "netns", "exec", self.hosts.lan.namespace("desk"), sys.executable, "-c", script, address]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    def write(self, **changes: str) -> None:
-        """Write the file, with parts of it replaced."""
-        text = _FILE.format(flags=list(ENDLESS), python=sys.executable, ssh_command=self.hosts.ssh_command)
-        for old, new in changes.items():
-            assert old in text
-            text = text.replace(old, new)
-        self.file.write_text(text)
 
 
 @contextlib.contextmanager
@@ -95,13 +30,7 @@ def _operator(directory: Path) -> Iterator[Operator]:
     # What shoal needs is in this interpreter's own environment, and need not be fetched and written for each host; what
     # `shoal up` sends and installs is shoal itself.
     packages = next(path for path in sys.path if path.endswith("site-packages"))
-    with (
-        lan("desk", *_MACHINES) as network,
-        ssh_hosts(directory, network, {"PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}) as hosts,
-    ):
-        operator = Operator(hosts, directory / "desk" / "hosts.yaml")
-        (directory / "desk" / "small.yaml").write_text((ROOT / "configs/sandbox.yaml").read_text())
-        operator.write()
+    with operator_of(directory, {"PYTHONPATH": packages}) as operator:
         yield operator
 
 
@@ -127,6 +56,7 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         code, said = operator.shoal("up", "--dry-run")
         assert code == 0, said
         assert "two    would install: send shoal-" in said
+        assert "two    would start sandbox-servers, in ~/" in said
         assert not list(operator.hosts.home("two").glob(".local/share/shoal/installed/*"))
 
         # A systemd of the user's own is there, and an administrator who lets nothing of it last.
@@ -145,6 +75,17 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
 
         code, said = operator.shoal("up")
         assert (code, said) == (0, "all hosts are as the file says: nothing was changed\n")
+        operator.write(
+            **{f"two: {{servers: 1, python: {sys.executable}": f"two: {{servers: 2, python: {sys.executable}"}
+        )
+        code, said = operator.shoal("up", "--dry-run")
+        assert code == 0, said
+        lines = said.splitlines()
+        assert {*lines} >= {"three  sandbox-servers would be left as it is", "that was a look: nothing was changed"}
+        assert any(line.startswith("two    would restart sandbox-servers, in ~/") for line in lines), said
+        # The client waits for one server more, and is not ended for that.
+        assert any(line.startswith("one    sandbox-client runs as it was started, not as the") for line in lines), said
+        operator.write()
         code, after = operator.shoal("hosts", "status")
         assert _pids(before) == _pids(after)
         assert len(_pids(after)) == 4, after
@@ -182,6 +123,14 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         assert code == 0, said
         code, said = operator.shoal("hosts", "status")
         assert said.count("has ended with") == 4, said
+        code, said = operator.shoal("up", "--resume")
+        assert code == 0, said
+        code, said = operator.shoal("hosts", "logs", "one", "--lines=1000")
+        assert re.search(r"continu|goes on|resum", said), said
+
+        # What a page says to do in place of another system's commands was done.
+        run = {line.removeprefix("$ ").removesuffix(" --port=0") for line in operator.transcript}
+        assert {*quick_start("smolcluster")} - run == {"hosts.yaml", GENERATE}
 
 
 def test_each_host_that_cannot_take_part_says_why_in_a_line_and_keeps_no_other_from_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import anyio
 import pytest
@@ -74,6 +75,16 @@ def image_batch(generator: torch.Generator, sizes: Sequence[int]) -> Batch:
     return [(torch.randn(n, 1, 8, 8, generator=generator), torch.randint(4, (n,), generator=generator)) for n in sizes]
 
 
+class Inner(NamedTuple):
+    """The inner optimizer, and whether it begins anew with every round."""
+
+    type: Literal["adam", "muon"] = "adam"
+    resets: bool = False
+
+
+ADAM = Inner()
+
+
 @dataclass
 class Replica:
     stage: int
@@ -127,6 +138,7 @@ async def make_swarm(
     ring: RingSettings,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
     activation_checkpointing: bool = False,
+    inner: Inner = ADAM,
 ) -> AsyncIterator[Swarm]:
     network = MemoryNetwork(seed=0)
     clock = SystemClock()
@@ -137,7 +149,7 @@ async def make_swarm(
         for stage in range(num_stages):
             for slot in range(num_slots):
                 module = build_stage(family, stage, num_stages, seed=SEED)
-                optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
+                optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig(type=inner.type))
                 compute = StageCompute(
                     module,
                     optimizer,
@@ -165,7 +177,7 @@ async def make_swarm(
                     genesis=GENESIS,
                     stage=stage,
                     steps=worker,
-                    state=ReplicaState(compute, OUTER),
+                    state=ReplicaState(compute, OUTER, resets_inner=inner.resets),
                     device=device,
                     source=source,
                     ring=ring,
@@ -221,26 +233,26 @@ CODEC_OF = {None: PLAIN, torch.bfloat16: BF16, torch.float16: FP16}
 
 
 @pytest.mark.usual(
-    "gpt-2-2-work0-None-1f1b",
-    "gpt-2-3-work6-wire6-1f1b",
-    "gpt-3-2-work8-None-zero_bubble",
-    "masked-2-3-work9-None-1f1b",
+    "gpt-2-2-work0-None-1f1b-inner0",
+    "gpt-2-3-work6-wire6-1f1b-inner6",
+    "gpt-3-2-work8-None-zero_bubble-inner8",
+    "masked-2-3-work9-None-1f1b-inner9",
 )
 @pytest.mark.parametrize(
-    ("model", "num_stages", "num_slots", "work", "wire", "schedule"),
+    ("model", "num_stages", "num_slots", "work", "wire", "schedule", "inner"),
     [
-        ("gpt", 2, 2, EQUAL, None, Schedule.ONE_F_ONE_B),
-        ("gpt", 2, 3, EQUAL, None, Schedule.ONE_F_ONE_B),
-        ("gpt", 3, 2, UNEQUAL, None, Schedule.ONE_F_ONE_B),
-        ("gpt", 2, 3, UNEQUAL, None, Schedule.ONE_F_ONE_B),
-        ("gpt", 1, 3, IDLE, None, Schedule.ONE_F_ONE_B),
-        ("gpt", 2, 1, EQUAL, None, Schedule.ONE_F_ONE_B),
-        ("gpt", 2, 3, UNEQUAL, torch.float16, Schedule.ONE_F_ONE_B),
-        ("resnet18", 2, 2, UNEQUAL, None, Schedule.ONE_F_ONE_B),
-        ("gpt", 3, 2, UNEQUAL, None, Schedule.ZERO_BUBBLE),
-        ("masked", 2, 3, UNEQUAL, None, Schedule.ONE_F_ONE_B),
-        pytest.param("resnet18", 2, 3, IDLE, None, Schedule.ONE_F_ONE_B, marks=pytest.mark.slow),
-        pytest.param("resnet18", 2, 3, UNEQUAL, torch.bfloat16, Schedule.ONE_F_ONE_B, marks=pytest.mark.slow),
+        ("gpt", 2, 2, EQUAL, None, Schedule.ONE_F_ONE_B, ADAM),
+        ("gpt", 2, 3, EQUAL, None, Schedule.ONE_F_ONE_B, ADAM),
+        ("gpt", 3, 2, UNEQUAL, None, Schedule.ONE_F_ONE_B, ADAM),
+        ("gpt", 2, 3, UNEQUAL, None, Schedule.ONE_F_ONE_B, Inner("muon")),
+        ("gpt", 1, 3, IDLE, None, Schedule.ONE_F_ONE_B, ADAM),
+        ("gpt", 2, 1, EQUAL, None, Schedule.ONE_F_ONE_B, ADAM),
+        ("gpt", 2, 3, UNEQUAL, torch.float16, Schedule.ONE_F_ONE_B, ADAM),
+        ("resnet18", 2, 2, UNEQUAL, None, Schedule.ONE_F_ONE_B, ADAM),
+        ("gpt", 3, 2, UNEQUAL, None, Schedule.ZERO_BUBBLE, Inner("muon", resets=True)),
+        ("masked", 2, 3, UNEQUAL, None, Schedule.ONE_F_ONE_B, Inner(resets=True)),
+        pytest.param("resnet18", 2, 3, IDLE, None, Schedule.ONE_F_ONE_B, ADAM, marks=pytest.mark.slow),
+        pytest.param("resnet18", 2, 3, UNEQUAL, torch.bfloat16, Schedule.ONE_F_ONE_B, ADAM, marks=pytest.mark.slow),
     ],
 )
 async def test_pipelines_are_bit_equal_to_plain_diloco(
@@ -250,6 +262,7 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
     work: Sequence[Sequence[Sequence[int]]],
     wire: torch.dtype | None,
     schedule: Schedule,
+    inner: Inner,
 ) -> None:
     family, make_batch = MODELS[model]
     ring = RingSettings(segment_bytes=1 << 20 if model == "resnet18" else 256, codec=CODEC_OF[wire])
@@ -263,10 +276,12 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
         outer_lr=OUTER.lr,
         outer_momentum=OUTER.momentum,
         wire=wire,
+        muon=inner.type == "muon",
+        resets=inner.resets,
     )
     # Whatever puts gradients off may as well compute activations again.
     checkpoints = schedule == Schedule.ZERO_BUBBLE
-    async with make_swarm(family, num_stages, num_slots, ring, schedule, checkpoints) as swarm:
+    async with make_swarm(family, num_stages, num_slots, ring, schedule, checkpoints, inner) as swarm:
         for round in (1, 2, 3):
             batches = [[make_batch(generator, sizes) for sizes in work[slot]] for slot in range(num_slots)]
             plain.round(batches, first_number=10 * round, lr=LR)

@@ -19,7 +19,7 @@ divided by the shares of those that have sent it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,12 +44,27 @@ class Coding:
 
 
 class Worker:
-    """A whole model in stages, trained by AdamW on its own batches."""
+    """A whole model in stages, trained by AdamW, or by Muon and AdamW, on its own batches."""
 
-    def __init__(self, family: Family, num_stages: int, seed: int, trainer: int, max_norm: float, dtype: torch.dtype):
+    def __init__(
+        self,
+        family: Family,
+        num_stages: int,
+        seed: int,
+        trainer: int,
+        max_norm: float,
+        dtype: torch.dtype,
+        muon: bool = False,
+    ):
         self.stages = [build_stage(family, s, num_stages, seed=seed, dtype=dtype) for s in range(num_stages)]
-        self.seed, self.trainer, self.max_norm = seed, trainer, max_norm
-        self.optimizers = [adamw(stage) for stage in self.stages]
+        self.seed, self.trainer, self.max_norm, self.muon = seed, trainer, max_norm, muon
+        self.reset()
+
+    def reset(self) -> None:
+        """Optimizers that have done no step."""
+        self.optimizers = [[adamw(stage.named_parameters())] for stage in self.stages]
+        if self.muon:
+            self.optimizers = [muon_and_adamw(stage) for stage in self.stages]
 
     def step(self, batch: Batch, number: int, lr: float) -> None:
         total = sum(num_targets(labels) for _, labels in batch)
@@ -66,14 +81,16 @@ class Worker:
                 of_stage += parameter.grad.double().square().sum().item()
             squares += of_stage
         scale = min(1.0, self.max_norm / (math.sqrt(squares) + 1e-6))
-        for stage, optimizer in zip(self.stages, self.optimizers, strict=True):
+        for stage, optimizers in zip(self.stages, self.optimizers, strict=True):
             if scale != 1.0:
                 for parameter in stage.parameters():
                     parameter.grad *= scale
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                is_beside = self.muon and isinstance(optimizer, torch.optim.AdamW)
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * (4e-4 / 0.02) if is_beside else lr
+                optimizer.step()
+            stage.zero_grad()
 
 
 def num_targets(labels: Tensor) -> int:
@@ -81,11 +98,23 @@ def num_targets(labels: Tensor) -> int:
     return int((labels != -100).sum())
 
 
-def adamw(stage: StageModule) -> torch.optim.Optimizer:
-    matrices = [p for p in stage.parameters() if p.ndim >= 2]
-    vectors = [p for p in stage.parameters() if p.ndim < 2]
+def adamw(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    parameters = [p for _, p in named]
+    matrices = [p for p in parameters if p.ndim >= 2]
+    vectors = [p for p in parameters if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+
+
+def muon_and_adamw(stage: StageModule) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices in blocks, AdamW for vectors, and for all of the first unit and the last."""
+    named = list(stage.named_parameters())
+    hidden = {name for name, p in named if p.ndim == 2 and ".block_" in name}
+    of_adamw = adamw((name, p) for name, p in named if name not in hidden)
+    if not hidden:
+        return [of_adamw]
+    matrices = [p for name, p in named if name in hidden]
+    return [torch.optim.Muon(matrices, weight_decay=0.1, momentum=0.95, nesterov=True), of_adamw]
 
 
 class OuterStage:
@@ -213,8 +242,11 @@ class PlainDiloco:
         dtype: torch.dtype = torch.float32,
         wire: torch.dtype | None = None,
         coding: Coding | None = None,
+        muon: bool = False,
+        resets: bool = False,
     ) -> None:
-        self.workers = [Worker(family, num_stages, seed, t, max_norm, dtype) for t in range(num_workers)]
+        self.workers = [Worker(family, num_stages, seed, t, max_norm, dtype, muon) for t in range(num_workers)]
+        self.resets = resets
         self.outer = [
             OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum, wire, coding)
             for s in range(num_stages)
@@ -228,3 +260,6 @@ class PlainDiloco:
         targets = [sum(num_targets(labels) for batch in own for _, labels in batch) for own in batches]
         for stage in self.outer:
             stage.round(targets)
+        if self.resets:
+            for worker in self.workers:
+                worker.reset()

@@ -18,7 +18,6 @@ def test_every_round_is_decided_without_faults() -> None:
     assert all(RoundWorld(seed, faults=False).run() >= 12 for seed in range(10))
 
 
-@pytest.mark.long
 def test_clients_take_over_stages_are_restored_and_the_swarm_is_hardly_ever_split() -> None:
     worlds = [RoundWorld(seed) for seed in range(60)]
     for world in worlds:
@@ -29,7 +28,6 @@ def test_clients_take_over_stages_are_restored_and_the_swarm_is_hardly_ever_spli
     assert sum(world.is_split for world in worlds) <= 1
 
 
-@pytest.mark.long
 def test_chains_part_and_meet_and_samples_of_those_that_are_left_are_free_again() -> None:
     worlds = [SplitWorld(seed) for seed in range(60)]
     for world in worlds:
@@ -48,7 +46,6 @@ def test_trainers_are_replaced_and_steps_are_aborted() -> None:
     assert any(key.attempt > 0 for world in worlds for key in world.safety.generations_at)
 
 
-@pytest.mark.long
 def test_servers_that_die_go_on_from_what_their_buddies_keep() -> None:
     worlds = [SnapshotWorld(seed) for seed in range(40)]
     for world in worlds:

@@ -112,14 +112,18 @@ class ReplicaState:
         optimizer: The same on all replicas.
         codec: How pseudo-gradients travel, the same on all replicas. What it keeps from one round to the next is the
             stage's `residual`: of one life of a replica, and changed by a swap alone.
+        resets_inner: Each swap has the inner optimizer begin anew.
 
     Attributes:
         hashes: Of the state of the record that the replica holds.
     """
 
-    def __init__(self, stage: AveragedStage, optimizer: OuterSgd, codec: Codec = PLAIN) -> None:
+    def __init__(
+        self, stage: AveragedStage, optimizer: OuterSgd, codec: Codec = PLAIN, *, resets_inner: bool = False
+    ) -> None:
         self._stage = stage
         self._codec = codec
+        self._resets_inner = resets_inner
         self._encoded: Encoded | None = None
         self._optimizer = optimizer
         parameters_N, floats_F, integers_I = self._local()
@@ -278,9 +282,11 @@ class ReplicaState:
         state, average = staged
         self._base = state
         self.hashes = hashes
-        self._forgets = self._forgets or anew
         if counted and self._encoded is not None:
             self._stage.residual = self._encoded.state
+        self._forgets = self._forgets or anew
+        if self._resets_inner:
+            self._stage.forget_moments()
         self.restore()
         return average
 

@@ -32,7 +32,7 @@ from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError, RoundAborted
 from shoal.identity import Identity, swarm_authority
 from shoal.model.meta import trained_names, units_of
-from shoal.optim.inner import require_groups
+from shoal.optim.inner import require_matches
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import (
@@ -68,7 +68,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     config = spec.config()
     log.configure(spec.log_path.stem, Path(spec.log_dir), config.log_level)
     require_quantisable(config.quant, units_of(config))
-    require_groups(config.diloco.inner_optim, trained_names(config))
+    require_matches(config.diloco.inner_optim, trained_names(config))
     identity, clock = Identity(spec.identity_key), SystemClock()
     async with open_role_endpoint(spec, identity) as endpoint, counters_logged(endpoint):
         diary = Diary(Path(spec.log_dir), spec.run_id)

@@ -53,6 +53,10 @@ class Codec(Protocol):
         """
         ...
 
+    def max_size_bytes(self, num_elements: int) -> int:
+        """How many bytes N float32 values become at most."""
+        ...
+
     def initial_state(self, num_elements: int) -> CodecState:
         """The state of who has encoded nothing yet."""
         ...

@@ -33,6 +33,9 @@ class CastCodec:
             raise LocalProtocolError(f"values of {dtype} cannot be cast to {self.name}")
         return (self.dtype,)
 
+    def max_size_bytes(self, num_elements: int) -> int:
+        return num_elements * self.dtype.itemsize
+
     def initial_state(self, num_elements: int) -> CodecState:
         """See `Codec.initial_state`; there is none."""
         return NO_STATE

@@ -21,6 +21,9 @@ class PlainCodec:
     def wire_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
         return (dtype,)
 
+    def max_size_bytes(self, num_elements: int) -> int:
+        return num_elements * torch.float32.itemsize
+
     def initial_state(self, num_elements: int) -> CodecState:
         """See `Codec.initial_state`; there is none."""
         return NO_STATE

@@ -19,6 +19,9 @@ LEAST_TRAINED = 257
 """Tokens of the smallest tokenizer that is trained."""
 
 
+InnerOptimType = Literal["adam", "sgd", "muon"]
+
+
 def trained_size(tokenizer: str | None) -> int | None:
     """Return how many tokens a tokenizer is to have that is to be trained: `train:1024`; None: it is another one."""
     found = re.fullmatch(r"train:(\d{1,9})", tokenizer or "")
@@ -302,6 +305,16 @@ class ParameterGroup(Section):
     adam_betas1: Fraction | None = Field(default=None, description="null: as of all others.")
     adam_betas2: Fraction | None = Field(default=None, description="null: as of all others.")
     adam_eps: PositiveFloat | None = Field(default=None, description="null: as of all others.")
+    muon_lr: PositiveFloat | None = Field(default=None, description="Peak learning rate; null: as of all others.")
+    muon_momentum: Fraction | None = Field(default=None, description="null: as of all others.")
+    muon_nesterov: bool | None = Field(default=None, description="null: as of all others.")
+    muon_weight_decay: NonNegativeFloat | None = Field(default=None, description="null: as of all others.")
+    muon_ns_steps: Annotated[int, Field(ge=1, le=99)] | None = Field(
+        default=None, description="null: as of all others."
+    )
+    muon_adjust_lr: Literal["original", "match_rms_adamw"] | None = Field(
+        default=None, description="null: as of all others."
+    )
 
     def matches(self, name: str) -> bool:
         """Return whether a parameter of that name, from its unit on, belongs to the group."""
@@ -316,7 +329,11 @@ class ParameterGroup(Section):
 class InnerOptimConfig(Section):
     """The optimizer of every training step, one per replica."""
 
-    type: Literal["adam", "sgd"] = Field(default="adam", description='"adam" is AdamW (decoupled weight decay).')
+    type: InnerOptimType = Field(
+        default="adam",
+        description='"adam" is AdamW (decoupled weight decay); "muon" steps the matrices of hidden layers, and adam, '
+        "with its own settings, all other parameters.",
+    )
     sgd_lr: PositiveFloat = Field(default=0.1, description="Peak learning rate of sgd.")
     sgd_momentum: Fraction = Field(default=0.9, description="Momentum of sgd.")
     sgd_nesterov: bool = Field(default=True, description="Nesterov's form of the momentum of sgd.")
@@ -327,23 +344,56 @@ class InnerOptimConfig(Section):
     adam_eps: PositiveFloat = Field(
         default=1e-8, description="Added to the root of adam's second moment before it divides."
     )
+    muon_lr: PositiveFloat = Field(default=0.02, description="Peak learning rate of muon.")
+    muon_momentum: Fraction = Field(default=0.95, description="Momentum of muon.")
+    muon_nesterov: bool = Field(default=True, description="Nesterov's form of the momentum of muon.")
+    muon_weight_decay: NonNegativeFloat = Field(default=0.1, description="Weight decay of muon, times learning rate.")
+    muon_ns_steps: int = Field(
+        default=5, ge=1, le=99, description="Newton-Schulz iterations that make the direction of muon orthogonal."
+    )
+    muon_adjust_lr: Literal["original", "match_rms_adamw"] = Field(
+        default="original",
+        description='How the rate of muon follows the shape of a matrix (A, B): "original": times the root of A / B '
+        'where that is above 1; "match_rms_adamw": times 0.2 times the root of the larger one, so that rates of adam '
+        "fit.",
+    )
+    muon_except: tuple[str, ...] = Field(
+        default=("embedding.*", "stem.*", "head.*"),
+        description="Globs for names of parameters, from their unit on, that adam steps although they are matrices: "
+        "those of the first and the last layer. One of them has to match; [] means none.",
+    )
     groups: tuple[ParameterGroup, ...] = Field(
         default=(), description="Parameters that have other settings; lr_schedule scales their rates as all others."
     )
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
-        other = "sgd_" if self.type == "adam" else "adam_"
+        others = tuple(f"{prefix}_" for prefix in ("adam", "sgd", "muon") if prefix not in self._types)
         for position, group in enumerate(self.groups):
             if not group.said:
                 raise ValueError(f"groups[{position}] says nothing about {list(group.name_patterns)}: give a setting")
-            if odd := [key for key in group.said if key.startswith(other)]:
+            if odd := [key for key in group.said if key.startswith(others)]:
                 raise ValueError(f"groups[{position}]: {', '.join(odd)} means nothing to type = {self.type}; remove it")
         return self
 
-    def settings_of(self, name: str) -> "InnerOptimSettings":
-        """Return how a parameter of that name, from its unit on, is stepped."""
-        said: dict[str, Any] = {"every_steps": 1}
+    @property
+    def _types(self) -> tuple[InnerOptimType, ...]:
+        """The optimizers that step some parameter."""
+        return ("muon", "adam") if self.type == "muon" else (self.type,)
+
+    def type_of(self, name: str, num_dimensions: int) -> InnerOptimType:
+        """Return which optimizer steps a parameter of that name, from its unit on."""
+        if self.type != "muon":
+            return self.type
+        return "adam" if num_dimensions != 2 or self.is_excepted(name) else "muon"
+
+    def is_excepted(self, name: str) -> bool:
+        """Return whether muon leaves the parameter of that name, from its unit on, to adam whatever its shape."""
+        return any(fnmatchcase(name, pattern) for pattern in self.muon_except)
+
+    def settings_of(self, name: str, num_dimensions: int) -> "InnerOptimSettings":
+        """Return how a parameter of that name, from its unit on, is stepped: also the type is its own."""
+        said: dict[str, Any] = {"every_steps": 1, "type": self.type_of(name, num_dimensions)}
         for group in self.groups:
             if group.matches(name):
                 said |= group.said
@@ -353,7 +403,7 @@ class InnerOptimConfig(Section):
     @property
     def lr(self) -> float:
         """The peak learning rate of the chosen type."""
-        return self.adam_lr if self.type == "adam" else self.sgd_lr
+        return {"adam": self.adam_lr, "sgd": self.sgd_lr, "muon": self.muon_lr}[self.type]
 
 
 class InnerOptimSettings(NamedTuple):
@@ -382,10 +432,17 @@ class OuterOptimConfig(Section):
 class LrScheduleConfig(Section):
     """How the inner learning rate changes over the `inner_steps * outer_steps` steps of a trainer."""
 
-    type: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="Form of the decay after the warm-up."
+    type: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        default="constant",
+        description='Form of the decay after the warm-up; "wsd": none until the last steps (decay_fraction).',
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps in which the rate rises linearly to its peak.")
+    decay_fraction: float = Field(
+        default=0.2, gt=0, le=1, description="Share of all steps, at the end, in which the rate of wsd decays."
+    )
+    decay_form: Literal["linear", "1-sqrt"] = Field(
+        default="1-sqrt", description="How it does: in a line, or by 1 minus the root of what is done of the decay."
+    )
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="Rate at the end, as a share of the peak.")
 
 
@@ -395,6 +452,11 @@ class DilocoConfig(Section):
     inner_optim: InnerOptimConfig = Field(default=InnerOptimConfig(), description="Optimizer of the training steps.")
     outer_optim: OuterOptimConfig = Field(default=OuterOptimConfig(), description="Optimizer of the outer rounds.")
     lr_schedule: LrScheduleConfig = Field(default=LrScheduleConfig(), description="Inner learning rate over time.")
+    inner_state: Literal["kept", "reset"] = Field(
+        default="kept",
+        description="What the inner optimizer knows (its moments) when a round ends: each replica keeps its own, or "
+        "begins anew with every round.",
+    )
     inner_steps: PositiveInt = Field(default=50, description="Training steps of each trainer between two rounds.")
     outer_steps: PositiveInt = Field(default=10, description="Outer rounds of the run.")
     batch_size_per_step: PositiveInt = Field(

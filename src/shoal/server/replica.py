@@ -261,5 +261,6 @@ def build_state(
         schedule=Schedule(config.model_pipeline.schedule),
         activation_checkpointing=config.model_pipeline.activation_checkpointing,
     )
-    optimizer = outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
-    return compute, ReplicaState(compute, optimizer, codec_of(config.diloco))
+    outer = outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
+    resets_inner = config.diloco.inner_state == "reset"
+    return compute, ReplicaState(compute, outer, codec_of(config.diloco), resets_inner=resets_inner)

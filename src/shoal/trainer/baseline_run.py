@@ -18,7 +18,7 @@ from shoal.data.feed import Feed
 from shoal.data.microbatch import Microbatch
 from shoal.model.meta import trained_names, units_of
 from shoal.model.registry import load_family
-from shoal.optim.inner import require_groups
+from shoal.optim.inner import require_matches
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.configured_stage import configured_stage
 from shoal.quant.coverage import require_quantisable
@@ -104,7 +104,7 @@ async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdo
 def _build(config: Config, device_name: str) -> PlainLoop:
     family = load_family(config.model, config.data)
     require_quantisable(config.quant, units_of(config))
-    require_groups(config.diloco.inner_optim, trained_names(config))
+    require_matches(config.diloco.inner_optim, trained_names(config))
     stages = [configured_stage(config, family, stage, device_name) for stage in range(config.num_stages)]
     return PlainLoop(
         stages, config.diloco.inner_optim, config.diloco.max_grad_norm, run_seed=config.run.seed, trainer=0

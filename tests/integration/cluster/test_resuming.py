@@ -192,7 +192,13 @@ async def test_a_run_is_resumed_in_another_folder_where_its_own_is_lost(
 
 KEPT = make_config(
     # What a codec has left out so far is a part of what goes on.
-    diloco={"inner_steps": 4, "outer_steps": 6, "averaging_compression": "2bit"},
+    diloco={
+        "inner_steps": 4,
+        "outer_steps": 6,
+        "averaging_compression": "2bit",
+        "inner_optim": {"type": "muon"},
+        "lr_schedule": {"type": "wsd", "warmup_steps": 2, "decay_fraction": 0.5},
+    },
     health={"lost_state_after_s": 0.3},
     param_mirror={"every_rounds": 1, "keep_last": 3},
 )

@@ -137,13 +137,23 @@ GAN = make_config(
 )
 
 
-BY_HAND = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_copy(update={"cut": (1, 3)})})
+BY_HAND = make_config(
+    model_pipeline={"stages": 2, "microbatches": 3, "cut": [1, 3]},
+    diloco={
+        "inner_steps": 8,
+        "outer_steps": 1,
+        "gradient_accumulation_steps": 2,
+        "inner_optim": {"type": "muon"},
+        "lr_schedule": {"type": "wsd", "warmup_steps": 2, "decay_fraction": 0.5},
+    },
+    servers={"replicas": 1},
+)
 
 
 COMPILED = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_copy(update={"compile": True})})
 
 
-@pytest.mark.usual("gpt, cut by hand")
+@pytest.mark.usual("gpt, cut by hand and trained by muon")
 @pytest.mark.usefixtures("user_caches")
 @pytest.mark.parametrize(
     ("config", "options", "units"),
@@ -154,7 +164,7 @@ COMPILED = GPT.model_copy(update={"model_pipeline": GPT.model_pipeline.model_cop
         (GAN, {"dataset": None}, None),
         pytest.param(COMPILED, {}, None, marks=pytest.mark.slow),
     ],
-    ids=["gpt", "gpt, cut by hand", "resnet18", "biggan", "gpt, compiled"],
+    ids=["gpt", "gpt, cut by hand and trained by muon", "resnet18", "biggan", "gpt, compiled"],
 )
 async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_averaging(
     make_cluster: MakeCluster, config: Config, options: dict[str, Any], units: list[list[str]] | None

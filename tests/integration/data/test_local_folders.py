@@ -79,7 +79,6 @@ def test_a_folder_of_images_has_a_class_for_each_folder_in_it(tmp_path: Path) ->
     assert sorted(_numbers(train) + _numbers(holdout)) == list(range(20))
 
 
-@pytest.mark.long
 def test_images_are_evaluated_on_a_split_or_a_folder_of_their_own(tmp_path: Path) -> None:
     _write_photos(tmp_path / "photos" / "train")
     _write_photos(tmp_path / "photos" / "test", first=100)

@@ -20,7 +20,15 @@ from shoal.wire.messages.step import Commit, Forward
 
 CONFIG = make_config(
     run={"deterministic": False},
-    diloco={"inner_steps": 3, "outer_steps": 3, "load_state_timeout_s": 20.0, "averaging_compression": "sparse"},
+    diloco={
+        "inner_steps": 3,
+        "outer_steps": 3,
+        "load_state_timeout_s": 20.0,
+        "averaging_compression": "sparse",
+        "inner_optim": {"type": "muon"},
+        "inner_state": "reset",
+        "lr_schedule": {"type": "wsd", "warmup_steps": 2, "decay_fraction": 0.5},
+    },
     data={"dataset_name": "pydoc-topics", "task_type": "llm", "seq_len": 16},
 )
 VICTIM = 3

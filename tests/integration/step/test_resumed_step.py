@@ -19,7 +19,7 @@ from .test_equality_step import SEED, assert_same_state, text_batches
 MakeSwarm = Callable[..., Any]
 
 
-@pytest.mark.parametrize("optim", ["adam", "sgd"])
+@pytest.mark.parametrize("optim", ["adam", "sgd", "muon"])
 async def test_a_stage_that_goes_on_from_its_snapshot_ends_where_one_ends_that_never_stopped(
     make_swarm: MakeSwarm, optim: str
 ) -> None:

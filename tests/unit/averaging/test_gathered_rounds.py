@@ -137,7 +137,6 @@ class Scene:
         }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(tuple(AXES), covering(AXES), ids=lambda value: str(value))
 async def test_rounds_have_the_bits_of_plain_arithmetic(
     make_run: MakeRun, codec: str, over_senders: bool, feedback: float, num_replicas: int, event: str

@@ -166,6 +166,14 @@ def test_what_is_not_finite_has_no_length_and_the_swap_forgets_its_moments(
     assert stage.forgotten == 1
 
 
+@pytest.mark.parametrize("resets_inner", [False, True])
+def test_moments_stay_local_over_rounds_unless_each_round_is_to_begin_without(stage: Stage, resets_inner: bool) -> None:
+    state = ReplicaState(stage, OuterSgd(lr=1.0), resets_inner=resets_inner)
+    for round in (1, 2):
+        state.swap(state.stage(average(0.5)))
+        assert stage.forgotten == (round if resets_inner else 0)
+
+
 def test_a_state_of_another_chain_is_taken_without_the_moments_of_the_own_one(
     stage: Stage, state: ReplicaState
 ) -> None:

@@ -23,7 +23,6 @@ FOUR_BITS = {"base": {"weight_quant": {"num_bits": 4}, "activation_quant": {"num
 
 
 @pytest.mark.usual("step sizes")
-@pytest.mark.long
 @pytest.mark.parametrize(
     "sections",
     [
@@ -100,7 +99,6 @@ def test_a_checkpoint_is_listed_with_what_is_wrong_with_it(tmp_path: Path, capsy
     assert "secret" not in said
 
 
-@pytest.mark.long
 def test_evaluate_and_export_take_a_checkpoint_on_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

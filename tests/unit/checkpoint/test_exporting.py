@@ -41,7 +41,6 @@ def logits_there(transformers: ModuleType, folder: Path, dtype: torch.dtype) -> 
         return theirs(TOKENS).logits
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "sections",
     [
@@ -64,7 +63,6 @@ def test_an_exported_gpt_gives_the_logits_of_the_native_one(
     torch.testing.assert_close(logits_there(transformers, to, torch.float64), double, rtol=0, atol=1e-9 * largest)
 
 
-@pytest.mark.long
 def test_the_tokenizer_of_an_export_is_exact_both_ways_for_every_byte(tmp_path: Path, transformers: ModuleType) -> None:
     _, to = exported(tmp_path, make_config())
     tokenizer = transformers.AutoTokenizer.from_pretrained(to)
@@ -94,7 +92,6 @@ def resnet(**sections: dict[str, Any]) -> Config:
 
 
 @pytest.mark.usual("weights and inputs quantised")
-@pytest.mark.long
 @pytest.mark.parametrize(
     "quant",
     [None, WEIGHTS_OF_FOUR_BITS, {"base": {"weight_quant": {"num_bits": 4}, "activation_quant": {"num_bits": 8}}}],
@@ -114,7 +111,6 @@ def test_an_exported_resnet_computes_what_the_trained_one_does(tmp_path: Path, q
     )
 
 
-@pytest.mark.long
 def test_a_gpt_whose_inputs_are_quantised_is_no_gpt2_of_transformers(tmp_path: Path) -> None:
     config = make_config(quant={"base": {"activation_quant": {"num_bits": 8}}})
     model = write_model(tmp_path / "model", config)
@@ -129,7 +125,6 @@ def test_a_gpt_whose_inputs_are_quantised_is_no_gpt2_of_transformers(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_of_a_model_that_is_exported_or_imported_one_stage_at_a_time_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,6 @@ def saved(
     return theirs.double()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -60,7 +59,6 @@ def test_an_imported_gpt2_gives_the_logits_of_transformers(
         torch.testing.assert_close(again(TOKENS).logits, expected, rtol=0, atol=1e-9 * expected.abs().max().item())
 
 
-@pytest.mark.long
 def test_the_files_of_a_tokenizer_go_with_the_model(tmp_path: Path, transformers: ModuleType) -> None:
     saved(transformers, tmp_path / "theirs")
     (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
@@ -69,7 +67,6 @@ def test_the_files_of_a_tokenizer_go_with_the_model(tmp_path: Path, transformers
     assert (tmp_path / "again" / "tokenizer.json").read_text() == "{}"
 
 
-@pytest.mark.long
 def test_a_model_that_the_family_cannot_be_is_refused_with_all_reasons(
     tmp_path: Path, transformers: ModuleType
 ) -> None:

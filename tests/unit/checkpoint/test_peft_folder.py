@@ -25,7 +25,6 @@ from shoal.errors import ConfigError, StateMismatch, WeightsMissing
 from shoal.model.hf.described import with_hf_config
 
 pytestmark = [
-    pytest.mark.long,
     # Of peft, when it wraps a model of a newer transformers.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]

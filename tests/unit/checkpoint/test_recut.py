@@ -94,8 +94,8 @@ def assert_equal(one: StoredCheckpoint, other: StoredCheckpoint) -> None:
     "config",
     [
         pytest.param(cut_into(GPT, 3, 2), id="gpt"),
-        pytest.param(cut_into(IMAGES, 4, 6), id="resnet18", marks=pytest.mark.long),
-        pytest.param(cut_into(ADAPTERS, 3, 3), id="adapters", marks=pytest.mark.long),
+        pytest.param(cut_into(IMAGES, 4, 6), id="resnet18"),
+        pytest.param(cut_into(ADAPTERS, 3, 3), id="adapters"),
     ],
 )
 def test_two_stages_become_three_and_two_again_with_every_tensor_equal_by_name(tmp_path: Path, config: Config) -> None:

@@ -203,7 +203,6 @@ def crash_points(monkeypatch: pytest.MonkeyPatch, root: Path, act: Callable[[], 
 
 
 @pytest.mark.usual("one that removes the one before-names exchanged", "the same round again-two renames")
-@pytest.mark.long
 @pytest.mark.parametrize("atomic", [True, False], ids=["names exchanged", "two renames"])
 @pytest.mark.parametrize(
     ("before", "then", "keep_last"),
@@ -275,7 +274,6 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
 def test_damage_of_any_file_is_noticed_and_named_and_the_checkpoint_before_is_taken(tmp_path: Path, name: str) -> None:
     store = make_store(tmp_path)
@@ -421,7 +419,6 @@ def test_a_manifest_that_cannot_be_is_refused(tmp_path: Path, change: Callable[[
     assert says in str(found.passed_over[0])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_checkpoints_in_a_row_take_no_more_room_than_the_policy_says(tmp_path: Path, rounds: int) -> None:
     store = make_store(tmp_path, KeepPolicy(keep_last=2))

@@ -103,7 +103,6 @@ def test_a_file_that_is_cut_while_it_is_read_is_damaged_and_ends_no_process(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_every_bit_of_a_header_that_is_turned_is_refused_or_gives_tensors_of_the_file(tmp_path: Path) -> None:
     content = written(tmp_path / "file").read_bytes()
     size = 8 + int.from_bytes(content[:8], "little")

@@ -100,7 +100,6 @@ def test_wrong_arguments_are_one_message_and_exit_code_2(arguments: list[str], p
 
 
 @pytest.mark.usual("--help-", "config keys-1")
-@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["--help", "run-local --help", "--version", "config keys", "key fingerprint"])

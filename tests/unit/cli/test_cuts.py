@@ -83,7 +83,6 @@ def test_the_launcher_knows_the_figures_of_the_native_families(family: str, stem
     assert all(cost > 0 for cost in costs)
 
 
-@pytest.mark.long
 def test_the_launcher_cuts_without_torch() -> None:
     code = (
         "import sys\n"
@@ -182,7 +181,6 @@ async def test_a_model_that_does_not_fit_is_an_error_of_the_user() -> None:
         await _profiled(_config(**{**OWN, "model_pipeline": {"stages": 7}}), {"costs": SKEWED, "source": "measured"})
 
 
-@pytest.mark.long
 def test_units_are_measured_where_the_first_server_computes() -> None:
     assert profiled_device(_config()) == "cpu"
     with pytest.raises(ConfigError, match=r"device = cuda:99: torch .* sees "):

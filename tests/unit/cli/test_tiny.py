@@ -72,7 +72,6 @@ def of_transformers(config: Config) -> Any:
     return model_config(config_values(config.model), config.model.extra)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_known_model_has_its_published_size_and_rotary_frequencies(name: str) -> None:
     config = load_config(f"configs/{name}.yaml", (), {})
@@ -84,7 +83,6 @@ def test_a_known_model_has_its_published_size_and_rotary_frequencies(name: str) 
     assert getattr(published, "rope_parameters", None) == ROTARY.get(name)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_every_configuration_has_a_small_one_of_the_same_structure_that_needs_no_network(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -197,7 +195,7 @@ def test_a_biggan_becomes_narrow_and_attends_where_its_images_are_small(capsys: 
     extra = small.model.extra
     assert (extra["generator_channels"], extra["discriminator_channels"], extra["latent_size"]) == (16, 16, 64)
     assert (extra["generator_attention"], extra["discriminator_attention"]) == ([8], [4])
-    assert small.diloco.inner_optim.settings_of("gan.generator.linear.weight").every_steps == 2
+    assert small.diloco.inner_optim.settings_of("gan.generator.linear.weight", 2).every_steps == 2
     module = build_stage(load_exact_family(small.model, small.data), 0, 1, seed=0)
     assert sum(".attention." in name for name, _ in module.named_parameters()) == 3 * 5
 

@@ -58,7 +58,6 @@ async def test_a_data_server_that_is_dialled_and_says_nothing_is_replaced(monkey
         assert desk.replaced == 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("is_back", [True, False])
 async def test_one_that_answers_or_cannot_be_dialled_is_not(monkeypatch: pytest.MonkeyPatch, is_back: bool) -> None:
     monkeypatch.setattr(data_link, "_FROZEN_S", 1.5)

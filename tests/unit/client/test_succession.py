@@ -110,7 +110,6 @@ async def waiting() -> AsyncIterator[Waiting]:
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.long
 async def test_it_is_no_turn_while_only_parts_of_the_registry_are_known() -> None:
     async with waiting() as found:
         assert not found.turn, "nothing is known"
@@ -125,7 +124,6 @@ async def test_it_is_no_turn_while_only_parts_of_the_registry_are_known() -> Non
     assert found.turn == [True]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("of_server", [None, ME], ids=["no client", "an earlier start of this one"])
 async def test_what_hosts_of_servers_keep_counts_when_servers_say_that_they_have_no_client(
     of_server: PeerId | None,
@@ -169,7 +167,6 @@ async def test_a_server_that_has_lost_the_client_decides_nothing_before_the_othe
     assert found.turn == [True]
 
 
-@pytest.mark.long
 async def test_a_client_that_waits_does_not_end_because_the_registry_says_that_the_run_has() -> None:
     async with waiting() as found:
         found.hear(FIRST, "run", RunRecord("run", 2, 1.0, ended=True))

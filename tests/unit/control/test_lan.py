@@ -68,7 +68,6 @@ def _browser(names: list[str]) -> type:
     return Browser
 
 
-@pytest.mark.long
 @pytest.mark.anyio
 async def test_a_swarm_is_found_by_its_key_and_name_and_not_once_it_is_gone(own_key: bytes) -> None:
     with anyio.fail_after(120):

@@ -197,7 +197,6 @@ async def test_servers_that_start_together_do_not_race_into_one_gap(known: bool)
     assert sorted(chosen) == [0, 0, 1, 1]
 
 
-@pytest.mark.long
 async def test_a_server_does_not_wait_for_ever_for_others_that_do_not_start() -> None:
     registry, _, me = _registry({})
     async with alongside(registry.run):

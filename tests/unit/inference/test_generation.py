@@ -45,7 +45,6 @@ def text_of(request: TextRequest, model: Path) -> tuple[str, Continuation]:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_greedy_tokens_are_those_of_transformers_over_64_prompts(
     model: Path, exported: Path, transformers: ModuleType
 ) -> None:
@@ -130,7 +129,6 @@ def test_what_makes_no_sense_is_named_together_before_a_model_is_looked_for(
         assert part in err
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("argv", "code", "part"),
     [

@@ -68,7 +68,6 @@ def generated(transformers: ModuleType, folder: Path, ids: list[int], count: int
     return output[0, len(ids) :].tolist()
 
 
-@pytest.mark.long
 @pytest.mark.usual("llama", "mixtral", "falcon_h1", "qwen3-tied")
 @pytest.mark.parametrize("kind", [*EXACT, *(f"{kind}-tied" for kind in TIED)])
 def test_greedy_tokens_are_those_of_transformers_for_every_kind(
@@ -87,7 +86,6 @@ def test_greedy_tokens_are_those_of_transformers_for_every_kind(
         assert len(expected) == count
 
 
-@pytest.mark.long
 def test_no_byte_ends_a_text_of_a_model_that_was_trained_on_bytes(tmp_path: Path, transformers: ModuleType) -> None:
     source = open_model(run_model(tmp_path / "model", "llama", eos_token_id=2, bos_token_id=1))
     assert not tokens_of(source, source.whole()).ends
@@ -96,7 +94,6 @@ def test_no_byte_ends_a_text_of_a_model_that_was_trained_on_bytes(tmp_path: Path
     assert model.generation_config.eos_token_id is None
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-tied", "mixtral"])
 def test_every_form_of_a_model_says_the_same_on_the_command_line(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -117,7 +114,6 @@ def test_every_form_of_a_model_says_the_same_on_the_command_line(
     assert "the model takes 48: shorten it" in said(capsys, model, "--prompt", "a" * (CONTEXT + 1))[2]
 
 
-@pytest.mark.long
 def test_a_folder_of_transformers_speaks_by_its_own_tokenizer(
     tmp_path: Path, transformers: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +135,6 @@ def test_a_folder_of_transformers_speaks_by_its_own_tokenizer(
         assert said(capsys, form, "--prompt", prompt, "--max-tokens", "30")[1] == report["text"]
 
 
-@pytest.mark.long
 def test_a_text_ends_where_the_folder_says_so(
     tmp_path: Path, transformers: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +161,6 @@ def test_a_text_ends_where_the_folder_says_so(
     assert json.loads(said(capsys, imported, "--prompt", "def ", "--json")[1])["tokens"] == ended[:-1]
 
 
-@pytest.mark.long
 def test_a_text_of_a_model_from_elsewhere_is_as_long_as_its_positions(
     tmp_path: Path, transformers: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +175,6 @@ def test_a_text_of_a_model_from_elsewhere_is_as_long_as_its_positions(
     assert "the model takes 1100: shorten it" in said(capsys, folder, "--prompt", "x" * 1101)[2]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("is_imported", [False, True], ids=["as it is", "imported"])
 def test_what_the_tokenizer_cannot_do_is_said(
     is_imported: bool, tmp_path: Path, transformers: ModuleType, capsys: pytest.CaptureFixture[str]
@@ -209,7 +202,6 @@ def test_what_the_tokenizer_cannot_do_is_said(
     assert not (tmp_path / "exported" / "tokenizer.json").exists()
 
 
-@pytest.mark.long
 def test_no_code_of_a_folder_is_run_for_its_tokenizer(
     tmp_path: Path, transformers: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,6 @@ from shoal.inference.sampling import Sampling, distribution, next_token
 LOGITS = 3 * torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "limits",
     [
@@ -45,7 +44,6 @@ def test_the_distribution_is_that_of_the_processors_of_transformers(
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.long
 def test_draws_are_as_frequent_as_the_distribution_says_and_the_same_for_the_same_seed() -> None:
     sampling = Sampling(temperature=1.0, top_k=6, seed=3)
     probabilities = distribution(LOGITS, sampling)

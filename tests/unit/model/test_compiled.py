@@ -113,7 +113,6 @@ def test_a_cache_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, t
         compile_stage(tiny(), {2}, tmp_path / "file" / "cache")
 
 
-@pytest.mark.long
 @needs_compiler
 def test_a_stage_that_cannot_be_compiled_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     module = build_stage(Stubborn(), 0, 1, seed=1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from shoal.config.training import DilocoConfig, InnerOptimConfig
 from shoal.errors import ConfigError
-from shoal.optim.inner import InnerOptimizer, build_inner_optimizer, group_name, require_groups
+from shoal.optim.inner import InnerOptimizer, build_inner_optimizer, group_name, require_matches
+from shoal.optim.update_rules import rule_of
 
 NAMES = ("units.first.weight", "units.last.bias")
 
@@ -61,6 +64,107 @@ def test_adam_follows_the_formula_and_decays_matrices_only() -> None:
 def test_a_stage_without_parameters_and_plain_sgd_are_fine() -> None:
     _built([], InnerOptimConfig()).step(0.1, 0)
     _built(_parameters(), InnerOptimConfig(type="sgd", sgd_momentum=0.0)).step(0.1, 0)
+
+
+NO_EXCEPTION = InnerOptimConfig(type="muon", muon_except=())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_gives_matrices_the_bits_of_torchs_own_and_the_rest_those_of_its_adamw(
+    dtype: torch.dtype, adjust_lr: Literal["original", "match_rms_adamw"], nesterov: bool
+) -> None:
+    config = InnerOptimConfig(
+        type="muon",
+        muon_lr=0.02,
+        muon_momentum=0.75,
+        muon_nesterov=nesterov,
+        muon_weight_decay=0.5,
+        muon_ns_steps=3,
+        muon_adjust_lr=adjust_lr,
+        muon_except=("first.embedding.*",),
+        adam_lr=0.005,
+        adam_weight_decay=0.25,
+    )
+    shapes = {
+        "units.first.embedding.weight": (5, 4),
+        "units.first.weight": (8, 4),
+        "units.middle.weight": (3, 6),
+        "units.middle.kernel": (3, 2, 2, 2),
+        "units.last.bias": (4,),
+    }
+    generator = torch.Generator().manual_seed(0)
+    ours = {
+        name: torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for name, shape in shapes.items()
+    }
+    embedding, first, middle, kernel, bias = (torch.nn.Parameter(p.detach().clone()) for p in ours.values())
+    theirs = [embedding, first, middle, kernel, bias]
+    of_muon = torch.optim.Muon(
+        [first, middle],
+        lr=0.02,
+        momentum=0.75,
+        nesterov=nesterov,
+        weight_decay=0.5,
+        ns_steps=3,
+        adjust_lr_fn=adjust_lr,
+    )
+    groups = [{"params": [embedding, kernel], "weight_decay": 0.25}, {"params": [bias], "weight_decay": 0.0}]
+    of_adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    optimizer = build_inner_optimizer(ours.items(), config)
+    for step, lr in enumerate((0.02, 0.01, 0.005)):
+        _set_gradients(list(ours.values()), step)
+        _set_gradients(theirs, step)
+        for reference, own_lr in ((of_muon, lr), (of_adam, lr * (0.005 / 0.02))):
+            for group in reference.param_groups:
+                group["lr"] = own_lr
+            reference.step()
+        optimizer.step(lr, step)
+    for (name, mine), other in zip(ours.items(), theirs, strict=True):
+        assert torch.equal(mine, other), name
+    kinds = [sorted(optimizer.state[number]) for number in range(5)]
+    of_adamw = ["exp_avg", "exp_avg_sq", "step"]
+    assert kinds == [of_adamw, ["momentum_buffer"], ["momentum_buffer"], of_adamw, of_adamw]
+    held = sum(tensor.nbytes for state in optimizer.state.values() for tensor in state.values())
+    assert optimizer.state_bytes == held
+
+
+def test_muon_makes_steps_of_all_directions_equally_long() -> None:
+    """Of a matrix with singular values from 1 to 1000, whatever the scale of the gradient."""
+    parameter = torch.nn.Parameter(torch.zeros(8, 8))
+    left, _ = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
+    parameter.grad = left @ torch.diag(torch.logspace(0, 2, 8))
+    build_inner_optimizer([("units.a.weight", parameter)], NO_EXCEPTION).step(1.0, 0)
+    lengths = torch.linalg.svdvals(parameter.detach())
+    assert lengths.min() > 0.3
+    assert lengths.max() < 1.3
+
+
+def test_a_group_of_a_muon_run_may_say_what_adam_does_and_what_muon_does_but_not_sgd() -> None:
+    group = {"name_patterns": ["*"], "muon_lr": 0.5, "adam_lr": 0.25}
+    config = InnerOptimConfig.model_validate({"type": "muon", "groups": [group]})
+    assert [config.settings_of("block_0.weight", dimensions).optim.lr for dimensions in (2, 1)] == [0.5, 0.25]
+    assert config.settings_of("head.weight", 2).optim.type == "adam"
+    with pytest.raises(ValidationError, match=r"groups\[0\]: sgd_lr means nothing to type = muon"):
+        InnerOptimConfig.model_validate({"type": "muon", "groups": [{"name_patterns": ["*"], "sgd_lr": 0.5}]})
+
+
+def test_exceptions_from_muon_that_match_nothing_are_named() -> None:
+    names = ["unit_0.embedding.weight", "unit_1.weight"]
+    with pytest.raises(ConfigError, match=r"inner_optim\.muon_except .*\[\] if muon is to step all.*unit_0\.embedding"):
+        require_matches(InnerOptimConfig(type="muon"), names)
+    for config in (NO_EXCEPTION, InnerOptimConfig(type="muon", muon_except=("unit_0.*",)), InnerOptimConfig()):
+        require_matches(config, names)
+
+
+def test_a_torch_without_muon_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    rule_of.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"inner_optim\.type = muon: torch .* has no Muon; install torch 2\.9"):
+            _built(_parameters(), NO_EXCEPTION)
+    finally:
+        rule_of.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -120,10 +224,18 @@ def test_the_configured_optimizer_is_torchs_own_with_the_same_settings(inner_opt
 GROUPED = {
     "adam": {"adam_lr": 0.02, "adam_betas1": 0.25, "adam_betas2": 0.5, "adam_eps": 1e-3, "adam_weight_decay": 0.0},
     "sgd": {"sgd_lr": 0.02, "sgd_momentum": 0.25, "sgd_nesterov": False},
+    "muon": {
+        "muon_lr": 0.02,
+        "muon_momentum": 0.25,
+        "muon_nesterov": False,
+        "muon_weight_decay": 0.0,
+        "muon_ns_steps": 2,
+        "muon_adjust_lr": "match_rms_adamw",
+    },
 }
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", "sgd", "muon"])
 def test_a_group_is_stepped_as_an_optimizer_of_its_own_with_its_settings_would(kind: str) -> None:
     base = {"type": kind, f"{kind}_lr": 0.01}
     group = {"name_patterns": ["fir*"], **GROUPED[kind]}
@@ -148,9 +260,9 @@ def test_of_groups_that_match_the_last_that_says_a_setting_counts_and_what_none_
         {"name_patterns": ["nothing", "first.*"], "adam_lr": 2.0, "every_steps": 3},
     ]
     config = InnerOptimConfig.model_validate({"adam_betas1": 0.25, "groups": groups})
-    optim, every_steps = config.settings_of(group_name("units.first.parametrizations.weight.original"))
+    optim, every_steps = config.settings_of(group_name("units.first.parametrizations.weight.original"), 2)
     assert (optim.adam_lr, optim.adam_eps, optim.adam_betas1, every_steps) == (2.0, 0.5, 0.25, 3)
-    assert config.settings_of("last.bias") == (InnerOptimConfig(adam_betas1=0.25), 1)
+    assert config.settings_of("last.bias", 1) == (InnerOptimConfig(adam_betas1=0.25), 1)
 
 
 def test_a_group_of_every_third_step_stays_and_has_no_state_until_its_own() -> None:
@@ -195,5 +307,5 @@ def test_a_group_that_matches_no_parameter_is_named_with_those_that_are_meant() 
     groups = [{"name_patterns": ["first.*"], "adam_lr": 1.0}, {"name_patterns": ["last.biass"], "adam_lr": 1.0}]
     config = InnerOptimConfig.model_validate({"groups": groups})
     with pytest.raises(ConfigError, match=r"groups\[1\] .*last\.biass.*called like last\.bias") as caught:
-        require_groups(config, ["first.weight", "last.bias"])
+        require_matches(config, ["first.weight", "last.bias"])
     assert "groups[0]" not in str(caught.value)

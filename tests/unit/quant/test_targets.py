@@ -18,7 +18,7 @@ from shoal.config.training import InnerOptimConfig
 from shoal.errors import ConfigError
 from shoal.model.meta import units_of
 from shoal.model.stage import build_stage
-from shoal.optim.inner import AdamW
+from shoal.optim.inner import build_inner_optimizer
 from shoal.quant import lsq
 from shoal.quant.apply import apply_quant
 from shoal.quant.coverage import require_quantisable
@@ -128,7 +128,7 @@ def test_no_step_size_is_decayed_as_a_matrix_is() -> None:
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
-    AdamW(parameters.items(), InnerOptimConfig(adam_weight_decay=0.5)).step(0.1, 0)
+    build_inner_optimizer(parameters.items(), InnerOptimConfig(adam_weight_decay=0.5)).step(0.1, 0)
     changed = {name for name, parameter in parameters.items() if not torch.equal(parameter, before[name])}
     assert changed == {name for name in parameters if name.endswith("original")}
 
@@ -179,7 +179,6 @@ def test_a_rule_for_the_input_of_an_embedding_is_refused() -> None:
         require_quantisable(taken.quant, units_of(taken))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_models_of_transformers_are_quantised_with_all_their_matrices(name: str) -> None:
     """Of a stage in the middle, whose forward and backward go through all of them."""

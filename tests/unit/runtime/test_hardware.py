@@ -45,7 +45,6 @@ def test_a_system_that_tells_nothing_has_a_name_all_the_same(tmp_path: Path) -> 
     assert machine_name(tmp_path) == machine_name(tmp_path) != machine_name()
 
 
-@pytest.mark.long
 @pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
 def test_processes_of_one_host_agree_and_hosts_with_one_address_differ() -> None:
     def name(*prefix: str) -> str:

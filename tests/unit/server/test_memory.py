@@ -80,7 +80,16 @@ def test_native_families_know_what_their_units_keep(case: str) -> None:
         assert found / num_samples == pytest.approx(family.activation_bytes(index), rel=0.1, abs=8192), index
 
 
-@pytest.mark.long
+def test_of_matrices_muon_keeps_one_moment_where_adam_keeps_two() -> None:
+    config, of_adam = (config_of("gpt", diloco={"inner_optim": {"type": each}}) for each in ("muon", "adam"))
+    module = build_stage(load_family(config.model, config.data), 0, 2, seed=0)
+    matrices = [p for name, p in module.named_parameters() if p.ndim == 2 and "embedding" not in name]
+    assert matrices
+    # Of each the second moment and the number of steps are not there.
+    less_bytes = sum(p.nbytes + 4 for p in matrices)
+    assert stage_needs(of_adam)[0].device_bytes - stage_needs(config)[0].device_bytes == less_bytes
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("optim", "moments"), [("adam", 2), ("sgd", 1)])
 def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str, moments: int) -> None:

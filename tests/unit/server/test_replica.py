@@ -24,3 +24,19 @@ def test_the_outer_step_has_the_configured_rate_and_momentum(nesterov: bool) -> 
     torch.testing.assert_close(after.parameters_N, before.parameters_N - 0.5 * update, rtol=0, atol=1e-6)
     again = state.successor(after, Contribution(gradient, before.floats_F, before.integers_I))
     torch.testing.assert_close(again.momentum_N, 1.25 * gradient)
+
+
+@pytest.mark.parametrize("inner_state", ["kept", "reset"])
+def test_what_the_inner_optimizer_knows_is_kept_over_a_round_or_not_as_configured(inner_state: str) -> None:
+    optim = {"type": "muon"}
+    sections = {"model": MODEL, "data": {"seq_len": 8}, "diloco": {"inner_state": inner_state, "inner_optim": optim}}
+    compute, state = build_state(Config.model_validate({"device": "cpu", **sections}), 0, "cpu")
+    for parameter in compute.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    compute.optimizer.step(0.01, 0)
+    known = {name.partition("/")[0] for name in compute.parts.inner_state()}
+    assert known == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
+    before = state.base
+    gradient = torch.ones_like(before.parameters_N)
+    state.swap(state.stage(Contribution(gradient, before.floats_F, before.integers_I)))
+    assert bool(compute.parts.inner_state()) == (inner_state == "kept")

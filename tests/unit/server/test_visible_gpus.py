@@ -42,7 +42,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "torch.py"
 
 
-@pytest.mark.long
 def test_the_torch_of_this_host_is_asked_and_this_process_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = answer_of(PROGRAM, LONG_S)
@@ -79,7 +78,6 @@ def test_why_torch_cannot_use_a_gpu_is_said_in_its_words(more: str, reason: str,
     assert answer_of(PROGRAM, LONG_S) == VisibleGpus("9.9+cu999", reason=reason)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("broken", "patience_s", "reason"),
     [

@@ -109,7 +109,6 @@ REGULAR = (steady, jittery, bursty, flapping)
 IRREGULAR = (starved, in_bursts)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("is_blocked_at_times", [False, True])
 @pytest.mark.parametrize("trace", [*REGULAR, *IRREGULAR])
 def test_who_is_alive_is_not_suspected_in_five_minutes(trace: Trace, is_blocked_at_times: bool) -> None:

@@ -88,7 +88,6 @@ def test_a_step_is_refused_for_its_largest_microbatch() -> None:
     assert refusal((2, 3, 1), (2, 3, 1), 2) == too_large(3, 2)
 
 
-@pytest.mark.long
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=6))
 def test_the_smallest_cap_leaves_a_number_of_parts_that_replicas_take(sizes: list[int]) -> None:
     cap = within(sizes)
@@ -118,7 +117,6 @@ def test_a_cap_is_halved_where_memory_was_too_small(sizes: tuple[int, ...], cap:
     assert lowered(sizes, cap) == expected
 
 
-@pytest.mark.long
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=6), st.none() | st.integers(1, 600))
 def test_a_cap_that_is_lowered_again_and_again_ends_at_one_sample(sizes: list[int], cap: int | None) -> None:
     parts = cut(sizes, cap)

@@ -80,7 +80,6 @@ def test_all_end_together_but_for_those_at_a_limit(
     assert not free or max(free) <= min(free) * (1 + 1e-6)
 
 
-@pytest.mark.long
 @given(
     num_slots=st.integers(1, 9),
     samples_per_step=st.integers(1, 70),

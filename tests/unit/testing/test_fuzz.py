@@ -53,7 +53,6 @@ def test_the_corpus_has_reports_with_numbers_of_every_sort() -> None:
         assert any(getattr(report, sort) for report in reports), sort
 
 
-@pytest.mark.long
 def test_some_thousand_wrong_inputs_are_refused_or_taken() -> None:
     report = Campaign(seed=3).run(0, 4000)
     assert report.failures == []
@@ -64,7 +63,6 @@ def test_some_thousand_wrong_inputs_are_refused_or_taken() -> None:
     assert all(report.taken[name] < count / 2 for name, count in report.inputs.items())
 
 
-@pytest.mark.long
 def test_records_reach_every_check_and_a_good_share_comes_through_all_of_them() -> None:
     parsers = [parser for parser in all_parsers(5, FixedClock()) if parser.name == "record"]
     report = Campaign(5, parsers).run(0, 2000)

@@ -9,9 +9,8 @@ What is so already is left alone. A host that fails says why, and keeps no other
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -21,6 +20,7 @@ import msgspec
 
 from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line
+from shoal.cli.remote.client_invitation import ClientInvitation
 from shoal.cli.remote.plan import Wanted, client_name, problems_of
 from shoal.cli.remote.probe import UNITS, HostFacts, probe
 from shoal.cli.remote.ssh import Ssh, connections
@@ -37,7 +37,6 @@ _SERVERS_S: Final = 60.0
 """So long the rest of the servers is waited for, when the run trains."""
 _COMMAND_S: Final = 60.0
 _VALID: Final = "10m"
-_FRESH_S: Final = 300.0
 _NO_SERVICES: Final = "it runs until this host restarts: its user has no systemd of their own"
 _NOT_ALLOWED: Final = (
     "it runs until this host restarts: its user's services end with the login, until `sudo loginctl enable-linger "
@@ -65,11 +64,10 @@ class BringUp:
     _failed: set[str] = field(default_factory=set[str])
     _changed: set[str] = field(default_factory=set[str])
     _differs: set[str] = field(default_factory=set[str])
-    _invitation: str = ""
-    _invited_s: float = 0.0
-    _inviting: anyio.Lock = field(default_factory=anyio.Lock)
-    _client_settled: anyio.Event = field(default_factory=anyio.Event)
-    _invite: Callable[[], Awaitable[str]] | None = None
+    _invitation: ClientInvitation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._invitation = ClientInvitation(self.clock)
 
     @property
     def _client_host(self) -> str:
@@ -87,10 +85,10 @@ class BringUp:
                     tasks.start_soon(self._guarded, name, ssh, limiter)
             if self._changed and not self._failed and not self.is_dry:
                 await self._until_training(hosts[self._client_host], began_s)
-        if self.is_dry:
-            self.say("", "that was a look: nothing was changed")
-        elif not self._changed | self._failed | self._differs:
+        if not self._changed | self._failed | self._differs:
             self.say("", "all hosts are as the file says: nothing was changed")
+        elif self.is_dry:
+            self.say("", "that was a look: nothing was changed")
         return FAILED if self._failed else DONE
 
     async def _guarded(self, name: str, ssh: Ssh, limiter: anyio.Semaphore) -> None:
@@ -100,7 +98,7 @@ class BringUp:
             self._fail(name, str(error))
         finally:
             if name == self._client_host:
-                self._client_settled.set()
+                self._invitation.settle()
 
     def _fail(self, name: str, why: str) -> None:
         self._failed.add(name)
@@ -133,10 +131,11 @@ class BringUp:
         script = installation.script(entry, facts)
         if self.is_dry:
             sent = f"send {installation.requirement}; " if installation.wheel is not None else ""
-            self.say(name, _without_secrets(f"would install: {sent}{'; '.join(script.splitlines()[1:])}"))
+            self.say(name, f"would install: {sent}{'; '.join(script.splitlines()[1:])}")
             return
-        what = _without_secrets(installation.requirement)
-        self.say(name, f"installs {what} for {facts.python} ({facts.system}); this may take minutes")
+        self.say(
+            name, f"installs {installation.requirement} for {facts.python} ({facts.system}); this may take minutes"
+        )
         began_s = self.clock.now_s()
         if installation.wheel is not None:
             path = shlex.quote(f"{facts.home}/{installation.wheel_path(entry)}")
@@ -157,9 +156,8 @@ class BringUp:
             await self._start(name, ssh, facts, unit, this_time=this_time, replaces=False)
         if self.is_dry or name in self._failed:
             return
-        self._invite = partial(self._invited_by, ssh, unit)
         # Its own servers, too, wait for that.
-        self._client_settled.set()
+        self._invitation.settle(partial(self._invited_by, ssh, unit))
 
     async def _invited_by(self, ssh: Ssh, client: Unit) -> str:
         """Return the text by which others join the client's run."""
@@ -184,15 +182,11 @@ class BringUp:
         python = shlex.quote(self.wanted.python(name, facts))
         [now] = (await ask_units(ssh, LookAtUnits((unit.name,)), python)).units
         if not now.is_running:
-            await self._client_settled.wait()
-            if self._invite is None:
+            invitation = await self._invitation.text()
+            if invitation is None:
                 raise HostFailed(f"not joined: {self._client_host} has no client that could invite it")
-            async with self._inviting:
-                # Installing may take longer on one host than an invitation is valid.
-                if not self._invitation or self.clock.now_s() - self._invited_s > _FRESH_S:
-                    self._invitation, self._invited_s = await self._invite(), self.clock.now_s()
             command = f"exec {python} -m shoal join --invitation=- --remember-only"
-            joined = await ssh.run(command, self._invitation.encode(), within_s=_COMMAND_S)
+            joined = await ssh.run(command, invitation.encode(), within_s=_COMMAND_S)
             _require(joined.code, joined.stderr, "it does not take the invitation")
         await self._start(name, ssh, facts, unit, replaces=True)
 
@@ -200,7 +194,7 @@ class BringUp:
         self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...] = ()
     ) -> None:
         if self.is_dry:
-            self.say(name, f"would have running, in ~/{UNITS}/{unit.name}: {shlex.join((*unit.argv, *this_time))}")
+            await self._would_start(name, ssh, facts, unit, replaces=replaces, this_time=this_time)
             return
         by_systemd = await self._has_lasting_systemd(ssh, facts)
         python = shlex.quote(self.wanted.python(name, facts))
@@ -208,17 +202,38 @@ class BringUp:
             ssh, StartUnit(unit, replaces, by_systemd, this_time), python, within_s=2 * _COMMAND_S
         )
         if done.differs:
-            self._differs.add(name)
-            self.say(
-                name,
-                f"{unit.name} runs as it was started, not as the file says now: it is left alone, since that would be "
-                f"another run; `shoal hosts restart {name}` does it",
-            )
+            self._say_that_it_differs(name, unit)
         if done.changed:
             self._changed.add(name)
             self.say(name, f"{unit.name} {done.changed}")
             if unit.is_lasting and not by_systemd:
                 self.say(name, _NOT_ALLOWED if facts.has_user_units else _NO_SERVICES)
+
+    def _say_that_it_differs(self, name: str, unit: Unit) -> None:
+        self._differs.add(name)
+        self.say(
+            name,
+            f"{unit.name} runs as it was started, not as the file says now: it is left alone, since that would be "
+            f"another run; `shoal hosts restart {name}` does it",
+        )
+
+    async def _would_start(
+        self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...]
+    ) -> None:
+        """Say what a start would do to what runs there now."""
+        [now] = (await ask_units(ssh, LookAtUnits((unit.name,)))).units if facts.installed else (None,)
+        if now is None or not now.is_running:
+            verb = "start"
+        elif now.digest == unit.digest():
+            self.say(name, f"{unit.name} would be left as it is")
+            return
+        elif not replaces:
+            self._say_that_it_differs(name, unit)
+            return
+        else:
+            verb = "restart"
+        self._changed.add(name)
+        self.say(name, f"would {verb} {unit.name}, in ~/{UNITS}/{unit.name}: {shlex.join((*unit.argv, *this_time))}")
 
     async def _has_lasting_systemd(self, ssh: Ssh, facts: HostFacts) -> bool:
         """Whether the user has a systemd that goes on when nobody is logged in."""
@@ -267,8 +282,3 @@ def _require(code: int, stderr: str, what: str) -> None:
         # pip says the cause first, and then how it could be upgraded.
         told = [line for line in lines if line.lower().startswith(("error", "shoal: error", "[errno"))] or lines
         raise HostFailed(f"{what}: {told[-1] if told else f'exit code {code}'}")
-
-
-def _without_secrets(address: str) -> str:
-    """Leave out who may fetch something, as in https://user:token@host."""
-    return re.sub(r"//[^/@\s]+@", "//", address)

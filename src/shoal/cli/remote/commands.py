@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import anyio
 from cyclopts import App, Parameter
 
-from shoal.cli.arguments import SANDBOX, Switch, found
+from shoal.cli.arguments import Switch
 from shoal.cli.exits import FAILED, say_error
 from shoal.cli.groups import SET_UP
 from shoal.cli.output import on_one_line
@@ -18,7 +18,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.errors import ConfigError, HostFailed
 
 if TYPE_CHECKING:
-    from shoal.cli.remote.hosts_file import HostsFile
+    from shoal.cli.remote.hosts_file import DescribedSwarm, HostsFile
     from shoal.cli.remote.plan import Installation, Wanted
 
 _PORT: Final = 8787
@@ -41,9 +41,9 @@ def up(
 
     What is so already is left alone: a second call changes nothing. Exit code 1 if a host has failed.
     """
-    hosts = _read(file)
-    code = _bring_up(hosts, tuple(hosts.hosts), resumes=resume, is_dry=dry_run)
-    return _show_dashboard(hosts, _PORT) if ui and not code and not dry_run else code
+    swarm = _read(file)
+    code = _bring_up(swarm, tuple(swarm.hosts.hosts), resumes=resume, is_dry=dry_run)
+    return _show_dashboard(swarm, _PORT) if ui and not code and not dry_run else code
 
 
 def machine_script(
@@ -80,8 +80,8 @@ def status(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
     """Say what runs on each host; without names, on all. Exit code 1 if something does not."""
     from shoal.cli.remote.operate import print_units
 
-    hosts = _read(file)
-    return _called(partial(print_units, hosts, _chosen(hosts, names), _prefix(hosts)))
+    swarm = _read(file)
+    return _called(partial(print_units, swarm.hosts, _chosen(swarm.hosts, names), swarm.prefix))
 
 
 @hosts_app.command
@@ -95,9 +95,9 @@ def logs(
     """Print what a host's client and servers have said."""
     from shoal.cli.remote.operate import print_logs
 
-    hosts = _read(file)
-    [name] = _chosen(hosts, (name,))
-    return _called(partial(print_logs, hosts, name, _prefix(hosts), lines, follows=follow))
+    swarm = _read(file)
+    [name] = _chosen(swarm.hosts, (name,))
+    return _called(partial(print_logs, swarm.hosts, name, swarm.prefix, lines, follows=follow))
 
 
 @hosts_app.command
@@ -107,8 +107,7 @@ def dashboard(
     port: Annotated[int, Parameter(help="Of this machine; if it is taken, any that is free.")] = _PORT,
 ) -> int:
     """Show the run's dashboard in this machine's browser, through ssh, until Ctrl-C."""
-    hosts = _read(file)
-    return _show_dashboard(hosts, port)
+    return _show_dashboard(_read(file), port)
 
 
 @hosts_app.command
@@ -117,36 +116,36 @@ def restart(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
 
     That ends the run where its client is among them: another one begins.
     """
-    hosts = _read(file)
-    chosen = _chosen(hosts, names)
-    if hosts.swarm.client in chosen:
-        chosen = tuple(hosts.hosts)  # with its client the run ends everywhere
-    wanted = _wanted(hosts)
-    ended = _down(hosts, chosen)
+    swarm = _read(file)
+    chosen = _chosen(swarm.hosts, names)
+    if swarm.hosts.swarm.client in chosen:
+        chosen = tuple(swarm.hosts.hosts)  # with its client the run ends everywhere
+    wanted = _wanted(swarm)
+    ended = _down(swarm, chosen)
     return _called(partial(_brought_up, wanted, chosen)) or ended
 
 
 @hosts_app.command
 def down(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
     """End what runs on these hosts, or on all; what they have trained and written stays there."""
-    hosts = _read(file)
-    return _down(hosts, _chosen(hosts, names))
+    swarm = _read(file)
+    return _down(swarm, _chosen(swarm.hosts, names))
 
 
-def _show_dashboard(hosts: HostsFile, port: int) -> int:
+def _show_dashboard(swarm: DescribedSwarm, port: int) -> int:
     from shoal.cli.remote.operate import show_dashboard
 
-    return _called(partial(show_dashboard, hosts, _prefix(hosts), port))
+    return _called(partial(show_dashboard, swarm.hosts, swarm.prefix, port))
 
 
-def _down(hosts: HostsFile, names: Sequence[str]) -> int:
+def _down(swarm: DescribedSwarm, names: Sequence[str]) -> int:
     from shoal.cli.remote.operate import stop_units
 
-    return _called(partial(stop_units, hosts, names, _prefix(hosts), _say_for(names)))
+    return _called(partial(stop_units, swarm.hosts, names, swarm.prefix, _say_for(names)))
 
 
-def _bring_up(hosts: HostsFile, names: Sequence[str], *, resumes: bool = False, is_dry: bool = False) -> int:
-    return _called(partial(_brought_up, _wanted(hosts), names, resumes=resumes, is_dry=is_dry))
+def _bring_up(swarm: DescribedSwarm, names: Sequence[str], *, resumes: bool = False, is_dry: bool = False) -> int:
+    return _called(partial(_brought_up, _wanted(swarm), names, resumes=resumes, is_dry=is_dry))
 
 
 async def _brought_up(
@@ -165,12 +164,12 @@ def _called(call: Callable[..., Awaitable[int]]) -> int:
         return FAILED
 
 
-def _read(path: Path) -> HostsFile:
-    from shoal.cli.remote.hosts_file import read_hosts
+def _read(path: Path) -> DescribedSwarm:
+    from shoal.cli.remote.hosts_file import read_swarm
 
     if not path.exists():
         raise ConfigError(f"there is no {path}: docs/hosts.md says what is in it, examples/hosts.yaml is one")
-    return read_hosts(path)
+    return read_swarm(path)
 
 
 def _chosen(hosts: HostsFile, names: Sequence[str]) -> tuple[str, ...]:
@@ -179,28 +178,16 @@ def _chosen(hosts: HostsFile, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names or hosts.hosts)
 
 
-def _config_path(hosts: HostsFile) -> Path:
-    return found(hosts.swarm.config or SANDBOX)
-
-
-def _prefix(hosts: HostsFile) -> str:
-    from shoal.config.load import load_with_origins
-
-    return load_with_origins(_config_path(hosts), hosts.swarm.flags, {})[0].experiment_prefix
-
-
-def _wanted(hosts: HostsFile) -> Wanted:
+def _wanted(swarm: DescribedSwarm) -> Wanted:
     from shoal.cli.remote.plan import Wanted
-    from shoal.config.load import load_with_origins
 
-    path = _config_path(hosts)
-    config, _ = load_with_origins(path, hosts.swarm.flags, {})
+    hosts, config = swarm.hosts, swarm.config
     if hosts.num_servers < config.num_stages:
         raise ConfigError(
-            f"the hosts have {hosts.num_servers} servers, and each of the {config.num_stages} stages of {path} needs "
-            "one: give hosts more `servers`"
+            f"the hosts have {hosts.num_servers} servers, and each of the {config.num_stages} stages of "
+            f"{swarm.config_path} needs one: give hosts more `servers`"
         )
-    return Wanted(hosts, config.experiment_prefix, path.read_text(), _installation(hosts))
+    return Wanted(hosts, swarm.prefix, swarm.config_path.read_text(), _installation(hosts))
 
 
 def _installation(hosts: HostsFile) -> Installation:

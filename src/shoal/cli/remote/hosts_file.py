@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
+from shoal.cli.arguments import SANDBOX, found
 from shoal.config.base import NonNegativeInt, PositiveInt, Section
 from shoal.config.host import HOST_NAME_PATTERN
 from shoal.config.load import load_with_origins
+from shoal.config.schema import Config
 from shoal.config.sources import read_file
 from shoal.errors import ConfigError
 
 OWN_VERSION: Final = "wheel"
 """Of `install`: what runs here is sent to the hosts."""
+_SECRET: Final = re.compile(r"https?://[^/@\s]+@|://[^/@:\s]*:[^/@\s]+@")
+"""A user of HTTP may be a token by itself, as GitHub's are; one of ssh is none, unless a password stands with it."""
 _NO_DESTINATION: Final = re.compile(r"^-|\s")
 
 
@@ -90,7 +95,7 @@ class HostsFile(Section):
 
 
 def read_hosts(path: Path) -> HostsFile:
-    """Return what the file says; paths in it are beside it.
+    """Return what the file says; paths in it are beside it. The configuration that it names is not looked at.
 
     Raises:
         ConfigError: it cannot be read, or something in it is wrong: a line for each such thing.
@@ -103,21 +108,50 @@ def read_hosts(path: Path) -> HostsFile:
         filled: dict[object, object] = {name: entry or {} for name, entry in entries.items()}
         values = {**values, "hosts": filled}
     try:
-        found = HostsFile.model_validate(values)
+        file = HostsFile.model_validate(values)
     except ValidationError as error:
         problems = [_line(path, each["loc"], each["msg"]) for each in error.errors(include_url=False)]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
-    problems = [*_problems(found)]
+    problems = [*_problems(file)]
     if problems:
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
-    if found.install.endswith(".whl") and "://" not in found.install:
-        found = found.model_copy(update={"install": str(path.parent / Path(found.install).expanduser())})
-    if found.swarm.config is None:
-        return found
-    config = path.parent / found.swarm.config.expanduser()
-    # Here rather than on the host, where whoever has made the mistake would have to look for it.
-    load_with_origins(config, found.swarm.flags, {})
-    return found.model_copy(update={"swarm": found.swarm.model_copy(update={"config": config})})
+    if file.install.endswith(".whl") and "://" not in file.install:
+        file = file.model_copy(update={"install": str(path.parent / Path(file.install).expanduser())})
+    if file.swarm.config is None:
+        return file
+    config = path.parent / file.swarm.config.expanduser()
+    return file.model_copy(update={"swarm": file.swarm.model_copy(update={"config": config})})
+
+
+@dataclass(frozen=True)
+class DescribedSwarm:
+    """What a file of hosts describes: the machines, and the run of their client.
+
+    Attributes:
+        config_path: the configuration that the client is started with.
+        config: what that says with the client's flags.
+    """
+
+    hosts: HostsFile
+    config_path: Path
+    config: Config
+
+    @property
+    def prefix(self) -> str:
+        """The name of the run, and the beginning of those of its units."""
+        return self.config.experiment_prefix
+
+
+def read_swarm(path: Path) -> DescribedSwarm:
+    """Return what the file says, and its client's configuration: here rather than on the host, where whoever has made a
+    mistake in it would have to look for it.
+
+    Raises:
+        ConfigError: as `read_hosts` does; or the configuration does not hold.
+    """
+    hosts = read_hosts(path)
+    config_path = found(hosts.swarm.config or SANDBOX)
+    return DescribedSwarm(hosts, config_path, load_with_origins(config_path, hosts.swarm.flags, {})[0])
 
 
 def _line(path: Path, location: tuple[int | str, ...], message: str) -> str:
@@ -132,16 +166,23 @@ def _line(path: Path, location: tuple[int | str, ...], message: str) -> str:
     return f"{path}: {key}: {message}"
 
 
-def _problems(found: HostsFile) -> Iterator[str]:
-    for name in found.hosts:
+def _problems(file: HostsFile) -> Iterator[str]:
+    for name in file.hosts:
         if not re.match(HOST_NAME_PATTERN, name):
             yield f"hosts.{name}: a name has up to 32 letters, digits, dots, dashes and underscores"
-    if found.swarm.client not in found.hosts:
-        yield f"swarm.client: {found.swarm.client} is none of the hosts: {', '.join(found.hosts)}"
-    if not found.num_servers:
+    if file.swarm.client not in file.hosts:
+        yield f"swarm.client: {file.swarm.client} is none of the hosts: {', '.join(file.hosts)}"
+    if not file.num_servers:
         yield "hosts: none has a server, so nobody would train: give one `servers: 1`"
+    for key, words in (("install", (file.install,)), ("pip_flags", file.pip_flags)):
+        if any(map(_SECRET.search, words)):
+            yield (
+                f"{key}: what stands before the @ of an address would be in the arguments of pip on each host, where "
+                "every user can read it: put it into ~/.netrc or pip.conf there, take git+ssh://git@..., or fetch the "
+                "wheel yourself and say `install: /path/to/it.whl`"
+            )
     targets: dict[str, str] = {}
-    for name, entry in found.hosts.items():
+    for name, entry in file.hosts.items():
         other = targets.setdefault(entry.ssh or name, name)
         if other != name:
             yield f"hosts.{name}.ssh: {entry.ssh or name} is that of {other} already; give that one more servers"

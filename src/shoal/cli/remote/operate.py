@@ -56,7 +56,7 @@ async def print_units(file: HostsFile, names: Collection[str], prefix: str, cloc
             is_well = False
             continue
         for unit in answer.units:
-            rows.append((name, on_one_line(unit.name), _told(unit)))
+            rows.append((name, on_one_line(unit.name), told(unit)))
             is_well = is_well and (unit.is_running or unit.code == 0)
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     for row in rows:
@@ -64,12 +64,15 @@ async def print_units(file: HostsFile, names: Collection[str], prefix: str, cloc
     return DONE if is_well else FAILED
 
 
-def _told(unit: UnitState) -> str:
+def told(unit: UnitState) -> str:
+    """Return how a unit is, in words."""
     said = on_one_line(unit.said[-1]) if unit.said else ""
     if not unit.since_unix_s:
         return "was not started here"
     if unit.is_running:
         state = f"runs since {utc_iso(unit.since_unix_s)}"
+    elif unit.has_given_up:
+        state = f"has failed again and again, with {unit.code} the last time, and is left so until `shoal up`"
     else:
         state = "is not there any more" if unit.code is None else f"has ended with {unit.code}"
     return f"{state}: {said}" if said else state

@@ -13,7 +13,6 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -33,24 +32,18 @@ from shoal.cli.remote.unit_messages import (
     Units,
     UnitState,
 )
+from shoal.cli.remote.unit_starts import OUTPUT, service_name, start_service, start_session, systemctl
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import ConfigError
 from shoal.runtime.durable_files import put_private, put_whole
-from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.runtime.process_info import read_stat
 
 UNITS_DIR: Final = Path("~") / UNITS
 INSTALLATIONS_DIR: Final = Path("~") / INSTALLED
-_SERVICES_DIR: Final = Path("~/.config/systemd/user")
-_NOTE, _OUTPUT, _CODE = "unit.json", "output.log", "exit_code"
+_NOTE, _CODE = "unit.json", "exit_code"
 _LOOK_S: Final = 0.1
 _TAIL_BYTES: Final = 64 * 1024
-# The shell outlives an interrupt, which its whole session gets, to note how what it runs has ended.
-_SHELL: Final = "/bin/sh"
-_SESSION: Final = 'cd "$0" && trap : INT TERM && { "$@"; echo $? > exit_code; }'
 _clock = SystemClock()
-# They outlive this process: nobody here waits for one, and none may be forgotten before this process ends.
-_started: list[subprocess.Popen[bytes]] = []
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -85,23 +78,6 @@ async def answer(request: Request) -> Units:
             return Units(tuple(_state(name, request.num_lines) for name in request.names or _all_names()))
 
 
-def service_text(unit: Unit, folder: Path, this_time: Sequence[str] = ()) -> str:
-    """Return the service of a unit, for the user's systemd (systemd.service(5), systemd.exec(5))."""
-    again = "Restart=on-failure\nRestartSec=5\n" if unit.is_lasting else ""
-    wanted = "\n[Install]\nWantedBy=default.target\n" if unit.is_lasting else ""
-    command = " ".join(map(_quoted, (*unit.argv, *this_time)))
-    return (
-        f"[Unit]\nDescription=shoal {unit.name}\n\n[Service]\nExecStart={command}\n"
-        f"WorkingDirectory={folder}\nStandardOutput=append:{folder / _OUTPUT}\nStandardError=inherit\n"
-        f"KillSignal=SIGINT\nTimeoutStopSec=60\n{again}{wanted}"
-    )
-
-
-def _quoted(argument: str) -> str:
-    escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{escaped}"'
-
-
 async def _start(request: StartUnit) -> Units:
     unit, note = request.unit, _note_of(request.unit.name)
     verb = "started"
@@ -120,68 +96,14 @@ async def _start(request: StartUnit) -> Units:
     since_unix_s = _clock.unix_s()
     pid = 0
     if request.by_systemd:
-        _start_service(unit, folder, request.this_time)
+        start_service(unit, folder, request.this_time)
     else:
-        pid = _start_session((*unit.argv, *request.this_time), folder)
+        pid = start_session((*unit.argv, *request.this_time), folder)
     stat = read_stat(pid) if pid else None
     started_s = 0.0 if stat is None else stat.started_s
     put_private(folder / _NOTE, msgspec.json.encode(_Note(unit, since_unix_s, pid, started_s)))
     _remove_unused_installations()
     return Units((_state(unit.name, 1),), changed=verb)
-
-
-def _start_session(argv: Sequence[str], folder: Path) -> int:
-    output = folder / _OUTPUT
-    command = ["sh", "-c", _SESSION, str(folder), *argv]
-    if not has(LinuxCall.SPAWN_SESSION):
-        return _start_by_fork(command, output)
-    return os.posix_spawn(
-        _SHELL,
-        command,
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        # Whoever has started this may ignore interrupts, as what a shell runs in the background does.
-        setsigdef=[signal.SIGINT, signal.SIGTERM],
-    )
-
-
-def _start_by_fork(command: Sequence[str], output: Path) -> int:
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        process = subprocess.Popen(
-            command,
-            executable=_SHELL,
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-        )
-    finally:
-        os.close(descriptor)
-    _started.append(process)
-    return process.pid
-
-
-def _start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
-    services = _SERVICES_DIR.expanduser()
-    services.mkdir(parents=True, exist_ok=True)
-    put_whole(services / _service(unit.name), service_text(unit, folder, this_time).encode(), lasting=False)
-    _systemctl("daemon-reload")
-    if unit.is_lasting:
-        _systemctl("enable", _service(unit.name))
-    _systemctl("restart", _service(unit.name))
-
-
-def _systemctl(*arguments: str) -> str:
-    done = subprocess.run(["systemctl", "--user", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"systemctl --user {' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
-    return done.stdout
 
 
 def _remove_unused_installations() -> None:
@@ -211,8 +133,8 @@ async def _end(names: Sequence[str], patience_s: float) -> list[str]:
     for name, note in notes.items():
         if not note.pid:
             if note.unit.is_lasting:
-                _systemctl("disable", _service(name))
-            _systemctl("stop", "--no-block", _service(name))
+                systemctl("disable", service_name(name))
+            systemctl("stop", "--no-block", service_name(name))
     for _ in range(2):  # as who presses Ctrl-C a second time
         for note in notes.values():
             _signal(note, signal.SIGINT)
@@ -221,7 +143,7 @@ async def _end(names: Sequence[str], patience_s: float) -> list[str]:
     for name in late:
         _signal(notes[name], signal.SIGKILL)
         if not notes[name].pid:
-            _systemctl("kill", "--signal=SIGKILL", _service(name))
+            systemctl("kill", "--signal=SIGKILL", service_name(name))
     await _wait(lambda: not any(map(_is_running, notes.values())), patience_s)
     return late
 
@@ -250,10 +172,11 @@ def _state(name: str, num_lines: int) -> UnitState:
     note = _note_of(name)
     if note is None:
         return UnitState(name, False, None, 0.0, 0)
-    said = _last_lines(_folder(name) / _OUTPUT, num_lines)
+    said = _last_lines(_folder(name) / OUTPUT, num_lines)
     is_running = _is_running(note)
     code = None if is_running else _code(note)
-    return UnitState(name, is_running, code, note.since_unix_s, note.pid, said)
+    has_given_up = not note.pid and note.unit.is_lasting and _shown(note, "ActiveState") == "failed"
+    return UnitState(name, is_running, code, note.since_unix_s, note.pid, said, note.unit.digest(), has_given_up)
 
 
 def _is_running(note: _Note) -> bool:
@@ -273,7 +196,7 @@ def _code(note: _Note) -> int | None:
 
 
 def _shown(note: _Note, name: str) -> str:
-    return _systemctl("show", f"--property={name}", "--value", _service(note.unit.name)).strip()
+    return systemctl("show", f"--property={name}", "--value", service_name(note.unit.name)).strip()
 
 
 def _last_lines(path: Path, number: int) -> tuple[str, ...]:
@@ -302,10 +225,6 @@ def _all_names() -> list[str]:
 
 def _folder(name: str) -> Path:
     return UNITS_DIR.expanduser() / name
-
-
-def _service(name: str) -> str:
-    return f"shoal-{name}.service"
 
 
 async def _wait(is_so: Callable[[], bool], within_s: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 
@@ -21,6 +23,10 @@ class Unit(msgspec.Struct, frozen=True):
     files: dict[str, str] = {}
     is_lasting: bool = False
 
+    def digest(self) -> str:
+        """Return what tells it from another one."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
 
 class UnitState(msgspec.Struct, frozen=True):
     """How a unit is.
@@ -31,6 +37,8 @@ class UnitState(msgspec.Struct, frozen=True):
         since_unix_s: when it was started, by the host's clock.
         pid: its first process; 0: none.
         said: the last lines of its output, the newest last.
+        digest: of the unit that was started; empty: none was.
+        has_given_up: it has failed so often that it is not started again by itself.
     """
 
     name: str
@@ -39,6 +47,8 @@ class UnitState(msgspec.Struct, frozen=True):
     since_unix_s: float
     pid: int
     said: tuple[str, ...] = ()
+    digest: str = ""
+    has_given_up: bool = False
 
 
 class StartUnit(msgspec.Struct, frozen=True, tag="start"):

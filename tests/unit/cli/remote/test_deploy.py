@@ -343,8 +343,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.long
-@pytest.mark.long
 def test_the_first_node_of_a_cluster_runs_the_client_and_the_others_join_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

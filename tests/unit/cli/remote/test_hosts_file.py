@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.remote.hosts_file import read_hosts
+from shoal.cli import main
+from shoal.cli.remote import hosts_file
+from shoal.cli.remote.hosts_file import read_hosts, read_swarm
 from shoal.errors import ConfigError
 
 
@@ -45,11 +47,43 @@ def test_flags_are_taken_as_a_shell_takes_them_and_paths_are_beside_the_file(tmp
         ("swarm: {client: box}\nhosts: {box: {servers: 0}}", ("none has a server",)),
         ("swarm: {client: a}\nhosts: {a: {ssh: x}, b: {ssh: x}}", ("hosts.b.ssh: x is that of a already",)),
         ("swarm: {client: 'a b'}\nhosts: {'a b': {}}", ("hosts.a b: a name has up to 32 letters",)),
+        (
+            "swarm: {client: box}\nhosts: {box: {}}\ninstall: git+https://ada:t0ken@host/s",
+            ("install: what stands before",),
+        ),
+        ("swarm: {client: box}\nhosts: {box: {}}\ninstall: https://t0ken@host/s.whl", ("git+ssh://git@",)),
+        ("swarm: {client: box}\nhosts: {box: {}}\npip_flags: -i https://a:b@host", ("pip_flags: what stands before",)),
         ("swarm: {client: box, config: own.yaml, flags: --diloco.outer-stepz 3}\nhosts: {box: {}}", ("outer-stepz",)),
     ],
 )
 def test_all_that_is_wrong_is_said_with_its_place(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
     (tmp_path / "own.yaml").write_text("{}")
     with pytest.raises(ConfigError) as raised:
-        read_hosts(_file(tmp_path, text))
+        read_swarm(_file(tmp_path, text))
     assert [part for part in parts if part not in str(raised.value)] == [], str(raised.value)
+
+
+def test_a_secret_of_an_address_is_not_told_and_one_that_is_none_is_taken(tmp_path: Path) -> None:
+    head = "swarm: {client: box}\nhosts: {box: {}}\n"
+    with pytest.raises(ConfigError) as raised:
+        read_hosts(_file(tmp_path, f"{head}install: git+https://ada:t0ken@host/s"))
+    assert "t0ken" not in str(raised.value)
+    for address in ("git+ssh://git@host/s", "git+https://host/s@main", "shoal @ https://host/s.whl"):
+        assert read_hosts(_file(tmp_path, f"{head}install: '{address}'")).install == address
+
+
+def test_the_configuration_of_a_command_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.yaml").write_text("experiment_prefix: herd")
+    loaded: list[Path] = []
+    load = hosts_file.load_with_origins
+
+    def counted(path: Path, *arguments: object) -> object:
+        loaded.append(path)
+        return load(path, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hosts_file, "load_with_origins", counted)
+    path = _file(
+        tmp_path, "swarm: {client: box, config: own.yaml}\nhosts: {box: {ssh: 'nobody'}}\nssh_command: 'false'"
+    )
+    assert main(["hosts", "restart", f"--file={path}"]) == 1
+    assert loaded == [tmp_path / "own.yaml"]

@@ -213,7 +213,6 @@ def test_an_interpreter_with_a_folder_is_no_package() -> None:
     assert "for package in ca-certificates;" in machine_text("bash", Machine("x", python="/opt/python3.12/bin/python3"))
 
 
-@pytest.mark.long
 def test_what_runs_here_is_written_as_a_wheel_beside_the_script(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -226,7 +225,6 @@ def test_what_runs_here_is_written_as_a_wheel_beside_the_script(
     assert str(wheel) in printed.err
 
 
-@pytest.mark.long
 def test_a_folder_that_is_none_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["machine-script", f"--wheel-in={tmp_path / 'none'}"]) == 2
     assert "--wheel-in: cannot write" in capsys.readouterr().err

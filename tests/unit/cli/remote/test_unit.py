@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,10 +18,12 @@ import anyio
 import msgspec
 import pytest
 
-from shoal.cli.remote import unit
+from shoal.cli.remote import unit, unit_starts
+from shoal.cli.remote.operate import told
 from shoal.cli.remote.own_wheel import own_wheel
 from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, Request, StartUnit, StopUnits, Unit, Units
 from shoal.errors import ConfigError
+from shoal.runtime.process_info import with_environment
 
 _SAYS = "import sys, time; print('hello', *sys.argv[1:], flush=True); time.sleep(600)"
 _STUBBORN = (
@@ -37,9 +40,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-    for process in unit._started:
+    for process in unit_starts._started:
         process.poll()
-    unit._started.clear()
+    unit_starts._started.clear()
 
 
 def _ask(request: Request) -> Units:
@@ -133,13 +136,58 @@ def test_addresses_of_an_earlier_run_are_not_those_of_this_one(tmp_path: Path) -
         _ask(AwaitPeers("other", 1.0))
 
 
+@pytest.mark.usefixtures("either_way", "_home")
+def test_what_it_says_is_cut_before_it_fills_the_disk_and_what_was_said_last_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unit_starts, "_MOST_BYTES", 50_000)
+    monkeypatch.setattr(unit_starts, "_BETWEEN_LOOKS_S", 0.02)
+    program = "import sys, time\nwhile True: print('x' * 99, flush=True); time.sleep(0.0002)"
+    _start(program)
+    folder = tmp_path / ".local/share/shoal/units/herd-servers"
+    kept, inodes = folder / "output.log.1", set[int]()
+    while len(inodes) < 1 or (folder / "output.log").stat().st_size > 50_000:
+        inodes |= {kept.stat().st_ino} if kept.exists() else set()
+    assert kept.stat().st_size > 50_000
+    assert _said().units[0].is_running
+    _ask(StopUnits(("herd-servers",), 60.0))
+    while with_environment(f"HOME={tmp_path}"):
+        pass  # the shell that cuts goes with it
+
+
+def test_a_service_that_fails_again_and_again_is_left_so_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = {"ActiveState": "failed", "ExecMainStatus": "1"}
+    called: list[tuple[str, ...]] = []
+
+    def systemctl(*arguments: str) -> str:
+        called.append(arguments)
+        return shown.get(arguments[1].removeprefix("--property="), "") if arguments[0] == "show" else ""
+
+    for module in (unit, unit_starts):
+        monkeypatch.setattr(module, "systemctl", systemctl)
+    one = Unit("herd-servers", ("/bin/false",), is_lasting=True)
+    state = _ask(StartUnit(one, replaces=True, by_systemd=True)).units[0]
+    assert (state.is_running, state.code, state.has_given_up, state.digest) == (False, 1, True, one.digest())
+    # Without that, systemd would refuse the start.
+    assert called.index(("reset-failed", "shoal-herd-servers.service")) < called.index(
+        ("restart", "shoal-herd-servers.service")
+    )
+    assert "is left so until `shoal up`" in told(state)
+    shown["ActiveState"] = "activating"
+    assert not _ask(LookAtUnits()).units[0].has_given_up, "between two of its starts"
+
+
 def test_its_service_is_one_that_systemd_takes(tmp_path: Path) -> None:
     one = Unit("herd-servers", ("/bin/sh", "-c", 'echo "50%" $HOME \\ done'), is_lasting=True)
-    text = unit.service_text(one, tmp_path, ("--resume",))
+    text = unit_starts.service_text(one, tmp_path, ("--resume",))
     assert 'ExecStart="/bin/sh" "-c" "echo \\"50%%\\" $$HOME \\\\ done" "--resume"' in text
     assert "Restart=on-failure" in text
+    assert re.search(r"\[Unit\][^[]*StartLimitIntervalSec=1800\nStartLimitBurst=10\n", text), "not for ever"
     assert "WantedBy=default.target" in text
-    once = unit.service_text(msgspec.structs.replace(one, is_lasting=False), tmp_path)
+    once = unit_starts.service_text(msgspec.structs.replace(one, is_lasting=False), tmp_path)
     assert "Restart" not in once
     if (analyze := shutil.which("systemd-analyze")) is not None:
         for name, content in (("lasting", text), ("once", once)):

@@ -220,7 +220,6 @@ def statuses(draw: st.DrawFn) -> SwarmStatus:
     )
 
 
-@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(statuses(), st.integers(0, 130), st.integers(0, 60), st.booleans())
 def test_no_screen_is_wider_or_higher_than_asked_for(

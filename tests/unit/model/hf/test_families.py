@@ -54,7 +54,6 @@ def _expected(
     return outputs, gradients, {ours: parameters[name].detach() for ours, name in names.items()}
 
 
-@pytest.mark.long
 @pytest.mark.usual(
     "llama-float32-2-untied",
     "gpt2-float64-4-untied",

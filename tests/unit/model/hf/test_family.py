@@ -301,7 +301,6 @@ def test_a_cut_that_parts_tied_embeddings_is_refused(cut: list[int], message: st
         build_stage(_tied(), 0, len(cut), seed=7, cut=cut)
 
 
-@pytest.mark.long
 def test_a_model_of_other_parts_is_refused(transformers: ModuleType) -> None:
     with pytest.raises(ConfigError, match=r"cannot be cut|no causal language model"):
         build_stage(_load(extra={"model_type": "t5"}), 0, 2, seed=7)
@@ -314,7 +313,6 @@ def test_costs_count_experts_for_as_many_as_a_token_takes() -> None:
     assert few < experts.unit_costs()[1] < many
 
 
-@pytest.mark.long
 def test_native_runs_and_the_help_import_no_transformers() -> None:
     code = (
         "import sys\n"
@@ -328,7 +326,6 @@ def test_native_runs_and_the_help_import_no_transformers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
-@pytest.mark.long
 def test_the_launcher_reads_the_config_without_torch_and_without_transformers(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "qwen")
     code = (

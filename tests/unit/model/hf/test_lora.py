@@ -91,7 +91,6 @@ def _batches() -> Iterator[list[tuple[Tensor, Tensor]]]:
         yield [(each[:, :-1], each[:, 1:]) for each in tokens]
 
 
-@pytest.mark.long
 @pytest.mark.usual("qwen3", "qwen3-bfloat16")
 @pytest.mark.parametrize(
     ("kind", "lora"),
@@ -134,7 +133,6 @@ def test_ten_steps_over_three_stages_have_the_bits_of_peft_on_the_uncut_model(ki
     assert [name for name, p in now.items() if p.dtype != frozen[name].dtype or not torch.equal(p, frozen[name])] == []
 
 
-@pytest.mark.long
 def test_initial_values_belong_to_the_seed_and_the_unit_whatever_the_cut() -> None:
     whole, cut = (dict(trained_parameters(torch.nn.ModuleList(stages_of(config_of(stages=n))))) for n in (1, 4))
     values = [{name.partition(".")[2]: p for name, p in named.items()} for named in (whole, cut)]
@@ -174,7 +172,6 @@ def test_only_models_of_transformers_get_adapters_and_none_beside_quantisation()
         config_of(targets=["all-linear", "q_proj"])
 
 
-@pytest.mark.long
 def test_random_weights_under_adapters_are_compared_with_the_run_s_before_a_step() -> None:
     config = config_of()
     assert config.lacks_weights

@@ -33,7 +33,6 @@ def config(data: dict[str, Any] | None = None, extra: dict[str, Any] | None = No
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("values", [BASE, LARGE], ids=["base", "large"])
 def test_stages_compute_the_bits_of_transformers_own_class_with_masks_of_lengths_and_dropout(
