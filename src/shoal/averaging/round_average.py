@@ -193,7 +193,7 @@ class RoundAverage:
         lengths = [0 if payload is None else payload.num_bytes for payload in payloads]
         payloads_P = torch.empty(sum(lengths), dtype=torch.uint8)
         if lengths[place]:
-            self._put_own(payloads_P.split(lengths)[place], payloads[place])
+            self._put_own(payloads_P[sum(lengths[:place]) :][: lengths[place]], payloads[place])
         [parts] = await group.all_gather([RingVector(0, payloads_P)], [lengths], Collective.CENTRAL)
         return await self._device.run(self._averaged, quorum, peers, parts, floats_F, integers_I)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.codec.base import NO_STATE, Codec
-from shoal.codec.registry import CODECS
+from shoal.codec.registry import CODEC_NAMES, CODECS
 from shoal.config.training import DilocoConfig
 
 INF, NAN = float("inf"), float("nan")
@@ -27,7 +27,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
 
 
 def test_the_configuration_names_every_codec() -> None:
-    assert set(get_args(DilocoConfig.model_fields["averaging_compression"].annotation)) == set(CODECS)
+    assert set(get_args(DilocoConfig.model_fields["averaging_compression"].annotation)) == set(CODEC_NAMES)
 
 
 @every_codec

@@ -72,9 +72,7 @@ def test_initial_parameters_depend_on_the_seed_and_on_nothing_global() -> None:
 
 
 @every_family
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_chained_stages_equal_the_uncut_model_bit_for_bit(family: Family, dtype: torch.dtype, num_stages: int) -> None:
     whole, parts = _stages(family, 1, dtype)[0], _stages(family, num_stages, dtype)
