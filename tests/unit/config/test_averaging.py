@@ -1,0 +1,56 @@
+"""What `diloco` says of how pseudo-gradients travel, and what it leaves open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.averaging.round_average import codec_of
+from shoal.codec.gathered import GatheredCodec
+from shoal.codec.plain import PLAIN
+from shoal.config import Config, load_config
+from shoal.errors import ConfigError
+
+
+def loaded(more: dict[str, Any] | None = None, **diloco: Any) -> Config:
+    return load_config(None, {"diloco": diloco, **(more or {})}, {})
+
+
+@pytest.mark.parametrize(
+    ("compression", "feedback", "averages_senders"),
+    [("none", 0.0, False), ("bf16", 0.0, False), ("int8", 0.0, False), ("2bit", 1.0, False), ("sparse", 0.95, True)],
+)
+def test_what_is_left_open_suits_the_codec(compression: str, feedback: float, averages_senders: bool) -> None:
+    diloco = loaded(averaging_compression=compression).diloco
+    assert (diloco.feedback, diloco.averages_senders) == (feedback, averages_senders)
+
+
+def test_what_is_said_counts() -> None:
+    said = {"averaging_feedback": 0.5, "averaging_over": "all", "averaging_density": 0.25}
+    diloco = loaded(averaging_compression="sparse", **said).diloco
+    assert (diloco.feedback, diloco.averages_senders) == (0.5, False)
+    codec = codec_of(diloco)
+    assert isinstance(codec, GatheredCodec)
+    assert codec.feedback == 0.5
+    # A quarter of the values, of two bits each, and where they are.
+    assert codec.max_size_bytes(1 << 20) < (1 << 20) * 4 / 8
+    assert codec_of(loaded().diloco) is PLAIN
+
+
+@pytest.mark.parametrize("said", [{"averaging_feedback": 0.9}, {"averaging_over": "senders"}])
+def test_feedback_and_senders_mean_nothing_to_sums_on_their_way(said: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="averaging_feedback and averaging_over mean nothing"):
+        loaded(averaging_compression="bf16", **said)
+
+
+@pytest.mark.parametrize("density", [0.0, 1.5])
+def test_a_density_is_a_share(density: float) -> None:
+    with pytest.raises(ConfigError, match="averaging_density"):
+        loaded(averaging_compression="sparse", averaging_density=density)
+
+
+def test_learned_step_sizes_are_not_rounded_among_other_values() -> None:
+    with pytest.raises(ConfigError, match=r"int4: learned step sizes \(quant\)"):
+        loaded({"quant": {}}, averaging_compression="int4")
+    loaded({"quant": {}}, averaging_compression="bf16")
