@@ -36,7 +36,7 @@ DISTQAT = {
         until ls logs/resnet18/rounds/round_0001.json; do kill -0 $pids; sleep 0.1; done 2>/dev/null""",
     "shoal logs --follow": "",
     # All leave by it, and leave well.
-    "shoal stop": "{}; for pid in $pids; do wait $pid; done",
+    "shoal stop resnet18": "{}; for pid in $pids; do wait $pid; done",
     "python test_failover.py --public-ip 203.0.113.7": "",  # tests/e2e/test_failover_script.py
     "shoal up hosts.yaml --ui": "",  # tests/e2e/test_up.py
 }

@@ -101,7 +101,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
     _done(page_script(page), tmp_path)
     if page.stem == "language_model":
         said = _done("\n".join(_looks()), tmp_path)
-        assert "WARNING: " in said, "shoal explain"
+        assert "Fields: peer, who" in said, "shoal explain"
         assert "model.left" in said, "shoal events"
     for run in RUNS[page.stem]:
         summary = json.loads((tmp_path / "logs" / run / "summary.json").read_text())

@@ -126,7 +126,7 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
         code, said = operator.shoal("up", "--resume")
         assert code == 0, said
         code, said = operator.shoal("hosts", "logs", "one", "--lines=1000")
-        assert re.search(r"continu|goes on|resum", said), said
+        assert "resuming run sandbox-" in said
 
         # What a page says to do in place of another system's commands was done.
         run = {line.removeprefix("$ ").removesuffix(" --port=0") for line in operator.transcript}
