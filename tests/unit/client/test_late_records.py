@@ -13,8 +13,9 @@ from tests.unit.client.noted import NotedLedger
 
 from shoal.averaging.coordinator import RoundOutcome
 from shoal.client import last_words
+from shoal.client.model_export import ModelExport
 from shoal.client.rounds import RoundLoop
-from shoal.events.run import RoundNotWritten, RoundSlow
+from shoal.events.run import ModelFetching, RoundNotWritten, RoundSlow
 
 
 class _Slow:
@@ -57,3 +58,23 @@ async def test_a_client_that_ends_does_not_wait_for_a_disk_that_does_not_answer(
     finally:
         answers.set()
     assert ledger.noted == [RoundNotWritten(5, 0.01)]
+
+
+class _Ticks:
+    """A clock of which three sleeps end."""
+
+    def __init__(self) -> None:
+        self.left = 3
+
+    async def sleep_s(self, _: float) -> None:
+        if not self.left:
+            await anyio.sleep_forever()
+        self.left -= 1
+
+
+async def test_how_far_a_model_is_that_takes_long_to_fetch_is_said_again_and_again() -> None:
+    ledger = NotedLedger()
+    export = SimpleNamespace(_clock=_Ticks(), _fetch=SimpleNamespace(fetched_bytes=25), _ledger=ledger)
+    with anyio.move_on_after(0.1):
+        await ModelExport._say(cast(ModelExport, export), 100)
+    assert ledger.noted == [ModelFetching(0.25, 100)] * 3
