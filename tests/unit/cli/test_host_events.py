@@ -17,6 +17,7 @@ from shoal.cli.server_host import ServerHost
 from shoal.cli.servers_row import ServersRow
 from shoal.clock import SystemClock
 from shoal.config import Config
+from shoal.errors import RemoteError
 from shoal.ids import PeerId, RunId
 from shoal.runtime import launcher_messages as messages
 
@@ -115,3 +116,15 @@ async def test_a_swarm_that_cannot_be_announced_on_the_local_network_trains_all_
     run = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
     await run._announce_on_lan(("/ip4/192.168.1.2/tcp/4000/p2p/12D3",), anyio.CancelScope())
     assert caplog.messages == ["lan.unannounced"]
+
+
+def test_the_first_reason_why_a_host_of_servers_has_to_end_is_the_one_that_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host, _ = _servers("servers")
+    first = RemoteError("no server of this host is left")
+    for error in (first, RemoteError("another one")):
+        host._fail(error)
+    assert host._failure is first
+    assert host._ended.is_set()
+    assert caplog.messages == ["servers.failed"]

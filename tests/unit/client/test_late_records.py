@@ -15,7 +15,7 @@ from shoal.averaging.coordinator import RoundOutcome
 from shoal.client import last_words
 from shoal.client.model_export import ModelExport
 from shoal.client.rounds import RoundLoop
-from shoal.events.run import ModelFetching, RoundNotWritten, RoundSlow
+from shoal.events.run import EvaluationIncomplete, ModelFetching, RoundNotWritten, RoundSlow
 
 
 class _Slow:
@@ -78,3 +78,21 @@ async def test_how_far_a_model_is_that_takes_long_to_fetch_is_said_again_and_aga
     with anyio.move_on_after(0.1):
         await ModelExport._say(cast(ModelExport, export), 100)
     assert ledger.noted == [ModelFetching(0.25, 100)] * 3
+
+
+async def test_an_evaluation_that_lost_its_trainers_is_repeated_a_few_times_and_each_time_said() -> None:
+    ledger, trained = NotedLedger(), list[int]()
+    ledger.totals.num_holdout = 5
+
+    async def train(round: int, *_: object) -> None:
+        trained.append(round)
+
+    rounds = SimpleNamespace(
+        _config=SimpleNamespace(diloco=SimpleNamespace(total_steps=8)),
+        _train=train,
+        _ledger=ledger,
+        _reports=SimpleNamespace(progress=SimpleNamespace(eval_losses={})),
+    )
+    await RoundLoop._evaluate_last(cast(RoundLoop, rounds), 4, None)
+    assert trained == [4, 4, 4]
+    assert ledger.noted == [EvaluationIncomplete(3)] * 3

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from shoal.control.dht_daemon import _note_end
 from shoal.control.dht_launcher import DhtLauncher
 from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.record_checker import RecordChecker
@@ -53,3 +55,18 @@ def test_a_node_that_comes_back_to_a_taken_port_listens_on_any_free_one() -> Non
         )
         assert launcher._free_maddrs() == ("/ip4/127.0.0.1/tcp/0",)
     assert launcher._free_maddrs() == (before,)
+
+
+async def test_that_the_connection_to_p2pd_has_ended_is_logged_and_its_cancellation_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG", logger="shoal")
+
+    async def end(error: type[BaseException]) -> None:
+        raise error
+
+    for error in (ConnectionResetError, asyncio.CancelledError):
+        task = asyncio.ensure_future(end(error))
+        task.add_done_callback(_note_end)
+        await asyncio.wait([task])
+    assert caplog.messages == ["dht.disconnected"]

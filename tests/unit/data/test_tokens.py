@@ -190,7 +190,9 @@ def test_of_two_who_make_the_same_tokens_at_once_one_waits_and_finds_them(tmp_pa
     assert [type(event) for event in said] == [TokensBuilt]
 
 
-def test_documents_that_cannot_be_read_are_left_out_counted_and_named(tmp_path: Path) -> None:
+def test_documents_that_cannot_be_read_are_left_out_counted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:5], None, 7, "lone \ud800 half"])
     with (tmp_path / "corpus" / "a.jsonl").open("a") as file:
         file.write("{broken\n")
@@ -203,6 +205,8 @@ def test_documents_that_cannot_be_read_are_left_out_counted_and_named(tmp_path: 
     assert (skipped.skipped, skipped.documents) == (5, 14)
     for where in ("a.jsonl:6", "a.jsonl:7", "a.jsonl:8", "a.jsonl:9", "b.parquet:5"):
         assert where in skipped.first
+    open_source(config)
+    assert caplog.messages == ["documents.skipped"], "where nobody watches it is logged"
 
 
 def test_too_many_documents_that_cannot_be_read_end_the_run_also_when_their_tokens_are_kept(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a member says where its steps do not do what the round asks of them."""
+"""What members and coordinators say where something else has happened than the round asked of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from shoal.averaging.coordinator import RoundCoordinator
 from shoal.averaging.member import RoundMember
 from shoal.errors import RoundAborted
+from shoal.swarm.records import Tip
+from shoal.swarm.round_effects import Overtaken
 
 
 async def test_that_its_steps_are_in_another_round_by_now_is_logged_and_nothing_is_joined(
@@ -39,3 +42,13 @@ def test_whether_a_snapshot_was_taken_up_is_logged(
     )
     RoundMember._resume(member)
     assert caplog.messages == [event]
+
+
+def test_what_a_client_knew_of_its_run_is_void_when_another_record_stands(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[object] = []
+    coordinator: Any = SimpleNamespace(_ready=object(), _is_overtaken=False, _tell=told.append)
+    coordinator._changed = SimpleNamespace(notify=lambda: None)
+    effect = Overtaken(Tip(5, "hash", None))
+    RoundCoordinator._do(coordinator, [effect])
+    assert (coordinator._ready, coordinator._is_overtaken, told) == (None, True, [effect])
+    assert caplog.messages == ["round.overtaken"]
