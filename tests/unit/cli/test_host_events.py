@@ -20,6 +20,7 @@ from shoal.config import Config
 from shoal.errors import RemoteError
 from shoal.ids import PeerId, RunId
 from shoal.runtime import launcher_messages as messages
+from shoal.runtime.role_spec import ExitStatus
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +44,14 @@ def test_a_mirror_that_serves_is_said(caplog: pytest.LogCaptureFixture) -> None:
     host._hear(messages.RoleReady(), cast(Any, SimpleNamespace(spec=SimpleNamespace(role="mirror"))), _host())
     assert caplog.messages == ["mirror.serves"]
     assert "mine-1" in said[0]
+
+
+def test_a_role_that_is_started_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    host, said = _servers("servers")
+    role = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0)))
+    host._hear(messages.RoleRestarting(ExitStatus(-9)), role, _host())
+    assert caplog.messages == ["role.restarting"]
+    assert "killed by SIGKILL" in said[0]
 
 
 def test_a_peer_that_a_server_does_not_hear_any_more_is_said_once_and_so_is_that_it_is_back(

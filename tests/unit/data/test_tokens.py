@@ -22,7 +22,7 @@ from shoal.config import Config
 from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
 from shoal.data import text_corpus
-from shoal.data.catalog import open_source
+from shoal.data.catalog import log_event, open_source
 from shoal.data.shuffle import permutation
 from shoal.data.source import Source
 from shoal.data.text_corpus import with_tokenizer
@@ -118,12 +118,19 @@ def trained_again(config: Config, said: list[Event]) -> Config:
     return with_tokenizer(unknown, said.append)
 
 
-def test_training_a_tokenizer_again_gives_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_a_tokenizer_again_gives_the_same_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="shoal")
     config = trained(tmp_path, [])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     said: list[Event] = []
     assert trained_again(config, said).data.tokenizer_hash == config.data.tokenizer_hash
     assert isinstance(said[0], TokenizerTraining)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a third"))
+    unknown = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer_hash": None})})
+    with_tokenizer(unknown, log_event)
+    assert "tokenizer.training" in caplog.messages, "where nobody watches it is logged"
 
 
 def kept_file(tmp_path: Path) -> Path:
