@@ -31,6 +31,7 @@ ALLOWED: Mapping[str, str] = {}
 _EVENT, _NUMBER, _RUN_NUMBER = "event", "number", "run number"
 _emitted: set[str] = set()
 _Number = Counter | Gauge | Histogram
+_posted: set[str] = set()
 _measured: dict[int, tuple[str, _Number]] = {}
 
 
@@ -53,6 +54,14 @@ def record() -> None:
         let_through(self, event, source)
 
     gate.emit = gated
+    reports = importlib.import_module("shoal.client.reports").Reports
+    post = reports.post
+
+    def posted(self: Any, values: Mapping[str, float]) -> None:
+        _posted.update(name.partition("/")[0] for name in values)
+        post(self, values)
+
+    reports.post = posted
     for kind in ("counter", "gauge", "histogram"):
         setattr(MetricRegistry, kind, _remembering(getattr(MetricRegistry, kind)))
 
@@ -73,6 +82,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
     found = {f"{_EVENT} {name}" for name in _emitted}
+    found |= {f"{_RUN_NUMBER} {name}" for name in _posted}
     found |= {f"{_NUMBER} {name}" for name, number in _measured.values() if _is_known(number)}
     found = found.union(*map(_written, factory.getbasetemp().rglob("*.*")))
     folder = Path(FOLDER)

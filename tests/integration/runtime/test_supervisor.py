@@ -179,6 +179,22 @@ async def test_a_killed_role_is_reported_restarted_and_given_up_at_last() -> Non
         assert str(await handle.wait()) == "killed by SIGKILL"
 
 
+async def test_a_role_that_cannot_be_started_again_is_said_to_have_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(_: RoleHandle) -> None:
+        raise RemoteError("no memory")
+
+    async with Supervisor() as supervisor:
+        handle = await supervisor.start(RoleSpec("server", 0, "roles:steady", restart=EAGER))
+        await next_event(handle, RoleReady)
+        monkeypatch.setattr(supervisor, "_launch", fails)
+        os.kill(handle.pid, signal.SIGKILL)
+        assert (await next_event(handle, RoleFailed)).reason == "no memory"
+        assert await rest_of(handle) == []
+    assert "role.restart_failed" in caplog.messages
+
+
 @pytest.mark.parametrize("only_killed", [True, False])
 async def test_whose_error_is_its_last_word_is_not_started_again(only_killed: bool) -> None:
     policy = replace(EAGER, only_killed=only_killed)

@@ -11,15 +11,17 @@ from tests.alongside import alongside, until
 from torch import Tensor, nn
 
 from shoal.averaging.contents import Contents
-from shoal.averaging.starts import Starts
+from shoal.averaging.starts import StartFetch, Starts
 from shoal.checkpoint.model_layout import StageLayout
 from shoal.clock import SystemClock
+from shoal.events.state import StartNobody
 from shoal.ids import PeerId
-from shoal.swarm.content_transfer import TransferSettings
+from shoal.swarm.content_transfer import Late, Nobody, TransferSettings
 from shoal.swarm.view import ClientPeer, MirrorPeer, SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages import Hop
+from shoal.wire.messages.transfer import ContentKind, ContentName
 
 LAYOUT = StageLayout.of(nn.Linear(3, 2))
 WEIGHTS = [torch.arange(8.0), torch.empty(0), torch.empty(0, dtype=torch.int64)]
@@ -103,3 +105,29 @@ async def test_what_is_withdrawn_is_not_given() -> None:
     with anyio.move_on_after(0.2):
         assert await swarm.fetched() is None
     assert swarm.read == []
+
+
+class _Clock(SystemClock):
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def now_s(self) -> float:
+        return self.now
+
+
+async def test_that_nobody_has_the_weights_is_said_once_after_a_while_and_that_they_are_late_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, notices = _Clock(), list[str]()
+    contents = Contents(MemoryNetwork(seed=0).endpoint(PeerId("server")), clock, chunk_bytes=8)
+    name = ContentName(ContentKind.START, 1, "genesis")
+    fetch = StartFetch(contents, name, WEIGHTS, SETTINGS, SwarmView, lambda _: True)
+    fetch.notice = notices.append
+    fetch.report(Late(2, 4))
+    assert caplog.records[-1].getMessage() == "state.late"
+    fetch.report(Nobody())
+    for clock.now in (0.0, 1e6, 2e6):
+        assert not fetch.is_lost(is_offered=False, base_round=0)
+    assert caplog.records[-1].getMessage() == "state.start_nobody"
+    assert notices[0] == StartNobody(1).say()
+    assert notices.count(notices[0]) == 1

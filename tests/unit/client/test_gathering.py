@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from tests.unit.client.noted import NotedLedger
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator
 from shoal.client import gathering
-from shoal.client.gathering import all_hold, is_where_it_was, lead, mirrored
+from shoal.client.gathering import all_hold, is_where_it_was, lead, mirrored, wait_for_servers
 from shoal.client.ledger import Ledger
 from shoal.clock import SystemClock
 from shoal.config import Config
@@ -18,6 +19,7 @@ from shoal.control.membership import Membership
 from shoal.errors import NoPipeline
 from shoal.events.base import Event
 from shoal.events.mirror import MirrorsBehind
+from shoal.events.stages import ServersFewer
 from shoal.ids import PeerId
 
 CONFIG = Config.model_validate({"model_pipeline": {"stages": 2}, "network": {"bootstrap_timeout_s": 0.01}})
@@ -128,3 +130,14 @@ def test_a_client_that_resumes_goes_on_where_the_checkpoint_was_and_nowhere_else
     assert is_where_it_was(None, "kept", kept, succeeds=False)
     assert not is_where_it_was(None, "kept", newer, succeeds=False), "servers that are there hold what is newer"
     assert is_where_it_was(None, "", Leading(0, None, {}, "D0"), succeeds=False)
+
+
+async def test_a_client_goes_on_with_fewer_servers_than_were_started_if_each_stage_has_one() -> None:
+    async def never(_: object) -> None:
+        await anyio.sleep_forever()
+
+    view = SimpleNamespace(replicas=(1, 2), max_pipelines=lambda _: 1)
+    membership = cast(Membership, SimpleNamespace(view=view, wait_for=never))
+    ledger = NotedLedger()
+    await wait_for_servers(membership, CONFIG, ledger, 4, patient=False, on_gap=lambda: None)
+    assert ledger.noted == [ServersFewer(4, 2)]

@@ -6,13 +6,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import pytest
+from tests.unit.checkpoint.checkpoints import open_record, signed_record
 from tests.unit.client.noted import NotedLedger
+from torch import nn
 
+from shoal.checkpoint.model_layout import StageLayout
+from shoal.client import keeping
 from shoal.client.keeping import Keeping
 from shoal.config import load_config
+from shoal.events.stages import StageNotKept
 from shoal.ids import PeerId
 from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
+from shoal.wire.messages.round import StageHashes
 
 LAST, OTHER = PeerId("last"), PeerId("other")
 
@@ -74,3 +81,24 @@ async def test_what_is_released_is_not_said_to_be_kept() -> None:
         await desk.keeping._drop_what_is_old()
     assert released == [1]
     assert desk.kept == {1: None}, "or the stage would never be restored once its servers are lost"
+
+
+async def test_a_state_that_nobody_gives_or_that_does_not_fit_is_not_kept_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nothing(*_: object) -> None:
+        return None
+
+    layout = StageLayout.of(nn.Linear(3, 2))
+    signed = signed_record(4, [StageHashes("", "", "")] * 2)
+    for free_bytes, reason in ((0, "no server gives its state after round 4"), (1, "of free memory, it needs")):
+        monkeypatch.setattr(keeping, "free_memory_bytes", lambda free_bytes=free_bytes: free_bytes)
+        desk = Desk()
+        desk.holders, desk.standing = {}, SimpleNamespace(record=open_record(signed), signed=signed)
+        desk.keeping._layouts = [layout] * 2
+        monkeypatch.setattr(desk.keeping, "_fetch", SimpleNamespace(fetch=nothing))
+        await desk.keeping._take_over(1)
+        assert isinstance(desk.keeping._ledger, NotedLedger)
+        [said] = desk.keeping._ledger.noted
+        assert isinstance(said, StageNotKept)
+        assert (said.stage, reason in said.reason) == (1, True)

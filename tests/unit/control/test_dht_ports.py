@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from pathlib import Path
+from typing import cast
 
 import pytest
 
+from shoal.control.dht_daemon import _note_end
+from shoal.control.dht_launcher import DhtLauncher
 from shoal.control.dht_ports import check_port_free, pinned
+from shoal.control.record_checker import RecordChecker
 from shoal.errors import ConfigError
 
 _VISIBLE = ("/ip4/127.0.0.1/tcp/4001/p2p/12D3", "/ip6/::1/tcp/4002/p2p/12D3")
@@ -32,3 +38,35 @@ def test_a_port_that_somebody_listens_on_is_refused() -> None:
         with pytest.raises(ConfigError, match=f"port {port} is taken"):
             check_port_free(f"/ip4/127.0.0.1/tcp/{port}")
     check_port_free("/ip4/127.0.0.1/tcp/0")
+
+
+def test_a_node_that_comes_back_to_a_taken_port_listens_on_any_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        before = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        launcher = DhtLauncher(
+            state_dir=Path(),
+            key_file=Path(),
+            checker=cast(RecordChecker, None),
+            initial_peers=(),
+            host_maddrs=(before,),
+            any_maddrs=("/ip4/127.0.0.1/tcp/0",),
+            announce_maddrs=(),
+            startup_timeout_s=1.0,
+        )
+        assert launcher._free_maddrs() == ("/ip4/127.0.0.1/tcp/0",)
+    assert launcher._free_maddrs() == (before,)
+
+
+async def test_that_the_connection_to_p2pd_has_ended_is_logged_and_its_cancellation_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG", logger="shoal")
+
+    async def end(error: type[BaseException]) -> None:
+        raise error
+
+    for error in (ConnectionResetError, asyncio.CancelledError):
+        task = asyncio.ensure_future(end(error))
+        task.add_done_callback(_note_end)
+        await asyncio.wait([task])
+    assert caplog.messages == ["dht.disconnected"]

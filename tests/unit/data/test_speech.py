@@ -176,7 +176,9 @@ def test_what_is_evaluated_may_be_a_folder_of_its_own(tmp_path: Path) -> None:
         opened(config(tmp_path, eval_split="validation"))
 
 
-def test_bad_clips_are_left_out_named_and_counted_until_they_are_too_many(tmp_path: Path) -> None:
+def test_bad_clips_are_left_out_named_and_counted_until_they_are_too_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     of_texts_beside(tmp_path)
     (tmp_path / "cut.wav").write_bytes((tmp_path / "c1.wav").read_bytes()[:500])
     (tmp_path / "noise.wav").write_bytes(b"RIFF....WAVEnothing of this kind")
@@ -197,6 +199,8 @@ def test_bad_clips_are_left_out_named_and_counted_until_they_are_too_many(tmp_pa
         "noise",
     ):
         assert part in event.first
+    open_source(config(tmp_path, max_bad_fraction=0.6))
+    assert caplog.messages == ["clips.left_out"], "where nobody watches it is logged"
     with pytest.raises(ConfigError, match=r"4 of 7 clips .* more than data.max_bad_fraction = 0.5"):
         opened(config(tmp_path, max_bad_fraction=0.5))
 

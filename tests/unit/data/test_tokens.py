@@ -22,7 +22,7 @@ from shoal.config import Config
 from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
 from shoal.data import text_corpus
-from shoal.data.catalog import open_source
+from shoal.data.catalog import log_event, open_source
 from shoal.data.shuffle import permutation
 from shoal.data.source import Source
 from shoal.data.text_corpus import with_tokenizer
@@ -118,12 +118,19 @@ def trained_again(config: Config, said: list[Event]) -> Config:
     return with_tokenizer(unknown, said.append)
 
 
-def test_training_a_tokenizer_again_gives_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_a_tokenizer_again_gives_the_same_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="shoal")
     config = trained(tmp_path, [])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     said: list[Event] = []
     assert trained_again(config, said).data.tokenizer_hash == config.data.tokenizer_hash
     assert isinstance(said[0], TokenizerTraining)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a third"))
+    unknown = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer_hash": None})})
+    with_tokenizer(unknown, log_event)
+    assert "tokenizer.training" in caplog.messages, "where nobody watches it is logged"
 
 
 def kept_file(tmp_path: Path) -> Path:
@@ -190,7 +197,9 @@ def test_of_two_who_make_the_same_tokens_at_once_one_waits_and_finds_them(tmp_pa
     assert [type(event) for event in said] == [TokensBuilt]
 
 
-def test_documents_that_cannot_be_read_are_left_out_counted_and_named(tmp_path: Path) -> None:
+def test_documents_that_cannot_be_read_are_left_out_counted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:5], None, 7, "lone \ud800 half"])
     with (tmp_path / "corpus" / "a.jsonl").open("a") as file:
         file.write("{broken\n")
@@ -203,6 +212,8 @@ def test_documents_that_cannot_be_read_are_left_out_counted_and_named(tmp_path: 
     assert (skipped.skipped, skipped.documents) == (5, 14)
     for where in ("a.jsonl:6", "a.jsonl:7", "a.jsonl:8", "a.jsonl:9", "b.parquet:5"):
         assert where in skipped.first
+    open_source(config)
+    assert caplog.messages == ["documents.skipped"], "where nobody watches it is logged"
 
 
 def test_too_many_documents_that_cannot_be_read_end_the_run_also_when_their_tokens_are_kept(tmp_path: Path) -> None:

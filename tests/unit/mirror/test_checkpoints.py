@@ -260,3 +260,22 @@ def test_the_keys_of_param_mirror_say_what_stays() -> None:
     assert kept_of(config_of()) == KeepPolicy(keep_last=2, keep_every_rounds=0, max_bytes=0)
     config = config_of(keep_last=5, keep_every_rounds=100, max_bytes="2GB")
     assert kept_of(config) == KeepPolicy(keep_last=5, keep_every_rounds=100, max_bytes=2_000_000_000)
+
+
+async def test_an_older_checkpoint_that_cannot_be_removed_is_said_and_the_new_one_counts(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("read-only file system")
+
+    desk.store.policy = KeepPolicy(keep_last=1)
+    monkeypatch.setattr(desk.store._place, "remove", fails)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.checkpoints.run)
+        for round in (10, 20):
+            desk.hold(round)
+            await until(lambda round=round: desk.store.rounds()[-1:] == [round])  # type: ignore[misc]
+        await until(lambda: desk.notices)
+        tasks.cancel_scope.cancel()
+    assert "cannot be removed: read-only file system" in desk.notices[0]
+    assert desk.store.rounds() == [10, 20]

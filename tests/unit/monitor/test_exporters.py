@@ -15,7 +15,7 @@ from shoal.ids import PeerId
 from shoal.monitor import service
 from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.monitor.exporters.notify import NotifyCommand
-from shoal.monitor.exporters.wandb_run import WandbRun
+from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
 from shoal.monitor.spec import MonitorSpec
 from shoal.telemetry.rows import MetricRow
 
@@ -88,3 +88,22 @@ async def test_numbers_go_where_the_configuration_says(tmp_path: Path) -> None:
         exporters = service._exporters(_start(config, tmp_path), config, control)
         assert [type(each) for each in exporters] == expected
     assert load_config(None, ["--notify.command=tell --channel herd"], {}).notify.command == ("tell", *program[1:])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_where_a_run_of_wandb_is_and_that_it_has_stopped_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def log(*_: object, **__: object) -> None:
+        if fails:
+            raise OSError("no space left\nand more")
+
+    api = FakeWandb()
+    api.Error = ZeroDivisionError  # type: ignore[assignment]
+    api.run.settings, api.run.url, api.run.log = SimpleNamespace(mode="online"), "https://there/run-1", log
+    monkeypatch.setitem(sys.modules, "wandb", api)
+    notices: list[str] = []
+    run = WandbRun(WandbSettings("run", tmp_path, {}, "run-1"), notices.append)
+    assert run.write([{"loss/train": 1.0}]) is not fails
+    assert "https://there/run-1" in notices[0]
+    assert "no space left" in notices[-1] if fails else notices[1:] == []

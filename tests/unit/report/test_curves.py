@@ -14,6 +14,7 @@ from shoal.config import Config
 from shoal.events.run import LossPart, RoundRecorded
 from shoal.ids import RunId
 from shoal.report.curves import FILE_NAME, write_curves
+from shoal.telemetry.rows import METRICS_FILE
 
 
 def trained(folder: Path) -> None:
@@ -64,3 +65,13 @@ async def test_a_picture_that_cannot_be_written_is_named_and_ends_no_run(
     host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
     assert host._draw_curves() is None
     assert [record.getMessage() for record in caplog.records] == ["curves.not_drawn"]
+
+
+async def test_a_report_of_what_cannot_be_read_is_named_and_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="shoal")
+    (tmp_path / METRICS_FILE).mkdir()
+    host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
+    assert host._write_report() is None
+    assert [record.getMessage() for record in caplog.records] == ["report.not_written"]

@@ -1,0 +1,139 @@
+"""What the launchers of a run and of servers make of what their roles say, and of what does not work."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from shoal.cli.host import SwarmHost
+from shoal.cli.local import HostRun
+from shoal.cli.server_host import ServerHost
+from shoal.cli.servers_row import ServersRow
+from shoal.clock import SystemClock
+from shoal.config import Config
+from shoal.errors import RemoteError
+from shoal.ids import PeerId, RunId
+from shoal.runtime import launcher_messages as messages
+from shoal.runtime.role_spec import ExitStatus
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="shoal")
+
+
+def _servers(what: str) -> tuple[ServerHost, list[str]]:
+    host = ServerHost(cast(Any, what), Config(), {}, b"", (), cast(Any, None), SystemClock(), cast(Any, None))
+    said: list[str] = []
+    host._display = cast(Any, SimpleNamespace(notice=said.append))
+    return host, said
+
+
+def _host(**more: Any) -> Any:
+    return SimpleNamespace(run_id=RunId("mine-1"), name_of=lambda _: "mirror 0", **more)
+
+
+def test_a_mirror_that_serves_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    host, said = _servers("mirror")
+    host._hear(messages.RoleReady(), cast(Any, SimpleNamespace(spec=SimpleNamespace(role="mirror"))), _host())
+    assert caplog.messages == ["mirror.serves"]
+    assert "mine-1" in said[0]
+
+
+def test_a_role_that_is_started_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    host, said = _servers("servers")
+    role = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0)))
+    host._hear(messages.RoleRestarting(ExitStatus(-9)), role, _host())
+    assert caplog.messages == ["role.restarting"]
+    assert "killed by SIGKILL" in said[0]
+
+
+def test_a_peer_that_a_server_does_not_hear_any_more_is_said_once_and_so_is_that_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host, _ = _servers("servers")
+    host._row = ServersRow(1, 0.0)
+    role, peer = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0))), PeerId("a")
+    for event in (messages.PeerSilent(peer, "server 2", 3.0), messages.PeerHeard(peer, "server 2")):
+        for _ in range(2):
+            host._hear(event, role, _host())
+    assert caplog.messages == ["peer.silent", "peer.heard"]
+
+
+class _Gone:
+    """A role that has said all that it had to say, and has ended."""
+
+    events: AsyncIterator[object]
+
+    def __init__(self) -> None:
+        self.events = self._none()
+
+    async def _none(self) -> AsyncIterator[object]:
+        for _ in ():
+            yield _
+
+    async def wait(self) -> str:
+        return "killed by SIGKILL"
+
+
+async def test_a_scout_that_ends_has_one_successor_and_is_then_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host, said = _servers("servers")
+    started: list[_Gone] = []
+
+    async def start_scout() -> _Gone:
+        started.append(_Gone())
+        return started[-1]
+
+    await host._watch_run(cast(Any, _Gone()), _host(start_scout=start_scout))
+    assert len(started) == 1
+    assert caplog.messages == ["scout.lost", "scout.given_up"]
+    assert "killed by SIGKILL" in " ".join(said)
+
+
+def test_only_a_data_server_that_serves_is_killed_when_another_one_is_wanted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    killed: list[object] = []
+    host = cast(Any, SimpleNamespace(supervisor=SimpleNamespace(kill=killed.append), _data_server=None))
+    SwarmHost._end_data_server(host)
+    for serves in (False, True):
+        host._data_server = SimpleNamespace(serves=serves, pid=7)
+        SwarmHost._end_data_server(host)
+    assert killed == [host._data_server]
+    assert caplog.messages == ["data_server.killed"]
+
+
+async def test_a_swarm_that_cannot_be_announced_on_the_local_network_trains_all_the_same(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lan = pytest.importorskip("shoal.control.lan")
+
+    @contextlib.asynccontextmanager
+    async def refused(*_: object) -> AsyncIterator[None]:
+        raise OSError("no multicast here")
+        yield
+
+    monkeypatch.setattr(lan, "announced", refused)
+    run = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
+    await run._announce_on_lan(("/ip4/192.168.1.2/tcp/4000/p2p/12D3",), anyio.CancelScope())
+    assert caplog.messages == ["lan.unannounced"]
+
+
+def test_the_first_reason_why_a_host_of_servers_has_to_end_is_the_one_that_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host, _ = _servers("servers")
+    first = RemoteError("no server of this host is left")
+    for error in (first, RemoteError("another one")):
+        host._fail(error)
+    assert host._failure is first
+    assert host._ended.is_set()
+    assert caplog.messages == ["servers.failed"]
