@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tools import house
 
 SOURCE = Path(__file__).parents[2] / "src" / "shoal"
