@@ -5,17 +5,18 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.usual("Open-9", "CommitRecord-5")     # the other moments tell the same rule
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
-One in five of the long tests is usual: of those that tests/long.txt names, and of the seeds of simulations, which are
-many. `quick` has units but for the long ones, and one simulation in ten. Which ones stay depends on a test's name
+One in eight of the long tests is usual: of those that tests/long.txt names, and of the seeds of simulations, which are
+many. `quick` has units but for the long ones, and one simulation in sixteen. Which ones stay depends on a test's name
 alone, so they are the same everywhere. The list is measured, on a machine that does nothing else:
 
-    pytest --durations=0 --durations-min=0.01 -vv ... > times.txt
-    python -m tests.tiers times.txt 0.4 > tests/long.txt     # what takes longer than that, in seconds
+    pytest -n 4 --ignore=tests/e2e --durations=0 --durations-min=0.01 > times.txt
+    python -m tests.tiers times.txt 0.3 > tests/long.txt     # what takes longer than that, in seconds
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 import zlib
 from collections import defaultdict
@@ -24,14 +25,16 @@ from pathlib import Path
 
 import pytest
 
-SHARE = 5
-"""Where not everything is run, one in this many is."""
-QUICK_SHARE = 10
-"""The same for simulations in `quick`."""
+SHARE = 8
+"""Of long tests, `usual` has one in so many."""
+THOROUGH_SHARE = 5
+"""Where not everything is checked thoroughly, one in so many is."""
+QUICK_SHARE = 16
+"""The same for simulations in `quick`; a multiple, since those are a part of these."""
 SEEDS = "tests/simulation/test_worlds.py"
 """Which schedule a seed stands for changes with each draw in its world, so none of them is named."""
 LISTED = frozenset((Path(__file__).parent / "long.txt").read_text().splitlines())
-"""The long tests: with `[variant]`, or without where all of them are."""
+"""The long tests, with all their variants."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,7 +61,7 @@ def _is_left_to_all(item: pytest.Item) -> bool:
 
 def is_long(item: pytest.Item) -> bool:
     """Return whether a test takes long, or is one of the many seeds."""
-    return not LISTED.isdisjoint((item.nodeid, _function(item.nodeid))) or item.nodeid.startswith(SEEDS)
+    return _function(item.nodeid) in LISTED or item.nodeid.startswith(SEEDS)
 
 
 def _function(nodeid: str) -> str:
@@ -69,7 +72,7 @@ def _function(nodeid: str) -> str:
 def is_thorough(item: pytest.Item) -> bool:
     """Return whether a test is to check what is checked everywhere in `all`, and in one test of five otherwise."""
     # Not those of `is_sample`: else all long tests that are usual would be.
-    return item.config.getoption("--tier") == "all" or _number(item) // SHARE % SHARE == 0
+    return item.config.getoption("--tier") == "all" or _number(item) // SHARE % THOROUGH_SHARE == 0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,19 +122,17 @@ def _check_names(items: list[pytest.Item]) -> None:
 
 
 def long_tests(lines: Iterable[str], seconds: float) -> Iterator[str]:
-    """Yield what takes longer than that, from what pytest says of durations."""
+    """Yield the tests whose variants take longer than that on average, from what pytest says of durations."""
     times: defaultdict[str, float] = defaultdict(float)
     for line in lines:
         if found := re.match(r"([0-9.]+)s (?:setup|call|teardown) +(tests/.+)", line.strip()):
             times[found[2]] += float(found[1])
-    variants: defaultdict[str, set[str]] = defaultdict(set)
-    for nodeid in times:
-        variants[_function(nodeid)].add(nodeid)
-    for function, nodeids in sorted(variants.items()):
-        if function.startswith((SEEDS, "tests/e2e/")):
-            continue
-        long = sorted(nodeid for nodeid in nodeids if times[nodeid] > seconds)
-        yield from [function] if len(long) == len(nodeids) else long
+    variants: defaultdict[str, list[float]] = defaultdict(list)
+    for nodeid, time in times.items():
+        variants[_function(nodeid)].append(time)
+    for function, each in sorted(variants.items()):
+        if statistics.mean(each) > seconds and not function.startswith((SEEDS, "tests/e2e/")):
+            yield function
 
 
 if __name__ == "__main__":

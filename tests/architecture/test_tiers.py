@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.tiers import LONG, QUICK_SHARE, is_sample, is_thorough, pytest_collection_modifyitems
+from tests import tiers
+from tests.tiers import QUICK_SHARE, SEEDS, is_sample, is_thorough, long_tests, pytest_collection_modifyitems
 
 
 class Item:
@@ -61,19 +63,30 @@ def test_usual_leaves_out_what_is_slow() -> None:
     assert [name.partition("::")[2] for name in kept("usual", some())] == ["test_unit", "test_moments[b]", "test_run"]
 
 
-@pytest.mark.parametrize("path", LONG)
-def test_of_long_ones_usual_has_one_in_five_and_checks_one_in_five_of_these_thoroughly(path: str) -> None:
-    long = [Item(f"{path}::test_{number}", tier="usual") for number in range(1000)]
+LONG = "tests/unit/test_x.py::test_of_all"
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "LISTED", frozenset([LONG]))
+
+
+@pytest.mark.usefixtures("listed")
+@pytest.mark.parametrize("test", [LONG, f"{SEEDS}::test_seeds"])
+def test_of_long_ones_and_of_seeds_usual_has_one_in_eight_and_checks_one_in_five_of_these_thoroughly(test: str) -> None:
+    long = [Item(f"{test}[{number}]", tier="usual") for number in range(2000)]
     found = set(kept("usual", [*some(), *long])[3:])
     assert found == {item.nodeid for item in long if is_sample(item)}  # type: ignore[arg-type]
+    assert 0.08 < len(found) / 2000 < 0.17
     thorough = [item for item in long if item.nodeid in found and is_thorough(item)]  # type: ignore[arg-type]
     assert 0.1 < len(thorough) / len(found) < 0.3
-    assert len(kept("all", long)) == 1000
+    assert len(kept("all", long)) == 2000
 
 
-def test_quick_has_units_that_are_not_long_and_one_of_ten_simulations() -> None:
+@pytest.mark.usefixtures("listed")
+def test_quick_has_units_that_are_not_long_and_one_of_sixteen_simulations() -> None:
     units = [Item(f"tests/unit/test_x.py::test_{number}") for number in range(10)]
-    long = Item("tests/unit/test_x.py::test_it_all", pytest.mark.long)
+    long = Item(LONG)
     simulations = [Item(f"tests/simulation/test_worlds.py::test_seeds[{number}]") for number in range(1000)]
     found = kept("quick", [*units, long, *simulations])
     assert found[:10] == [item.nodeid for item in units]
@@ -82,12 +95,30 @@ def test_quick_has_units_that_are_not_long_and_one_of_ten_simulations() -> None:
     assert 0.5 < len(sample) * QUICK_SHARE / 1000 < 1.5
 
 
-def test_of_long_ones_of_units_usual_has_one_in_five() -> None:
-    long = [Item(f"tests/unit/test_x.py::test_{number}", pytest.mark.long) for number in range(1000)]
-    found = kept("usual", long)
-    assert found == [item.nodeid for item in long if is_sample(item)]  # type: ignore[arg-type]
-    assert 0.1 < len(found) / 1000 < 0.3
-    assert len(kept("all", long)) == 1000
+def test_what_takes_long_on_average_is_listed_without_seeds_and_whole_swarms() -> None:
+    said = """
+    0.31s call     tests/unit/test_x.py::test_one
+    0.20s setup    tests/unit/test_x.py::test_two[a b]
+    0.25s call     tests/unit/test_x.py::test_two[a b]
+    0.10s call     tests/unit/test_x.py::test_two[c]
+    0.20s call     tests/unit/test_x.py::test_three
+    9.00s call     tests/simulation/test_worlds.py::test_seeds[1]
+    9.00s call     tests/e2e/test_run.py::test_run
+    3.00s of something else
+    """
+    assert list(long_tests(said.splitlines(), 0.3)) == ["tests/unit/test_x.py::test_one"]
+    assert list(long_tests(said.splitlines(), 0.2)) == [
+        "tests/unit/test_x.py::test_one",
+        "tests/unit/test_x.py::test_two",
+    ]
+
+
+def test_what_is_listed_is_there() -> None:
+    for listed in tiers.LISTED:
+        path, _, name = listed.partition("::")
+        source = Path(path)
+        assert source.is_file(), listed
+        assert f"def {name.rpartition('::')[2]}(" in source.read_text(), listed
 
 
 def test_what_is_checked_everywhere_is_checked_in_one_test_of_five_where_not_all_is_run() -> None:
