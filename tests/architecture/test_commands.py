@@ -43,7 +43,7 @@ RUN_BY = {
 """Who runs a page's commands, or those of them that need neither minutes, nor a network, nor a run that goes on."""
 ONLY_READ = {
     "docs/configurations.md": "hours: each configuration, with three seeds",
-    "docs/learning.md": "minutes; tests/e2e/test_parquet.py and tests/integration/replay train with these options in small",
+    "docs/learning.md": "minutes; tests/integration/replay and tests/e2e/test_parquet.py have the same in small",
     "docs/performance.md": "measurements, which need a machine that does nothing else",
     "docs/reference/distqat.md": "the file is the reader's own; tests/unit/config has some of aether's",
     "docs/reference/status.md": "a run that goes on; tests/e2e/test_watching.py has one",
