@@ -28,7 +28,7 @@ from shoal.clock import SystemClock
 from shoal.codec.cast import BF16, FP16
 from shoal.codec.plain import PLAIN
 from shoal.codec.raw import to_wire
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.identity import Identity

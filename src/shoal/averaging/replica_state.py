@@ -22,7 +22,7 @@ from torch import Tensor
 from shoal.averaging.gathered import payload_of
 from shoal.codec.base import Codec, CodecState, Encoded
 from shoal.codec.plain import PLAIN
-from shoal.config.training import OuterOptimConfig
+from shoal.config.diloco import OuterOptimConfig
 from shoal.errors import LocalProtocolError, StateMismatch
 from shoal.optim.flat import FlatLayout, buffers_sha256, tensor_sha256
 from shoal.optim.norm import squared_norm

@@ -28,7 +28,7 @@ from shoal.collective.inbox import GroupInbox
 from shoal.collective.plan import SEGMENT_BYTES, SMALL_BYTES, Collective, choose_collective
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import Reduction, RingVector
-from shoal.config.training import DilocoConfig
+from shoal.config.diloco import DilocoConfig
 from shoal.errors import MemberFault, RemoteProtocolError, StateMismatch
 from shoal.events.base import emit
 from shoal.events.rounds import RingRefused

@@ -19,8 +19,8 @@ from shoal.bench.peer import Calls, Seat
 from shoal.bench.serving import serving
 from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
+from shoal.config.diloco import InnerOptimConfig
 from shoal.config.model import ModelPipelineConfig
-from shoal.config.training import InnerOptimConfig
 from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.errors import InvariantViolation

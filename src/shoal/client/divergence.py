@@ -6,7 +6,7 @@ become so large that every step is skipped do not come back by themselves.
 
 from __future__ import annotations
 
-from shoal.config.training import DilocoConfig
+from shoal.config.diloco import DilocoConfig
 from shoal.errors import TrainingDiverged
 
 MANY_IN_A_ROW = 10

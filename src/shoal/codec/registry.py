@@ -1,4 +1,4 @@
-"""The codecs by name. Another one is a module beside this, a line here, and a word in `config/training.py`."""
+"""The codecs by name. Another one is a module beside this, a line here, and a word in `config/diloco.py`."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Section
+from shoal.config.diloco import DilocoConfig
 from shoal.config.emulation import EmulationConfig
 from shoal.config.host import DashboardConfig, HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
 from shoal.config.lora import LoraConfig
@@ -16,7 +17,7 @@ from shoal.config.notify import NotifyConfig
 from shoal.config.per_server import length_problem
 from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig
-from shoal.config.training import AugmentConfig, DataConfig, DilocoConfig, RunConfig, trained_size
+from shoal.config.training import AugmentConfig, DataConfig, RunConfig, trained_size
 
 SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "lora", "model_pipeline")
 """Of these all hosts of a run have the same, but for a few keys (`config.shared`)."""

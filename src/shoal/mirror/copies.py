@@ -25,7 +25,7 @@ from shoal.averaging.round_average import Device
 from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout
-from shoal.config.training import OuterOptimConfig
+from shoal.config.diloco import OuterOptimConfig
 from shoal.control.membership import Membership
 from shoal.events.base import emit, tell
 from shoal.events.mirror import MirrorHolds, MirrorTooSmall

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from shoal.config.training import InnerOptimConfig, InnerOptimSettings
+from shoal.config.diloco import InnerOptimConfig, InnerOptimSettings
 from shoal.errors import ConfigError
 from shoal.optim.update_rules import UpdateRule, rule_of
 

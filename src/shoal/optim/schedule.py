@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.config.training import DilocoConfig
+    from shoal.config.diloco import DilocoConfig
 
 ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
 DecayForm = Literal["linear", "1-sqrt"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from shoal.config.training import InnerOptimConfig, InnerOptimType
+from shoal.config.diloco import InnerOptimConfig, InnerOptimType
 from shoal.errors import ConfigError
 
 _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)

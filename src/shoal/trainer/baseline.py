@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.data.targets import IGNORED
 from shoal.errors import ConfigError
 from shoal.model.seeding import operation_seed, seeded

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire
+from shoal.config.diloco import InnerOptimConfig
 from shoal.config.model import ModelPipelineConfig
-from shoal.config.training import InnerOptimConfig
 from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.ids import PeerId, StepKey

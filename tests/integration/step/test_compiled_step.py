@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.families import gpt, tied_gpt
 
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.model.compiled import compile_stage
 from shoal.model.resnet import ResNet18Family
 from shoal.model.resnet_shape import ResNetShape

@@ -12,7 +12,7 @@ from tests.families import gpt, resnet, tied_gpt
 from torch import Tensor, nn
 
 from shoal.codec.raw import to_wire
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.model.stage import Family, StageModule, build_stage

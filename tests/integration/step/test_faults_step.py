@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.codec.raw import to_wire
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.errors import NoPipeline, RoundClosed

@@ -11,7 +11,7 @@ from tests.integration.step.conftest import microbatch
 from tests.unit.model.hf.families import values_of
 from torch import Tensor
 
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.data.targets import IGNORED
 from shoal.model.hf.family import HfFamily
 from shoal.model.stage import build_stage

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.families import gpt
 
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.wire.messages.step import StepEntry
 
 from .test_equality_step import SEED, assert_same_state, text_batches

@@ -11,7 +11,7 @@ from tests.unit.model.hf.families import TOKENS, forward_of, own_class, values_o
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.model.hf.family import HfFamily
 from shoal.model.stage import StageModule, build_stage
 from shoal.swarm.step_operations import Schedule

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from shoal.averaging.replica_state import Contribution, ReplicaState, outer_optimizer
+from shoal.config.diloco import OuterOptimConfig
 from shoal.config.quant import QuantConfig
-from shoal.config.training import OuterOptimConfig
 from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, tensor_sha256
 from shoal.optim.outer import OuterSgd, pseudo_gradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.client.divergence import MANY_IN_A_ROW, MAX_SKIPPED_ROUNDS, Divergence
-from shoal.config.training import DilocoConfig, InnerOptimConfig
+from shoal.config.diloco import DilocoConfig, InnerOptimConfig
 from shoal.errors import TrainingDiverged
 
 

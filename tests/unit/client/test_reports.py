@@ -14,7 +14,7 @@ from shoal.client.divergence import Divergence
 from shoal.client.reports import Reports
 from shoal.client.trainers import TrainerPool
 from shoal.clock import SystemClock
-from shoal.config.training import DilocoConfig
+from shoal.config.diloco import DilocoConfig
 from shoal.events.run import (
     DataSized,
     EvaluationDone,

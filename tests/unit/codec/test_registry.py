@@ -9,7 +9,7 @@ import torch
 
 from shoal.codec.base import NO_STATE, Codec
 from shoal.codec.registry import CODEC_NAMES, CODECS
-from shoal.config.training import DilocoConfig
+from shoal.config.diloco import DilocoConfig
 
 INF, NAN = float("inf"), float("nan")
 every_codec = pytest.mark.parametrize("codec", list(CODECS.values()), ids=list(CODECS))

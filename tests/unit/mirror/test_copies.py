@@ -22,7 +22,7 @@ from shoal.averaging.stage_fetch import StageFetch
 from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout
 from shoal.clock import SystemClock
-from shoal.config.training import OuterOptimConfig
+from shoal.config.diloco import OuterOptimConfig
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.mirror.copies import StageCopies
 from shoal.optim.flat import FlatLayout

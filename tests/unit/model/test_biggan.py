@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.config import Config
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.errors import ConfigError
 from shoal.ids import StepKey
 from shoal.model.biggan import BigganFamily, BigganUnit, Scores, SpectralConv, SpectralLinear

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from shoal.clock import SystemClock
 from shoal.config import Config
+from shoal.config.diloco import InnerOptimConfig
 from shoal.config.quant import QuantConfig
-from shoal.config.training import InnerOptimConfig
 from shoal.errors import ConfigError
 from shoal.ids import StepKey
 from shoal.model.chunked_loss import chunk_tokens

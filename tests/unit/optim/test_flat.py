@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, tensor_sha256
 from shoal.optim.inner import build_inner_optimizer

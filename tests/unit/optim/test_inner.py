@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from shoal.config.training import DilocoConfig, InnerOptimConfig
+from shoal.config.diloco import DilocoConfig, InnerOptimConfig
 from shoal.errors import ConfigError
 from shoal.optim.inner import InnerOptimizer, build_inner_optimizer, group_name, require_matches
 from shoal.optim.update_rules import rule_of

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from shoal.config.training import DilocoConfig
+from shoal.config.diloco import DilocoConfig
 from shoal.errors import ConfigError
 from shoal.optim.schedule import LrSchedule
 

@@ -13,8 +13,8 @@ import torch
 from tests.families import gpt, resnet, tied_gpt
 from torch import Tensor, nn
 
+from shoal.config.diloco import InnerOptimConfig
 from shoal.config.quant import QuantConfig
-from shoal.config.training import InnerOptimConfig
 from shoal.errors import LocalProtocolError
 from shoal.ids import StepKey
 from shoal.model.resnet import ResNetFamily

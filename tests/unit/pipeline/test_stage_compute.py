@@ -12,7 +12,7 @@ from tests.families import tied_gpt
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.errors import LocalProtocolError, StateMismatch
 from shoal.ids import StepKey
 from shoal.model.resnet import ResNetFamily, ResNetShape

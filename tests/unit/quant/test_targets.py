@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from shoal.config import load_config
+from shoal.config.diloco import InnerOptimConfig
 from shoal.config.quant import QuantConfig
-from shoal.config.training import InnerOptimConfig
 from shoal.errors import ConfigError
 from shoal.model.meta import units_of
 from shoal.model.stage import build_stage

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoal.averaging.replica_state import ReplicaState
 from shoal.checkpoint.start_weights import prepared
 from shoal.config import Config
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.model.gpt import GptFamily
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, build_stage, stage_units

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from shoal.checkpoint.start_weights import StartWeights, prepared
 from shoal.config import Config
-from shoal.config.training import InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
 from shoal.errors import ConfigError, WeightsMissing
 from shoal.model.hf.family import HfFamily
 from shoal.model.hf.lora import lora_of

@@ -18,7 +18,8 @@ from tests.unit.model.hf.families import BALANCED, TOKENS, forward_of, own_class
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.config.training import DataConfig, InnerOptimConfig
+from shoal.config.diloco import InnerOptimConfig
+from shoal.config.training import DataConfig
 from shoal.data.builtin import open_pydoc_topics
 from shoal.errors import ConfigError
 from shoal.ids import StepKey
