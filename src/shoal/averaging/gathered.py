@@ -48,12 +48,28 @@ def payload_of(payload_P: Tensor) -> Payload:
     return Payload(tensor_sha256(payload_P), payload_P.numel())
 
 
+def gathered_weights(
+    weights: Sequence[int], payloads: Sequence[Payload | None], codec: Codec, num_elements: int
+) -> list[int]:
+    """What each member of a quorum counts: its weight, or 0 if it has announced no payload that could be one.
+
+    All come to the same, so who has trained and joins without one stops nobody.
+    """
+    limit = codec.max_size_bytes(num_elements)
+    announced = [*payloads, *[None] * (len(weights) - len(payloads))]
+    return [
+        weight if payload is not None and payload.num_bytes <= limit else 0
+        for weight, payload in zip(weights, announced, strict=True)
+    ]
+
+
 def brought_by(
     members: Sequence[PeerId], weights: Sequence[int], scales: Sequence[float], parts: Sequence[Tensor]
 ) -> list[Gathered]:
-    """What the members of a quorum that have weight have brought, in its order.
+    """What the members of a quorum that count have brought, in its order.
 
     Args:
+        weights: As `gathered_weights` has them.
         scales: Empty if nobody's pseudo-gradient is changed.
         parts: Their payloads; empty ones of who has no weight.
     """

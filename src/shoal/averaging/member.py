@@ -37,7 +37,7 @@ from shoal.events.rounds import (
     RoundHasSwapped,
 )
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.records import Tip, counts, names, outcome_of, record_hash
+from shoal.swarm.records import Tip, names, outcome_of, payload_in, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
     Fetch,
@@ -350,7 +350,8 @@ class RoundMember:
         if self._machine.joined is None:
             self._steps.start_round(0)  # it was left out of the round: what it still trains is lost
         try:
-            counted = counts(record, self._stage, self._endpoint.peer_id) and names(record, self._stage, hashes)
+            is_whole = names(record, self._stage, hashes)
+            counted = payload_in(record, self._stage, self._endpoint.peer_id) if is_whole else None
             average = await self._device.run(self._state.swap, hashes, leaves_chain, counted)
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))

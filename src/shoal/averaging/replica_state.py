@@ -125,6 +125,7 @@ class ReplicaState:
         self._codec = codec
         self._resets_inner = resets_inner
         self._encoded: Encoded | None = None
+        self._announced: Payload | None = None
         self._optimizer = optimizer
         parameters_N, floats_F, integers_I = self._local()
         self._base = OuterState(parameters_N, torch.zeros_like(parameters_N), floats_F, integers_I)
@@ -173,7 +174,7 @@ class ReplicaState:
         What is left out here is the residual of the next round only once a swap says that this payload has counted.
         """
         norm = self.gradient_norm()
-        self._encoded = None
+        self._encoded = self._announced = None
         if self._codec.is_elementwise or not math.isfinite(norm):
             return norm, None
         local_N = self._stage.averaged.parameters.flat().cpu()
@@ -183,7 +184,8 @@ class ReplicaState:
         except LocalProtocolError:  # values that are finite, and whose squares or sums are not
             self._forgets = True
             return math.inf, None
-        return norm, payload_of(self.encoded)
+        self._announced = payload_of(self.encoded)
+        return norm, self._announced
 
     @property
     def encoded(self) -> Tensor:
@@ -196,6 +198,16 @@ class ReplicaState:
             raise StateMismatch("this replica has encoded no pseudo-gradient in this round")
         [payload_P] = self._encoded.tensors
         return payload_P
+
+    def put_encoded(self, into_P: Tensor, announced: Payload | None) -> None:
+        """Copy these bytes to where they are gathered.
+
+        Raises:
+            StateMismatch: They are not what was announced.
+        """
+        if self._announced != announced:
+            raise StateMismatch(f"this replica has encoded {self._announced}, the quorum has {announced}")
+        into_P.copy_(self.encoded)
 
     def contribution(
         self, weight: int, total_weight: int, gradient_N: Tensor | None = None, scale: float = 1.0
@@ -260,7 +272,7 @@ class ReplicaState:
         """Keep the staged bytes with these hashes until a swap, and no longer those that were pinned before."""
         self._pinned = hashes
 
-    def swap(self, hashes: StageHashes, anew: bool = False, counted: bool = False) -> Contribution | None:
+    def swap(self, hashes: StageHashes, anew: bool = False, counted: Payload | None = None) -> Contribution | None:
         """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
 
         If they are those that the replica holds already, only the training on top of them is dropped. See `restore` for
@@ -268,7 +280,8 @@ class ReplicaState:
 
         Args:
             anew: The inner optimizer begins anew, as in a replica that has just started.
-            counted: What `brought` has encoded is in these bytes, so what it has left out is the residual from now on.
+            counted: What of this replica's is in these bytes. If it is what `brought` has encoded, or would, what that
+                has left out is the residual from now on.
 
         Returns:
             The averages from which the state was computed; None unless `stage` kept them.
@@ -280,13 +293,13 @@ class ReplicaState:
         if staged is None:
             raise StateMismatch(f"parameters {hashes.parameters[:16]} are not staged here")
         state, average = staged
+        if counted is not None and self._announced is None:
+            self.brought()  # another life of this peer has joined with the same steps
+        if self._encoded is not None and counted == self._announced:
+            self._stage.residual = self._encoded.state
         self._base = state
         self.hashes = hashes
-        if counted and self._encoded is not None:
-            self._stage.residual = self._encoded.state
         self._forgets = self._forgets or anew
-        if self._resets_inner:
-            self._stage.forget_moments()
         self.restore()
         return average
 
@@ -296,11 +309,12 @@ class ReplicaState:
         Inner optimizer moments and the residual stay local, unless they belong to parameters that are not finite or to
         another chain of records.
         """
-        if self._forgets:
+        if self._forgets or self._resets_inner:
             self._stage.forget_moments()
+        if self._forgets:
             self._stage.residual = self._codec.initial_state(self._base.parameters_N.numel())
             self._forgets = False
-        self._encoded = None
+        self._encoded = self._announced = None
         self._staged.clear()
         self._pinned = None
         for part, vector in zip(self._stage.averaged, self._base.values, strict=True):

@@ -17,7 +17,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from shoal.averaging.gathered import brought_by, gathered_average, payload_of
+from shoal.averaging.gathered import brought_by, gathered_average, gathered_weights, payload_of
 from shoal.averaging.replica_state import Contribution, ReplicaState
 from shoal.codec.base import Codec
 from shoal.codec.plain import PLAIN
@@ -29,12 +29,12 @@ from shoal.collective.plan import SEGMENT_BYTES, SMALL_BYTES, Collective, choose
 from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import Reduction, RingVector
 from shoal.config.diloco import DilocoConfig
-from shoal.errors import MemberFault, RemoteProtocolError, StateMismatch
+from shoal.errors import MemberFault, RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.rounds import RingRefused
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import Payload, Propose, QuorumTag
+from shoal.wire.messages.round import Propose, QuorumTag
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,8 @@ class RoundAverage:
         self._settings = settings
         self._memory = SharedMemory()
         # Without its contribution a ring comes no further than that.
-        self._inbox = GroupInbox(self._age_of, state.ring_bytes + _SMALL_SUMS * SMALL_BYTES)
+        self._limit_bytes = state.ring_bytes + _SMALL_SUMS * SMALL_BYTES
+        self._inbox = GroupInbox(self._age_of, self._limit_bytes)
 
     def _age_of(self, tag: bytes) -> QuorumTag:
         """Which quorum a tag is of; a part of another stage is a mistake of its sender."""
@@ -178,45 +179,50 @@ class RoundAverage:
         await group.all_reduce(ring_vectors(share, self._settings.codec))
         return share
 
-    async def _gathered(self, group: Group, quorum: Propose, peers: Sequence[PeerId]) -> Contribution:
-        """The averages of what each member has encoded."""
-        place, total = peers.index(self._endpoint.peer_id), sum(quorum.weights)
+    async def _gathered(self, group: Group, quorum: Propose, peers: Sequence[PeerId]) -> Contribution | None:
+        """The averages of what each member has encoded; None: no member counts."""
+        place, codec = peers.index(self._endpoint.peer_id), self._settings.codec
         num_elements, _ = self._state.gradient_kind
-        limit = self._settings.codec.max_size_bytes(num_elements)
-        payloads = quorum.payloads or (None,) * len(peers)
-        for peer, weight, payload in zip(peers, quorum.weights, payloads, strict=True):
-            if (payload is None) == (weight > 0) or (payload is not None and payload.num_bytes > limit):
-                raise MemberFault(f"a pseudo-gradient of weight {weight} as {payload}; at most {limit} bytes", peer)
-        floats_F, integers_I = await self._device.run(self._state.buffers, quorum.weights[place], total)
-        # What this returns, everybody has begun: nobody's bytes come before there is room for them.
+        weights = gathered_weights(quorum.weights, quorum.payloads, codec, num_elements)
+        for peer, counts, said in zip(peers, weights, quorum.weights, strict=True):
+            if counts != said:
+                emit(
+                    logger,
+                    RingRefused(peer, "it has trained, and has joined without a pseudo-gradient that could be one"),
+                )
+        total = sum(weights)
+        if total == 0:
+            return None
+        lengths = [
+            payload.num_bytes if weight and payload is not None else 0
+            for weight, payload in zip(weights, quorum.payloads, strict=False)
+        ]
+        # Others may be ahead by all that they send.
+        self._inbox.limit_bytes = self._limit_bytes + sum(lengths)
+        floats_F, integers_I = await self._device.run(self._state.buffers, weights[place], total)
+        # What this returns, everybody knows how much is to come.
         await group.all_reduce([*buffer_vectors(floats_F, integers_I), RingVector(0, torch.zeros(1))])
-        lengths = [0 if payload is None else payload.num_bytes for payload in payloads]
         payloads_P = torch.empty(sum(lengths), dtype=torch.uint8)
         if lengths[place]:
-            self._put_own(payloads_P[sum(lengths[:place]) :][: lengths[place]], payloads[place])
+            own_P = payloads_P[sum(lengths[:place]) :][: lengths[place]]
+            await self._device.run(self._state.put_encoded, own_P, quorum.payloads[place])
         [parts] = await group.all_gather([RingVector(0, payloads_P)], [lengths], Collective.CENTRAL)
-        return await self._device.run(self._averaged, quorum, peers, parts, floats_F, integers_I)
-
-    def _put_own(self, into_P: Tensor, announced: Payload | None) -> None:
-        """Put what this replica has encoded where it is gathered."""
-        encoded_P = self._state.encoded
-        if payload_of(encoded_P) != announced:
-            raise StateMismatch(f"this replica has encoded {payload_of(encoded_P)}, the quorum has {announced}")
-        into_P.copy_(encoded_P)
+        return await self._device.run(self._averaged, quorum, peers, weights, parts, floats_F, integers_I)
 
     def _averaged(
         self,
         quorum: Propose,
         peers: Sequence[PeerId],
+        weights: Sequence[int],
         parts: Sequence[Tensor],
         floats_F: Tensor,
         integers_I: Tensor,
     ) -> Contribution:
         """Check and average what was gathered, on the device thread."""
-        for peer, part_P, announced in zip(peers, parts, quorum.payloads, strict=True):
-            if announced is not None and payload_of(part_P) != announced:
+        for peer, weight, part_P, announced in zip(peers, weights, parts, quorum.payloads, strict=True):
+            if weight and payload_of(part_P) != announced:
                 raise MemberFault(f"it sent {payload_of(part_P)} and has joined with {announced}", peer)
-        brought = brought_by(peers, quorum.weights, quorum.scales, parts)
+        brought = brought_by(peers, weights, quorum.scales, parts)
         num_elements, _ = self._state.gradient_kind
         over_senders = self._settings.over_senders
         average_N = gathered_average(self._settings.codec, brought, num_elements, over_senders=over_senders)

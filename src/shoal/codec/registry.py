@@ -20,7 +20,7 @@ from shoal.errors import ConfigError
 _ALL: Final[tuple[Codec, ...]] = (PLAIN, BF16, FP16)
 
 CODECS: Final[Mapping[str, Codec]] = MappingProxyType({codec.name: codec for codec in _ALL})
-"""The element-wise ones: what `diloco.averaging_compression` may say."""
+"""The element-wise ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,13 +143,15 @@ class GroupInbox:
 
     Args:
         age_of: Tells the age of a tag that a peer has sent; raises RemoteProtocolError if it is not one of this user's.
+
+    Attributes:
         limit_bytes: How much may wait for operations that have not begun: as much as the others can send before they
             need something of this member.
     """
 
     def __init__(self, age_of: Callable[[bytes], Age], limit_bytes: int) -> None:
         self._age_of = age_of
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._tag: bytes | None = None
         self._age: Age | None = None
         self._open: Arrivals | None = None
@@ -206,14 +208,14 @@ class GroupInbox:
         self._waiting.setdefault(part.sender, _Waiting()).put(age, part, self._age)
         num_parts = sum(len(waiting.parts) for waiting in self._waiting.values())
         num_bytes = sum(waiting.num_bytes for waiting in self._waiting.values())
-        if num_bytes <= self._limit_bytes and num_parts <= MAX_WAITING:
+        if num_bytes <= self.limit_bytes and num_parts <= MAX_WAITING:
             return
         most = max(self._waiting, key=lambda peer: (self._waiting[peer].num_bytes, len(self._waiting[peer].parts)))
         of_most = self._waiting.pop(most)
         if most == part.sender:
             said = f"{len(of_most.parts)} parts, {of_most.num_bytes} bytes"
             raise RemoteProtocolError(
-                f"{most} sent {said} for operations that have not begun here; at most {self._limit_bytes} bytes in "
+                f"{most} sent {said} for operations that have not begun here; at most {self.limit_bytes} bytes in "
                 f"{MAX_WAITING} parts are kept"
             )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from msgspec.structs import astuple
 
-from shoal.averaging.gathered import brought_by, gathered_average, payload_of
+from shoal.averaging.gathered import brought_by, gathered_average, gathered_weights, payload_of
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import buffer_vectors, codec_of, ring_vectors
 from shoal.checkpoint.stored import StoredCheckpoint
@@ -32,7 +32,7 @@ from shoal.replay.samples import Samples
 from shoal.replay.sharing import Stretch, stretches, turns
 from shoal.replay.verdict import Difference
 from shoal.server.replica import build_state
-from shoal.swarm.records import outcome_of
+from shoal.swarm.records import outcome_of, payload_in
 from shoal.swarm.step_operations import (
     Decision,
     Operation,
@@ -42,7 +42,7 @@ from shoal.swarm.step_operations import (
     decision_of,
     gradient_norm,
 )
-from shoal.wire.messages.round import Record, StageHashes, StageOutcome
+from shoal.wire.messages.round import Payload, Record, StageHashes, StageOutcome
 from shoal.wire.tensors import WireTensor
 
 _OUTPUT, _GRADIENT, _TOTALS, _SHARE, _STATE, _SNAPSHOT = range(6)
@@ -55,7 +55,7 @@ class _ReplayedReplica:
 
     Attributes:
         computed: by step that it will commit, the totals of its gradients and the trainer's decision over all stages.
-        counted: the state of the last record whose average has what it had encoded.
+        counted: what of it is in the average of a record that it has not loaded yet, by the record's round and state.
     """
 
     generation: Generation
@@ -64,7 +64,7 @@ class _ReplayedReplica:
     computed: dict[StepKey, tuple[StepTotals, Decision]] = field(
         default_factory=dict[StepKey, "tuple[StepTotals, Decision]"]
     )
-    counted: tuple[int, StageHashes] | None = None
+    counted: dict[tuple[int, StageHashes], Payload] = field(default_factory=dict[tuple[int, StageHashes], Payload])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ class Engine:
         self._samples = samples
         self._beginning = beginning
         self._schedule = LrSchedule.from_config(config.diloco)
+        self._is_gathered = config.diloco.is_gathered
         self._replicas: dict[int, _ReplayedReplica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
         self._kept: dict[tuple[int, Boundary], torch.Tensor] = {}
@@ -193,11 +194,12 @@ class Engine:
             what = f"it began with parameters {loaded.hashes.parameters[:16]} {source}"
             yield Difference(loaded.round, generation.stage, generation.peer, what)
             return
-        counted = replica.counted == (loaded.round, loaded.hashes)
-        if not counted:
-            replica.state.gradient_norm()  # as at the join before, where it was left out of the record
+        counted = replica.counted.pop((loaded.round, loaded.hashes), None)
+        if counted is None:
+            replica.state.brought()  # as at the join before, where it was left out of the record
         replica.state.stage_fetched(state, loaded.hashes)
         replica.state.swap(loaded.hashes, counted=counted)
+        replica.counted.clear()
         replica.compute.start_round()
         replica.computed.clear()
         loads = self._loads[generation.stage]
@@ -387,7 +389,7 @@ class Engine:
                 if hashes != replica.state.hashes:
                     what = f"it has trained from other parameters than {generations[0].peer}"
                     yield Difference(record.round, outcome.stage, generation.peer, what)
-                announced = outcome.payloads[place] if outcome.payloads else None
+                announced = payload_in(record, outcome.stage, outcome.members[place])
                 if share is not None and announced is not None and payload_of(share.parameters_N) != announced:
                     what = f"its pseudo-gradient is encoded as {payload_of(share.parameters_N)}, and not as {announced}"
                     yield Difference(record.round, outcome.stage, generation.peer, what)
@@ -414,19 +416,23 @@ class Engine:
     ) -> dict[int, tuple[StageHashes, Contribution | None]]:
         """What members of this process bring to an average, by place; it is sent where it is computed."""
         found: dict[int, tuple[StageHashes, Contribution | None]] = {}
-        total, scales = sum(outcome.weights), outcome.scales or [1.0] * len(generations)
-        for place, (generation, weight, scale) in enumerate(zip(generations, outcome.weights, scales, strict=True)):
+        if not any(self._crew.is_mine(generation.number) for generation in generations):
+            return {}
+        weights, scales = self._weights(outcome), outcome.scales or [1.0] * len(generations)
+        total = sum(weights)
+        for place, (generation, weight, scale) in enumerate(zip(generations, weights, scales, strict=True)):
             if not self._crew.is_mine(generation.number):
                 continue
             replica = self._replicas[generation.number]
             state = replica.state
             _, payload = state.brought()  # as at its join: one that is not finite costs it its moments
             share: Contribution | None = None
-            if total and outcome.payloads:
-                is_there = payload is not None and outcome.payloads[place] is not None
-                payload_P = state.encoded if is_there else torch.empty(0, dtype=torch.uint8)
+            announced = payload_in(record, outcome.stage, outcome.members[place])
+            if announced is not None:
+                replica.counted[record.round, outcome.hashes] = announced
+            if total and self._is_gathered:
+                payload_P = state.encoded if payload is not None and weight else torch.empty(0, dtype=torch.uint8)
                 share = Contribution(payload_P, *state.buffers(weight, total))
-                replica.counted = (record.round, outcome.hashes) if outcome.payloads[place] is not None else None
             elif total:
                 share = state.contribution(weight, total, scale=scale)
             if self._crew.is_mine(generations[0].number):
@@ -436,16 +442,24 @@ class Engine:
                 link.send((_SHARE, record.round, outcome.stage, place), astuple(state.hashes), share or ())
         return found
 
+    def _weights(self, outcome: StageOutcome) -> Sequence[int]:
+        """What the members count."""
+        if not self._is_gathered:
+            return outcome.weights
+        [replica, *_] = (each for each in self._replicas.values() if each.generation.stage == outcome.stage)
+        num_elements, _ = replica.state.gradient_kind
+        return gathered_weights(outcome.weights, outcome.payloads, codec_of(self._config.diloco), num_elements)
+
     def _averaged(self, outcome: StageOutcome, shares: Sequence[Contribution], num_elements: int) -> Contribution:
         """What the members' shares come to; of gathered ones `parameters_N` is what they have encoded."""
         codec = codec_of(self._config.diloco)
-        if not outcome.payloads:
+        if not self._is_gathered:
             for of_members in zip(*(ring_vectors(share, codec) for share in shares), strict=True):
                 reduce_in_turn(of_members)
             return shares[0]
         for of_members in zip(*(buffer_vectors(share.floats_F, share.integers_I) for share in shares), strict=True):
             reduce_in_turn(of_members)
-        brought = brought_by(outcome.members, outcome.weights, outcome.scales, [s.parameters_N for s in shares])
+        brought = brought_by(outcome.members, self._weights(outcome), outcome.scales, [s.parameters_N for s in shares])
         brought = [one for one in brought if one.payload_P.numel()]
         over_senders = self._config.diloco.averages_senders
         average_N = gathered_average(codec, brought, num_elements, over_senders=over_senders)

@@ -148,11 +148,11 @@ def names(record: Record, stage: int, hashes: StageHashes) -> bool:
     return outcome is not None and outcome.hashes == hashes
 
 
-def counts(record: Record, stage: int, peer: PeerId) -> bool:
-    """Whether what a replica has encoded as a whole is in the record's average of its stage."""
+def payload_in(record: Record, stage: int, peer: PeerId) -> Payload | None:
+    """What of a replica's, encoded as a whole, is in the record's average of its stage."""
     outcome = outcome_of(record, stage)
     payloads = () if outcome is None else zip(outcome.members, outcome.payloads, strict=False)
-    return any(member == peer and payload is not None for member, payload in payloads)
+    return next((payload for member, payload in payloads if member == peer), None)
 
 
 def uncounted(members: Iterable[PeerId], scales: Sequence[float]) -> frozenset[PeerId]:

@@ -11,22 +11,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
+import msgspec
 import pytest
 import torch
 from tests.alongside import until
 from tests.reference import payloads
 from tests.reference.diloco import Coding, coded_mean
-from tests.unit.averaging.conftest import MakeRun, Replica, Run
+from tests.unit.averaging.conftest import FakeStage, MakeRun, Replica, Run
 from tests.unit.averaging.test_rounds import finish, on_message
 from torch import Tensor
 
+from shoal.averaging import round_average
+from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.codec.registry import CodecSettings, codec_of
+from shoal.collective.group import Group
+from shoal.optim.outer import OuterSgd
 from shoal.wire.messages.collective import RingPart
-from shoal.wire.messages.round import StageOutcome
+from shoal.wire.messages.round import Payload, StageOutcome
 
 NUM_ELEMENTS = 4100
 LR, MOMENTUM = 0.5, 0.9
+OUTER = OuterSgd(LR, MOMENTUM, nesterov=True)
 
 AXES: dict[str, tuple[Any, ...]] = {
     "codec": ("int8", "int4", "int4_e3m0", "2bit", "sparse"),
@@ -175,13 +182,104 @@ async def test_a_member_that_sends_other_bytes_than_it_has_announced_is_left_out
         for slot in range(3):
             run.commit(slot, 0)
         liar = run.replicas[0][1]
-        put = liar.member._ring._put_own
+        put = liar.state.put_encoded
 
-        def flipped(into: Tensor, announced: object) -> None:
+        def flipped(into: Tensor, announced: Payload | None) -> None:
             put(into, announced)
             into[100] ^= 1
 
-        liar.member._ring._put_own = flipped
+        liar.state.put_encoded = flipped
         outcome = await finish(run, coordinator, 1)
         assert liar.peer not in outcome.record.stages[0].members
         assert len(outcome.record.stages[0].members) == 2
+
+
+@pytest.mark.parametrize("payload", [None, Payload("0" * 64, 1 << 62)])
+async def test_who_joins_without_what_could_be_its_pseudo_gradient_counts_nothing_and_stops_nobody(
+    make_run: MakeRun, payload: Payload | None
+) -> None:
+    ring = RingSettings(1024, codec=codec_of(CodecSettings("int8", 1.0)))
+    async with make_run(1, 3, ring=ring, num_elements=NUM_ELEMENTS) as run:
+        coordinator = await run.lead()
+        for slot in range(3):
+            run.commit(slot, 0)
+        liar = run.replicas[0][0]
+        brought = liar.state.brought
+        liar.state.brought = lambda: (brought()[0], payload)
+        outcome = (await finish(run, coordinator, 1)).record.stages[0]
+        assert outcome.epoch == 0
+        assert outcome.members == tuple(replica.peer for replica in run.replicas[0])
+        # The others have moved by 2 and 3 of equal weights.
+        for replica in run.replicas[0]:
+            assert replica.member.hashes == outcome.hashes
+            moved = torch.arange(NUM_ELEMENTS) - replica.stage.parameters
+            assert torch.allclose(moved, torch.full((NUM_ELEMENTS,), 0.5 * 1.9 * 2.5), rtol=0.01)
+        assert not liar.stage.residual[0].any()
+
+
+async def test_one_that_is_late_has_room_for_all_that_the_others_send(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_average, "_SMALL_SUMS", 1)
+    ring = RingSettings(1 << 16, codec=codec_of(CodecSettings("int8")))
+    # Of eight members seven send a byte an element: more than the four of a contribution, and small sums.
+    async with make_run(1, 8, ring=ring, num_elements=60_000) as run:
+        coordinator = await run.lead()
+        for slot in range(8):
+            run.commit(slot, 0)
+        gather, arrived = Group.all_gather, anyio.Event()
+        others = iter(range(7))
+
+        async def gathered(group: Group, *arguments: Any) -> Any:
+            if group._endpoint.peer_id == run.replicas[0][3].peer:
+                await arrived.wait()
+                for _ in range(100):
+                    await anyio.lowlevel.checkpoint()
+            elif next(others, None) == 6:
+                arrived.set()
+            return await gather(group, *arguments)
+
+        monkeypatch.setattr(Group, "all_gather", gathered)
+        outcome = (await finish(run, coordinator, 1)).record.stages[0]
+        assert (outcome.epoch, len(outcome.members)) == (0, 8)
+
+
+def test_a_payload_is_announced_by_a_digest_and_a_size() -> None:
+    for said in (
+        {"digest": "0" * 1_000_000, "num_bytes": 1},
+        {"digest": "0" * 64, "num_bytes": -1},
+        {"digest": "x" * 64},
+    ):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=Payload)
+
+
+def test_only_what_a_record_names_makes_the_residual() -> None:
+    stage = FakeStage(NUM_ELEMENTS)
+    state = ReplicaState(stage, OUTER, codec_of(CodecSettings("2bit", 1.0)))
+    stage.parameters -= torch.rand(NUM_ELEMENTS)
+    _, first = state.brought()
+    stage.parameters -= torch.rand(NUM_ELEMENTS)
+    _, second = state.brought()
+    assert first is not None
+    assert second is not None
+    assert first != second
+    hashes = state.hashes
+    state.swap(hashes, counted=first)
+    assert not stage.residual[0].any()
+    stage.parameters -= 1.5
+    # A life that never closed the round comes to what an equal one has announced.
+    other = FakeStage(NUM_ELEMENTS)
+    other_state = ReplicaState(other, OUTER, codec_of(CodecSettings("2bit", 1.0)))
+    other.parameters -= 1.5
+    _, announced = other_state.brought()
+    other_state.swap(other_state.hashes, counted=announced)
+    state.swap(hashes, counted=announced)
+    assert torch.equal(stage.residual[0], other.residual[0])
+
+
+def test_a_replica_that_goes_on_in_vain_begins_without_moments_where_rounds_do() -> None:
+    stage = FakeStage(10)
+    state = ReplicaState(stage, OUTER, resets_inner=True)
+    state.restore()
+    assert stage.forgotten == 1

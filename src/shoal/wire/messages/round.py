@@ -59,7 +59,7 @@ class Payload(Struct, frozen=True):
     """The bytes that a pseudo-gradient is encoded as, where each member's is gathered whole: their SHA-256 (hex), and
     how many."""
 
-    digest: str
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
     num_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
