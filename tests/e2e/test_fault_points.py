@@ -15,7 +15,7 @@ import pytest
 from benchmarks import recovery_limits
 from tests.e2e.launched import ROOT
 
-POINTS = ("server@commit", "server@ring", "server@fetch", "trainer@prepared", "data_server@lease")
+POINTS = ("server@commit", "server@fetch", "trainer@prepared")
 """Of a step, a round and a transfer, of each role: those that are left out are like their neighbours."""
 
 
