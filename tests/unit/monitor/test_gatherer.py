@@ -92,6 +92,17 @@ async def test_what_comes_in_a_second_is_one_row_with_each_peer_under_its_name()
     assert exporter.is_closed
 
 
+async def test_an_exporter_that_is_not_done_in_time_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class _Slow(_Exporter):
+        def close(self, timeout_s: float) -> bool:
+            return False
+
+    gatherer = await _gatherer(_Slow())
+    await gatherer.aclose()
+    [record] = [record for record in caplog.records if record.name == "shoal.monitor.gatherer"]
+    assert record.getMessage() == "export.unfinished"
+
+
 async def test_events_of_the_client_go_to_all_exporters_at_once() -> None:
     exporters = _Exporter(), _Exporter()
     gatherer = await _gatherer(*exporters)
