@@ -1,6 +1,6 @@
 """Run seeds of the worlds: `python -m tests.simulation 0:1000`, as `make sim SEEDS=0:1000` does.
 
-`make sim SEEDS=HEAD` runs five hundred that nobody has seen yet: they are those of the present commit, as `.ci/run` does.
+`make sim SEEDS=HEAD` runs five hundred that nobody has seen yet: those of the present commit, as `.ci/run` does.
 
 All worlds, or those that `--world` names; by as many processes as there are cores. Exits 1 if anything was violated.
 What fails is written to `tests/simulation/seeds/`, whose files `make test` runs again, and printed with the command
