@@ -85,6 +85,7 @@ quick: setup
 test: setup
 	$(call beside,lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
 
+# Of events and numbers that no test brings about some depend on time: they are named, and fail nothing.
 # Whole swarms use all cores by themselves, but not all the time: of all their runs two go on at once.
 test-all: export EMITTED_EVENTS := $(CURDIR)/$(VENV)/emitted
 test-all: setup

@@ -1,4 +1,4 @@
-"""Which kinds of events, and which numbers, tests bring about: `make test-all` fails if there are others.
+"""Which kinds of events, and which numbers, tests bring about: `make test-all` names the others at its end.
 
 EMITTED_EVENTS=FOLDER pytest ...      what each worker has emitted and measured itself, and what files of processes have
 python -m tests.emitted FOLDER       what of the catalogues is in none of them

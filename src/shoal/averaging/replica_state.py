@@ -1,6 +1,7 @@
 """What one replica averages: outer parameters, outer momentum and buffers, their staged successors, and their hashes.
 
-    contribution(weight, total) --ring--> stage(...) -> hashes --record--> swap(hashes)
+    contribution(weight, total) --ring---> stage(...) -> hashes --record--> swap(hashes)
+    brought() ------------------gather--'
 
 What a contribution counts is judged before the ring, by the length of its pseudo-gradient (`swarm.contribution_guard`).
 Nothing is averaged in place: until the swap, the state of the round before and the local parameters stay as they are,
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shoal.averaging.gathered import payload_of
-from shoal.codec.base import Codec, CodecState, Encoded
+from shoal.codec.base import Codec, CodecState
 from shoal.codec.plain import PLAIN
 from shoal.config.diloco import OuterOptimConfig
 from shoal.errors import LocalProtocolError, StateMismatch
@@ -104,6 +105,14 @@ class _Staged(NamedTuple):
     average: Contribution | None
 
 
+class _Brought(NamedTuple):
+    """What the pseudo-gradient of this round is encoded as, what was said of that, and what it has left out."""
+
+    payload_P: Tensor
+    announced: Payload
+    residual: CodecState
+
+
 class ReplicaState:
     """The outer state of one replica. Every method runs on the device thread.
 
@@ -124,8 +133,7 @@ class ReplicaState:
         self._stage = stage
         self._codec = codec
         self._resets_inner = resets_inner
-        self._encoded: Encoded | None = None
-        self._announced: Payload | None = None
+        self._brought: _Brought | None = None
         self._optimizer = optimizer
         parameters_N, floats_F, integers_I = self._local()
         self._base = OuterState(parameters_N, torch.zeros_like(parameters_N), floats_F, integers_I)
@@ -160,12 +168,15 @@ class ReplicaState:
 
         If it is not, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
         """
+        return self._measured()[0]
+
+    def _measured(self) -> tuple[float, Tensor]:
+        """`gradient_norm`, and the pseudo-gradient (N) in memory of its own."""
         local_N, floats_F, _ = self._local()
-        norm = math.sqrt(squared_norm(pseudo_gradient(self._base.parameters_N, local_N, out=local_N)).item())
-        if not floats_F.isfinite().all():
-            norm = math.nan
+        gradient_N = pseudo_gradient(self._base.parameters_N, local_N, out=local_N)
+        norm = math.sqrt(squared_norm(gradient_N).item()) if floats_F.isfinite().all() else math.nan
         self._forgets = not math.isfinite(norm)
-        return norm
+        return norm, gradient_N
 
     def brought(self) -> tuple[float, Payload | None]:
         """`gradient_norm`, and what this replica's pseudo-gradient is encoded as; None if it is not finite, or sums are
@@ -173,19 +184,18 @@ class ReplicaState:
 
         What is left out here is the residual of the next round only once a swap says that this payload has counted.
         """
-        norm = self.gradient_norm()
-        self._encoded = self._announced = None
+        norm, gradient_N = self._measured()
+        self._brought = None
         if self._codec.is_elementwise or not math.isfinite(norm):
             return norm, None
-        local_N = self._stage.averaged.parameters.flat().cpu()
-        gradient_N = pseudo_gradient(self._base.parameters_N, local_N, out=local_N)
         try:
-            self._encoded = self._codec.encode(gradient_N, self._stage.residual)
+            encoded = self._codec.encode(gradient_N, self._stage.residual)
         except LocalProtocolError:  # values that are finite, and whose squares or sums are not
             self._forgets = True
             return math.inf, None
-        self._announced = payload_of(self.encoded)
-        return norm, self._announced
+        [payload_P] = encoded.tensors
+        self._brought = _Brought(payload_P, payload_of(payload_P), encoded.state)
+        return norm, self._brought.announced
 
     @property
     def encoded(self) -> Tensor:
@@ -194,10 +204,9 @@ class ReplicaState:
         Raises:
             StateMismatch: It has made none.
         """
-        if self._encoded is None:
+        if self._brought is None:
             raise StateMismatch("this replica has encoded no pseudo-gradient in this round")
-        [payload_P] = self._encoded.tensors
-        return payload_P
+        return self._brought.payload_P
 
     def put_encoded(self, into_P: Tensor, announced: Payload | None) -> None:
         """Copy these bytes to where they are gathered.
@@ -205,9 +214,11 @@ class ReplicaState:
         Raises:
             StateMismatch: They are not what was announced.
         """
-        if self._announced != announced:
-            raise StateMismatch(f"this replica has encoded {self._announced}, the quorum has {announced}")
-        into_P.copy_(self.encoded)
+        brought = self._brought
+        if brought is None or brought.announced != announced:
+            own = None if brought is None else brought.announced
+            raise StateMismatch(f"this replica has encoded {own}, the quorum has {announced}")
+        into_P.copy_(brought.payload_P)
 
     def contribution(
         self, weight: int, total_weight: int, gradient_N: Tensor | None = None, scale: float = 1.0
@@ -293,10 +304,10 @@ class ReplicaState:
         if staged is None:
             raise StateMismatch(f"parameters {hashes.parameters[:16]} are not staged here")
         state, average = staged
-        if counted is not None and self._announced is None:
-            self.brought()  # another life of this peer has joined with the same steps
-        if self._encoded is not None and counted == self._announced:
-            self._stage.residual = self._encoded.state
+        if counted is not None and self._brought is None:
+            self.brought()  # another life of this peer has joined, perhaps with the same steps
+        if self._brought is not None and self._brought.announced == counted:
+            self._stage.residual = self._brought.residual
         self._base = state
         self.hashes = hashes
         self._forgets = self._forgets or anew
@@ -314,7 +325,7 @@ class ReplicaState:
         if self._forgets:
             self._stage.residual = self._codec.initial_state(self._base.parameters_N.numel())
             self._forgets = False
-        self._encoded = self._announced = None
+        self._brought = None
         self._staged.clear()
         self._pinned = None
         for part, vector in zip(self._stage.averaged, self._base.values, strict=True):

@@ -21,8 +21,7 @@ from shoal.averaging.gathered import brought_by, gathered_average, gathered_weig
 from shoal.averaging.replica_state import Contribution, ReplicaState
 from shoal.codec.base import Codec
 from shoal.codec.plain import PLAIN
-from shoal.codec.registry import CodecSettings
-from shoal.codec.registry import codec_of as codec_of_settings
+from shoal.codec.registry import CodecSettings, codec_of
 from shoal.collective.group import Group
 from shoal.collective.inbox import GroupInbox
 from shoal.collective.plan import SEGMENT_BYTES, SMALL_BYTES, Collective, choose_collective
@@ -73,11 +72,9 @@ class RingSettings:
 DEFAULT_RING: Final = RingSettings()
 
 
-def codec_of(diloco: DilocoConfig) -> Codec:
+def averaging_codec(diloco: DilocoConfig) -> Codec:
     """How pseudo-gradients travel, as section `diloco` says."""
-    return codec_of_settings(
-        CodecSettings(diloco.averaging_compression, feedback=diloco.feedback, density=diloco.averaging_density)
-    )
+    return codec_of(CodecSettings(diloco.averaging_compression, diloco.feedback, diloco.averaging_density))
 
 
 def ring_vectors(share: Contribution, codec: Codec) -> tuple[RingVector, ...]:
@@ -195,7 +192,7 @@ class RoundAverage:
             return None
         lengths = [
             payload.num_bytes if weight and payload is not None else 0
-            for weight, payload in zip(weights, quorum.payloads, strict=False)
+            for weight, payload in zip(weights, quorum.payloads, strict=True)
         ]
         # Others may be ahead by all that they send.
         self._inbox.limit_bytes = self._limit_bytes + sum(lengths)

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 
 from shoal.averaging.gathered import brought_by, gathered_average, gathered_weights, payload_of
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
-from shoal.averaging.round_average import buffer_vectors, codec_of, ring_vectors
+from shoal.averaging.round_average import averaging_codec, buffer_vectors, ring_vectors
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.codec.raw import from_wire, to_wire
 from shoal.collective.sequential import reduce_in_turn
@@ -127,7 +127,7 @@ class Engine:
         self._samples = samples
         self._beginning = beginning
         self._schedule = LrSchedule.from_config(config.diloco)
-        self._is_gathered = config.diloco.is_gathered
+        self._codec = averaging_codec(config.diloco)
         self._replicas: dict[int, _ReplayedReplica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
         self._kept: dict[tuple[int, Boundary], torch.Tensor] = {}
@@ -416,21 +416,20 @@ class Engine:
     ) -> dict[int, tuple[StageHashes, Contribution | None]]:
         """What members of this process bring to an average, by place; it is sent where it is computed."""
         found: dict[int, tuple[StageHashes, Contribution | None]] = {}
-        if not any(self._crew.is_mine(generation.number) for generation in generations):
-            return {}
-        weights, scales = self._weights(outcome), outcome.scales or [1.0] * len(generations)
-        total = sum(weights)
-        for place, (generation, weight, scale) in enumerate(zip(generations, weights, scales, strict=True)):
+        scales = outcome.scales or [1.0] * len(generations)
+        for place, (generation, scale) in enumerate(zip(generations, scales, strict=True)):
             if not self._crew.is_mine(generation.number):
                 continue
             replica = self._replicas[generation.number]
             state = replica.state
+            weights = self._weights(outcome, state.gradient_kind[0])
+            weight, total = weights[place], sum(weights)
             _, payload = state.brought()  # as at its join: one that is not finite costs it its moments
             share: Contribution | None = None
             announced = payload_in(record, outcome.stage, outcome.members[place])
             if announced is not None:
                 replica.counted[record.round, outcome.hashes] = announced
-            if total and self._is_gathered:
+            if total and not self._codec.is_elementwise:
                 payload_P = state.encoded if payload is not None and weight else torch.empty(0, dtype=torch.uint8)
                 share = Contribution(payload_P, *state.buffers(weight, total))
             elif total:
@@ -442,27 +441,25 @@ class Engine:
                 link.send((_SHARE, record.round, outcome.stage, place), astuple(state.hashes), share or ())
         return found
 
-    def _weights(self, outcome: StageOutcome) -> Sequence[int]:
-        """What the members count."""
-        if not self._is_gathered:
+    def _weights(self, outcome: StageOutcome, num_elements: int) -> Sequence[int]:
+        """What the members count in a stage of so many parameters."""
+        if self._codec.is_elementwise:
             return outcome.weights
-        [replica, *_] = (each for each in self._replicas.values() if each.generation.stage == outcome.stage)
-        num_elements, _ = replica.state.gradient_kind
-        return gathered_weights(outcome.weights, outcome.payloads, codec_of(self._config.diloco), num_elements)
+        return gathered_weights(outcome.weights, outcome.payloads, self._codec, num_elements)
 
     def _averaged(self, outcome: StageOutcome, shares: Sequence[Contribution], num_elements: int) -> Contribution:
         """What the members' shares come to; of gathered ones `parameters_N` is what they have encoded."""
-        codec = codec_of(self._config.diloco)
-        if not self._is_gathered:
-            for of_members in zip(*(ring_vectors(share, codec) for share in shares), strict=True):
+        if self._codec.is_elementwise:
+            for of_members in zip(*(ring_vectors(share, self._codec) for share in shares), strict=True):
                 reduce_in_turn(of_members)
             return shares[0]
         for of_members in zip(*(buffer_vectors(share.floats_F, share.integers_I) for share in shares), strict=True):
             reduce_in_turn(of_members)
-        brought = brought_by(outcome.members, self._weights(outcome), outcome.scales, [s.parameters_N for s in shares])
-        brought = [one for one in brought if one.payload_P.numel()]
+        weights, payloads = self._weights(outcome, num_elements), [share.parameters_N for share in shares]
+        brought = brought_by(outcome.members, weights, outcome.scales, payloads)
+        brought = [one for one in brought if one.payload_P.numel()]  # who has none here is named already
         over_senders = self._config.diloco.averages_senders
-        average_N = gathered_average(codec, brought, num_elements, over_senders=over_senders)
+        average_N = gathered_average(self._codec, brought, num_elements, over_senders=over_senders)
         return shares[0]._replace(parameters_N=average_N)
 
     def _contributed(

@@ -25,7 +25,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from shoal.averaging.round_average import codec_of
+from shoal.averaging.round_average import averaging_codec
 from shoal.config.load import config_from_json
 from shoal.config.quant import QuantConfig
 from shoal.config.schema import Config
@@ -127,7 +127,7 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     batch, num_parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
     device_bytes = replica.num_bytes + sum(tally.constant_bytes for tally in tallies)
     device_bytes += sum(parameter.nbytes for parameter in frozen)
-    codec = codec_of(config.diloco)
+    codec = averaging_codec(config.diloco)
     residual_bytes = num_elements * _FLOAT_BYTES if config.diloco.feedback else 0
     # The copy of its own state that is on its way to a buddy.
     snapshot_bytes = replica.num_bytes + residual_bytes if config.diloco.snapshot_every_steps else 0

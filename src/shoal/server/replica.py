@@ -20,7 +20,7 @@ from shoal.averaging.inner_exchange import InnerExchange
 from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.replica_state import ReplicaState, outer_optimizer
-from shoal.averaging.round_average import RingSettings, codec_of
+from shoal.averaging.round_average import RingSettings, averaging_codec
 from shoal.averaging.signing import unsealer
 from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
@@ -221,7 +221,7 @@ async def build_replica(
         events=sender,
         # Measurements differ from run to run, and the order of the ring decides the last bits.
         links=tuple if config.run.deterministic else lambda: link_reports(endpoint),
-        ring=RingSettings(codec=codec_of(config.diloco), over_senders=config.diloco.averages_senders),
+        ring=RingSettings(codec=averaging_codec(config.diloco), over_senders=config.diloco.averages_senders),
         is_behind=is_behind,
     )
     if not source.may_resume or is_behind:
@@ -263,4 +263,4 @@ def build_state(
     )
     outer = outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
     resets_inner = config.diloco.inner_state == "reset"
-    return compute, ReplicaState(compute, outer, codec_of(config.diloco), resets_inner=resets_inner)
+    return compute, ReplicaState(compute, outer, averaging_codec(config.diloco), resets_inner=resets_inner)

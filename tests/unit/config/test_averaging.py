@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.averaging.round_average import codec_of
+from shoal.averaging.round_average import averaging_codec
 from shoal.codec.gathered import GatheredCodec
 from shoal.codec.plain import PLAIN
 from shoal.config import Config, load_config
@@ -30,12 +30,12 @@ def test_what_is_said_counts() -> None:
     said = {"averaging_feedback": 0.5, "averaging_over": "all", "averaging_density": 0.25}
     diloco = loaded(averaging_compression="sparse", **said).diloco
     assert (diloco.feedback, diloco.averages_senders) == (0.5, False)
-    codec = codec_of(diloco)
+    codec = averaging_codec(diloco)
     assert isinstance(codec, GatheredCodec)
     assert codec.feedback == 0.5
     # A quarter of the values, of two bits each, and where they are.
     assert codec.max_size_bytes(1 << 20) < (1 << 20) * 4 / 8
-    assert codec_of(loaded().diloco) is PLAIN
+    assert averaging_codec(loaded().diloco) is PLAIN
 
 
 @pytest.mark.parametrize("said", [{"averaging_feedback": 0.9}, {"averaging_over": "senders"}])
