@@ -20,6 +20,7 @@ def test_it_has_versions_and_host_as_text_and_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("shoal.cli.info.living_runs", list)
     found = json.loads(_info(capsys, "--json"))
     assert found["versions"].keys() >= {"shoal", "torch", "hivemind"}
     assert found["cores"] >= 1
