@@ -78,9 +78,8 @@ class NetworkConfig(Section):
     )
     max_upload_mbit: PositiveFloat | None = Field(
         default=None,
-        description="Most that each process of this host sends to other hosts, in millions of bits per second. "
-        "Messages without tensors count and are not held back. A host with two servers sends up to twice that. null: "
-        "no limit.",
+        description="Most that this host's processes of a run send to other hosts together, in millions of bits per "
+        "second. Messages without tensors count and are not held back. null: no limit.",
     )
     bootstrap_timeout_s: PositiveFloat = Field(
         default=20.0, description="A peer that reaches none of its initial peers for so long gives up (exit code 2)."

@@ -23,9 +23,10 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.proto import dht_pb2
+from hivemind.utils.multiaddr import Multiaddr
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
-from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, end_daemon, unless_it_ends
+from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, connect, end_daemon, unless_it_ends
 from shoal.control.dht_launcher import WAIT_TIMEOUT_S, DhtLauncher, calm_logging, keep_time
 from shoal.control.dht_lookup import Found, QuickLookup
 from shoal.control.dht_ports import check_port_free
@@ -34,7 +35,7 @@ from shoal.control.lost_peers import LostPeers
 from shoal.control.maddrs import outward
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, TTL_S, VerifiedRecord
-from shoal.errors import BootstrapError, RecordRejected
+from shoal.errors import BootstrapError, InvariantViolation, RecordRejected
 from shoal.events.base import emit
 from shoal.events.registry import DhtDeaf, DhtRetrying
 from shoal.identity import Identity
@@ -49,6 +50,8 @@ _MAX_NEIGHBOURS = 16
 
 _GREETING = "shoal.greeting"
 _GREETING_TIMEOUT_S = 3.0
+_DIAL_TIMEOUT_S = 5.0
+_START_ERRORS = (P2PDaemonError, RuntimeError, OSError, EOFError)
 
 
 class DhtNode:
@@ -80,6 +83,7 @@ class DhtNode:
         self._neighbours: tuple[str, ...] = ()
         self._difference_s: float | None = None
         self._deaf = False
+        self._astray = False
         self._lost = LostPeers()
 
     @classmethod
@@ -151,22 +155,57 @@ class DhtNode:
     async def revive(self) -> None:
         """Start p2pd, also again after it has died: at the addresses that others know, if nobody took them meanwhile.
 
+        One that was in the swarm and reaches nobody of it now goes astray: it stays up without neighbours, where those
+        who look for it at the same time find it, and each further call looks for the others.
+
         Raises:
             BootstrapError: it did not start, or reached neither the initial peers nor those that it knew last.
         """
-        await self._end()
-        launcher = self._launcher
         # The initial peers may have died or moved since; those of the last connections are in the swarm.
-        initial_peers = (*launcher.initial_peers, *self._neighbours)
+        known = (*self._launcher.initial_peers, *self._neighbours)
+        if self._astray and self._runs:
+            await self._find_back(known)
+            return
+        await self._end()
         try:
-            self._daemon, self._node = await launcher.launch(initial_peers)
-            self._lookup = QuickLookup(self._node)
-            visible = await unless_it_ends(self._daemon, self._appear(self._daemon), launcher.startup_timeout_s)
-            self.maddrs, self._launcher = outward(visible), launcher.pinned(visible)
-        except (P2PDaemonError, RuntimeError, OSError, EOFError) as error:
-            # One that needed nobody to begin with begins anew; next time too.
-            self._neighbours = ()
-            raise BootstrapError(_bootstrap_message(initial_peers, error)) from error
+            await self._start(known)
+        except _START_ERRORS as error:
+            if self.maddrs and known:
+                with suppress(*_START_ERRORS):
+                    await self._start(())
+                    self._astray = True
+            raise BootstrapError(_bootstrap_message(known, error)) from error
+
+    async def _start(self, initial_peers: Sequence[str]) -> None:
+        launcher = self._launcher
+        self._daemon, self._node = await launcher.launch(initial_peers)
+        self._lookup = QuickLookup(self._node)
+        visible = await unless_it_ends(self._daemon, self._appear(self._daemon), launcher.startup_timeout_s)
+        self.maddrs, self._launcher = outward(visible), launcher.pinned(visible)
+
+    async def _find_back(self, known: Sequence[str]) -> None:
+        """Dial those that it knew; one that has needed nobody to begin with is content with being found."""
+        node = self._node
+        if node is None:
+            raise InvariantViolation("a DHT node looks for others before it is started")
+        maddrs: dict[str, list[Multiaddr]] = {}
+        for each in known:
+            maddr, _, peer = each.rpartition("/p2p/")
+            maddrs.setdefault(peer, []).append(Multiaddr(maddr))
+        async with anyio.create_task_group() as tasks:
+            for peer, of_peer in maddrs.items():
+                tasks.start_soon(self._dial, node, PeerID.from_base58(peer), of_peer)
+        if self._launcher.initial_peers and not node.protocol.routing_table.peer_id_to_uid:
+            raise BootstrapError(_bootstrap_message(known, P2PDaemonError("none of them can be dialled")))
+        self._astray = False
+
+    async def _dial(self, node: DHTNode, peer: PeerID, maddrs: Sequence[Multiaddr]) -> None:
+        """Have p2pd connect to a peer whose addresses it does not know, and the peer be a neighbour if it is there."""
+        if self._daemon is None:
+            return
+        with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_DIAL_TIMEOUT_S):
+            await connect(self._daemon, peer, maddrs)
+            await self._ask(node, peer)
 
     async def _appear(self, daemon: P2P) -> tuple[str, ...]:
         """Greet newcomers from now on; return the addresses at which they find this node."""
@@ -277,9 +316,12 @@ class DhtNode:
 
     @property
     def alive(self) -> bool:
-        """Whether the p2pd of this node runs and answers; else the node sees only what it has stored itself."""
-        running = self._daemon is not None and self._node is not None and child_of(self._daemon) is not None
-        return running and not self._deaf
+        """Whether p2pd runs and answers, and somebody was found; else the node sees only what it has stored itself."""
+        return self._runs and not self._deaf and not self._astray
+
+    @property
+    def _runs(self) -> bool:
+        return self._daemon is not None and self._node is not None and child_of(self._daemon) is not None
 
     @property
     def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
@@ -320,7 +362,8 @@ class DhtNode:
         with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S, shield=True):
             peers = await daemon.list_peers()
             found = [f"{maddr}/p2p/{peer.peer_id.to_base58()}" for peer in peers for maddr in peer.addrs]
-            self._neighbours = tuple(found[:_MAX_NEIGHBOURS])
+            # While it is alone, those that it knew last are still the ones to look for.
+            self._neighbours = tuple(found[:_MAX_NEIGHBOURS]) or self._neighbours
 
     async def _seek_lost(self, node: DHTNode) -> None:
         """Ask some of those that this node has known and hivemind has forgotten; who answers is known again."""
@@ -362,11 +405,11 @@ class DhtNode:
             self._difference_s = ahead_s if abs(ahead_s) > TTL_S else None
 
     async def _end(self) -> None:
-        node, daemon, alive = self._node, self._daemon, self.alive
+        node, daemon, answers_calls = self._node, self._daemon, self._runs and not self._deaf
         self._node = self._daemon = self._lookup = None
-        self._deaf = False
+        self._deaf = self._astray = False
         # A dead p2pd never answers that it has taken the handlers away.
-        if node is not None and alive:
+        if node is not None and answers_calls:
             with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                 await node.shutdown()
         if daemon is not None:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import anyio
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils.multiaddr import Multiaddr
 
 from shoal.events.base import emit
 from shoal.events.registry import DhtDaemonKilled, DhtDisconnected
@@ -122,6 +123,15 @@ async def answers(daemon: P2P) -> bool:
         with suppress(P2PDaemonError):
             await control.call_unary_handler(daemon.peer_id, "", b"")
     return not timer.cancelled_caught
+
+
+async def connect(daemon: P2P, peer: PeerID, maddrs: Sequence[Multiaddr]) -> None:
+    """Connect to a peer whose addresses p2pd may not know.
+
+    Raises:
+        P2PDaemonError: it cannot be dialled.
+    """
+    await _control(daemon).connect(peer, maddrs)
 
 
 async def unless_it_ends(daemon: P2P, calls: Coroutine[Any, Any, _Result], timeout_s: float) -> _Result:

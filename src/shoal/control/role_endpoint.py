@@ -12,6 +12,9 @@ from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import limits_for
 from shoal.transport.peers import StreamEndpoint
 
+_UPLINK = "uplink"
+"""In the directory that all roles of a launcher have their sockets in."""
+
 
 def open_role_endpoint(start: RoleStart, identity: Identity, metrics: MetricRegistry | None = None) -> StreamEndpoint:
     """Return the endpoint that a role was told to have, to be entered as an asynchronous context.
@@ -24,15 +27,17 @@ def open_role_endpoint(start: RoleStart, identity: Identity, metrics: MetricRegi
         ConfigError: on entering, if an address cannot be used.
     """
     config = start.config()
+    socket_path = Path(start.socket_path)
     return open_endpoint(
         identity=identity,
         run_id=RunId(start.run_id),
         role=start.role,
-        unix_path=Path(start.socket_path),
+        unix_path=socket_path,
         swarm_key=start.swarm_key if start.between_hosts else None,
         tcp=start.listen_tcp,
         announce=start.announce,
         max_upload_mbit=config.network.max_upload_mbit,
+        uplink_file=socket_path.parent / _UPLINK,
         limits=limits_for(config.health),
         metrics=metrics,
     )

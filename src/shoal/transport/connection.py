@@ -24,7 +24,7 @@ from shoal.ids import PeerId
 from shoal.transport.limits import TransportLimits
 from shoal.transport.link_meter import LinkMeter
 from shoal.transport.send_queue import Buffer, SendQueue
-from shoal.transport.upload_cap import UploadCap
+from shoal.transport.uplink import Uplink, Urgency
 from shoal.wire.frame import EncodedFrame, Frame
 from shoal.wire.frame_decoder import FrameDecoder
 from shoal.wire.handshake import HandshakeDecoder, Hello, Refusal, encode_handshake
@@ -119,7 +119,8 @@ class Connection(asyncio.BufferedProtocol):
         self._handshake: HandshakeDecoder | None = HandshakeDecoder()
         self._frames: FrameDecoder | None = None
         self._queue = SendQueue(piece_bytes=limits.piece_bytes, control_bytes=limits.control_batch_bytes)
-        self._cap: UploadCap | None = None
+        self._uplink: Uplink | None = None
+        self._written: Urgency | None = None
         self._next_turn: asyncio.Handle | None = None
         self._empty = anyio.Event()
         self._empty.set()
@@ -167,10 +168,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self.closing:
             self._transport.writelines([encode_handshake(said)])
 
-    def capped_by(self, cap: UploadCap) -> None:
-        """Hold frames of the bulk class back as the cap says; to be called before the connection stands."""
-        piece_bytes = min(self._limits.piece_bytes, cap.piece_bytes)
-        self._cap = cap
+    def leave_by(self, uplink: Uplink) -> None:
+        """Hold frames of the bulk class back as the uplink says; to be called before the connection stands."""
+        piece_bytes = min(self._limits.piece_bytes, uplink.piece_bytes or self._limits.piece_bytes)
+        self._uplink = uplink
         self._queue = SendQueue(piece_bytes=piece_bytes, control_bytes=self._limits.control_batch_bytes)
 
     def accept(self, peer: PeerId, number: int, meter: LinkMeter) -> None:
@@ -186,7 +187,9 @@ class Connection(asyncio.BufferedProtocol):
         That is the usual case, and the one in which time counts.
         """
         stream = self._transport
-        if frame.is_bulk or stream is None or self._cap is not None or self._queue or self.closing:
+        if frame.is_bulk or stream is None or self._queue or self.closing:
+            return False
+        if self._uplink is not None and self._uplink.is_capped:
             return False
         if stream.get_write_buffer_size() > 0:
             return False
@@ -324,8 +327,8 @@ class Connection(asyncio.BufferedProtocol):
             self._reason = f"connection failed: {exc}" if exc is not None else "connection closed"
         if self._next_turn is not None:
             self._next_turn.cancel()
-        if self._cap is not None:
-            self._cap.forget(self._write)
+        if self._uplink is not None:
+            self._uplink.forget(self._write)
         self._empty.set()
         self.settled.set()
         self._owner.on_lost(self, self._reason)
@@ -342,14 +345,18 @@ class Connection(asyncio.BufferedProtocol):
         for _ in range(_BATCHES_PER_TURN):
             if not self._queue or stream.get_write_buffer_size():
                 break
-            is_held = self._cap is not None and self._queue.has_bulk and not self._cap.allows(self._write)
+            urgency = self._queue.urgency
+            is_held = urgency is not None and self._uplink is not None and not self._uplink.allows(self._write, urgency)
             batch = self._queue.take(with_bulk=not is_held)
             if not batch:
                 break
             self.spoke = True
-            if self._cap is not None:
-                self._cap.spend(sum(map(len, batch)))
+            self._written = None if is_held else urgency
+            if self._uplink is not None:
+                self._uplink.spend(sum(map(len, batch)), self._written)
             stream.writelines(batch)
+        if self._uplink is not None:
+            self._uplink.steps(self._write, are_left=self._has_steps_left(stream))
         if not self.queued_bytes:
             self._empty.set()
             return
@@ -361,3 +368,9 @@ class Connection(asyncio.BufferedProtocol):
     def _empty_no_more(self) -> None:
         if self._empty.is_set():
             self._empty = anyio.Event()
+
+    def _has_steps_left(self, stream: Stream) -> bool:
+        """Whether the socket has not taken all frames of steps yet."""
+        if self._queue.urgency is Urgency.STEP:
+            return True
+        return self._written is Urgency.STEP and stream.get_write_buffer_size() > 0

@@ -16,7 +16,7 @@ from shoal.transport.peers import StreamEndpoint
 from shoal.transport.tcp import TcpCarrier
 from shoal.transport.tls import tls_contexts
 from shoal.transport.unix import UnixCarrier
-from shoal.transport.upload_cap import UploadCap
+from shoal.transport.uplink import Uplink
 
 
 def open_endpoint(
@@ -29,6 +29,7 @@ def open_endpoint(
     tcp: tuple[str, int] | None = None,
     announce: Sequence[str] = (),
     max_upload_mbit: float | None = None,
+    uplink_file: Path | None = None,
     limits: TransportLimits = DEFAULT_LIMITS,
     metrics: MetricRegistry | None = None,
 ) -> StreamEndpoint:
@@ -47,6 +48,7 @@ def open_endpoint(
             other hosts cannot dial this one, but it dials them.
         announce: hosts, or `host:port`, under which other hosts reach this one; empty: the addresses of the interfaces.
         max_upload_mbit: the most to send to other hosts, in millions of bits per second; None: no limit.
+        uplink_file: by which the processes of this host share that limit; None: this one has it for itself.
         metrics: None makes a registry of its own.
 
     Raises:
@@ -56,8 +58,8 @@ def open_endpoint(
     carriers: list[Carrier] = [UnixCarrier(unix_path, socket_buffer_bytes=limits.socket_buffer_bytes, machine=machine)]
     if swarm_key is not None:
         contexts = tls_contexts(identity, swarm_key)
-        cap = None if max_upload_mbit is None else UploadCap(max_upload_mbit)
-        carriers.append(TcpCarrier(contexts, listen_on=tcp, announce=announce, cap=cap))
+        uplink = Uplink(max_upload_mbit, shared=uplink_file)
+        carriers.append(TcpCarrier(contexts, listen_on=tcp, announce=announce, uplink=uplink))
     elif tcp is not None:
         raise ConfigError("listening for other hosts needs the swarm's key; make one with `shoal key new`")
     return StreamEndpoint(identity.peer_id, run_id, role, carriers, limits, metrics=metrics)

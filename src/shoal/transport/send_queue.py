@@ -1,11 +1,13 @@
 """What goes next on one connection: control frames first, the payloads of bulk frames in pieces. Decisions only.
 
-    put(frame) --> control ----------------------------> \\
-               --> bulk (FIFO) --> the one that is open --> take() --> one batch for the stream
+    put(frame) --> control -----------------------------------> \\
+               --> step ---------> \\                             take() --> one batch for the stream
+               --> background --> the one whose payload is open -/
 
 Promises, of any order of `put` and `take`:
 
-- Frames of one class leave in the order in which they were put.
+- Frames of one class leave in the order in which they were put; a bulk frame of a step goes before those of the
+  background (averages, state) that have not begun to leave.
 - A control frame that is put leaves with the next batches: it waits for control frames before it, and for what has been
   taken already, never for the rest of a tensor.
 - A bulk frame never overtakes a control frame that was put before it. Those put later do not hold it up either: as soon
@@ -17,9 +19,14 @@ from __future__ import annotations
 
 from collections import deque
 
+from shoal.transport.uplink import Urgency
 from shoal.wire.frame import MIN_PIECE_BYTES, PIECE_HEADER, PIECE_MAGIC, EncodedFrame
+from shoal.wire.messages import Traffic
 
 Buffer = bytes | bytearray | memoryview
+
+_OF_STEPS = frozenset({Traffic.ACTIVATIONS, Traffic.GRADIENTS, Traffic.CONTROL})
+"""What a bulk frame carries that a step waits for."""
 
 
 class SendQueue:
@@ -38,9 +45,10 @@ class SendQueue:
         self._num_control_put = 0
         self._num_control_taken = 0
         # With each bulk frame the number of control frames that were put before it.
-        self._bulk: deque[tuple[int, EncodedFrame]] = deque()
+        self._bulk: dict[Urgency, deque[tuple[int, EncodedFrame]]] = {urgency: deque() for urgency in Urgency}
         self._open: deque[memoryview] = deque()  # what is left of the payload that has begun to leave
         self._open_bytes = 0
+        self._open_urgency = Urgency.BACKGROUND
         self._queued_bytes = 0
 
     def __bool__(self) -> bool:
@@ -52,15 +60,22 @@ class SendQueue:
         return self._queued_bytes
 
     @property
-    def has_bulk(self) -> bool:
-        """Whether a bulk frame, or a part of one, is still here."""
-        return self._open_bytes > 0 or bool(self._bulk)
+    def urgency(self) -> Urgency | None:
+        """Of the bulk frames that are still here, or a part of one; None: there is none.
+
+        A step that waits for the rest of a background frame to leave makes that rest urgent.
+        """
+        for urgency, frames in self._bulk.items():
+            if frames or (self._open_bytes and self._open_urgency is urgency):
+                return urgency
+        return None
 
     def put(self, frame: EncodedFrame) -> None:
         """Append a frame."""
         self._queued_bytes += frame.num_bytes
         if frame.is_bulk:
-            self._bulk.append((self._num_control_put, frame))
+            urgency = Urgency.STEP if frame.traffic in _OF_STEPS else Urgency.BACKGROUND
+            self._bulk[urgency].append((self._num_control_put, frame))
         else:
             self._num_control_put += 1
             self._control.append(frame)
@@ -89,8 +104,7 @@ class SendQueue:
             batch.append(PIECE_HEADER.pack(PIECE_MAGIC, num_bytes))
             self._take_payload(batch, num_bytes)
             left_bytes -= num_bytes
-        while left_bytes > 0 and self._bulk and self._bulk[0][0] <= self._num_control_taken:
-            _, frame = self._bulk.popleft()
+        while left_bytes > 0 and (frame := self._next_bulk()) is not None:
             self._open.extend(frame.payload)
             self._open_bytes = frame.payload_bytes
             left_bytes -= len(frame.head)
@@ -102,6 +116,14 @@ class SendQueue:
             left_bytes -= num_bytes
             if self._open_bytes:
                 return
+
+    def _next_bulk(self) -> EncodedFrame | None:
+        """Remove and return the bulk frame that may begin to leave now."""
+        for urgency, frames in self._bulk.items():
+            if frames and frames[0][0] <= self._num_control_taken:
+                self._open_urgency = urgency
+                return frames.popleft()[1]
+        return None
 
     def _take_payload(self, batch: list[Buffer], num_bytes: int) -> None:
         """Move the next bytes of the open payload to the batch."""

@@ -15,7 +15,7 @@ from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.transport.connection import Connection
 from shoal.transport.tls import TlsContexts
 from shoal.transport.tls_stream import TlsStream
-from shoal.transport.upload_cap import UploadCap
+from shoal.transport.uplink import Uplink
 
 _SCHEME: Final = "tcp:"
 _BACKLOG: Final = 128
@@ -25,6 +25,9 @@ _KEEPALIVE_IDLE: Final = getattr(socket, "TCP_KEEPIDLE", getattr(socket, "TCP_KE
 _KEEPALIVE_INTERVAL_S: Final = 1
 _KEEPALIVE_PROBES: Final = 3
 _UNSENT_BYTES: Final = 128 * 1024
+_CONGESTION_CONTROL: Final = b"bbr"
+"""It takes the rate that the link has for its measure, not the packets that are lost (Cardwell et al., ACM Queue 2016):
+at 20 Mbit/s, 150 ms and 0.5 % loss it brings 12 times what cubic does."""
 _WILDCARDS: Final = ("0.0.0.0", "::")
 # From <linux/sockios.h>: the IPv4 address of a network interface.
 _SIOCGIFADDR: Final = 0x8915
@@ -41,19 +44,19 @@ class TcpCarrier:
         *,
         listen_on: tuple[str, int] | None,
         announce: Sequence[str],
-        cap: UploadCap | None = None,
+        uplink: Uplink,
     ) -> None:
         """Remember what to do; nothing is opened yet.
 
         Args:
             listen_on: address (0.0.0.0: all interfaces) and port (0: any free one); None: only dials.
             announce: hosts, or `host:port`, under which others reach this one; empty: the addresses listened on.
-            cap: limits what all connections together send; None: no limit.
+            uplink: decides which connection sends tensors next.
         """
         self._contexts = contexts
         self._listen_on = listen_on
         self._announce = tuple(announce)
-        self._cap = cap
+        self._uplink = uplink
         self._server: asyncio.Server | None = None
 
     async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
@@ -64,7 +67,7 @@ class TcpCarrier:
         def accept() -> TlsStream:
             connection = make()
             connection.prepare = lambda sock: self._prepare_accepted(connection, sock)
-            self._hold(connection)
+            connection.leave_by(self._uplink)
             return TlsStream(connection, self._contexts.server, server_side=True)
 
         loop = asyncio.get_running_loop()
@@ -79,7 +82,7 @@ class TcpCarrier:
     async def connect(self, address: str, connection: Connection) -> None:
         host, port = split_host_port(address.removeprefix(_SCHEME))
         connection.prepare = self._prepare
-        self._hold(connection)
+        connection.leave_by(self._uplink)
         loop = asyncio.get_running_loop()
         await loop.create_connection(
             lambda: TlsStream(connection, self._contexts.client, server_side=False), host, port
@@ -88,10 +91,6 @@ class TcpCarrier:
     def stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
-
-    def _hold(self, connection: Connection) -> None:
-        if self._cap is not None:
-            connection.capped_by(self._cap)
 
     def _prepare_accepted(self, connection: Connection, sock: socket.socket) -> None:
         self._prepare(sock)
@@ -104,12 +103,16 @@ class TcpCarrier:
         No TCP_USER_TIMEOUT: Linux also ends connections by it whose other end is alive and only reads too slowly (its
         window is closed for that long). Heartbeats tell the two apart; keepalive is for what has none, such as a
         handshake. The sizes of the buffers are left to the kernel, which follows the link's bandwidth and delay; but
-        what it holds beyond what is under way cannot be overtaken any more, so that is bounded.
+        what it holds beyond what is under way cannot be overtaken any more, so that is bounded. Where the system does
+        not have BBR, or does not allow it to this user, its own congestion control stays.
         """
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        if hasattr(socket, "TCP_CONGESTION"):
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION_CONTROL)
         if _KEEPALIVE_IDLE is not None:
             sock.setsockopt(socket.IPPROTO_TCP, _KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -326,6 +327,47 @@ async def test_a_node_finds_back_by_its_neighbours_when_the_initial_peer_is_gone
             await _lose_daemon(third)
             await third.revive()
             assert [r.peer for r in await third.get(("stage.0",))] == [second_key.peer_id]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_nodes_that_begin_anew_when_the_initial_peer_is_gone_for_good_find_each_other(
+    tmp_path: Path, at_once: bool
+) -> None:
+    first_key, second_key, third_key = (Identity.generate() for _ in range(3))
+    async with await _node(tmp_path, first_key) as first:
+        maddrs = await first.visible_maddrs()
+        async with (
+            await _node(tmp_path, second_key, maddrs) as second,
+            await _node(tmp_path, third_key, maddrs) as third,
+        ):
+            expiry = CLOCK.unix_s() + 120
+            assert await second.store("stage.0", _sealed(second_key, expiry), expiry)
+            for node in (second, third):
+                assert await node.get(("stage.0",))
+            await first.aclose()
+            for node in (second, third):
+                await _lose_daemon(node)
+            if at_once:
+                async with anyio.create_task_group() as tasks:
+                    for node in (second, third):
+                        tasks.start_soon(_tried, node)
+            else:
+                with pytest.raises(BootstrapError, match="none of the initial peers answered"):
+                    await second.revive()
+                assert not second.alive, "it is up, but has found nobody"
+                await third.revive()
+            with anyio.fail_after(120):
+                while not (second.alive and third.alive):
+                    for node in (second, third):
+                        await _tried(node)
+            assert await second.store("stage.0", _sealed(second_key, expiry + 1), expiry + 1)
+            assert [r.peer for r in await third.get(("stage.0",))] == [second_key.peer_id]
+
+
+async def _tried(node: DhtNode) -> None:
+    with suppress(BootstrapError):
+        if not node.alive:
+            await node.revive()
 
 
 async def test_a_node_alone_is_revived_alone_and_elsewhere_if_its_port_is_taken(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.integration.transport.samples import ALICE, BOB, CAROL, KEY, MIB, ove
 
 from shoal.errors import ConfigError
 from shoal.ids import RunId
+from shoal.transport import tcp
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import TransportLimits
@@ -23,6 +24,7 @@ from shoal.transport.peers import StreamEndpoint
 from shoal.transport.tcp import TcpCarrier, own_hosts, split_host_port
 from shoal.transport.tls import tls_contexts
 from shoal.transport.unix import UnixCarrier
+from shoal.transport.uplink import Uplink
 from shoal.wire.messages import Hop, Traffic
 from shoal.wire.messages.step import Forward, Opened
 from shoal.wire.tensors import WireTensor
@@ -193,6 +195,25 @@ async def test_a_host_that_listens_nowhere_can_dial_and_is_answered(host: Any) -
     assert await take(a, 2) == [PeerUp(b.peer_id), Received(b.peer_id, Opened(step(2)))]
 
 
+@pytest.mark.parametrize("wanted", [b"reno", b"no such algorithm"])
+async def test_both_ends_have_the_congestion_control_that_the_system_lets_them_have(
+    host: Any, monkeypatch: pytest.MonkeyPatch, wanted: bytes
+) -> None:
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is None:
+        pytest.skip("this system has one for all connections")
+    with socket.socket() as plain:
+        usual = plain.getsockopt(socket.IPPROTO_TCP, option, 16)
+    assert tcp._CONGESTION_CONTROL == b"bbr"
+    # Which every Linux has, and every user may have.
+    monkeypatch.setattr(tcp, "_CONGESTION_CONTROL", wanted)
+    a, b = await linked(host)
+    for end, other in ((a, b), (b, a)):
+        connection = end._peers[other.peer_id].connection
+        has = connection.socket.getsockopt(socket.IPPROTO_TCP, option, 16)
+        assert has.rstrip(b"\0") == (b"reno" if wanted == b"reno" else usual.rstrip(b"\0"))
+
+
 async def test_what_is_announced_and_what_cannot_be_listened_on(host: Any, folder: Path) -> None:
     b = await host(BOB)
     contexts = tls_contexts(ALICE, KEY)
@@ -203,7 +224,7 @@ async def test_what_is_announced_and_what_cannot_be_listened_on(host: Any, folde
             ("tcp:203.0.113.7:{port}", "tcp:example.org:7", "tcp:[2001:db8::1]:{port}"),
         ),
     ):
-        carrier = TcpCarrier(contexts, listen_on=("0.0.0.0", 0), announce=announce)
+        carrier = TcpCarrier(contexts, listen_on=("0.0.0.0", 0), announce=announce, uplink=Uplink())
         addresses = await carrier.listen(lambda: pytest.fail("nobody dials"))
         port = split_host_port(addresses[0].removeprefix("tcp:"))[1]
         assert addresses == tuple(address.format(port=port) for address in expected)

@@ -34,3 +34,4 @@ def test_no_more_is_sent_to_other_hosts_than_configured(
     role_endpoint.open_role_endpoint(start, Identity.generate())
     [options] = given
     assert options["max_upload_mbit"] == max_upload_mbit
+    assert options["uplink_file"] == tmp_path / "uplink", "the same for all roles of a launcher"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import anyio
+import pytest
 
 from shoal.clock import SystemClock
 from shoal.ids import PeerId, StepKey
@@ -14,9 +15,11 @@ from shoal.transport.connection import Connection, ConnectionOwner, Stream
 from shoal.transport.limits import TransportLimits
 from shoal.transport.link_meter import LinkMeter
 from shoal.transport.send_queue import Buffer
-from shoal.transport.upload_cap import UploadCap
+from shoal.transport.uplink import Uplink, Urgency
 from shoal.wire.frame import EncodedFrame, encode_frame
-from shoal.wire.messages.step import Refused
+from shoal.wire.messages import Traffic
+from shoal.wire.messages.step import Forward, Refused
+from shoal.wire.tensors import WireTensor
 
 
 @dataclass
@@ -43,6 +46,9 @@ class FakeOwner:
     def on_connect(self, connection: Connection) -> None:
         pass
 
+    def on_lost(self, connection: Connection, reason: str) -> None:
+        pass
+
     def allocate(self, num_bytes: int) -> memoryview:
         raise AssertionError("nothing is received")
 
@@ -51,11 +57,11 @@ def frame(number: int) -> EncodedFrame:
     return encode_frame(Refused(StepKey(0, 0, number, 0), "no"))
 
 
-def connection_over(stream: FakeStream, limits: TransportLimits, cap: UploadCap | None = None) -> Connection:
+def connection_over(stream: FakeStream, limits: TransportLimits, uplink: Uplink | None = None) -> Connection:
     connection = Connection(cast("ConnectionOwner", FakeOwner()), limits)
     connection.connected(cast("Stream", stream))
-    if cap is not None:
-        connection.capped_by(cap)
+    if uplink is not None:
+        connection.leave_by(uplink)
     connection.accept(PeerId("peer"), 1, LinkMeter(SystemClock()))
     return connection
 
@@ -81,13 +87,45 @@ async def test_a_control_frame_goes_to_an_idle_stream_at_once_and_never_before_t
 
 
 async def test_control_frames_count_against_the_upload_cap() -> None:
-    class CountingCap(UploadCap):
+    class CountingUplink(Uplink):
         spent_bytes = 0
 
-        def spend(self, num_bytes: int) -> None:
+        def spend(self, num_bytes: int, urgency: Urgency | None) -> None:
+            assert urgency is None
             self.spent_bytes += num_bytes
 
-    cap = CountingCap(1.0)
-    connection = connection_over(FakeStream(), TransportLimits(), cap)
+    uplink = CountingUplink(1.0)
+    connection = connection_over(FakeStream(), TransportLimits(), uplink)
     connection.send(frame(0))
-    assert cap.spent_bytes == frame(0).num_bytes
+    assert uplink.spent_bytes == frame(0).num_bytes
+
+
+def tensor_frame(traffic: Traffic) -> EncodedFrame:
+    return encode_frame(Forward(StepKey(0, 0, 0, 0), 0), [WireTensor("uint8", (9,), memoryview(bytes(9)))], traffic)
+
+
+@pytest.mark.parametrize("traffic", [Traffic.STATE, Traffic.PSEUDO_GRADIENTS])
+async def test_averages_and_state_leave_when_the_socket_has_taken_the_tensors_of_steps(traffic: Traffic) -> None:
+    uplink, stepping, averaging = Uplink(), FakeStream(), FakeStream()
+    to_next, to_replica = (connection_over(each, TransportLimits(), uplink) for each in (stepping, averaging))
+    stepping.full = True
+    to_next.send(tensor_frame(Traffic.ACTIVATIONS))
+    to_replica.send(tensor_frame(traffic))
+    to_replica.send(frame(1))
+    await anyio.wait_all_tasks_blocked()
+    assert averaging.written == [frame(1).head], "of the replica's, control frames alone"
+    stepping.full = False
+    to_next.resume_writing()
+    with anyio.fail_after(60):
+        await to_replica.flushed()
+    assert len(averaging.written) > 1
+
+
+async def test_a_connection_that_ends_with_tensors_of_a_step_holds_up_nothing() -> None:
+    uplink, stepping, averaging = Uplink(), FakeStream(), FakeStream()
+    to_next, to_replica = (connection_over(each, TransportLimits(), uplink) for each in (stepping, averaging))
+    stepping.full = True
+    to_next.send(tensor_frame(Traffic.GRADIENTS))
+    to_next.connection_lost(None)
+    to_replica.send(tensor_frame(Traffic.STATE))
+    assert averaging.written

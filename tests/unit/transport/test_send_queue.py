@@ -11,6 +11,7 @@ from tests.unit.wire.decoded import decoded
 
 from shoal.ids import StepKey
 from shoal.transport.send_queue import Buffer, SendQueue
+from shoal.transport.uplink import Urgency
 from shoal.wire.frame import MIN_PIECE_BYTES, EncodedFrame, encode_frame
 from shoal.wire.frame_decoder import FrameDecoder
 from shoal.wire.messages import Message, Traffic
@@ -28,9 +29,9 @@ def control(number: int) -> EncodedFrame:
     return encode_frame(Abort(key(number)))
 
 
-def bulk(number: int, num_bytes: int) -> EncodedFrame:
+def bulk(number: int, num_bytes: int, traffic: Traffic = Traffic.ACTIVATIONS) -> EncodedFrame:
     data = bytes([number % 251]) * num_bytes
-    return encode_frame(Forward(key(number), 0), [WireTensor("uint8", (num_bytes,), memoryview(data))])
+    return encode_frame(Forward(key(number), 0), [WireTensor("uint8", (num_bytes,), memoryview(data))], traffic)
 
 
 def queue(piece_bytes: int = PIECE, control_bytes: int = 1000) -> SendQueue:
@@ -91,12 +92,28 @@ def test_a_tensor_does_not_overtake_the_control_frames_before_it() -> None:
 
 def test_a_message_sent_as_bulk_keeps_its_place_behind_the_tensors_before_it() -> None:
     sending, decoder = queue(), FrameDecoder()
-    sending.put(bulk(0, 5 * PIECE))
+    sending.put(bulk(0, 5 * PIECE, Traffic.STATE))
     sending.put(encode_frame(Abort(key(1)), (), Traffic.STATE))
     messages: list[Message] = []
     while sending:
         messages += messages_of(decoder, sending.take())
     assert messages == [Forward(key(0), 0), Abort(key(1))]
+
+
+@pytest.mark.parametrize("traffic", [Traffic.STATE, Traffic.PSEUDO_GRADIENTS])
+def test_a_step_overtakes_what_has_not_begun_to_leave_and_makes_urgent_what_has(traffic: Traffic) -> None:
+    sending, decoder = queue(), FrameDecoder()
+    sending.put(bulk(0, 5 * PIECE, traffic))
+    sending.put(bulk(1, PIECE, traffic))
+    assert messages_of(decoder, sending.take()) == []
+    assert sending.urgency is Urgency.BACKGROUND
+    sending.put(bulk(2, PIECE))
+    messages: list[Message] = []
+    while sending:
+        assert sending.urgency is (Urgency.BACKGROUND if Forward(key(2), 0) in messages else Urgency.STEP)
+        messages += messages_of(decoder, sending.take())
+    assert messages == [Forward(key(number), 0) for number in (0, 2, 1)]
+    assert sending.urgency is None
 
 
 def test_what_is_held_back_lets_control_frames_through() -> None:
@@ -105,7 +122,7 @@ def test_what_is_held_back_lets_control_frames_through() -> None:
     sending.put(control(1))
     assert sending.take(with_bulk=False) == [control(1).head]
     assert sending.take(with_bulk=False) == []
-    assert sending.has_bulk
+    assert sending.urgency is Urgency.STEP
     assert num_bytes_of(sending.take()) > PIECE // 2
 
 
@@ -125,17 +142,23 @@ def test_a_long_control_frame_leaves_whole() -> None:
 
 
 @given(
-    puts=st.lists(st.one_of(st.none(), st.integers(0, 5 * PIECE), st.just("take"), st.just("hold")), max_size=60),
+    puts=st.lists(
+        st.one_of(
+            st.none(),
+            st.tuples(st.integers(0, 5 * PIECE), st.sampled_from((Traffic.ACTIVATIONS, Traffic.STATE))),
+            st.sampled_from(("take", "hold")),
+        ),
+        max_size=60,
+    ),
     piece_bytes=st.integers(1, 3 * MIN_PIECE_BYTES),
     control_bytes=st.integers(1, 300),
 )
 def test_whatever_is_put_and_taken_in_any_order_the_promises_hold(
-    puts: list[int | str | None], piece_bytes: int, control_bytes: int
+    puts: list[str | tuple[int, Traffic] | None], piece_bytes: int, control_bytes: int
 ) -> None:
     sending, decoder = queue(piece_bytes, control_bytes), FrameDecoder()
     got: list[int] = []
-    put_control: list[int] = []
-    put_bulk: list[int] = []
+    put: dict[Traffic, list[int]] = {traffic: [] for traffic in Traffic}
 
     def take(with_bulk: bool = True) -> None:
         batch = sending.take(with_bulk=with_bulk)
@@ -146,8 +169,8 @@ def test_whatever_is_put_and_taken_in_any_order_the_promises_hold(
         if isinstance(what, str):
             take(what == "take")
             continue
-        frame = control(number) if what is None else bulk(number, what)
-        (put_control if what is None else put_bulk).append(number)
+        frame = control(number) if what is None else bulk(number, *what)
+        put[frame.traffic].append(number)
         before = sending.queued_bytes
         sending.put(frame)
         assert sending.queued_bytes == before + frame.num_bytes
@@ -155,8 +178,9 @@ def test_whatever_is_put_and_taken_in_any_order_the_promises_hold(
         take()
     assert sending.queued_bytes == 0
     assert sending.take() == []
-    assert [number for number in got if number in put_control] == put_control
-    assert [number for number in got if number in put_bulk] == put_bulk
+    for numbers in put.values():
+        assert [number for number in got if number in numbers] == numbers
+    controls = put.pop(Traffic.CONTROL)
     for place, number in enumerate(got):
-        if number in put_bulk:
-            assert {earlier for earlier in put_control if earlier < number} <= set(got[:place])
+        if number not in controls:
+            assert {earlier for earlier in controls if earlier < number} <= set(got[:place])
