@@ -106,6 +106,14 @@ async def find_on_lan(swarm_key: bytes, experiment_prefix: str | None, within_s:
     return max(found, key=lambda swarm: swarm.unix_s, default=None)
 
 
+async def hears_itself(within_s: float) -> bool:
+    """Return whether an announcement of this host comes back to it, as one of another host of the network would come;
+    raises as `find_on_lan`."""
+    mark = os.urandom(8).hex()
+    async with service_announced(SERVICE, mark, 0, {}):
+        return bool(await services(SERVICE, mark, lambda service: service.name, within_s))
+
+
 @asynccontextmanager
 async def service_announced(kind: str, mark: str, port: int, text: Mapping[str, bytes]) -> AsyncGenerator[None]:
     """Announce a service of this host whose name begins with a mark; raises as `announced` does."""

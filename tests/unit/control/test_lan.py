@@ -11,7 +11,7 @@ import pytest
 from zeroconf import NonUniqueNameException, ServiceStateChange
 
 from shoal.control import lan
-from shoal.control.lan import FoundSwarm, announced, find_on_lan, mark_of, opened, sealed
+from shoal.control.lan import FoundSwarm, announced, find_on_lan, hears_itself, mark_of, opened, sealed
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 PEERS = tuple(
@@ -66,6 +66,10 @@ def _browser(names: list[str]) -> type:
             pass
 
     return Browser
+
+
+async def test_an_announcement_of_this_host_comes_back_to_it() -> None:
+    assert await hears_itself(60.0)
 
 
 @pytest.mark.anyio

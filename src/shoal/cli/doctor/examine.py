@@ -19,6 +19,7 @@ from shoal.cli.doctor.host_facts import (
     devices_of,
     hub_for,
     key_file_at,
+    lan_of,
     misread,
     said_servers,
     see_host,
@@ -85,6 +86,7 @@ async def _see(facts: Facts, config: Config, origins: Mapping[str, str], deadlin
         tasks.start_soon(note, "addresses", lambda: addresses_of(config))
         tasks.start_soon(note, "daemon", daemon_file)
         tasks.start_soon(note, "devices", lambda: devices_of(config, deadline.remaining_s()))
+        tasks.start_soon(note, "lan", lambda: lan_of(config, _key(config)))
         tasks.start_soon(note, "hub", lambda: hub_for(config, origins))
         tasks.start_soon(see_run)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shoal.cli.doctor.diagnosis import Judged, skipped
 from shoal.control.initial_peers import Obstacle
+from shoal.control.lan import FoundSwarm
 from shoal.ids import PeerId
 from shoal.runtime.run_dir import FoundDir
 from shoal.runtime.run_note import RunNote
@@ -149,6 +150,23 @@ class HubLook:
 
 
 @dataclass(frozen=True)
+class LanSeen:
+    """What mDNS brings on the networks of this host.
+
+    Attributes:
+        hears_itself: an announcement of this host comes back to it.
+        found: the run that is announced to those who have this host's key, and where it can be joined.
+        needs_it: nobody has said where the swarm is.
+        problem: why nothing can be announced or looked for, or empty.
+    """
+
+    hears_itself: bool
+    found: FoundSwarm | None
+    needs_it: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class RunsHere:
     """The launchers of this user on this host, and the directories of dead ones."""
 
@@ -191,6 +209,7 @@ class Facts:
     cores: WantedCores | Judged
     compiler: Judged
     hub: HubLook | Judged
+    lan: LanSeen | Judged
     runs: RunsHere | Judged
 
 
@@ -223,5 +242,6 @@ def nothing_seen(within_s: float, why: str = "") -> Facts:
         cores=unknown,
         compiler=unknown,
         hub=unknown,
+        lan=unknown,
         runs=unknown,
     )

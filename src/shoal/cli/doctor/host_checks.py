@@ -17,6 +17,7 @@ from shoal.cli.doctor.facts import (
     HostAddresses,
     HubLook,
     KeyFile,
+    LanSeen,
     RunsHere,
     StageRoom,
     SwarmSeen,
@@ -327,6 +328,24 @@ def hub(found: HubLook) -> Judged:
     )
 
 
+def lan(found: LanSeen) -> Judged:
+    """Whether a run can be found on the local network, or is."""
+    if found.found is not None:
+        return ok(f"run {found.found.experiment_prefix} is announced, at {', '.join(found.found.initial_peers)}")
+    if found.hears_itself:
+        return ok(
+            "announcements come back to this host, and none is of a run of this swarm's key; where a router or a "
+            "Wi-Fi access point keeps them from other hosts, `shoal invite` and `shoal join` need none"
+        )
+    evidence = f"announcements by mDNS do not come through here{found.problem and ': '}{found.problem}"
+    if not found.needs_it:
+        return ok(f"{evidence}; the initial peers are known without")
+    return warning(
+        evidence,
+        "join by an invitation: `shoal invite` on the client's host, `shoal join` here; or let UDP port 5353 through",
+    )
+
+
 def runs(facts: Facts) -> Judged:
     """Whether something else of shoal runs here, or is left of what did."""
     found = facts.runs
@@ -367,6 +386,7 @@ HOST_CHECKS = (
     Check("host.ports", "ports are free", ports),
     Check("host.addresses", "others can dial this host", about(lambda facts: facts.addresses, addresses)),
     Check("host.hub", "the hub can be reached", about(lambda facts: facts.hub, hub)),
+    Check("host.lan", "a run is found on the local network", about(lambda facts: facts.lan, lan)),
     Check("host.runs", "nothing else of shoal runs here", runs),
 )
 """In the order in which they are read."""

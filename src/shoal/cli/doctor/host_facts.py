@@ -31,6 +31,7 @@ from shoal.cli.doctor.facts import (
     HostAddresses,
     HubLook,
     KeyFile,
+    LanSeen,
     RunsHere,
     StageRoom,
     WantedCores,
@@ -45,6 +46,7 @@ from shoal.config import Config, config_to_json
 from shoal.config.per_server import of_server
 from shoal.control.dht_ports import check_port_free
 from shoal.control.initial_peers import parse
+from shoal.control.lan import FoundSwarm, find_on_lan, hears_itself
 from shoal.errors import ConfigError
 from shoal.identity import KEY_BYTES, swarm_key_fingerprint
 from shoal.model.cpp_compiler import require_compiler
@@ -64,6 +66,8 @@ _DAEMON_TRIED_S: Final = 3.0
 _NOT_STARTED: Final = (126, 127)
 """Exit codes of what begins a program, and cannot."""
 _HUB_TIMEOUT_S: Final = 2.0
+_LAN_S: Final = 2.0
+"""An announcement is repeated within a second."""
 _HUB: Final = "https://huggingface.co"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _COME_WITH_SHOAL: Final = ("pydoc-topics", "digits", "tones")
@@ -270,6 +274,31 @@ async def addresses_of(config: Config) -> HostAddresses:
         unresolved=tuple(unresolved),
         peers=tuple(peers),
     )
+
+
+async def lan_of(config: Config, key: bytes | None) -> LanSeen | Judged:
+    """Look for the run on the local networks, and whether one could be found there."""
+    if not config.network.lan:
+        return skipped("network.lan is off")
+    if key is None:
+        return skipped("a run is looked for by the swarm's key, and there is none")
+    found: list[FoundSwarm | None] = []
+    heard: list[bool] = []
+
+    async def look() -> None:
+        found.append(await find_on_lan(key, None, _LAN_S))
+
+    async def listen() -> None:
+        heard.append(await hears_itself(_LAN_S))
+
+    problem = ""
+    try:
+        async with anyio.create_task_group() as tasks:
+            for work in (look, listen):
+                tasks.start_soon(work)
+    except* OSError as errors:
+        problem = str(errors.exceptions[0])
+    return LanSeen(any(heard), next(iter(found), None), not config.network.initial_peers, problem)
 
 
 async def daemon_file() -> DaemonFile:

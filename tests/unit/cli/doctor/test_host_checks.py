@@ -22,6 +22,7 @@ from shoal.cli.doctor.facts import (
     Folder,
     HostAddresses,
     KeyFile,
+    LanSeen,
     RunsHere,
     StageRoom,
     SwarmSeen,
@@ -30,6 +31,7 @@ from shoal.cli.doctor.facts import (
     nothing_seen,
 )
 from shoal.config import Config, load_config
+from shoal.control.lan import FoundSwarm
 from shoal.runtime.run_dir import FoundDir, RunDir, found_dirs, remove_dead_dir
 from shoal.runtime.run_note import RunNote
 from shoal.server.visible_gpus import VisibleGpus
@@ -445,6 +447,31 @@ async def test_a_hub_that_cannot_be_reached_is_found_where_something_is_fetched_
     assert isinstance(await host_facts.hub_for(of_hub, {}), Judged)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert isinstance(await host_facts.hub_for(of_hub, key), Judged)
+
+
+def test_a_run_of_the_local_network_is_told_and_what_keeps_one_from_being_found_where_it_counts() -> None:
+    there = FoundSwarm("herd", ("/ip4/10.0.0.7/tcp/50000/p2p/12D3KooWx",), 1.0)
+    found(host_checks.lan(LanSeen(True, there, True)), Condition.OK, "run herd is announced, at /ip4/10.0.0.7", "")
+    found(host_checks.lan(LanSeen(True, None, True)), Condition.OK, "come back to this host, and none is of a run", "")
+    deaf = host_checks.lan(LanSeen(False, None, True, "no interface"))
+    found(deaf, Condition.WARNING, "do not come through here: no interface", "`shoal invite` on the client's host")
+    found(host_checks.lan(LanSeen(False, None, False)), Condition.OK, "the initial peers are known without", "")
+
+
+async def test_the_local_network_is_listened_to_with_the_key_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(await host_facts.lan_of(config_of(network={"lan": False}), KEY), Judged)
+    assert isinstance(await host_facts.lan_of(config_of(), None), Judged)
+    peers = {"initial_peers": ["/ip4/10.0.0.7/tcp/50000/p2p/12D3KooWx"]}
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    async def cut_off(_: float) -> bool:
+        raise OSError("no interface")
+
+    monkeypatch.setattr(host_facts, "find_on_lan", nothing)
+    monkeypatch.setattr(host_facts, "hears_itself", cut_off)
+    assert await host_facts.lan_of(config_of(network=peers), KEY) == LanSeen(False, None, False, "no interface")
 
 
 def test_the_runs_of_this_host_are_found_by_what_their_launchers_hold(
