@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What the forms of pseudo-gradients cost in bytes and in learning: the tables of docs/learning.md.
 
-    python benchmarks/learning.py bytes                            all forms, 2 and 4 replicas: about eight minutes
-    python benchmarks/learning.py loss                             20 rounds, seeds 0, 1, 2: about half an hour
+    python benchmarks/learning.py bytes                            all forms, 2 and 4 replicas: about ten minutes
+    python benchmarks/learning.py loss                             20 rounds, seeds 0, 1, 2: about 40 minutes
     python benchmarks/learning.py loss --forms none,2bit --rounds 80 --seeds 0 --json loss.json
 
 Real swarms, started as `shoal run-local` does, of one stage. Servers of one host would read each other's memory;
@@ -13,10 +13,12 @@ bytes: 10.4 million parameters, two rounds. Counted is all that servers send for
     payload      bytes that one replica's pseudo-gradient is encoded as
     fewer        as float32 it has so many times as many
     framing      what is sent beside payloads, as a part of all that is sent
-    DDP          bytes of the bfloat16 gradients of 30 steps in a ring, over those of one round
+    DDP          bytes of the bfloat16 gradients of 30 steps in a ring, over those of their rounds
 
 loss: four replicas of the sandbox's model, 30 steps a round. Compared are losses on held-out text after the last round,
 by seed. Sparse forms have no outer momentum and an outer rate of 1: what is sent late is their momentum.
+
+With "/3" a round averages a third of the parameters (`diloco.fragments`), after 10 steps instead of 30.
 
 Exit code: 0 if every form saves as much, and learns as well, as it should, else 1.
 """
@@ -60,6 +62,7 @@ class Form:
     Attributes:
         least_saving: How many times fewer bytes than float32 a payload has at least.
         most_gap: How much higher the loss may be than without a codec, as a part of that; None: it is only shown.
+        fragments: Of the parameters, one of which each round averages.
     """
 
     name: str
@@ -67,16 +70,18 @@ class Form:
     outer: tuple[str, ...]
     least_saving: float
     most_gap: float | None
+    fragments: int
 
     @property
     def is_gathered(self) -> bool:
-        return self.least_saving > 2
+        return self.least_saving / self.fragments > 2
 
 
 def form(name: str, outer: tuple[str, ...], least_saving: float, most_gap: float | None, density: str = "") -> Form:
-    flags = [f"--diloco.averaging-compression={name.partition(' ')[0]}"]
+    codec, _, fragments = name.partition(" ")[0].partition("/")
+    flags = [f"--diloco.averaging-compression={codec}", f"--diloco.fragments={fragments or 1}"]
     flags += [f"--diloco.averaging-density={density}"] if density else []
-    return Form(name, tuple(flags), outer, least_saving, most_gap)
+    return Form(name, tuple(flags), outer, least_saving, most_gap, int(fragments or 1))
 
 
 FORMS = (
@@ -88,6 +93,9 @@ FORMS = (
     form("2bit", NESTEROV, 15, 0.01),
     form("sparse 6.25 %", MEAN, 64, 0.015, "0.0625"),
     form("sparse 1.56 %", MEAN, 200, None, "0.015625"),
+    form("none/3", NESTEROV, 3, None),
+    form("int4/3", NESTEROV, 3 * 7.8, None),
+    form("2bit/3", NESTEROV, 3 * 15, None),
 )
 
 
@@ -130,7 +138,8 @@ class Bytes:
 
     @property
     def against_ddp(self) -> float:
-        return H * 2 * (self.replicas - 1) / self.replicas * 2 * self.parameters / self.sent
+        of_rounds = self.form.fragments * self.sent
+        return H * 2 * (self.replicas - 1) / self.replicas * 2 * self.parameters / of_rounds
 
     @property
     def holds(self) -> bool:
@@ -219,8 +228,8 @@ def loss_of(each: Form, rounds: int, seed: int) -> float:
             "--model-pipeline.stages=1",
             "--model-pipeline.microbatches=1",
             "--num-servers=4",
-            f"--diloco.inner-steps={H}",
-            f"--diloco.outer-steps={rounds}",
+            f"--diloco.inner-steps={H // each.fragments}",
+            f"--diloco.outer-steps={rounds * each.fragments}",
             "--diloco.batch-size-per-step=8",
             *each.outer,
             *each.flags,

@@ -81,7 +81,7 @@ class Swarm:
             members = [parts[stage] for parts in self._parts]
             local = [Contribution(*(part.flat() for part in parts)) for parts in members]
             share = 1 / len(members)
-            gradients = [pseudo_gradient(state.parameters_N, each.parameters_N) * share for each in local]
+            gradients = [pseudo_gradient(state.parameters_N, each.parameters_M) * share for each in local]
             averages = Contribution(
                 torch.stack(gradients).sum(0),
                 torch.stack([each.floats_F * share for each in local]).sum(0),

@@ -139,6 +139,7 @@ async def make_swarm(
     schedule: Schedule = Schedule.ONE_F_ONE_B,
     activation_checkpointing: bool = False,
     inner: Inner = ADAM,
+    fragments: int = 1,
 ) -> AsyncIterator[Swarm]:
     network = MemoryNetwork(seed=0)
     clock = SystemClock()
@@ -167,6 +168,7 @@ async def make_swarm(
                     stage=stage,
                     num_stages=num_stages,
                     max_open_steps=4,
+                    num_fragments=fragments,
                 )
                 contents = Contents(endpoint, clock)
                 sync = StateSync(contents, stage, view=SwarmView, settings=TransferSettings())
@@ -177,7 +179,7 @@ async def make_swarm(
                     genesis=GENESIS,
                     stage=stage,
                     steps=worker,
-                    state=ReplicaState(compute, OUTER, resets_inner=inner.resets),
+                    state=ReplicaState(compute, OUTER, resets_inner=inner.resets, num_fragments=fragments),
                     device=device,
                     source=source,
                     ring=ring,
@@ -264,6 +266,43 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
     schedule: Schedule,
     inner: Inner,
 ) -> None:
+    await check_bits(model, num_stages, num_slots, work, wire, schedule, inner)
+
+
+@pytest.mark.usual("gpt-1-3-work1-None-inner1-4")
+@pytest.mark.parametrize(
+    ("model", "num_stages", "num_slots", "work", "wire", "inner", "fragments"),
+    [
+        ("gpt", 1, 2, UNEQUAL, None, ADAM, 2),
+        ("gpt", 1, 3, IDLE, None, ADAM, 4),
+        ("masked", 2, 3, UNEQUAL, torch.bfloat16, Inner("muon"), 2),
+        ("resnet18", 2, 2, UNEQUAL, None, ADAM, 2),
+        pytest.param("resnet18", 2, 3, IDLE, torch.float16, Inner(resets=True), 4, marks=pytest.mark.slow),
+    ],
+)
+async def test_rounds_of_a_fragment_are_bit_equal_to_plain_diloco(
+    model: str,
+    num_stages: int,
+    num_slots: int,
+    work: Sequence[Sequence[Sequence[int]]],
+    wire: torch.dtype | None,
+    inner: Inner,
+    fragments: int,
+) -> None:
+    await check_bits(model, num_stages, num_slots, work, wire, Schedule.ONE_F_ONE_B, inner, fragments)
+
+
+async def check_bits(
+    model: str,
+    num_stages: int,
+    num_slots: int,
+    work: Sequence[Sequence[Sequence[int]]],
+    wire: torch.dtype | None,
+    schedule: Schedule,
+    inner: Inner,
+    fragments: int = 1,
+) -> None:
+    """Train both, and compare all that there is after each round."""
     family, make_batch = MODELS[model]
     ring = RingSettings(segment_bytes=1 << 20 if model == "resnet18" else 256, codec=CODEC_OF[wire])
     generator = torch.Generator().manual_seed(1)
@@ -278,27 +317,34 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
         wire=wire,
         muon=inner.type == "muon",
         resets=inner.resets,
+        fragments=fragments,
     )
+    # What each slot has trained in the rounds that a fragment has waited for.
+    waiting: list[list[int]] = []
     # Whatever puts gradients off may as well compute activations again.
     checkpoints = schedule == Schedule.ZERO_BUBBLE
-    async with make_swarm(family, num_stages, num_slots, ring, schedule, checkpoints, inner) as swarm:
-        for round in (1, 2, 3):
+    async with make_swarm(family, num_stages, num_slots, ring, schedule, checkpoints, inner, fragments) as swarm:
+        for round in range(1, (3 if fragments == 1 else 2 * fragments + 2) + 1):
             batches = [[make_batch(generator, sizes) for sizes in work[slot]] for slot in range(num_slots)]
             plain.round(batches, first_number=10 * round, lr=LR)
             outcome = await swarm.round(round, 10 * round, batches)
+            waiting.append([sum(num_targets(labels) for batch in own for _, labels in batch) for own in batches])
+            weights = tuple(map(sum, zip(*waiting[-fragments:], strict=True)))
             for stage, expected in enumerate(plain.outer):
                 named = outcome.record.stages[stage]
                 assert named.hashes.parameters == sha(expected.outer)
                 assert named.hashes.momentum == sha(expected.momentum)
-                assert named.weights == tuple(
-                    sum(num_targets(labels) for batch in own for _, labels in batch) for own in batches
-                )
+                assert named.weights == weights
                 assert named.steps_lost == 0
                 for slot, replica in enumerate(swarm.replicas[stage]):
                     assert replica.member.base_round == round
                     assert replica.member.hashes == named.hashes
-                    assert torch.equal(replica.compute.averaged.parameters.flat(), expected.outer)
                     reference = plain.workers[slot].stages[stage]
+                    local = replica.compute.averaged.parameters.flat()
+                    assert torch.equal(local, flat(reference.parameters()))
+                    assert torch.equal(local, expected.outer) or fragments > 1
+                    if inner == ADAM:
+                        assert_same_moments(replica.compute, plain.workers[slot].optimizers[stage][0])
                     for (name, want), (_, got) in zip(
                         reference.named_buffers(), replica.compute.module.named_buffers(), strict=True
                     ):
@@ -306,3 +352,11 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
             samples = sum(item.stop - item.start for item in outcome.record.samples)
             assert samples == sum(sum(sizes) for slot in range(num_slots) for sizes in work[slot])
         assert not torch.equal(flat(build_stage(family, 0, num_stages, seed=SEED).parameters()), plain.outer[0].outer)
+
+
+def assert_same_moments(compute: StageCompute, plain: torch.optim.Optimizer) -> None:
+    parameters = [p for group in plain.param_groups for p in group["params"]]
+    theirs = {id(p): plain.state[p] for p in parameters}
+    assert sum("exp_avg" in state for state in theirs.values()) == len(compute.optimizer.state)
+    mine = sorted(state["exp_avg"].double().sum().item() for state in compute.optimizer.state.values())
+    assert mine == sorted(state["exp_avg"].double().sum().item() for state in theirs.values() if state)

@@ -14,6 +14,9 @@ around the ring. With a wire type, float32 sums are cast to it and back wherever
 With a `Coding` pseudo-gradients are not summed on their way: each worker encodes its own, with what it has left out so
 far, and what everybody decodes of all is weighed and added up from left to right. Over senders the sum of a value is
 divided by the shares of those that have sent it.
+
+With P fragments round r is about every P-th piece of 4,096 parameters, from piece r mod P on: only these are averaged
+and replaced, and a worker weighs what it has trained in the last P rounds. Buffers are averaged where r mod P is P - 1.
 """
 
 from __future__ import annotations
@@ -127,33 +130,52 @@ class OuterStage:
         momentum: float,
         wire: torch.dtype | None = None,
         coding: Coding | None = None,
+        fragments: int = 1,
     ) -> None:
         self.stages, self.lr, self.mu, self.wire, self.coding = stages, lr, momentum, wire, coding
+        self.fragments, self.recent = fragments, list[Sequence[int]]()
         self.outer = flat(stages[0].parameters())
         self.momentum = torch.zeros_like(self.outer)
         self.residuals = [torch.zeros_like(self.outer) for _ in stages]
 
-    def round(self, targets: Sequence[int]) -> None:
+    def round(self, targets: Sequence[int], number: int) -> None:
+        self.recent = [*self.recent, targets][-self.fragments :]
+        targets = [sum(of_worker) for of_worker in zip(*self.recent, strict=True)]
         total = sum(targets)
         if total == 0:
             return
-        deltas = [self.outer - flat(stage.parameters()) for stage in self.stages]
+        own = in_fragment(len(self.outer), number, self.fragments)
+        locals_ = [flat(stage.parameters()) for stage in self.stages]
+        deltas = [(self.outer - local)[own] for local in locals_]
         if self.coding is None:
             shares = [d * (n / total) if n else 0 * d for d, n in zip(deltas, targets, strict=True)]
             average = agreed_sum(shares, self.wire)
         else:
             shares = [n / total for n in targets]
-            average, self.residuals = coded_mean(deltas, self.residuals, shares, self.coding)
-        self.momentum = self.momentum * self.mu + average
-        self.outer = self.outer - (self.momentum * self.mu + average) * self.lr
+            average, left = coded_mean(deltas, [each[own] for each in self.residuals], shares, self.coding)
+            for residual, values in zip(self.residuals, left, strict=True):
+                residual[own] = values
+        self.momentum[own] = self.momentum[own] * self.mu + average
+        self.outer[own] = self.outer[own] - (self.momentum[own] * self.mu + average) * self.lr
+        for stage, local in zip(self.stages, locals_, strict=True):
+            local[own] = self.outer[own]
+            unflatten(local, stage.parameters())
+        if number % self.fragments == self.fragments - 1:
+            self.average_buffers(targets, total)
+
+    def average_buffers(self, targets: Sequence[int], total: int) -> None:
         floats = [flat(b for b in stage.buffers() if b.is_floating_point()) for stage in self.stages]
         averaged = agreed_sum([f * (n / total) if n else 0 * f for f, n in zip(floats, targets, strict=True)])
         counts = [[b.clone() for b in stage.buffers() if not b.is_floating_point()] for stage in self.stages]
         for stage in self.stages:
-            unflatten(self.outer, stage.parameters())
             unflatten(averaged, [b for b in stage.buffers() if b.is_floating_point()])
             for index, buffer in enumerate(b for b in stage.buffers() if not b.is_floating_point()):
                 buffer.copy_(torch.stack([of_worker[index] for of_worker in counts]).amax(0))
+
+
+def in_fragment(num_elements: int, round: int, fragments: int) -> Tensor:
+    """Which elements a round averages."""
+    return torch.arange(num_elements) // 4096 % fragments == round % fragments
 
 
 def coded_mean(
@@ -244,11 +266,13 @@ class PlainDiloco:
         coding: Coding | None = None,
         muon: bool = False,
         resets: bool = False,
+        fragments: int = 1,
     ) -> None:
         self.workers = [Worker(family, num_stages, seed, t, max_norm, dtype, muon) for t in range(num_workers)]
         self.resets = resets
+        self.num_rounds = 0
         self.outer = [
-            OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum, wire, coding)
+            OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum, wire, coding, fragments)
             for s in range(num_stages)
         ]
 
@@ -258,8 +282,9 @@ class PlainDiloco:
             for index, batch in enumerate(own):
                 worker.step(batch, first_number + index, lr)
         targets = [sum(num_targets(labels) for batch in own for _, labels in batch) for own in batches]
+        self.num_rounds += 1
         for stage in self.outer:
-            stage.round(targets)
+            stage.round(targets, self.num_rounds)
         if self.resets:
             for worker in self.workers:
                 worker.reset()

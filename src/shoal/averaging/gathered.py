@@ -11,7 +11,7 @@ all hardware, and a program that has never heard of gathering comes to them.
 Over `all`, a coordinate that a member has not sent counts as zero. Over `senders` (SparseLoCo, arXiv 2508.15706) the
 sum is divided by the shares of those that have sent the coordinate, added up in the same order.
 
-Shapes: N elements of the parameters, P bytes of a payload.
+Shapes: N elements of the parameters that the round averages, P bytes of a payload.
 """
 
 from __future__ import annotations

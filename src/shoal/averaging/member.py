@@ -37,6 +37,7 @@ from shoal.events.rounds import (
     RoundHasSwapped,
 )
 from shoal.ids import PeerId, StepKey
+from shoal.optim.fragments import Fragment
 from shoal.swarm.records import Tip, names, outcome_of, payload_in, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
@@ -57,7 +58,7 @@ from shoal.swarm.snapshots import Base
 from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import MAX_LINK_REPORTS, LinkReport, Propose, Record, SignedRecord, StageHashes
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +78,16 @@ class ClosedSteps(Protocol):
     @property
     def log(self) -> tuple[StepEntry, ...]: ...
 
+    @property
+    def earlier(self) -> tuple[StepsTrained, ...]: ...
+
 
 class StepService(Protocol):
     """The steps of the replica, as the round needs them; `pipeline.StageWorker` is one."""
 
-    def start_round(self, round: int, base: str = "", anew: bool = False) -> None:
+    def start_round(self, round: int, base: str = "", anew: bool = False, keeps_rest: bool = False) -> None:
         """The replica holds D_{round-1}, whose hash is `base`: steps on top of it may begin. What is open is dropped;
-        with round 0 none may begin. `anew`: the inner optimizer has done no step."""
+        with round 0 none may begin. `anew`: the inner optimizer has done no step. `keeps_rest`: see `Swap`."""
         ...
 
     async def close(self, round: int) -> ClosedSteps:
@@ -98,7 +102,9 @@ class StepService(Protocol):
         """Settle a step in doubt."""
         ...
 
-    def resume(self, log: tuple[StepEntry, ...], content: Tensor, generation: int) -> bool:
+    def resume(
+        self, log: tuple[StepEntry, ...], content: Tensor, generation: int, earlier: tuple[StepsTrained, ...] = ()
+    ) -> bool:
         """Right after `start_round`: go on from a snapshot; False if that would contradict what was said since."""
         ...
 
@@ -286,11 +292,13 @@ class RoundMember:
         except RoundAborted:
             emit(logger, RoundCloseSuperseded(round))
             return
-        norm, payload = await self._device.run(self._state.brought) if closed.log else (0.0, None)
+        norm, payload = 0.0, None
+        if closed.log or closed.earlier:
+            norm, payload = await self._device.run(self._state.brought, self._state.fragment(round))
         if round != self._machine.round:
             return
         links = tuple(self._links())[:MAX_LINK_REPORTS]
-        brought = closed.num_samples, closed.in_doubt, closed.log, links, norm, payload
+        brought = closed.num_samples, closed.in_doubt, closed.log, links, norm, payload, closed.earlier
         self._do(self._machine.steps_closed(StepsClosed(*brought)))
 
     def _sent_bytes(self) -> dict[str, int]:
@@ -308,7 +316,8 @@ class RoundMember:
             emit(logger, RingStarted(quorum.round, quorum.epoch, peers))
             try:
                 average = await self._ring.run(quorum)
-                hashes = await self._device.run(self._state.stage, average, self._source.donor.is_followed)
+                is_kept, fragment = self._source.donor.is_followed, self._state.fragment(quorum.round)
+                hashes = await self._device.run(self._state.stage, average, is_kept, fragment)
             except StateMismatch as error:
                 self._source.donor.release()
                 self._do(self._machine.state_broken(str(error)))
@@ -336,14 +345,14 @@ class RoundMember:
             await self._source.settled(Base(newest.record.round, newest.record_hash, newest.hashes))
             self._do(self._machine.fetched(newest.record_hash, newest.hashes))
 
-    async def _successor(self, state: OuterState, average: Contribution) -> OuterState:
-        return await self._device.run(self._state.successor, state, average)
+    async def _successor(self, state: OuterState, average: Contribution, fragment: Fragment) -> OuterState:
+        return await self._device.run(self._state.successor, state, average, fragment)
 
     async def _stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
         await self._device.run(self._state.stage_fetched, state, hashes)
 
     async def _swap(self, swap: Swap) -> None:
-        record, hashes, leaves_chain = swap.record, swap.hashes, swap.leaves_chain
+        record, hashes, leaves_chain, keeps_rest = swap.record, swap.hashes, swap.leaves_chain, swap.keeps_rest
         self._ring_scope.cancel()
         self._fetch_scope.cancel()
         self._ring.end()
@@ -352,7 +361,8 @@ class RoundMember:
         try:
             is_whole = names(record, self._stage, hashes)
             counted = payload_in(record, self._stage, self._endpoint.peer_id) if is_whole else None
-            average = await self._device.run(self._state.swap, hashes, leaves_chain, counted)
+            how = leaves_chain, counted, self._state.fragment(record.round), keeps_rest
+            average = await self._device.run(self._state.swap, hashes, *how)
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
             return
@@ -360,7 +370,7 @@ class RoundMember:
         before, self._sent_before = self._sent_before, self._sent_bytes()
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
-        self._steps.start_round(record.round + 1, self._machine.tip.hash, leaves_chain)
+        self._steps.start_round(record.round + 1, self._machine.tip.hash, leaves_chain, keeps_rest)
         state = None if self._machine.is_restored else self._state.base
         self._source.hold(record.round, self._machine.tip.hash, state, average)
         self._resume()
@@ -385,6 +395,6 @@ class RoundMember:
         if found is None:
             return
         snapshot, content = found
-        is_taken = self._steps.resume(snapshot.log, content, snapshot.generation)
+        is_taken = self._steps.resume(snapshot.log, content, snapshot.generation, snapshot.earlier)
         resumed = ReplicaResumed if is_taken else ReplicaNotResumed
         emit(logger, resumed(self._machine.round, self._stage, len(snapshot.log), is_taken))

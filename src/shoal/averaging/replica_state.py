@@ -3,19 +3,24 @@
     contribution(weight, total) --ring---> stage(...) -> hashes --record--> swap(hashes)
     brought() ------------------gather--'
 
+A round averages one fragment of the parameters (`optim.fragments`): of the state only this one changes then, and of the
+local parameters of a member only this one is replaced. The rest of both waits for its own round.
+
 What a contribution counts is judged before the ring, by the length of its pseudo-gradient (`swarm.contribution_guard`).
 Nothing is averaged in place: until the swap, the state of the round before and the local parameters stay as they are,
 so a new epoch starts from the same inputs. Everything is kept on the CPU, whatever the device of the module, so that
 different hardware cannot end a round with different bits.
 
-Shapes: N elements of the parameters, F of the floating buffers, I of the integer buffers.
+Shapes: N elements of the parameters, M of the fragment of a round, F of the floating buffers, I of the integer buffers;
+F and I are 0 in what rounds average that leave buffers alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +31,7 @@ from shoal.codec.plain import PLAIN
 from shoal.config.diloco import OuterOptimConfig
 from shoal.errors import LocalProtocolError, StateMismatch
 from shoal.optim.flat import FlatLayout, buffers_sha256, tensor_sha256
+from shoal.optim.fragments import Fragment
 from shoal.optim.norm import squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.optim.parts import AveragedParts
@@ -37,6 +43,7 @@ class AveragedStage(Protocol):
     """The module and its buffers, on the device thread; `pipeline.StageCompute` is one."""
 
     base_parameters: Callable[[], Tensor] | None
+    base_buffers: Callable[[], tuple[Tensor, Tensor]] | None
 
     @property
     def averaged(self) -> AveragedParts:
@@ -56,10 +63,13 @@ class AveragedStage(Protocol):
         ...
 
 
+WHOLE: Final = Fragment()
+
+
 class Contribution(NamedTuple):
     """A vector for each of the `AveragedParts`: what a member brings to the ring, what the ring has made of it."""
 
-    parameters_N: Tensor
+    parameters_M: Tensor
     floats_F: Tensor
     integers_I: Tensor
 
@@ -73,9 +83,16 @@ class OuterState(NamedTuple):
     integers_I: Tensor
 
     @property
-    def values(self) -> Contribution:
+    def values(self) -> tuple[Tensor, Tensor, Tensor]:
         """What the parts of a replica that has just taken this state are."""
-        return Contribution(self.parameters_N, self.floats_F, self.integers_I)
+        return self.parameters_N, self.floats_F, self.integers_I
+
+    def averages_like(self, fragment: Fragment) -> Contribution:
+        """Vectors of the sizes and types of a round's averages, with any values."""
+        parameters_M = self.parameters_N.new_empty(fragment.size(self.parameters_N.numel()))
+        if fragment.has_buffers:
+            return Contribution(parameters_M, torch.empty_like(self.floats_F), torch.empty_like(self.integers_I))
+        return Contribution(parameters_M, self.floats_F.new_empty(0), self.integers_I.new_empty(0))
 
     def hashes(self) -> StageHashes:
         """What a record says of it."""
@@ -92,10 +109,22 @@ def outer_optimizer(outer: OuterOptimConfig, parameters: FlatLayout) -> OuterSgd
     return OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov, tuple(averaged))
 
 
-def outer_step(optimizer: OuterSgd, state: OuterState, average: Contribution) -> OuterState:
-    """The state that follows from another one and the averages of the round after it, in new buffers."""
-    parameters_N, momentum_N = optimizer.stage(state.parameters_N, state.momentum_N, average.parameters_N)
-    return OuterState(parameters_N, momentum_N, average.floats_F, average.integers_I)
+def outer_step(optimizer: OuterSgd, state: OuterState, average: Contribution, fragment: Fragment = WHOLE) -> OuterState:
+    """The state that follows from another one and the averages of the round after it, in new buffers.
+
+    Args:
+        fragment: Of that round; all else of the parameters and of the momentum stays.
+    """
+    own = replace(optimizer, averaged=fragment.places(optimizer.averaged))
+    of_state = fragment.take(state.parameters_N), fragment.take(state.momentum_N)
+    parameters_N, momentum_N = own.stage(*of_state, average.parameters_M)
+    if not fragment.is_whole:
+        parameters_M, parameters_N = parameters_N, state.parameters_N.clone()
+        fragment.put(parameters_M, parameters_N)
+        momentum_M, momentum_N = momentum_N, state.momentum_N.clone()
+        fragment.put(momentum_M, momentum_N)
+    buffers = average if fragment.has_buffers else state
+    return OuterState(parameters_N, momentum_N, buffers.floats_F, buffers.integers_I)
 
 
 class _Staged(NamedTuple):
@@ -106,7 +135,8 @@ class _Staged(NamedTuple):
 
 
 class _Brought(NamedTuple):
-    """What the pseudo-gradient of this round is encoded as, what was said of that, and what it has left out."""
+    """What the pseudo-gradient of this round is encoded as, what was said of that, and what it has left out of the
+    fragment (M each)."""
 
     payload_P: Tensor
     announced: Payload
@@ -122,16 +152,24 @@ class ReplicaState:
         codec: How pseudo-gradients travel, the same on all replicas. What it keeps from one round to the next is the
             stage's `residual`: of one life of a replica, and changed by a swap alone.
         resets_inner: Each swap has the inner optimizer begin anew.
+        num_fragments: P, the same on all replicas.
 
     Attributes:
         hashes: Of the state of the record that the replica holds.
     """
 
     def __init__(
-        self, stage: AveragedStage, optimizer: OuterSgd, codec: Codec = PLAIN, *, resets_inner: bool = False
+        self,
+        stage: AveragedStage,
+        optimizer: OuterSgd,
+        codec: Codec = PLAIN,
+        *,
+        resets_inner: bool = False,
+        num_fragments: int = 1,
     ) -> None:
         self._stage = stage
         self._codec = codec
+        self._num_fragments = num_fragments
         self._resets_inner = resets_inner
         self._brought: _Brought | None = None
         self._optimizer = optimizer
@@ -142,54 +180,76 @@ class ReplicaState:
         self._forgets = False
         self.hashes = self._base.hashes()
         stage.base_parameters = self.base_parameters
+        # What is trained on is the held state, where a swap replaces all of the local one.
+        stage.base_buffers = self.base_buffers if num_fragments > 1 else None
         stage.residual = codec.initial_state(parameters_N.numel())
 
     def base_parameters(self) -> Tensor:
         """The parameters (N) of the record that the replica holds; not to be changed."""
         return self._base.parameters_N
 
+    def base_buffers(self) -> tuple[Tensor, Tensor]:
+        """The floating (F) and the integer (I) buffers of the record that the replica holds; not to be changed."""
+        return self._base.floats_F, self._base.integers_I
+
     @property
     def base(self) -> OuterState:
         """The state of that record; may be read by any thread."""
         return self._base
 
+    def fragment(self, round: int) -> Fragment:
+        """What a round averages."""
+        return Fragment.of_round(round, self._num_fragments)
+
     @property
     def ring_bytes(self) -> int:
-        """Bytes of a contribution."""
-        return sum(vector.nbytes for vector in self._base.values)
+        """Bytes of a contribution: the most that there are in a round."""
+        _, floats_F, integers_I = self._base.values
+        num_elements, dtype = self.gradient_kind
+        return num_elements * dtype.itemsize + floats_F.nbytes + integers_I.nbytes
+
+    def gradient_size(self, fragment: Fragment) -> int:
+        """M, the elements of a pseudo-gradient of this fragment."""
+        return fragment.size(self._base.parameters_N.numel())
 
     @property
     def gradient_kind(self) -> tuple[int, torch.dtype]:
-        """Elements and dtype of a pseudo-gradient."""
-        return self._base.parameters_N.numel(), self._base.parameters_N.dtype
+        """Elements and dtype of the longest pseudo-gradient that there is: that of the first fragment."""
+        return self.gradient_size(self.fragment(0)), self._base.parameters_N.dtype
 
-    def gradient_norm(self) -> float:
-        """The length of this replica's pseudo-gradient; NaN or infinite if that, or a buffer, is not finite.
+    def gradient_norm(self, fragment: Fragment = WHOLE) -> float:
+        """The length of this replica's pseudo-gradient; NaN or infinite if that is not finite, or anything else of the
+        local parameters or a buffer is not.
 
-        If it is not, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
+        If so, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
         """
-        return self._measured()[0]
+        return self._measured(fragment)[0]
 
-    def _measured(self) -> tuple[float, Tensor]:
-        """`gradient_norm`, and the pseudo-gradient (N) in memory of its own."""
+    def _measured(self, fragment: Fragment) -> tuple[float, Tensor]:
+        """`gradient_norm`, and the pseudo-gradient (M) in memory of its own."""
         local_N, floats_F, _ = self._local()
-        gradient_N = pseudo_gradient(self._base.parameters_N, local_N, out=local_N)
-        norm = math.sqrt(squared_norm(gradient_N).item()) if floats_F.isfinite().all() else math.nan
+        is_finite = bool(floats_F.isfinite().all())
+        if not fragment.is_whole:
+            is_finite = is_finite and bool(local_N.isfinite().all())
+        local_M = fragment.take(local_N)
+        gradient_M = pseudo_gradient(fragment.take(self._base.parameters_N), local_M, out=local_M)
+        norm = math.sqrt(squared_norm(gradient_M).item()) if is_finite else math.nan
         self._forgets = not math.isfinite(norm)
-        return norm, gradient_N
+        return norm, gradient_M
 
-    def brought(self) -> tuple[float, Payload | None]:
+    def brought(self, fragment: Fragment = WHOLE) -> tuple[float, Payload | None]:
         """`gradient_norm`, and what this replica's pseudo-gradient is encoded as; None if it is not finite, or sums are
         encoded on their way.
 
         What is left out here is the residual of the next round only once a swap says that this payload has counted.
         """
-        norm, gradient_N = self._measured()
+        norm, gradient_M = self._measured(fragment)
         self._brought = None
         if self._codec.is_elementwise or not math.isfinite(norm):
             return norm, None
+        residual = tuple(fragment.take(each_N) for each_N in self._stage.residual)
         try:
-            encoded = self._codec.encode(gradient_N, self._stage.residual)
+            encoded = self._codec.encode(gradient_M, residual)
         except LocalProtocolError:  # values that are finite, and whose squares or sums are not
             self._forgets = True
             return math.inf, None
@@ -221,7 +281,12 @@ class ReplicaState:
         into_P.copy_(brought.payload_P)
 
     def contribution(
-        self, weight: int, total_weight: int, gradient_N: Tensor | None = None, scale: float = 1.0
+        self,
+        weight: int,
+        total_weight: int,
+        gradient_M: Tensor | None = None,
+        scale: float = 1.0,
+        fragment: Fragment = WHOLE,
     ) -> Contribution:
         """This replica's share in the averages, in buffers of its own.
 
@@ -229,31 +294,36 @@ class ReplicaState:
         dtype; without weight they are zeros. Integer buffers take the maximum over the members, whatever their weights.
 
         Args:
-            weight: Samples of this replica in the round.
+            weight: Targets of this replica since it took part in averaging the fragment.
             total_weight: Of all members; at least 1.
-            gradient_N: Is overwritten with the pseudo-gradient. None makes a new vector.
+            gradient_M: Is overwritten with the pseudo-gradient. None makes a new vector.
             scale: A second factor on the pseudo-gradient, in an operation of its own; 1: no operation.
+            fragment: Of the round.
         """
-        base = self._base
-        floats_F, integers_I = self.buffers(weight, total_weight)
-        if gradient_N is None:
-            gradient_N = torch.empty_like(base.parameters_N)
+        floats_F, integers_I = self.buffers(weight, total_weight, fragment)
+        base_N = self._base.parameters_N
+        if gradient_M is None:
+            gradient_M = base_N.new_empty(fragment.size(base_N.numel()))
         if weight == 0:
-            return Contribution(gradient_N.zero_(), floats_F, integers_I)
+            return Contribution(gradient_M.zero_(), floats_F, integers_I)
         local_N = self._stage.averaged.parameters.flat().cpu()
-        pseudo_gradient(base.parameters_N, local_N, out=gradient_N)
-        gradient_N.mul_(weight / total_weight)
+        pseudo_gradient(fragment.take(base_N), fragment.take(local_N), out=gradient_M)
+        gradient_M.mul_(weight / total_weight)
         if scale != 1.0:
-            gradient_N.mul_(scale)
-        return Contribution(gradient_N, floats_F, integers_I)
+            gradient_M.mul_(scale)
+        return Contribution(gradient_M, floats_F, integers_I)
 
-    def buffers(self, weight: int, total_weight: int) -> tuple[Tensor, Tensor]:
+    def buffers(self, weight: int, total_weight: int, fragment: Fragment = WHOLE) -> tuple[Tensor, Tensor]:
         """The buffers of `contribution` alone: floats (F) and integers (I)."""
+        if not fragment.has_buffers:
+            return self._base.floats_F.new_empty(0), self._base.integers_I.new_empty(0)
         floats, integers = self._stage.averaged.floats, self._stage.averaged.integers
         floats_F = floats.flat().cpu().mul_(weight / total_weight) if weight else torch.zeros_like(self._base.floats_F)
         return floats_F, integers.flat().cpu()
 
-    def stage(self, average: Contribution | None, keep_average: bool = False) -> StageHashes:
+    def stage(
+        self, average: Contribution | None, keep_average: bool = False, fragment: Fragment = WHOLE
+    ) -> StageHashes:
         """Compute the outer step into new buffers and return their hashes.
 
         What was staged before is dropped, unless it is pinned.
@@ -261,19 +331,20 @@ class ReplicaState:
         Args:
             average: The ring's result; None if no member has trained: the state stays.
             keep_average: `swap` then returns a copy of the averages; the memory of `average` is used again.
+            fragment: Of the round.
         """
-        staged = self._base if average is None else self.successor(self._base, average)
+        staged = self._base if average is None else self.successor(self._base, average, fragment)
         hashes = staged.hashes()
         self._staged = {key: kept for key, kept in self._staged.items() if key == self._pinned}
         kept = average if keep_average else None
         if kept is not None:
-            kept = kept._replace(parameters_N=kept.parameters_N.clone())
+            kept = kept._replace(parameters_M=kept.parameters_M.clone())
         self._staged[hashes] = _Staged(staged, kept)
         return hashes
 
-    def successor(self, state: OuterState, average: Contribution) -> OuterState:
+    def successor(self, state: OuterState, average: Contribution, fragment: Fragment = WHOLE) -> OuterState:
         """See `outer_step`."""
-        return outer_step(self._optimizer, state, average)
+        return outer_step(self._optimizer, state, average, fragment)
 
     def stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
         """Take what was fetched from other replicas as staged; whoever fetched it has compared it with the hashes."""
@@ -283,7 +354,14 @@ class ReplicaState:
         """Keep the staged bytes with these hashes until a swap, and no longer those that were pinned before."""
         self._pinned = hashes
 
-    def swap(self, hashes: StageHashes, anew: bool = False, counted: Payload | None = None) -> Contribution | None:
+    def swap(
+        self,
+        hashes: StageHashes,
+        anew: bool = False,
+        counted: Payload | None = None,
+        fragment: Fragment = WHOLE,
+        keeps_rest: bool = False,
+    ) -> Contribution | None:
         """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
 
         If they are those that the replica holds already, only the training on top of them is dropped. See `restore` for
@@ -293,6 +371,9 @@ class ReplicaState:
             anew: The inner optimizer begins anew, as in a replica that has just started.
             counted: What of this replica's is in these bytes. If it is what `brought` has encoded, or would, what that
                 has left out is the residual from now on.
+            fragment: Of the round whose record it is.
+            keeps_rest: Only what that round has averaged becomes equal to the state: the replica has had its part in
+                it, and what it has learnt of all else counts in later rounds.
 
         Returns:
             The averages from which the state was computed; None unless `stage` kept them.
@@ -305,14 +386,24 @@ class ReplicaState:
             raise StateMismatch(f"parameters {hashes.parameters[:16]} are not staged here")
         state, average = staged
         if counted is not None and self._brought is None:
-            self.brought()  # another life of this peer has joined, perhaps with the same steps
+            self.brought(fragment)  # another life of this peer has joined, perhaps with the same steps
         if self._brought is not None and self._brought.announced == counted:
-            self._stage.residual = self._brought.residual
+            self._stage.residual = self._residual_after(self._brought, fragment)
         self._base = state
         self.hashes = hashes
         self._forgets = self._forgets or anew
-        self.restore()
+        # Parameters that are not finite are kept nowhere.
+        self._take(fragment if keeps_rest and not self._forgets else WHOLE)
         return average
+
+    def _residual_after(self, brought: _Brought, fragment: Fragment) -> CodecState:
+        """What this replica has left out so far, in all fragments."""
+        if fragment.is_whole:
+            return brought.residual
+        after = tuple(each_N.clone() for each_N in self._stage.residual)
+        for each_N, left_M in zip(after, brought.residual, strict=True):
+            fragment.put(left_M, each_N)
+        return after
 
     def restore(self) -> None:
         """Make the local parameters and buffers equal to the held state, and forget what is staged.
@@ -320,6 +411,10 @@ class ReplicaState:
         Inner optimizer moments and the residual stay local, unless they belong to parameters that are not finite or to
         another chain of records.
         """
+        self._take(WHOLE)
+
+    def _take(self, fragment: Fragment) -> None:
+        """`restore` what of the local state is in a fragment."""
         if self._forgets or self._resets_inner:
             self._stage.forget_moments()
         if self._forgets:
@@ -328,12 +423,20 @@ class ReplicaState:
         self._brought = None
         self._staged.clear()
         self._pinned = None
-        for part, vector in zip(self._stage.averaged, self._base.values, strict=True):
-            part.load(vector)
+        parameters, floats, integers = self._stage.averaged
+        parameters_N = self._base.parameters_N
+        if not fragment.is_whole:
+            parameters_N = parameters.flat().cpu()
+            fragment.put(fragment.take(self._base.parameters_N), parameters_N)
+        parameters.load(parameters_N)
+        if fragment.has_buffers:
+            floats.load(self._base.floats_F)
+            integers.load(self._base.integers_I)
 
-    def _local(self) -> Contribution:
-        """A copy of what the replica is now, on the CPU."""
-        return Contribution(*(part.flat().cpu() for part in self._stage.averaged))
+    def _local(self) -> tuple[Tensor, Tensor, Tensor]:
+        """A copy of what the replica is now, on the CPU: parameters (N), floats (F), integers (I)."""
+        parameters, floats, integers = self._stage.averaged
+        return parameters.flat().cpu(), floats.flat().cpu(), integers.flat().cpu()
 
     def check(self) -> None:
         """Compare the held bytes with the hashes that the record gave them.

@@ -80,7 +80,7 @@ def averaging_codec(diloco: DilocoConfig) -> Codec:
 def ring_vectors(share: Contribution, codec: Codec) -> tuple[RingVector, ...]:
     """Return what is reduced of a contribution, in place; `codec` as in `RingSettings`."""
     return (
-        RingVector(0, share.parameters_N, Reduction.SUM, codec),
+        RingVector(0, share.parameters_M, Reduction.SUM, codec),
         *buffer_vectors(share.floats_F, share.integers_I),
     )
 
@@ -170,16 +170,18 @@ class RoundAverage:
         """The averages whose sums are formed on their way."""
         # Only this lies in shared memory: averaged buffers become part of the base state, and are small.
         [gradient_N] = self._memory.vectors([self._state.gradient_kind])
-        place = peers.index(self._endpoint.peer_id)
+        place, fragment = peers.index(self._endpoint.peer_id), self._state.fragment(quorum.round)
+        gradient_M = gradient_N[: self._state.gradient_size(fragment)]
         weight, scale = quorum.weights[place], quorum.scales[place] if quorum.scales else 1.0
-        share = await self._device.run(self._state.contribution, weight, total, gradient_N, scale)
+        share = await self._device.run(self._state.contribution, weight, total, gradient_M, scale, fragment)
         await group.all_reduce(ring_vectors(share, self._settings.codec))
         return share
 
     async def _gathered(self, group: Group, quorum: Propose, peers: Sequence[PeerId]) -> Contribution | None:
         """The averages of what each member has encoded; None: no member counts."""
         place, codec = peers.index(self._endpoint.peer_id), self._settings.codec
-        num_elements, _ = self._state.gradient_kind
+        fragment = self._state.fragment(quorum.round)
+        num_elements = self._state.gradient_size(fragment)
         weights = gathered_weights(quorum.weights, quorum.payloads, codec, num_elements)
         for peer, counts, said in zip(peers, weights, quorum.weights, strict=True):
             if counts != said:
@@ -196,7 +198,7 @@ class RoundAverage:
         ]
         # Others may be ahead by all that they send.
         self._inbox.limit_bytes = self._limit_bytes + sum(lengths)
-        floats_F, integers_I = await self._device.run(self._state.buffers, weights[place], total)
+        floats_F, integers_I = await self._device.run(self._state.buffers, weights[place], total, fragment)
         # What this returns, everybody knows how much is to come.
         await group.all_reduce([*buffer_vectors(floats_F, integers_I), RingVector(0, torch.zeros(1))])
         payloads_P = torch.empty(sum(lengths), dtype=torch.uint8)
@@ -220,7 +222,7 @@ class RoundAverage:
             if weight and payload_of(part_P) != announced:
                 raise MemberFault(f"it sent {payload_of(part_P)} and has joined with {announced}", peer)
         brought = brought_by(peers, weights, quorum.scales, parts)
-        num_elements, _ = self._state.gradient_kind
+        num_elements = self._state.gradient_size(self._state.fragment(quorum.round))
         over_senders = self._settings.over_senders
-        average_N = gathered_average(self._settings.codec, brought, num_elements, over_senders=over_senders)
-        return Contribution(average_N, floats_F, integers_I)
+        average_M = gathered_average(self._settings.codec, brought, num_elements, over_senders=over_senders)
+        return Contribution(average_M, floats_F, integers_I)

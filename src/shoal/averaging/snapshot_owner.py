@@ -30,7 +30,7 @@ from shoal.runtime.changes import Changes
 from shoal.swarm.snapshots import Base, buddies, is_due
 from shoal.swarm.view import SwarmView
 from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot, SnapshotKept
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class _Made(NamedTuple):
 
     base: Base
     log: tuple[StepEntry, ...]
+    earlier: tuple[StepsTrained, ...]
     content: Tensor
 
 
@@ -102,8 +103,9 @@ class SnapshotOwner:
         self._answers: deque[Answer | None] = deque()
         self._changed = Changes()
 
-    async def boundary(self, round: int, log: tuple[StepEntry, ...]) -> None:
-        """The replica has committed the last step of `log` in `round`: copy its state, if that is due."""
+    async def boundary(self, round: int, log: tuple[StepEntry, ...], earlier: tuple[StepsTrained, ...] = ()) -> None:
+        """The replica has committed the last step of `log` in `round`: copy its state, if that is due. `earlier` as in
+        `Snapshot`."""
         base = self._base()
         if self._generation is None or self._made is not None or round != base.round + 1:
             return
@@ -112,7 +114,7 @@ class SnapshotOwner:
         content = await self._device.run(self._capture)
         # Else a record was swapped in meanwhile, or there is nothing that a step changes.
         if self._base() == base and content.numel():
-            self._made = _Made(base, log, content)
+            self._made = _Made(base, log, earlier, content)
             self._changed.notify()
 
     def answered(self, peer: PeerId, message: Answer) -> bool:
@@ -142,12 +144,12 @@ class SnapshotOwner:
             self._made = None
 
     async def _send(self, made: _Made, generation: int) -> None:
-        base, log, content = made
+        base, log, earlier, content = made
         me = self._endpoint.hop
         to_give = offered(content, self._asked)
         digest = digest_of(await anyio.to_thread.run_sync(to_give.hashes))
         state = (base.round, base.record_hash, base.hashes)
-        snapshot = Snapshot(me.peer, self._stage, generation, *state, log, content.numel(), digest)
+        snapshot = Snapshot(me.peer, self._stage, generation, *state, log, content.numel(), digest, earlier)
         body = msgspec.msgpack.encode(snapshot)
         offer = OfferSnapshot(body, self._settings.seal(body))
         self._contents.offer(snapshot.name, to_give)

@@ -13,6 +13,7 @@ from shoal.checkpoint.model_layout import StageLayout
 from shoal.control.membership import Membership
 from shoal.errors import InvariantViolation
 from shoal.ids import PeerId
+from shoal.optim.fragments import Fragment
 from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.records import outcome_of
 from shoal.swarm.round_effects import Fetch
@@ -27,18 +28,29 @@ _SILENT_S = 30.0
 """Without a word from those that may hold it: they hash a large state before they offer it."""
 
 
-async def _no_successor(state: OuterState, average: Contribution) -> OuterState:
+async def _no_successor(state: OuterState, average: Contribution, fragment: Fragment) -> OuterState:
     raise InvariantViolation("whoever begins with a whole state needs no averages before a newer record")
 
 
 class StageFetch:
     """Fetches the state that a record names, stage by stage. A `transport.dispatch.Handler`, which comes before that of
-    the contents: it only hears what donors say."""
+    the contents: it only hears what donors say.
 
-    def __init__(self, contents: Contents, membership: Membership, settings: TransferSettings | None = None) -> None:
+    Args:
+        num_fragments: See `StateSync`; only averages depend on it.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        membership: Membership,
+        settings: TransferSettings | None = None,
+        num_fragments: int = 1,
+    ) -> None:
         self._contents = contents
         self._membership = membership
         self._settings = settings or TransferSettings()
+        self._num_fragments = num_fragments
         self._clock = contents.clock
         self._stage = 0
         self._refused: set[PeerId] = set()
@@ -83,7 +95,13 @@ class StageFetch:
             successor: the outer step; needed with a base.
         """
         self._stage, self._refused, self._heard_s = stage, set(), self._clock.now_s()
-        sync = StateSync(self._contents, stage, view=lambda: self._membership.view, settings=self._settings)
+        sync = StateSync(
+            self._contents,
+            stage,
+            view=lambda: self._membership.view,
+            settings=self._settings,
+            num_fragments=self._num_fragments,
+        )
         found: OuterState | None = None
 
         async def take(state: OuterState, hashes: StageHashes) -> None:

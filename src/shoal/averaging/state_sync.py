@@ -28,6 +28,7 @@ from shoal.events.state import (
     StateOvertaken,
 )
 from shoal.ids import PeerId
+from shoal.optim.fragments import Fragment
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.state_chain import Piece, StateChain
@@ -38,8 +39,8 @@ from shoal.wire.messages.round import StageHashes
 
 logger = logging.getLogger(__name__)
 
-Successor = Callable[[OuterState, Contribution], Awaitable[OuterState]]
-"""The outer step: the state that follows from one and the averages of the round after it."""
+Successor = Callable[[OuterState, Contribution, Fragment], Awaitable[OuterState]]
+"""The outer step: the state that follows from one and the averages of the round after it, which has this fragment."""
 
 TakeState = Callable[[OuterState, StageHashes], Awaitable[None]]
 """Given a state that is complete, with its hashes."""
@@ -71,7 +72,8 @@ class _PieceFetch(ContentFetch):
         base: OuterState | None,
         successor: Successor,
     ) -> None:
-        like = template if base is None else template.values
+        self._fragment = sync.fragment(piece.order.record.round)
+        like = template if base is None else template.averages_like(self._fragment)
         contents = sync.contents
         name = content_of(sync.stage, piece.order.record_hash, piece.is_average)
         self._vectors = tuple(torch.empty_like(vector) for vector in like)
@@ -102,7 +104,7 @@ class _PieceFetch(ContentFetch):
         if self._base is None:
             self.state = OuterState(*self._vectors)
         else:
-            self.state = await self._successor(self._base, Contribution(*self._vectors))
+            self.state = await self._successor(self._base, Contribution(*self._vectors), self._fragment)
         return await anyio.to_thread.run_sync(self.state.hashes) == self._piece.order.hashes
 
     def is_lost(self, is_offered: bool, base_round: int) -> bool:
@@ -129,17 +131,29 @@ class StateSync:
 
     Args:
         view: Returns the swarm as it is now, to find the holders.
+        num_fragments: Of the parameters, one of which each round averages.
     """
 
     def __init__(
-        self, contents: Contents, stage: int, *, view: Callable[[], SwarmView], settings: TransferSettings
+        self,
+        contents: Contents,
+        stage: int,
+        *,
+        view: Callable[[], SwarmView],
+        settings: TransferSettings,
+        num_fragments: int = 1,
     ) -> None:
         self.contents = contents
         self.stage = stage
         self.view = view
         self.settings = settings
+        self._num_fragments = num_fragments
         self._chain: StateChain | None = None
         self._fetch: _PieceFetch | None = None
+
+    def fragment(self, round: int) -> Fragment:
+        """What a round averages."""
+        return Fragment.of_round(round, self._num_fragments)
 
     @property
     def distrusted(self) -> frozenset[PeerId]:
@@ -186,7 +200,8 @@ class StateSync:
                         state = fetch.state
                         chain.reached()
                     else:
-                        _say_lost(self.stage, piece, chain.newest, template, fetch.leads_elsewhere)
+                        averages = template.averages_like(self.fragment(chain.newest.record.round))
+                        _say_lost(self.stage, piece, chain.newest, averages, fetch.leads_elsewhere)
                         chain.restart()
                 newest = chain.newest
                 if state is not None:
@@ -214,9 +229,9 @@ class StateSync:
         return True
 
 
-def _say_lost(stage: int, piece: Piece, newest: Fetch, template: OuterState, is_wrong: bool) -> None:
+def _say_lost(stage: int, piece: Piece, newest: Fetch, averages: Contribution, is_wrong: bool) -> None:
     round, newest_round = piece.order.record.round, newest.record.round
-    average_bytes = sum(vector.nbytes for vector in template.values)
+    average_bytes = sum(vector.nbytes for vector in averages)
     if is_wrong:
         cause = f"The averages of record {round} have not led to the state that it names"
     elif is_too_slow(piece.is_average, round, newest_round):

@@ -83,6 +83,7 @@ def build_summary(
         "hashes": {str(stage): digest for stage, digest in sorted(totals.hashes.items())},
         "steps_lost": {str(stage): lost for stage, lost in sorted(audit.steps_lost.items())},
         "steps_lost_otherwise": costs.otherwise,
+        "steps_lost_in_part": {str(stage): lost for stage, lost in sorted(audit.lost_in_part.items())},
         "failovers": [_failover(incident, totals) for incident in totals.incidents.all if incident.is_loss],
         "incidents": [_told(*each, totals) for each in zip(totals.incidents.all, costs.steps_lost, strict=True)],
         "counters": totals.counted.sums(),

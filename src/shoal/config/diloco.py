@@ -187,6 +187,13 @@ class DilocoConfig(Section):
     )
     inner_steps: PositiveInt = Field(default=50, description="Training steps of each trainer between two rounds.")
     outer_steps: PositiveInt = Field(default=10, description="Outer rounds of the run.")
+    fragments: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Parts of the parameters of which each round averages one in turn, so that a round sends so many "
+        "times less (Streaming DiLoCo, arXiv:2501.18512); divide inner_steps by as much. 1: each averages all.",
+    )
     batch_size_per_step: PositiveInt = Field(
         default=64,
         description="Samples in a batch: of each trainer in deterministic runs, else on average over the trainers, of "

@@ -30,6 +30,7 @@ from shoal.control.membership import Membership
 from shoal.events.base import emit, tell
 from shoal.events.mirror import MirrorHolds, MirrorTooSmall
 from shoal.optim.flat import FlatLayout
+from shoal.optim.fragments import Fragment
 from shoal.runtime.changes import Changes
 from shoal.swarm.round_effects import Fetch
 from shoal.wire.messages.round import StageHashes
@@ -155,8 +156,10 @@ class StageCopies:
         donor = self._donors.setdefault(stage, StateDonor(self._contents, stage))
         donor.hold(round, copy.record_hash, copy.state)
 
-    async def _successor(self, parameters: FlatLayout, state: OuterState, average: Contribution) -> OuterState:
-        return await self._device.run(outer_step, outer_optimizer(self._outer, parameters), state, average)
+    async def _successor(
+        self, parameters: FlatLayout, state: OuterState, average: Contribution, fragment: Fragment
+    ) -> OuterState:
+        return await self._device.run(outer_step, outer_optimizer(self._outer, parameters), state, average, fragment)
 
     def _has_room(self) -> bool:
         """Whether this host has the memory for what is not here yet; says so once if it has not."""

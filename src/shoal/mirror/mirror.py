@@ -90,7 +90,7 @@ class Mirror:
         self._machine = MirrorMachine(config.num_stages, self._unseal)
         self._contents = Contents(endpoint, clock, chunk_bytes)
         patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
-        self._fetch = StageFetch(self._contents, membership, patience)
+        self._fetch = StageFetch(self._contents, membership, patience, config.diloco.fragments)
         self._inner = InnerFetch(self._contents, membership)
         self._copies = StageCopies(
             contents=self._contents,

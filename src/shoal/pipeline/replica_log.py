@@ -72,12 +72,14 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", tag_field="event"):
         hashes: Of parameters, momentum and buffers.
         record: The record's hash, because a split may leave two records of a round. Empty in older logs.
         anew: The record is of another chain than the one before: the optimizer has done no step.
+        keeps_rest: Of the parameters only the fragment that the round has averaged is now the record's.
     """
 
     round: int
     hashes: StageHashes
     record: str = ""
     anew: bool = False
+    keeps_rest: bool = False
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", tag_field="event"):
@@ -107,7 +109,8 @@ class Applied(msgspec.Struct, frozen=True, tag="applied", tag_field="event"):
 
 class Resumed(msgspec.Struct, frozen=True, omit_defaults=True, tag="resumed", tag_field="event"):
     """The replica goes on from a snapshot: it is as the `generation`-th replica of this peer was after its first
-    `commits` steps of the round that has just begun. With a `peer` it is as that one's was before the first step."""
+    `commits` steps of the round that has just begun. With a `peer` its optimizer is as that one's was before the first
+    step."""
 
     generation: int
     commits: int
@@ -155,10 +158,10 @@ class ReplicaLog:
             self._give_up(error)
         self._write(started)
 
-    def loaded(self, round: int, record: str, anew: bool) -> None:
-        """The replica holds the state of record `round`, whose hash is `record`; see `Loaded` for `anew`."""
+    def loaded(self, round: int, record: str, anew: bool, keeps_rest: bool = False) -> None:
+        """The replica holds the state of record `round`, whose hash is `record`; see `Loaded` for the others."""
         self._totals.clear()
-        self._write(Loaded(round, self._hashes(), record, anew))
+        self._write(Loaded(round, self._hashes(), record, anew, keeps_rest))
 
     def resumed(self, generation: int, commits: int, peer: PeerId | None = None) -> None:
         """The replica goes on from a snapshot of an earlier generation, or of another peer's."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,6 +98,8 @@ class StageCompute:
         parts: What this replica is.
         version: Commits since the round started, including skipped ones.
         base_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
+        base_buffers: Returns its buffers, the floating and the integer ones, where a round begins with other parameters
+            or buffers than the record's; None: it never does.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class StageCompute:
         self.schedule = schedule
         self.activation_checkpointing = activation_checkpointing
         self.base_parameters: Callable[[], Tensor] | None = None
+        self.base_buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
         self._run_seed = run_seed
         self._stage = stage
         self._splits = schedule == Schedule.ZERO_BUBBLE
@@ -428,7 +431,7 @@ class StageCompute:
             self.module.train()
 
     def _evaluated(self, taken: tuple[Tensor, ...], options: dict[str, object]) -> Tensor:
-        if self.version == 0:
+        if self.version == 0 and self.base_buffers is None:
             return self.module(*taken, **options)
         if self.base_parameters is None:
             raise LocalProtocolError(f"stage {self._stage} does not hold the parameters that the round started from")
@@ -440,7 +443,8 @@ class StageCompute:
     # ---- between rounds
 
     def start_round(self, resumed: Tensor | None = None, version: int = 0) -> None:
-        """The module holds the state of a round's record: count from here, and keep its buffers for evaluation.
+        """The module holds the state of a round's record, or has its part in that: count from here, and keep the
+        buffers of the record for evaluation.
 
         Args:
             resumed: A `snapshot` of this round to go on from.
@@ -450,12 +454,40 @@ class StageCompute:
             StateMismatch: The snapshot is not one of this stage.
         """
         self.version = version
-        self._held_buffers = self._buffers.copy()
+        self._held_buffers = self._buffers_of_base()
         self._steps.clear()
         self._casts.forget()
         if resumed is not None:
             self.parts.restore(resumed)
         self._buffers.changed()
+
+    def inherit(self, inner: Mapping[str, Tensor]) -> None:
+        """Before the first step of a round: go on from the round's record with what the inner optimizer of another
+        replica knew; see `ReplicaParts.take_inner_state`.
+
+        Raises:
+            StateMismatch: It is not of this stage's optimizer.
+        """
+        self.parts.take_inner_state(inner)
+        self.take_base()
+
+    def take_base(self) -> None:
+        """Make parameters and buffers those of the round's record, where they are not."""
+        if self.base_parameters is None or self.base_buffers is None:
+            return
+        values = self.base_parameters(), *self.base_buffers()
+        for part, vector in zip(self.averaged, values, strict=True):
+            part.load(vector)
+        self._casts.forget()
+
+    def _buffers_of_base(self) -> list[Tensor]:
+        """Copies of the buffers of the round's record."""
+        if self.base_buffers is None:
+            return self._buffers.copy()
+        values = dict[int, Tensor]()
+        for part, vector in zip(self.averaged[1:], self.base_buffers(), strict=True):
+            values |= {id(own): view for own, view in zip(part.tensors, part.layout.views(vector), strict=True)}
+        return [values[id(live)].to(live, copy=True) for live in self._buffers.live]
 
     def snapshot(self) -> Tensor:
         """A copy, as bytes on the CPU, of all that the steps after this boundary depend on; see `start_round`."""

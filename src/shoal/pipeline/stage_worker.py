@@ -53,6 +53,7 @@ from shoal.wire.messages.step import (
     Open,
     Refused,
     StepEntry,
+    StepsTrained,
     TellOutcome,
 )
 from shoal.wire.tensors import WireTensor
@@ -68,11 +69,13 @@ _DEVICE_ERRORS = (RuntimeError, ValueError, IndexError)
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What a replica brings to its join: the samples and the log of the round, and the steps whose fate is open."""
+    """What a replica brings to its join: the samples and the log of the round, the steps whose fate is open, and what
+    it has trained earlier (`StepReplica.earlier`)."""
 
     num_samples: int
     in_doubt: tuple[StepKey, ...]
     log: tuple[StepEntry, ...]
+    earlier: tuple[StepsTrained, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class StageWorker:
         pace: DevicePace | None = None,
         replica_log: ReplicaLog | None = None,
         deaths: DeathPoints | None = None,
-        boundary: Callable[[int, tuple[StepEntry, ...]], Awaitable[None]] | None = None,
+        boundary: Callable[[int, tuple[StepEntry, ...], tuple[StepsTrained, ...]], Awaitable[None]] | None = None,
+        num_fragments: int = 1,
     ) -> None:
         """Opens no step before `start_round`.
 
@@ -115,7 +119,9 @@ class StageWorker:
             max_kept: See `pipeline.schedule.choose`.
             replica_log: Is told what changes the state of the device; None keeps no log.
             deaths: Where a measurement lets the process die.
-            boundary: Is told the round and the log after each commit; the device waits until it returns.
+            boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
+                it returns.
+            num_fragments: Of the parameters, one of which each round averages.
         """
         self._replica_log = replica_log
         self._boundary = boundary
@@ -133,6 +139,7 @@ class StageWorker:
             max_microbatch_samples=max_microbatch_samples,
             schedule=compute.schedule,
             is_wrapped=compute.module.is_wrapped,
+            num_fragments=num_fragments,
         )
         self._max_kept = max_kept
         self._meter = DeviceMeter(endpoint.metrics, stage, self._clock)
@@ -210,18 +217,21 @@ class StageWorker:
         self._evaluator.peer_lost(peer)
         self._do(self._machine.peer_lost(peer))
 
-    def start_round(self, round: int, base: str = "", anew: bool = False) -> None:
+    def start_round(self, round: int, base: str = "", anew: bool = False, keeps_rest: bool = False) -> None:
         """The module holds D_{round-1}, whose hash is `base`: steps on top of it may be opened; log and version start
-        again. `anew`: the optimizer has done no step."""
+        again. `anew`: the optimizer has done no step. `keeps_rest`: see `Swap`."""
         self._committed_before += self._machine.version
         self._round_starts, self._inherited = True, None
         if self._replica_log is not None and round > 0:
-            self._replica_log.loaded(round - 1, base, anew)
-        self._do(self._machine.start_round(round, base))
+            self._replica_log.loaded(round - 1, base, anew, keeps_rest)
+        self._do(self._machine.start_round(round, base, keeps_rest))
 
-    def resume(self, log: tuple[StepEntry, ...], content: Tensor, generation: int) -> bool:
-        """Right after `start_round`: go on from a snapshot made after these steps; False if one of them was denied."""
-        if not self._machine.resume(log):
+    def resume(
+        self, log: tuple[StepEntry, ...], content: Tensor, generation: int, earlier: tuple[StepsTrained, ...] = ()
+    ) -> bool:
+        """Right after `start_round`: go on from a snapshot made after these steps; False if one of them was denied.
+        `earlier` is what it has of other rounds."""
+        if not self._machine.resume(log, earlier):
             return False
         self._resumed = content
         if self._replica_log is not None:
@@ -243,6 +253,7 @@ class StageWorker:
             return False
         self._compute.parts.require_inner_state(inner)
         self._inherited = inner
+        self._machine.forget_earlier()
         if self._replica_log is not None:
             self._replica_log.resumed(generation, 0, peer)
         self._notify()
@@ -265,7 +276,7 @@ class StageWorker:
             await self._changed.wait()
             self._check_round(round)
         self._machine.join()
-        return Closed(self.num_samples, self.in_doubt, self.log)
+        return Closed(self.num_samples, self.in_doubt, self.log, self._machine.earlier)
 
     def resolve(self, key: StepKey, commit: bool, scale: float = 0.0, lr: float = 0.0, skipped: bool = False) -> None:
         """The round has settled a step in doubt; with `commit`, by the numbers of the log entry that holds it."""
@@ -307,7 +318,7 @@ class StageWorker:
             self._notify()
             await self._device.run(self._compute.start_round, content, self._machine.version)
         if (inherited := self._inherited) is not None:
-            await self._device.run(self._compute.parts.take_inner_state, inherited)
+            await self._device.run(self._compute.inherit, inherited)
             self._inherited = None
             self._notify()
         operation = choose(self._machine.ready(), self._max_kept)
@@ -364,7 +375,7 @@ class StageWorker:
             self._sent_gradients.pop(key, None)
         if operation.kind == OperationKind.COMMIT and self._boundary is not None:
             self._post_results()
-            await self._boundary(self._machine.round, self.log)
+            await self._boundary(self._machine.round, self.log, self._machine.earlier)
 
     def _post_results(self) -> None:
         """Posts what the last operation has led to."""

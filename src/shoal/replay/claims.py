@@ -14,8 +14,7 @@ from shoal.ids import PeerId
 from shoal.replay.generations import Members, Segment
 from shoal.replay.run_files import RunFiles
 from shoal.replay.verdict import Difference
-from shoal.swarm.records import FinalQuorum, Logs, Tip, build_record, record_hash
-from shoal.swarm.records import weight as weight_of
+from shoal.swarm.records import FinalQuorum, Logs, Tip, brought, build_record, record_hash
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import Basis, Join, Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -89,9 +88,11 @@ def logs_agree(record: Record, logs: Logs, members: Members) -> Iterator[Differe
             segment = members.get((outcome.stage, peer))
             if segment is not None:
                 yield from _same_log(record.round, outcome.stage, peer, told, segment)
-            trained = weight_of(told)
-            if trained != weight:
-                what = f"its weight is {weight}, its step log has {trained} targets"
+            earlier = () if segment is None else segment.earlier
+            counted = brought(told, earlier).num_targets
+            if counted != weight:
+                before = f", with {sum(each.num_targets for each in earlier)} of earlier rounds" if earlier else ""
+                what = f"its weight is {weight}, its step log has {counted} targets{before}"
                 yield Difference(record.round, outcome.stage, peer, what)
 
 

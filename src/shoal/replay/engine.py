@@ -195,10 +195,11 @@ class Engine:
             yield Difference(loaded.round, generation.stage, generation.peer, what)
             return
         counted = replica.counted.pop((loaded.round, loaded.hashes), None)
+        fragment = replica.state.fragment(loaded.round)
         if counted is None:
-            replica.state.brought()  # as at the join before, where it was left out of the record
+            replica.state.brought(fragment)  # as at the join before, where it was left out of the record
         replica.state.stage_fetched(state, loaded.hashes)
-        replica.state.swap(loaded.hashes, counted=counted)
+        replica.state.swap(loaded.hashes, counted=counted, fragment=fragment, keeps_rest=loaded.keeps_rest)
         replica.counted.clear()
         replica.compute.start_round()
         replica.computed.clear()
@@ -221,7 +222,10 @@ class Engine:
                 .receive(_snapshot_name(generation.number, origin))
                 .tensors
             )
-        self._replicas[generation.number].compute.start_round(content, origin.commits)
+        compute = self._replicas[generation.number].compute
+        compute.start_round(content, origin.commits)
+        if origin.commits == 0:
+            compute.take_base()  # it has another one's optimizer, and the parameters of the record
 
     def _read_beginning(self, stage: int) -> None:
         checkpoint = self._beginning
@@ -231,7 +235,7 @@ class Engine:
     def _inherit(self, generation: Generation, slot: int) -> Iterator[Difference]:
         found = self._beginning and self._beginning.inner(generation.stage, slot)
         try:
-            self._replicas[generation.number].compute.parts.take_inner_state(found or {})
+            self._replicas[generation.number].compute.inherit(found or {})
         except StateMismatch as error:
             what = f"it goes on with what the fork's first checkpoint has of slot {slot}: {error}"
             yield Difference(0, generation.stage, generation.peer, what)
@@ -390,12 +394,14 @@ class Engine:
                     what = f"it has trained from other parameters than {generations[0].peer}"
                     yield Difference(record.round, outcome.stage, generation.peer, what)
                 announced = payload_in(record, outcome.stage, outcome.members[place])
-                if share is not None and announced is not None and payload_of(share.parameters_N) != announced:
-                    what = f"its pseudo-gradient is encoded as {payload_of(share.parameters_N)}, and not as {announced}"
+                if share is not None and announced is not None and payload_of(share.parameters_M) != announced:
+                    what = f"its pseudo-gradient is encoded as {payload_of(share.parameters_M)}, and not as {announced}"
                     yield Difference(record.round, outcome.stage, generation.peer, what)
             state = replica.state.base
             if shares:
-                state = replica.state.successor(state, self._averaged(outcome, shares, state.parameters_N.numel()))
+                fragment = replica.state.fragment(record.round)
+                average = self._averaged(outcome, shares, replica.state.gradient_size(fragment))
+                state = replica.state.successor(state, average, fragment)
             found = state.hashes()
             for name in ("parameters", "momentum", "buffers"):
                 due, theirs = getattr(found, name), getattr(outcome.hashes, name)
@@ -422,18 +428,19 @@ class Engine:
                 continue
             replica = self._replicas[generation.number]
             state = replica.state
-            weights = self._weights(outcome, state.gradient_kind[0])
+            fragment = state.fragment(record.round)
+            weights = self._weights(outcome, state.gradient_size(fragment))
             weight, total = weights[place], sum(weights)
-            _, payload = state.brought()  # as at its join: one that is not finite costs it its moments
+            _, payload = state.brought(fragment)  # as at its join: one that is not finite costs it its moments
             share: Contribution | None = None
             announced = payload_in(record, outcome.stage, outcome.members[place])
             if announced is not None:
                 replica.counted[record.round, outcome.hashes] = announced
             if total and not self._codec.is_elementwise:
                 payload_P = state.encoded if payload is not None and weight else torch.empty(0, dtype=torch.uint8)
-                share = Contribution(payload_P, *state.buffers(weight, total))
+                share = Contribution(payload_P, *state.buffers(weight, total, fragment))
             elif total:
-                share = state.contribution(weight, total, scale=scale)
+                share = state.contribution(weight, total, scale=scale, fragment=fragment)
             if self._crew.is_mine(generations[0].number):
                 found[place] = state.hashes, share
             else:
@@ -442,25 +449,25 @@ class Engine:
         return found
 
     def _weights(self, outcome: StageOutcome, num_elements: int) -> Sequence[int]:
-        """What the members count in a stage of so many parameters."""
+        """What the members count where so many parameters are averaged."""
         if self._codec.is_elementwise:
             return outcome.weights
         return gathered_weights(outcome.weights, outcome.payloads, self._codec, num_elements)
 
     def _averaged(self, outcome: StageOutcome, shares: Sequence[Contribution], num_elements: int) -> Contribution:
-        """What the members' shares come to; of gathered ones `parameters_N` is what they have encoded."""
+        """What the members' shares come to; of gathered ones `parameters_M` is what they have encoded."""
         if self._codec.is_elementwise:
             for of_members in zip(*(ring_vectors(share, self._codec) for share in shares), strict=True):
                 reduce_in_turn(of_members)
             return shares[0]
         for of_members in zip(*(buffer_vectors(share.floats_F, share.integers_I) for share in shares), strict=True):
             reduce_in_turn(of_members)
-        weights, payloads = self._weights(outcome, num_elements), [share.parameters_N for share in shares]
+        weights, payloads = self._weights(outcome, num_elements), [share.parameters_M for share in shares]
         brought = brought_by(outcome.members, weights, outcome.scales, payloads)
         brought = [one for one in brought if one.payload_P.numel()]  # who has none here is named already
         over_senders = self._config.diloco.averages_senders
-        average_N = gathered_average(self._codec, brought, num_elements, over_senders=over_senders)
-        return shares[0]._replace(parameters_N=average_N)
+        average_M = gathered_average(self._codec, brought, num_elements, over_senders=over_senders)
+        return shares[0]._replace(parameters_M=average_M)
 
     def _contributed(
         self, stage: int, place: int, generation: Generation, record: Record

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
-from shoal.swarm.records import Logs, weight
+from shoal.swarm.records import Logs, brought, still_earlier
 from shoal.swarm.sample_ranges import count
 from shoal.swarm.step_operations import is_loss_scale
 from shoal.wire.messages.round import Record
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Segment:
         log: what it committed, as a step log has it. The log of the generation whose snapshot it went on from comes
             first.
         origin: where that snapshot was taken; None: there is none.
+        earlier: what it had trained in earlier rounds that counts in this one, as it must have joined with.
     """
 
     generation: int
@@ -69,6 +70,12 @@ class Segment:
     stop: int
     log: tuple[StepEntry, ...]
     origin: Boundary | None = None
+    earlier: tuple[StepsTrained, ...] = ()
+
+    @property
+    def num_targets(self) -> int:
+        """Its weight in the average of its round, if it counts."""
+        return brought(self.log, self.earlier).num_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +115,14 @@ def generations_of(
     place: Place,
     lines: Sequence[Line | Inherited],
     earlier: Earlier | None = None,
+    num_fragments: int = 1,
 ) -> list[Generation]:
     """Return the generations of a replica from the lines of its log behind the first one; at least one.
 
     Args:
         number: place of the first generation among those of the run.
         earlier: generations that are known already; the first new one may go on from one of them.
+        num_fragments: see `generation_of`.
 
     Raises:
         RecordRejected: the generation goes on from one that is missing, or its log contradicts itself.
@@ -122,7 +131,9 @@ def generations_of(
     stops = [*begins[1:], len(lines)]
     last = number + len(begins) - 1
     return [
-        generation_of(each, peer, stage, place, lines[start:stop], earlier, None if each == last else each + 1)
+        generation_of(
+            each, peer, stage, place, lines[start:stop], earlier, None if each == last else each + 1, num_fragments
+        )
         for each, (start, stop) in enumerate(zip(begins, stops, strict=True), number)
     ]
 
@@ -135,6 +146,7 @@ def generation_of(
     lines: Sequence[Line | Inherited],
     earlier: Earlier | None = None,
     heir: int | None = None,
+    num_fragments: int = 1,
 ) -> Generation:
     """Return a generation from its lines.
 
@@ -142,6 +154,7 @@ def generation_of(
         number: place among the generations of the run.
         earlier: see `generations_of`.
         heir: see `Generation`.
+        num_fragments: of the parameters, one of which each round averages.
 
     Raises:
         RecordRejected: the generation goes on from one that is missing, or its log contradicts itself.
@@ -150,11 +163,13 @@ def generation_of(
     _require_whole_steps(peer, events)
     loads = [(index, event) for index, event in enumerate(events) if isinstance(event, Loaded)]
     stops = [*(index for index, _ in loads[1:]), len(events)]
-    segments = tuple(
-        _segment(number, peer, loaded, events, start, stop, earlier or {})
-        for (start, loaded), stop in zip(loads, stops, strict=True)
-    )
-    return Generation(number, peer, stage, place, events, segments, heir)
+    segments: list[Segment] = []
+    for (start, loaded), stop in zip(loads, stops, strict=True):
+        kept: tuple[StepsTrained, ...] = ()
+        if loaded.keeps_rest and segments:
+            kept = still_earlier(segments[-1].earlier, segments[-1].log, num_fragments)
+        segments.append(_segment(number, peer, loaded, events, start, stop, earlier or {}, kept))
+    return Generation(number, peer, stage, place, events, tuple(segments), heir)
 
 
 def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
@@ -182,8 +197,16 @@ def _require_whole_steps(peer: PeerId, events: Sequence[Event]) -> None:
 
 
 def _segment(
-    generation: int, peer: PeerId, loaded: Loaded, events: Sequence[Event], start: int, stop: int, earlier: Earlier
+    generation: int,
+    peer: PeerId,
+    loaded: Loaded,
+    events: Sequence[Event],
+    start: int,
+    stop: int,
+    earlier: Earlier,
+    kept: tuple[StepsTrained, ...],
 ) -> Segment:
+    """`kept`: what it had trained in the rounds before, and has not lost with its load."""
     round = loaded.round + 1
     begun: dict[StepKey, tuple[int, Began]] = {}
     log: list[StepEntry] = []
@@ -193,6 +216,8 @@ def _segment(
             before = _resumed(event, loaded, peer, earlier)
             origin = Boundary(before.generation, round, event.commits)
             log += before.log[: event.commits]
+            # Without a step it is another one's optimizer that it goes on with, on the parameters of the record.
+            kept = before.earlier if event.commits else ()
         elif isinstance(event, Began):
             begun[event.key] = (len(log), event)
         elif isinstance(event, Applied) and event.key in begun:
@@ -210,7 +235,7 @@ def _segment(
                     skipped=event.skipped,
                 )
             )
-    return Segment(generation, loaded, round, start, stop, tuple(log), origin)
+    return Segment(generation, loaded, round, start, stop, tuple(log), origin, kept)
 
 
 def _resumed(event: Resumed, loaded: Loaded, peer: PeerId, earlier: Earlier) -> Segment:
@@ -255,7 +280,7 @@ def members_of(record: Record, generations: Sequence[Generation], logs: Logs) ->
     """Return the segments that a record speaks of.
 
     A peer may have had several generations in a round. The record speaks of the last generation whose steps equal those
-    of its join or, without a step log, whose number of samples equals its weight. If none does, the last generation of
+    of its join or, without a step log, whose number of targets equals its weight. If none does, the last generation of
     all is taken, and a comparison of the logs shows the difference.
 
     Args:
@@ -271,7 +296,7 @@ def members_of(record: Record, generations: Sequence[Generation], logs: Logs) ->
                 and (generation_segments := [s for s in generation.segments if s.round == record.round])
             ]
             wanted = logs[peer][1] if peer in logs else None
-            equal = [s for s in segments if (weight(s.log) == due if wanted is None else s.log == wanted)]
+            equal = [s for s in segments if (s.num_targets == due if wanted is None else s.log == wanted)]
             if segments:
                 found[outcome.stage, peer] = (equal or segments)[-1]
     return found

@@ -98,7 +98,8 @@ def replay(
         for round, logs in run.logs.items()
     }
     num_rounds = files.config.diloco.outer_steps
-    counts = audit_of(lines, [record for record, _ in files.records], samples.num_per_pass, num_rounds)
+    records = [record for record, _ in files.records]
+    counts = audit_of(lines, records, samples.num_per_pass, num_rounds, files.config.diloco.fragments)
     if counts.duplicates:
         differences.append(Difference(0, None, None, f"{counts.duplicates} samples were trained a second time"))
     if counts.missing:

@@ -92,7 +92,8 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
         for round, found in chain.items():
             if found.folder != directory and round in rounds_with_steps(found.folder):
                 logs[round] = _logs(found.folder, round)
-        generations = _generations(directory, [found.record for found in chain.values()])
+        records_found = [found.record for found in chain.values()]
+        generations = _generations(directory, records_found, config.diloco.fragments)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{directory} is no folder of a run: {error.filename} is missing; give logs/<run_id>, as it is printed "
@@ -191,7 +192,7 @@ def _logs(directory: Path, round: int) -> Logs:
     return {peer: (stage, tuple(log)) for (peer, stage), log in entries.items()}
 
 
-def _generations(directory: Path, records: Sequence[Record]) -> tuple[Generation, ...]:
+def _generations(directory: Path, records: Sequence[Record], num_fragments: int) -> tuple[Generation, ...]:
     """The replicas whose logs are there, of the run with these records."""
     run_ids = {record.run_id for record in records}
     beginners = {record.ballot.peer for record in records if record.origin is not None}
@@ -207,7 +208,8 @@ def _generations(directory: Path, records: Sequence[Record]) -> tuple[Generation
         # Those that go on from each other do not fit together, which is said of the first one.
         for path in _ready(files) or list(files)[:1]:
             started, entries = files.pop(path)
-            of_file = generations_of(len(generations), started.peer, started.stage, started.place, entries, known)
+            what = started.peer, started.stage, started.place, entries, known, num_fragments
+            of_file = generations_of(len(generations), *what)
             known[started.peer, generation_number(path)] += of_file
             generations += of_file
     return tuple(generations)

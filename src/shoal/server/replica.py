@@ -194,11 +194,12 @@ async def build_replica(
         replica_log=log,
         deaths=deaths,
         boundary=None if owner is None else owner.boundary,
+        num_fragments=config.diloco.fragments,
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     is_behind = fill is None or run_has_begun(view())
     patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
-    sync = StateSync(contents, stage, view=view, settings=patience)
+    sync = StateSync(contents, stage, view=view, settings=patience, num_fragments=config.diloco.fragments)
     inner = InnerExchange(
         contents,
         stage,
@@ -262,5 +263,11 @@ def build_state(
         activation_checkpointing=config.model_pipeline.activation_checkpointing,
     )
     outer = outer_optimizer(config.diloco.outer_optim, compute.averaged.parameters.layout)
-    resets_inner = config.diloco.inner_state == "reset"
-    return compute, ReplicaState(compute, outer, averaging_codec(config.diloco), resets_inner=resets_inner)
+    state = ReplicaState(
+        compute,
+        outer,
+        averaging_codec(config.diloco),
+        resets_inner=config.diloco.inner_state == "reset",
+        num_fragments=config.diloco.fragments,
+    )
+    return compute, state

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal.ids import PeerId
+from shoal.swarm.records import brought
 from shoal.wire.messages.round import Join, Record
 
 MIN_TRAINED = 3
@@ -85,5 +86,5 @@ def suspects(record: Record) -> list[Suspect]:
 
 
 def _num_steps(join: Join) -> int:
-    """Steps that have changed the replica's parameters."""
-    return sum(not entry.skipped for entry in join.log)
+    """Steps that have changed what of the replica's parameters is averaged."""
+    return brought(join.log, join.earlier).num_steps

@@ -27,7 +27,7 @@ from shoal.wire.messages.round import (
     StageHashes,
     StageOutcome,
 )
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 Sign = Callable[[bytes], bytes]
 """Signs bytes with this peer's key."""
@@ -132,9 +132,25 @@ def signed_from_json(content: Mapping[str, object]) -> SignedRecord:
     return SignedRecord(body, PeerId(str(content["signer"])), signature, warrant)
 
 
-def weight(log: Iterable[StepEntry]) -> int:
-    """The targets that changed a replica's parameters in the round; skipped steps changed none."""
-    return sum(entry.num_targets for entry in log if not entry.skipped)
+def trained(log: Iterable[StepEntry]) -> StepsTrained:
+    """What these steps of a round have changed; skipped ones nothing."""
+    counted = [entry for entry in log if not entry.skipped]
+    return StepsTrained(len(counted), sum(entry.num_targets for entry in counted))
+
+
+def brought(log: Iterable[StepEntry], earlier: Iterable[StepsTrained]) -> StepsTrained:
+    """What a replica brings to a round: the steps of the round and those of earlier ones that its fragment has still to
+    hear of."""
+    all_rounds = (*earlier, trained(log))
+    return StepsTrained(sum(each.num_steps for each in all_rounds), sum(each.num_targets for each in all_rounds))
+
+
+def still_earlier(
+    earlier: Sequence[StepsTrained], log: Iterable[StepEntry], num_fragments: int
+) -> tuple[StepsTrained, ...]:
+    """`Join.earlier` of the next round: what was trained in the last rounds, one less than there are fragments."""
+    rounds = (*earlier, trained(log))
+    return rounds[max(0, len(rounds) - num_fragments + 1) :]
 
 
 def outcome_of(record: Record, stage: int) -> StageOutcome | None:

@@ -217,12 +217,16 @@ class Swap:
     With `leaves_chain` the record that was held is none of those before this one: what the optimizer has learnt since
     the two chains have parted goes with it, so it begins anew.
 
+    With `keeps_rest` the replica has had its part in them: of its local parameters only what the round has averaged
+    becomes equal to the state. Else all do, and what had not been averaged yet is lost.
+
     Steps that are still open, which only a replica that was left out can have, are dropped before.
     """
 
     record: Record
     hashes: StageHashes
     leaves_chain: bool = False
+    keeps_rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

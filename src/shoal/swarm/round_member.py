@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from shoal.errors import RemoteProtocolError
 from shoal.ids import NO_BALLOT, Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import is_before
-from shoal.swarm.records import Tip, names, outcome_of, record_hash
+from shoal.swarm.records import Tip, names, outcome_of, record_hash, uncounted
 from shoal.swarm.round_effects import (
     CloseSteps,
     Fetch,
@@ -344,7 +344,16 @@ class RoundMemberMachine:
         self.swapping, self.fetching = signed, None
         tip = Tip(record.round, record_hash(signed), signed)
         leaves_chain = tip.hash != self.tip.hash and not is_before(self.tip, tip, self._unseal)
-        return [Swap(record, hashes, leaves_chain)]
+        return [Swap(record, hashes, leaves_chain, self._has_part_in(record, hashes))]
+
+    def _has_part_in(self, record: Record, hashes: StageHashes) -> bool:
+        """Whether this replica, and no other life of its peer, has averaged these bytes, and counts for the record: all
+        steps that it has trained since it held another replica's parameters are in records then."""
+        outcome = outcome_of(record, self.stage)
+        is_own = self.joined is not None and hashes in self.staged.values() and record.previous == self.tip.hash
+        if not is_own or outcome is None or self.hop.peer not in outcome.members or outcome.hashes != hashes:
+            return False
+        return self.hop.peer not in uncounted(outcome.members, outcome.scales)
 
     def _move(self, message: Move) -> Effects:
         if self.destination is not None:

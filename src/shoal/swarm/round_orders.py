@@ -25,7 +25,7 @@ from shoal.wire.messages.round import (
     Restore,
     StageHashes,
 )
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 Order = AskRound | Close | Resolve | Propose | PrepareRecord | CommitRecord | Restore | Move
 """What only a coordinator sends."""
@@ -61,7 +61,7 @@ def move_refusal(message: Move, stage: int, round: int) -> str | None:
 @dataclass(frozen=True, slots=True)
 class StepsClosed:
     """What the replica has committed in the round, in apply order, what it cannot decide alone, its links, the length
-    of its pseudo-gradient, and what that is encoded as (see `Join`)."""
+    of its pseudo-gradient, what that is encoded as, and what it has trained earlier (see `Join`)."""
 
     num_samples: int
     in_doubt: tuple[StepKey, ...]
@@ -69,11 +69,12 @@ class StepsClosed:
     links: tuple[LinkReport, ...] = ()
     gradient_norm: float = 0.0
     payload: Payload | None = None
+    earlier: tuple[StepsTrained, ...] = ()
 
     def join(self, ballot: Ballot, round: int, stage: int, aborted: tuple[StepKey, ...]) -> Join:
         """What the replica joins with; `aborted` are the steps that a Resolve has aborted here."""
         known = self.num_samples, self.in_doubt, self.log, aborted, self.links, self.gradient_norm, self.payload
-        return Join(ballot, round, stage, *known)
+        return Join(ballot, round, stage, *known, self.earlier)
 
 
 def check_quorum(quorum: Propose, stage: int, me: PeerId) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.contribution_guard import scales_of
-from shoal.swarm.records import FinalQuorum, weight
+from shoal.swarm.records import FinalQuorum, brought
 from shoal.swarm.ring_order import ring_order
 from shoal.swarm.round_effects import Send, TrainedTwice
 from shoal.swarm.round_settings import RoundSettings
@@ -29,7 +29,7 @@ class StageQuorum:
 
     Attributes:
         members: in ring order.
-        weights: targets of each member in the round; 0 if its contribution does not count.
+        weights: targets of each member, see `records.brought`; 0 if its contribution does not count.
         scales: factors on the members' pseudo-gradients; a member without one has factor 1.
         payloads: what the pseudo-gradients are encoded as; of members that have weight, or of none.
         epoch: number of the present proposal.
@@ -163,7 +163,10 @@ def first_quorum(
     peers.sort(key=lambda peer: (slots.get(peer, spare), peer))
     order = ring_order(peers, {peer: joins[peer].links for peer in peers})
     scales = scales_of({peer: joins[peer] for peer in peers}, max_ratio)
-    weights = {peer: 0 if scales.get(peer) == 0 else weight(joins[peer].log) for peer in peers}
+    weights = {
+        peer: 0 if scales.get(peer) == 0 else brought(joins[peer].log, joins[peer].earlier).num_targets
+        for peer in peers
+    }
     payloads = {peer: payload for peer in peers if weights[peer] and (payload := joins[peer].payload) is not None}
     return StageQuorum(stage, order, weights, epoch, scales=scales, payloads=payloads)
 

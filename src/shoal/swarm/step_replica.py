@@ -18,6 +18,7 @@ from shoal.swarm.attempts import AttemptLedger, keys_below
 from shoal.swarm.microbatch_cut import exceeded, refusal
 from shoal.swarm.microbatch_pass import MicrobatchPass, Payload
 from shoal.swarm.open_step import OpenStep
+from shoal.swarm.records import still_earlier
 from shoal.swarm.step_operations import (
     BEHIND,
     CLOSED,
@@ -53,6 +54,7 @@ from shoal.wire.messages.step import (
     Refused,
     StepEntry,
     StepMessage,
+    StepsTrained,
     TellOutcome,
 )
 
@@ -63,6 +65,7 @@ class StepReplica:
     Attributes:
         round: the round that the replica is in; 0 before it holds D_0.
         log: steps committed in this round, in apply order; its length is the version of the parameters.
+        earlier: what was trained in earlier rounds of which some fragment is still to be averaged; the oldest first.
         cap: the most samples in a microbatch; None: any number. The driver may lower it.
         open: attempts that are neither applied nor aborted, in the order in which they were opened.
     """
@@ -77,6 +80,7 @@ class StepReplica:
         max_microbatch_samples: int | None = None,
         schedule: Schedule = Schedule.ONE_F_ONE_B,
         is_wrapped: bool = False,
+        num_fragments: int = 1,
     ) -> None:
         self._me = me
         self._stage = stage
@@ -87,6 +91,8 @@ class StepReplica:
         self._is_wrapped = is_wrapped
         self.round, self.base = 0, ""
         self.log: list[StepEntry] = []
+        self._num_fragments = num_fragments
+        self.earlier: tuple[StepsTrained, ...] = ()
         self.open: dict[StepKey, OpenStep] = {}
         self._closing = False
         self._joined = False
@@ -381,23 +387,33 @@ class StepReplica:
         step.decision = decision
         return []
 
-    def start_round(self, round: int, base: str = "") -> list[SendStepMessage]:
-        """The replica holds D_{round-1}, whose hash is `base`: what is open is decided by that record, and dropped."""
+    def start_round(self, round: int, base: str = "", keeps_rest: bool = False) -> list[SendStepMessage]:
+        """The replica holds D_{round-1}, whose hash is `base`: what is open is decided by that record, and dropped.
+
+        Args:
+            keeps_rest: Its parameters are still its own but for the fragment of that record (`Swap`).
+        """
         sends: list[SendStepMessage] = []
         for key, step in list(self.open.items()):
             self._remove(step)
             answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
             sends.append(SendStepMessage(step.trainer, answer))
         self.round, self.base = round, base
+        self.earlier = still_earlier(self.earlier, self.log, self._num_fragments) if keeps_rest else ()
         self.log = []
         self._ledger.start_round(round)
         self._closing = self._joined = False
         return sends
 
-    def resume(self, log: tuple[StepEntry, ...]) -> bool:
+    def resume(self, log: tuple[StepEntry, ...], earlier: tuple[StepsTrained, ...] = ()) -> bool:
         """Right after `start_round`: go on after these commits of an earlier generation; False if one was denied."""
-        self.log = list(log) if self._ledger.resume(log) else []
+        is_taken = self._ledger.resume(log)
+        self.log, self.earlier = (list(log), earlier) if is_taken else ([], ())
         return bool(self.log)
+
+    def forget_earlier(self) -> None:
+        """The parameters are those of the record, in all fragments."""
+        self.earlier = ()
 
     def _decision_of(self, key: StepKey) -> Decision | None:
         step = self.open.get(key)

@@ -113,7 +113,7 @@ async def test_two_three_and_two_stages_of_one_three_and_two_replicas_have_the_s
 ) -> None:
     async with make_cluster(cut_into(2, replicas=1)) as cluster:
         first = await lost_with_a_checkpoint(cluster, 3)
-    three = cut_into(3, replicas=3, diloco={"outer_steps": 7})
+    three = cut_into(3, replicas=3, diloco={"outer_steps": 7, "fragments": 2})
     checkpoint = forked(first, three, "three", tmp_path / "three")
     assert is_same(states_of(checkpoint), states_of(first))
     go_back(tmp_path / "three", checkpoint, SystemClock().now_s())

@@ -162,12 +162,12 @@ async def test_a_replica_that_flips_a_bit_again_and_again_is_left_out_named_and_
         state = server.replica.member._state
         stage, flips = state.stage, 0
 
-        def flipping(average: Any, keep_average: bool = False) -> Any:
+        def flipping(average: Any, *arguments: Any) -> Any:
             nonlocal flips
             if server.replica.member.base_round == 1:
                 flips += 1
-                average.parameters_N.view(torch.int32)[7] ^= 1 << 22
-            return stage(average, keep_average)
+                average.parameters_M.view(torch.int32)[7] ^= 1 << 22
+            return stage(average, *arguments)
 
         state.stage = flipping  # type: ignore[method-assign]
         result = await run(cluster)
@@ -185,10 +185,10 @@ async def test_a_bit_that_flips_once_costs_nothing_and_is_named(make_cluster: Ma
         state = cluster.servers[1].replica.member._state
         stage = state.stage
 
-        def flipping(average: Any, keep_average: bool = False) -> Any:
+        def flipping(average: Any, *arguments: Any) -> Any:
             state.stage = stage  # type: ignore[method-assign]
-            average.parameters_N.view(torch.int32)[7] ^= 1 << 22
-            return stage(average, keep_average)
+            average.parameters_M.view(torch.int32)[7] ^= 1 << 22
+            return stage(average, *arguments)
 
         state.stage = flipping  # type: ignore[method-assign]
         result = await run(cluster)

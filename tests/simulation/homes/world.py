@@ -8,6 +8,7 @@ What is simulated are the decisions that a client makes around a round: `swarm.r
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +24,7 @@ from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
 from shoal.swarm.view import Replica, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Join, LinkReport
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 FIRST_DEADLINE_S = 60.0
 HANGS_S = 1000.0
@@ -171,9 +172,12 @@ class World:
         return found
 
     def _join(self, peer: PeerId, num_steps: int, norm: float) -> Join:
-        log = tuple(StepEntry(StepKey(0, 1, n, 0), (), 0, (), 1, 1, 1.0, 0.1, False) for n in range(num_steps))
-        stage = self.machines[peer].replica.stage
-        return Join(NO_BALLOT, self.round, stage, num_steps, (), log, (), (), norm)
+        # Some of the steps are of the round before, since which the fragment has waited.
+        num_earlier = random.Random(f"{peer} {self.round}").randint(0, num_steps)
+        numbers = range(num_earlier, num_steps)
+        log = tuple(StepEntry(StepKey(0, 1, n, 0), (), 0, (), 1, 1, 1.0, 0.1, False) for n in numbers)
+        stage, earlier = self.machines[peer].replica.stage, (StepsTrained(num_earlier, num_earlier),)
+        return Join(NO_BALLOT, self.round, stage, len(log), (), log, (), (), norm, earlier=earlier)
 
     # -- promises
 
@@ -226,7 +230,8 @@ class World:
         """What the sound ones have made counts as it is; what is not finite counts nothing, what is too long less."""
         if changed := [peer for peer in scales if peer not in wrong]:
             raise Broken(f"{changed[0]} is sound and counts {scales[changed[0]]}")
-        lengths = {peer: join.gradient_norm / math.sqrt(len(join.log)) for peer, join in joins.items() if join.log}
+        steps = {peer: len(join.log) + sum(each.num_steps for each in join.earlier) for peer, join in joins.items()}
+        lengths = {peer: joins[peer].gradient_norm / math.sqrt(number) for peer, number in steps.items() if number}
         longest = max((length for peer, length in lengths.items() if peer not in wrong), default=0.0)
         num_finite = sum(math.isfinite(length) for length in lengths.values())
         for peer in wrong:

@@ -77,6 +77,7 @@ class World(Replacement):
         self.max_kept = schedule_rng.choice([None, 1, 2])
         # Of a source of its own: in all else the seed is the same run as ever.
         draws_wrapped = random.Random(f"wrapping of {seed}").random() < WRAPPED_SHARE
+        self.num_fragments = 1
         self.is_wrapped = draws_wrapped if is_wrapped is None else is_wrapped
         self.generations: dict[str, int] = {}
         self._num_generations = 0

@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.round.hosts import ClientHost
 from tests.simulation.round.hosts import ReplicaHost as RoundHost
+from tests.simulation.safety import Broken
 from tests.simulation.step.hosts import STEPS_PER_ROUND, Envelope, Hello, Join, TrainerHost, Work
 from tests.simulation.step.hosts import ReplicaHost as StepHost
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.lease import Grant, Release
-from shoal.swarm.round_effects import CloseSteps, CoordinatorEffect, MemberEffect, ResolveStep, RoundReady
+from shoal.swarm.round_effects import (
+    CloseSteps,
+    CoordinatorEffect,
+    Journal,
+    MemberEffect,
+    ResolveStep,
+    RoundReady,
+    Swap,
+)
 from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.step_operations import Decision
 from shoal.swarm.step_trainer import Finished
@@ -39,6 +48,8 @@ class Steps(StepHost):
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        # What is in its parameters and in some fragment of no record yet, by earlier round.
+        self.kept: list[tuple[StepKey, ...]] = []
         super().__init__(server.world, server.peer)
 
     def attach(self) -> None:
@@ -70,9 +81,13 @@ class Steps(StepHost):
             self.server.steps_closed()
 
     def begin(self, round: int) -> None:
-        """The server holds the record before this round."""
+        """The server holds the record before this round; it may have kept what the record has not averaged."""
+        skipped = {entry.key for entry in self.machine.log if entry.skipped}
+        rounds = [*self.kept, tuple(key for key in self.applied if key not in skipped)]
+        self.kept = rounds[max(0, len(rounds) - self.world.num_fragments + 1) :] if self.server.keeps_rest else []
         self.generation, self.applied, self.buffers, self.joined = self.world.new_generation(self.peer), [], [], None
-        self._do(self.machine.start_round(round))
+        self._do(self.machine.start_round(round, keeps_rest=self.server.keeps_rest))
+        self.server.keeps_rest = False
         self._kick()
 
 
@@ -84,6 +99,7 @@ class Server(RoundHost):
 
     def __init__(self, world: World, peer: PeerId, stage: int, is_behind: bool = False) -> None:
         self.steps: Steps | None = None
+        self.keeps_rest = False
         super().__init__(world, peer, stage, is_behind)
         self.steps = self.steps_class(self)
         if not is_behind:
@@ -115,12 +131,17 @@ class Server(RoundHost):
             elif isinstance(effect, ResolveStep) and self.steps is not None:
                 self.steps.resolve(effect.fate)
             else:
+                self.keeps_rest = effect.keeps_rest if isinstance(effect, Swap) else self.keeps_rest
                 super()._act([effect])
 
     def steps_closed(self) -> None:
         if self.steps is not None:
-            machine = self.steps.machine
-            closed = StepsClosed(sum(entry.num_samples for entry in machine.log), machine.in_doubt, tuple(machine.log))
+            machine, kept = self.steps.machine, self.steps.kept
+            if [each.num_steps for each in machine.earlier] != [len(keys) for keys in kept]:
+                raise Broken(f"{self.peer} joins with {machine.earlier} of earlier rounds, and has {kept}")
+            log = tuple(machine.log)
+            num_samples = sum(entry.num_samples for entry in log)
+            closed = StepsClosed(num_samples, machine.in_doubt, log, earlier=machine.earlier)
             self._act(self.machine.steps_closed(closed))
 
     def _swap(self, record: object, hashes: StageHashes) -> list[MemberEffect]:
@@ -151,6 +172,9 @@ class Client(ClientHost):
             super().deliver(sender, message)
 
     def _act(self, effects: list[CoordinatorEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Journal):
+                self.world.journaled[effect.digest] = effect
         super()._act(effects)
         for effect in effects:
             if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:

@@ -14,10 +14,14 @@ from shoal.ids import PeerId
 from shoal.swarm.lease import LeaseTable, _Lease  # pyright: ignore[reportPrivateUsage]
 from shoal.swarm.round_coordinator import Effects, RoundCoordinatorMachine
 from shoal.swarm.round_effects import TrainedTwice
+from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_quorums import RoundQuorums, first_quorum
 from shoal.swarm.round_settings import CloseRequest, RoundSettings
+from shoal.swarm.step_operations import SendStepMessage
+from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.takeover import Settled, TakeoverMachine
 from shoal.wire.messages.round import Join as RoundJoin
+from shoal.wire.messages.round import Record, StageHashes
 
 
 class _JoinsWithWhatItHas(Steps):
@@ -125,6 +129,20 @@ class TakesAnyReplicaForAWitness(LeaseTable):
         return super()._is_untrained(replace(held, attempts=paths), settled, has_all_notes)
 
 
+class KeepsWhatIsInNoRecord(RoundMemberMachine):
+    """Goes on with its own parameters of other fragments, though the record is without what it has trained."""
+
+    def _has_part_in(self, record: Record, hashes: StageHashes) -> bool:
+        return True
+
+
+class WeighsTheRoundAlone(StepReplica):
+    """Joins as if its fragment had been averaged in the round before."""
+
+    def start_round(self, round: int, base: str = "", keeps_rest: bool = False) -> list[SendStepMessage]:
+        return super().start_round(round, base, False)
+
+
 MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "JoinsTooEarly": (lambda seed: World(seed, host_class=JoinsTooEarly), 0),
     "TrainsOnInTheOldRound": (lambda seed: World(seed, host_class=TrainsOnInTheOldRound), 0),
@@ -136,5 +154,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 25),
     "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 407),
     "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 24),
+    "KeepsWhatIsInNoRecord": (lambda seed: World(seed, member_class=KeepsWhatIsInNoRecord), 4),
+    "WeighsTheRoundAlone": (lambda seed: World(seed, replica_class=WeighsTheRoundAlone), 0),
     "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 25),
 }

@@ -13,7 +13,7 @@ from shoal.swarm.attempts import AttemptLedger
 from shoal.swarm.snapshots import Base, SearchEffects, SnapshotSearch
 from shoal.swarm.step_replica import StepReplica
 from shoal.wire.messages.snapshot import Snapshot
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 
 class TakesSnapshotsOfOtherRounds(SnapshotSearch):
@@ -48,12 +48,23 @@ class ForgetsWhatItHasDenied(StepReplica):
         self._ledger = _Forgetful()
 
 
+class ForgetsWhatItHadTrainedBefore(StepReplica):
+    """Goes on from a snapshot, and weighs the round of that alone."""
+
+    def resume(self, log: tuple[StepEntry, ...], earlier: tuple[StepsTrained, ...] = ()) -> bool:
+        return super().resume(log)
+
+
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
     "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 10),
     "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 2),
     "TakesSnapshotsOfOlderGenerations": (
         lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderGenerations),
         164,
+    ),
+    "ForgetsWhatItHadTrainedBefore": (
+        lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHadTrainedBefore),
+        5,
     ),
     "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 43),
 }

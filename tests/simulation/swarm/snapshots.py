@@ -36,8 +36,9 @@ from shoal.wire.messages.step import Commit, StepMessage
 from shoal.wire.messages.transfer import Chunk, Missing, TransferMessage, Want
 
 _PATIENCE_S = 1.0
-Content = tuple[str, tuple[StepKey, ...]]
-"""What a snapshot holds: the bytes that the round began from, and the steps that were applied to them."""
+Content = tuple[str, tuple[StepKey, ...], tuple[tuple[StepKey, ...], ...]]
+"""What a snapshot holds: the bytes that the round began from, the steps that were applied to them, and those of earlier
+rounds that are in its parameters as well."""
 
 
 class Parcel(NamedTuple):
@@ -68,8 +69,10 @@ class SnapshotSteps(Steps):
             self.server.boundary()
 
     def resume(self, snapshot: Snapshot) -> bool:
-        if not self.machine.resume(snapshot.log):
+        if not self.machine.resume(snapshot.log, snapshot.earlier):
             return False
+        assert self.server.content is not None
+        self.kept = list(self.server.content[2])
         self.applied = [entry.key for entry in self.machine.log]
         self.buffers = list(self.applied)
         return True
@@ -118,10 +121,12 @@ class SnapshotServer(Server):
         log = tuple(self.steps.machine.log) if self.steps is not None else ()
         if not is_due(len(log), self.world.every) or self.machine.tip.round + 1 != self.steps.machine.round:  # type: ignore[union-attr]
             return
-        content = (self.theta, tuple(entry.key for entry in log))
+        machine, kept = self.steps.machine, self.steps.kept  # type: ignore[union-attr]
+        content = (self.theta, tuple(entry.key for entry in log), tuple(kept))
         base = self.base
         state = (base.round, base.record_hash, base.hashes)
-        snapshot = Snapshot(self.peer, self.stage, self.generation, *state, log, 1, digest(content))
+        made = log, 1, digest(content), machine.earlier
+        snapshot = Snapshot(self.peer, self.stage, self.generation, *state, *made)
         self.made, self.others = (snapshot, content), self.world.buddies(self)
         self._offer()
 
@@ -239,7 +244,7 @@ class SnapshotServer(Server):
             return
         self.world.num_resumed += 1
         keys = tuple(entry.key for entry in snapshot.log)
-        if self.content != (self.theta, keys):
+        if self.content is None or self.content[:2] != (self.theta, keys):
             raise Broken(f"{self.peer} goes on from {self.content}, and not from {(self.theta, keys)}")
 
 
@@ -282,9 +287,9 @@ class SnapshotWorld(World):
         return kept.generation if self.flip_contents else generation
 
     def flipped(self, content: Content) -> Content:
-        theta, keys = content
+        theta, *others = content
         if self.flip_contents and self.network.rng.random() < self.flip_contents:
-            return (digest(theta, "flipped"), keys)
+            return (digest(theta, "flipped"), *others)
         return content
 
     def _start_replica(self, peer: PeerId, stage: int, is_behind: bool = False) -> None:

@@ -23,7 +23,9 @@ from tests.simulation.swarm.hosts import Client, Leases, Server, Trainer
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.lease import LeaseTable
+from shoal.swarm.records import record_hash, trained
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import Journal
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.sample_ranges import BatchStream
 from shoal.swarm.step_operations import Schedule
@@ -71,6 +73,8 @@ class World(Replacement, RoundWorld):
         self.caps_rng, self.site_rng = random.Random(f"caps of {seed}"), random.Random(f"sites of {seed}")
         self.max_kept: int | None = None
         self.is_wrapped = random.Random(f"wrapping of {seed}").random() < WRAPPED_SHARE
+        self.num_fragments = random.Random(f"fragments of {seed}").choice((1, 2, 3))
+        self.journaled: dict[str, Journal] = {}  # by record, also those that were never committed
         super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
 
     def sizes(self) -> tuple[int, int]:
@@ -159,6 +163,25 @@ class World(Replacement, RoundWorld):
     def committed(self, client: PeerId, record: Record, signed: SignedRecord) -> None:
         super().committed(client, record, signed)
         self.leases.table.record(record.round, (*record.samples, *record.skipped))
+        self._check_weights(record, record_hash(signed))
+
+    def _check_weights(self, record: Record, digest: str) -> None:
+        """A member weighs what it has trained in this round and in the ones right before, as far as it was a member in
+        them: nothing that is in no record of the chain."""
+        if digest not in self.journaled:
+            return
+        for outcome in record.stages:
+            for peer, weight in zip(outcome.members, outcome.weights, strict=True):
+                found, at = [0], digest
+                for _ in range(self.num_fragments):
+                    journal = self.journaled.get(at)
+                    if journal is None or peer not in journal.logs:
+                        break
+                    _, log = journal.logs[peer]
+                    found.append(found[-1] + trained(log).num_targets)
+                    at = journal.record.previous
+                if weight not in found[1:]:
+                    raise Broken(f"{peer} weighs {weight} in record {record.round}, and has trained {found[1:]}")
 
     # -- faults
 

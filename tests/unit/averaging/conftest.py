@@ -31,14 +31,14 @@ from shoal.ids import PeerId, StepKey
 from shoal.optim.outer import OuterSgd
 from shoal.optim.parts import AveragedParts
 from shoal.swarm.content_transfer import TransferSettings
-from shoal.swarm.records import Logs
+from shoal.swarm.records import Logs, still_earlier
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.view import Replica as SeenReplica
 from shoal.swarm.view import SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Hop, SampleRange
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 AUTHORITY = Identity.generate()
 SMALL_RING = RingSettings(8, lambda _bytes, _members: Collective.RING)
@@ -49,6 +49,7 @@ class FakeStage:
 
     def __init__(self, num_elements: int) -> None:
         self.base_parameters: Callable[[], Tensor] | None = None
+        self.base_buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
         self.parameters = torch.arange(num_elements, dtype=torch.float32)
         self.floats = torch.zeros(3)
         self.integers = torch.zeros(2, dtype=torch.int64)
@@ -66,6 +67,8 @@ class FakeSteps:
     """A log where a stage worker would be."""
 
     round: int = 1
+    num_fragments: int = 1
+    earlier: tuple[StepsTrained, ...] = ()
     log: tuple[StepEntry, ...] = ()
     in_doubt: tuple[StepKey, ...] = ()
     fates: dict[StepKey, tuple[bool, float, float, bool]] = field(default_factory=dict)
@@ -74,12 +77,13 @@ class FakeSteps:
     def num_samples(self) -> int:
         return sum(entry.num_samples for entry in self.log)
 
-    def start_round(self, round: int, base: str = "", anew: bool = False) -> None:
+    def start_round(self, round: int, base: str = "", anew: bool = False, keeps_rest: bool = False) -> None:
+        self.earlier = still_earlier(self.earlier, self.log, self.num_fragments) if keeps_rest else ()
         self.round, self.log, self.in_doubt = round, (), ()
 
     async def close(self, round: int) -> FakeSteps:
         await anyio.lowlevel.checkpoint()
-        return FakeSteps(round, self.log, self.in_doubt)
+        return FakeSteps(round, self.num_fragments, self.earlier, self.log, self.in_doubt)
 
     def resolve(self, key: StepKey, commit: bool, scale: float, lr: float, skipped: bool) -> None:
         self.fates[key] = (commit, scale, lr, skipped)
@@ -101,11 +105,11 @@ class FaultyState(ReplicaState):
 
     faults = 0
 
-    def stage(self, average: object, keep_average: bool = False) -> object:
+    def stage(self, average: object, *arguments: Any) -> object:
         if self.faults:
             self.faults -= 1
-            average.parameters_N[0] += 1
-        return super().stage(average, keep_average)
+            average.parameters_M[0] += 1
+        return super().stage(average, *arguments)
 
 
 def entry_of(key: StepKey, path: Sequence[PeerId], num_samples: int = 4) -> StepEntry:
@@ -137,6 +141,8 @@ class Run:
     streams: list[object]
     ring: RingSettings = SMALL_RING
     num_elements: int = 10
+    num_fragments: int = 1
+    chunk_bytes: int = 8
     replicas: list[list[Replica]] = field(default_factory=list)
     generation: int = 0
     journal: dict[str, Logs] = field(default_factory=dict)
@@ -202,13 +208,14 @@ class Run:
     def add_replica(self, stage: int) -> Replica:
         peer = PeerId(f"R{stage}.{len(self.replicas[stage])}")
         endpoint: MemoryEndpoint = self.network.endpoint(peer)
-        fake, steps = FakeStage(self.num_elements), FakeSteps()
-        state = FaultyState(fake, OuterSgd(lr=0.5, momentum=0.9, nesterov=True), self.ring.codec)
+        fake, steps = FakeStage(self.num_elements), FakeSteps(num_fragments=self.num_fragments)
+        optimizer = OuterSgd(lr=0.5, momentum=0.9, nesterov=True)
+        state = FaultyState(fake, optimizer, self.ring.codec, num_fragments=self.num_fragments)
         send, receive = anyio.create_memory_object_stream[object](100)
         self.streams += [send, receive]
-        contents = Contents(endpoint, SystemClock(), chunk_bytes=8)
+        contents = Contents(endpoint, SystemClock(), chunk_bytes=self.chunk_bytes)
         patience = TransferSettings(retry_s=0.02, slow_s=0.1, timeout_s=1.0)
-        sync = StateSync(contents, stage, view=lambda: self.view, settings=patience)
+        sync = StateSync(contents, stage, view=lambda: self.view, settings=patience, num_fragments=self.num_fragments)
         source = StateSource(sync, StateDonor(contents, stage))
         member = RoundMember(
             endpoint=endpoint,

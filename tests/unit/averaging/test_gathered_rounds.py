@@ -1,7 +1,7 @@
-"""Rounds whose pseudo-gradients are encoded as a whole, beside the same arithmetic written plainly: equal bits.
+"""Rounds of fragments, and of pseudo-gradients that are encoded as a whole, beside plain arithmetic: equal bits.
 
-The cases cover each pair of codec, aggregation, feedback, number of replicas, and what happens. Every replica trains in
-its own way: parameters move at random, and the third slot trains twice as much as the others.
+The cases cover each pair of codec, aggregation, feedback, fragments, number of replicas, and what happens. Every
+replica trains in its own way: parameters move at random, and the third slot trains twice as much as the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import torch
 from tests.alongside import until
 from tests.reference import payloads
-from tests.reference.diloco import Coding, coded_mean
+from tests.reference.diloco import Coding, agreed_sum, coded_mean, in_fragment
 from tests.unit.averaging.conftest import FakeStage, MakeRun, Replica, Run
 from tests.unit.averaging.test_rounds import finish, on_message
 from torch import Tensor
@@ -32,6 +32,7 @@ from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.round import Payload, StageOutcome
 
 NUM_ELEMENTS = 4100
+"""Of one fragment, and of all: a whole chunk and a part of one. Each further fragment has a chunk more."""
 LR, MOMENTUM = 0.5, 0.9
 OUTER = OuterSgd(LR, MOMENTUM, nesterov=True)
 
@@ -39,9 +40,12 @@ AXES: dict[str, tuple[Any, ...]] = {
     "codec": ("int8", "int4", "int4_e3m0", "2bit", "sparse"),
     "over_senders": (False, True),
     "feedback": (0.0, 0.95, 1.0),
+    "fragments": (1, 2, 4),
     "num_replicas": (2, 3),
     "event": ("nothing", "lost", "left out", "newcomer", "idle", "not finite"),
 }
+RING_AXES = {name: AXES[name] for name in ("fragments", "num_replicas", "event")} | {"codec": ("none", "bf16", "fp16")}
+WIRES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def covering(axes: dict[str, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -77,85 +81,110 @@ def reference_of(name: str) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
 
 @dataclass
 class Plain:
-    """The stage in plain arithmetic: what all hold, and each replica's own parameters and residual, by name."""
+    """The stage in plain arithmetic: what all hold, and by name each replica's own parameters, its residual, and what
+    it has trained round by round since all its parameters were those that all hold."""
 
-    coding: Coding
+    coding: Coding | None
+    wire: torch.dtype | None
+    fragments: int
     outer: Tensor
     momentum: Tensor
     local: dict[str, Tensor] = field(default_factory=dict)
     residual: dict[str, Tensor] = field(default_factory=dict)
+    trained: dict[str, list[int]] = field(default_factory=dict)
 
-    def train(self, name: str, change: Tensor) -> None:
+    def train(self, name: str, change: Tensor, targets: int) -> None:
         self.local[name] = self.local.get(name, self.outer) + change
+        self.trained[name] = [*self.trained.get(name, []), targets]
 
-    def end(self, members: Sequence[str], weights: Sequence[int], broken: Sequence[str] = ()) -> None:
-        """Of the members that have weight; who is broken counts for nothing and forgets its residual."""
-        deltas = [self.outer - self.local.get(name, self.outer) for name in members]
-        residuals = [self.residual.get(name, torch.zeros_like(self.outer)) for name in members]
-        average, residuals = coded_mean(deltas, residuals, [n / sum(weights) for n in weights], self.coding)
-        self.residual |= dict(zip(members, residuals, strict=True))
+    def end(self, round: int, members: Sequence[str], broken: Sequence[str] = ()) -> list[int]:
+        """Who is broken counts for nothing and forgets its residual, and as who is no member all that it has trained;
+        returns what each member weighs."""
+        own = in_fragment(len(self.outer), round, self.fragments)
+        weights = [0 if name in broken else sum(self.trained.get(name, [])) for name in members]
+        shares = [weight / sum(weights) for weight in weights]
+        deltas = [(self.outer - self.local.get(name, self.outer))[own] for name in members]
+        deltas = [delta if share else 0 * self.outer[own] for delta, share in zip(deltas, shares, strict=True)]
+        if self.coding is None:
+            each = zip(deltas, shares, strict=True)
+            average = agreed_sum([delta * share for delta, share in each], self.wire)
+        else:
+            before = [self.residual.get(name, torch.zeros_like(self.outer)).clone() for name in members]
+            average, left = coded_mean(deltas, [residual[own] for residual in before], shares, self.coding)
+            for name, residual, values in zip(members, before, left, strict=True):
+                residual[own] = values
+                self.residual[name] = residual
         self.residual |= {name: torch.zeros_like(self.outer) for name in broken}
-        self.momentum = self.momentum * MOMENTUM + average
-        self.outer = self.outer - (self.momentum * MOMENTUM + average) * LR
-        self.local.clear()
+        self.momentum[own] = self.momentum[own] * MOMENTUM + average
+        self.outer[own] = self.outer[own] - (self.momentum[own] * MOMENTUM + average) * LR
+        keeping = set(members) - set(broken)
+        self.local = {name: torch.where(own, self.outer, self.local[name]) for name in keeping & self.local.keys()}
+        # The next round's fragment knows all rounds but the last ones, of which there are as many as other fragments.
+        last = slice(1 - self.fragments, None) if self.fragments > 1 else slice(0)
+        self.trained = {name: self.trained.get(name, [])[last] for name in keeping}
+        return weights
 
 
 class Scene:
     """One stage of a run beside its plain counterpart."""
 
-    def __init__(self, run: Run, coding: Coding) -> None:
+    def __init__(self, run: Run, coding: Coding | None, wire: torch.dtype | None = None) -> None:
         self.run = run
         self.noise = torch.Generator().manual_seed(3)
         parameters = run.replicas[0][0].stage.parameters
-        self.plain = Plain(coding, parameters.clone(), torch.zeros_like(parameters))
+        self.plain = Plain(coding, wire, run.num_fragments, parameters.clone(), torch.zeros_like(parameters))
 
     def train(self, without: Sequence[Replica] = ()) -> None:
         for slot, replica in enumerate(self.run.replicas[0]):
+            before = self.plain.local.get(replica.peer, self.plain.outer)
             if replica in without:
+                self.plain.train(replica.peer, torch.zeros_like(before), 0)
                 continue
-            for number in range(2 if slot == 2 else 1):
+            num_steps = 2 if slot == 2 else 1
+            for number in range(num_steps):
                 self.run.commit(slot, 10 * replica.steps.round + number)
             # The commit has moved the parameters as well: both take all of it as one change.
-            replica.stage.parameters.copy_(self.plain.outer)
-            change = torch.randn(NUM_ELEMENTS, generator=self.noise) * 0.1
+            replica.stage.parameters.copy_(before)
+            change = torch.randn(len(before), generator=self.noise) * 0.1
             replica.stage.parameters += change
-            self.plain.train(replica.peer, change)
+            self.plain.train(replica.peer, change, 4 * num_steps)
 
     def check(self, outcome: StageOutcome, replicas: Sequence[Replica]) -> None:
         for replica in replicas:
             assert replica.member.hashes == outcome.hashes
             assert torch.equal(replica.state.base.parameters_N, self.plain.outer)
             assert torch.equal(replica.state.base.momentum_N, self.plain.momentum)
-            assert torch.equal(replica.stage.parameters, self.plain.outer)
-            if self.plain.coding.feedback:
+            local = self.plain.outer if self.plain.fragments == 1 else self.plain.local.get(replica.peer)
+            assert torch.equal(replica.stage.parameters, self.plain.outer if local is None else local)
+            if self.plain.coding is not None and self.plain.coding.feedback:
                 [residual] = replica.stage.residual
-                assert torch.equal(residual, self.plain.residual.get(replica.peer, torch.zeros(NUM_ELEMENTS)))
+                assert torch.equal(residual, self.plain.residual.get(replica.peer, torch.zeros_like(residual)))
             else:
                 assert replica.stage.residual == ()
 
-    def end(self, outcome: StageOutcome, broken: Sequence[str] = ()) -> None:
-        self.plain.end(outcome.members, outcome.weights, broken)
+    def end(self, round: int, outcome: StageOutcome, broken: Sequence[str] = ()) -> None:
+        weights = self.plain.end(round, outcome.members, broken)
+        assert outcome.weights == tuple(weights)
         present = [replica for replica in self.run.replicas[0] if replica.peer in outcome.members]
         self.check(outcome, present)
-        payloads = dict(zip(outcome.members, outcome.payloads, strict=True))
-        weights = dict(zip(outcome.members, outcome.weights, strict=True))
-        assert {peer for peer, payload in payloads.items() if payload is not None} == {
-            p for p, w in weights.items() if w
-        }
+        if self.plain.coding is not None:
+            payloads = dict(zip(outcome.members, outcome.payloads, strict=True))
+            each = zip(outcome.members, weights, strict=True)
+            assert {peer for peer, payload in payloads.items() if payload is not None} == {p for p, w in each if w}
 
 
-@pytest.mark.parametrize(tuple(AXES), covering(AXES), ids=lambda value: str(value))
-async def test_rounds_have_the_bits_of_plain_arithmetic(
-    make_run: MakeRun, codec: str, over_senders: bool, feedback: float, num_replicas: int, event: str
-) -> None:
-    ring = RingSettings(1024, codec=codec_of(CodecSettings(codec, feedback)), over_senders=over_senders)
-    async with make_run(1, num_replicas, ring=ring, num_elements=NUM_ELEMENTS) as run:
-        scene = Scene(run, Coding(reference_of(codec), feedback, over_senders))
+async def check_bits(make_run: MakeRun, ring: RingSettings, scene: Callable[[Run], Scene], **case: Any) -> None:
+    """Train both, and compare all that there is after each round; in the second one something happens."""
+    fragments, event = case["fragments"], case["event"]
+    num_elements = NUM_ELEMENTS + (fragments - 1) * 4096
+    options = {"ring": ring, "num_elements": num_elements, "num_fragments": fragments, "chunk_bytes": 4096}
+    async with make_run(1, case["num_replicas"], **options) as run:
+        pair = scene(run)
         coordinator = await run.lead()
-        for round in (1, 2, 3, 4):
+        for round in range(1, max(4, 2 * fragments + 2) + 1):
             changed = round == 2
             victim = run.replicas[0][-1]
-            scene.train(without=[victim] if changed and event == "idle" else ())
+            pair.train(without=[victim] if changed and event == "idle" else ())
             broken: list[str] = []
             if changed and event == "not finite":
                 victim.stage.parameters[7] = float("nan")
@@ -168,11 +197,54 @@ async def test_rounds_have_the_bits_of_plain_arithmetic(
                 run.add_replica(0)
                 coordinator.replicas(run.hops)
             outcome = (await finish(run, coordinator, round)).record.stages[0]
-            scene.end(outcome, broken)
+            pair.end(round, outcome, broken)
             if changed and event == "lost":
                 run.replicas[0].remove(victim)
             await until(lambda wanted=round: all(r.member.base_round == wanted for r in run.replicas[0]))
-            scene.check(outcome, run.replicas[0])
+            pair.check(outcome, run.replicas[0])
+
+
+@pytest.mark.parametrize(tuple(AXES), covering(AXES), ids=lambda value: str(value))
+async def test_rounds_have_the_bits_of_plain_arithmetic(
+    make_run: MakeRun,
+    codec: str,
+    over_senders: bool,
+    feedback: float,
+    fragments: int,
+    num_replicas: int,
+    event: str,
+) -> None:
+    ring = RingSettings(1024, codec=codec_of(CodecSettings(codec, feedback)), over_senders=over_senders)
+    coding = Coding(reference_of(codec), feedback, over_senders)
+    case = {"fragments": fragments, "num_replicas": num_replicas, "event": event}
+    await check_bits(make_run, ring, lambda run: Scene(run, coding), **case)
+
+
+@pytest.mark.parametrize(tuple(RING_AXES), covering(RING_AXES), ids=lambda value: str(value))
+async def test_rounds_of_a_ring_have_the_bits_of_plain_arithmetic(
+    make_run: MakeRun, fragments: int, num_replicas: int, event: str, codec: str
+) -> None:
+    ring = RingSettings(1024, codec=codec_of(CodecSettings(codec, 0.0)))
+    case = {"fragments": fragments, "num_replicas": num_replicas, "event": event}
+    await check_bits(make_run, ring, lambda run: Scene(run, None, WIRES[codec]), **case)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8", "sparse"])
+async def test_a_round_whose_fragment_has_no_parameters_averages_the_buffers_alone(
+    make_run: MakeRun, codec: str
+) -> None:
+    ring = RingSettings(1024, codec=codec_of(CodecSettings(codec, 0.0)))
+    async with make_run(1, 2, ring=ring, num_elements=10, num_fragments=2) as run:
+        coordinator = await run.lead()
+        for slot in range(2):
+            run.commit(slot, 0)
+        outcome = (await finish(run, coordinator, 1)).record.stages[0]
+        assert outcome.weights == (4, 4)
+        for slot, replica in enumerate(run.replicas[0]):
+            assert torch.equal(replica.state.base.parameters_N, torch.arange(10.0))
+            assert torch.equal(replica.stage.parameters, torch.arange(10.0) - (slot + 1))
+            assert replica.stage.floats.tolist() == [1.5] * 3
+            assert replica.stage.integers.tolist() == [2] * 2
 
 
 async def test_a_member_that_sends_other_bytes_than_it_has_announced_is_left_out(make_run: MakeRun) -> None:
@@ -205,7 +277,7 @@ async def test_who_joins_without_what_could_be_its_pseudo_gradient_counts_nothin
             run.commit(slot, 0)
         liar = run.replicas[0][0]
         brought = liar.state.brought
-        liar.state.brought = lambda: (brought()[0], payload)
+        liar.state.brought = lambda fragment: (brought(fragment)[0], payload)
         outcome = (await finish(run, coordinator, 1)).record.stages[0]
         assert outcome.epoch == 0
         assert outcome.members == tuple(replica.peer for replica in run.replicas[0])

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.averaging.audit import audit
+from shoal.averaging.audit import audit, audit_of
 from shoal.averaging.journal import (
     Genesis,
+    StepLine,
     keep_steps,
     read_genesis,
     read_records,
@@ -288,6 +289,50 @@ def test_an_audit_counts_what_a_stage_has_lost(tmp_path: Path) -> None:
     found = audit(tmp_path, 10)
     assert found.steps_lost == {0: 0, 1: 1}
     assert (found.samples, found.duplicates) == (8, 0)
+
+
+FRAGMENT_CASES = {
+    # Of two replicas and three fragments: what the second one weighs in rounds 3 and 4, and the steps of which it has
+    # lost some fragments then. Each replica trains a step of four targets in each round.
+    "nothing": (12, 12, 0),
+    "it goes on without what it had": (4, 8, 2),
+    "it is no member": (None, 4, 2),
+    "it is not finite": (0, 4, 2),
+    "and once more": (None, None, 2),
+}
+
+
+def of_fragments(
+    weights: Sequence[tuple[int, int | None]], restored: Mapping[int, int] | None = None
+) -> tuple[dict[int, list[StepLine]], list[Record]]:
+    """Step logs and records of a stage; `restored` by round, and from the record of which round."""
+    hashes = StageHashes("p", "m", "b")
+    lines, records = dict[int, list[StepLine]](), list[Record]()
+    for round, (first, second) in enumerate(weights, 1):
+        weigh = {PeerId("a"): first} | ({} if second is None else {PeerId("b"): second})
+        basis = Basis(restored[round], hashes) if restored and round in restored else None
+        scales = (1.0, 0.0) if second == 0 else ()
+        outcome = StageOutcome(0, 0, tuple(weigh), tuple(weigh.values()), hashes, 0, basis, scales)
+        records.append(Record("run", round, Ballot(1, CLIENT, 1), "0", (outcome,), (), (), {}))
+        lines[round] = [
+            StepLine(peer, 0, entry(2 * round + slot, 8 * round + 4 * slot, 8 * round + 4 * slot + 4, path="a"))
+            for slot, peer in enumerate(weigh)
+        ]
+    return lines, records
+
+
+@pytest.mark.parametrize("case", FRAGMENT_CASES)
+def test_an_audit_counts_steps_of_which_a_stage_has_some_fragments_only(case: str) -> None:
+    third, fourth, lost = FRAGMENT_CASES[case]
+    files = of_fragments([(4, 4), (8, 8), (12, third), (12, fourth)])
+    assert sum(audit_of(*files, 1000, 4, 3).lost_in_part.values()) == lost
+    assert audit_of(*files, 1000, 4).lost_in_part == {}
+
+
+@pytest.mark.parametrize(("basis", "lost"), [(1, 2), (0, 0)])
+def test_steps_that_a_restored_stage_has_lost_altogether_are_not_counted_as_lost_in_part(basis: int, lost: int) -> None:
+    found = audit_of(*of_fragments([(4, 4), (8, 8), (4, 4)], {3: basis}), 1000, 3, 3)
+    assert (found.steps_lost[0], sum(found.lost_in_part.values())) == (2 * (2 - basis), lost)
 
 
 def test_an_audit_counts_what_clients_of_other_hosts_have_used(tmp_path: Path) -> None:

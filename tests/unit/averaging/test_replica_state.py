@@ -6,12 +6,14 @@ import math
 
 import pytest
 import torch
+from tests.unit.averaging.conftest import FakeStage
 
-from shoal.averaging.replica_state import Contribution, ReplicaState, outer_optimizer
+from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState, outer_optimizer, outer_step
 from shoal.config.diloco import OuterOptimConfig
 from shoal.config.quant import QuantConfig
 from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, tensor_sha256
+from shoal.optim.fragments import Fragment
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.optim.parts import AveragedParts
 from shoal.quant.apply import apply_quant
@@ -19,7 +21,7 @@ from shoal.quant.apply import apply_quant
 
 class Stage:
     def __init__(self) -> None:
-        self.base_parameters = None
+        self.base_parameters = self.base_buffers = None
         self.parameters = torch.tensor([1.0, 2.0, 3.0])
         self.floats = torch.tensor([0.5])
         self.integers = torch.tensor([4])
@@ -48,18 +50,18 @@ def average(gradient: float, buffers: float = 9.0, count: int = 7) -> Contributi
 def test_a_contribution_is_the_weighted_share_and_changes_nothing(stage: Stage, state: ReplicaState) -> None:
     stage.parameters -= 4.0
     share = state.contribution(1, 4)
-    assert share.parameters_N.tolist() == [1.0, 1.0, 1.0]
+    assert share.parameters_M.tolist() == [1.0, 1.0, 1.0]
     assert share.floats_F.tolist() == [0.125]
     assert share.integers_I.tolist() == [4]
-    share.parameters_N.add_(100)
-    assert state.contribution(1, 4).parameters_N.tolist() == [1.0, 1.0, 1.0]
+    share.parameters_M.add_(100)
+    assert state.contribution(1, 4).parameters_M.tolist() == [1.0, 1.0, 1.0]
     assert stage.parameters.tolist() == [-3.0, -2.0, -1.0]
 
 
 def test_without_weight_a_contribution_is_zeros(stage: Stage, state: ReplicaState) -> None:
     stage.parameters[0] = float("nan")
     share = state.contribution(0, 4)
-    assert share.parameters_N.tolist() == [0.0, 0.0, 0.0]
+    assert share.parameters_M.tolist() == [0.0, 0.0, 0.0]
     assert share.floats_F.tolist() == [0.0]
     assert share.integers_I.tolist() == [4]
 
@@ -186,8 +188,66 @@ def test_a_state_of_another_chain_is_taken_without_the_moments_of_the_own_one(
 def test_a_scale_multiplies_the_share_of_the_pseudo_gradient_alone(stage: Stage, state: ReplicaState) -> None:
     stage.parameters -= 4.0
     share = state.contribution(1, 4, scale=0.5)
-    assert share.parameters_N.tolist() == [0.5, 0.5, 0.5]
+    assert share.parameters_M.tolist() == [0.5, 0.5, 0.5]
     assert share.floats_F.tolist() == [0.125]
+
+
+def test_a_member_keeps_what_it_has_learnt_of_other_fragments_and_one_that_fetches_does_not() -> None:
+    wide = FakeStage(2 * 4096)
+    state = ReplicaState(wide, OuterSgd(lr=1.0), num_fragments=2)
+    begun = wide.parameters.clone()
+    wide.parameters -= 3.0
+    wide.floats += 1.0
+    second = state.fragment(1)
+    for keeps_rest in (True, False):
+        average = state.base.averages_like(second)
+        average.parameters_M.fill_(2.0)
+        average.floats_F.fill_(9.0)
+        average.integers_I.fill_(7)
+        state.swap(state.stage(average, False, second), fragment=second, keeps_rest=keeps_rest)
+        num_rounds = 1 if keeps_rest else 2
+        assert torch.equal(wide.parameters[:4096], begun[:4096] - (3.0 if keeps_rest else 0.0))
+        assert torch.equal(wide.parameters[4096:], begun[4096:] - 2.0 * num_rounds)
+        assert wide.floats.tolist() == [9.0] * 3
+    # Buffers are averaged with the last fragment alone.
+    wide.floats += 1.0
+    first = state.fragment(2)
+    average = state.base.averages_like(first)
+    average.parameters_M.fill_(1.0)
+    assert average.floats_F.numel() == average.integers_I.numel() == 0
+    state.swap(state.stage(average, False, first), fragment=first, keeps_rest=True)
+    assert wide.floats.tolist() == [10.0] * 3
+    assert state.base.floats_F.tolist() == [9.0] * 3
+
+
+def test_parameters_that_are_not_finite_are_kept_in_no_fragment() -> None:
+    wide = FakeStage(2 * 4096)
+    state = ReplicaState(wide, OuterSgd(lr=1.0), num_fragments=2)
+    wide.parameters[3] = float("nan")
+    second = state.fragment(1)
+    assert not math.isfinite(state.gradient_norm(second))
+    average = state.base.averages_like(second)
+    for vector in average:
+        vector.fill_(0)
+    state.swap(state.stage(average, False, second), fragment=second, keeps_rest=True)
+    assert wide.parameters.isfinite().all()
+    assert wide.forgotten == 1
+
+
+def test_step_sizes_are_only_averaged_in_whichever_fragment_they_are() -> None:
+    averaged = (slice(4090, 4100), slice(3 * 4096 + 1, 3 * 4096 + 3))
+    optimizer = OuterSgd(lr=0.5, momentum=0.5, averaged=averaged)
+    state = OuterState(torch.ones(4 * 4096), torch.ones(4 * 4096), torch.empty(0), torch.empty(0, dtype=torch.int64))
+    whole = outer_step(optimizer, state, Contribution(torch.full((4 * 4096,), 0.25), state.floats_F, state.integers_I))
+    for number in range(3):
+        fragment = Fragment(number, 3)
+        average = state.averages_like(fragment)
+        average.parameters_M.fill_(0.25)
+        found = outer_step(optimizer, state, average, fragment)
+        is_own = torch.arange(4 * 4096) // 4096 % 3 == number
+        for name in ("parameters_N", "momentum_N"):
+            before, after = getattr(state, name), getattr(whole, name)
+            assert torch.equal(getattr(found, name), torch.where(is_own, after, before))
 
 
 def test_no_outer_momentum_takes_a_step_size_below_zero() -> None:

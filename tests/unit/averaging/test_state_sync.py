@@ -235,7 +235,7 @@ async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whol
             honest = replica.source.donor.hold
 
             def hold(round: int, digest: str, state: object, average: object = None, honest: object = honest) -> None:
-                other = None if average is None else average._replace(parameters_N=average.parameters_N + 1)
+                other = None if average is None else average._replace(parameters_M=average.parameters_M + 1)
                 honest(round, digest, state, other)
 
             replica.source.donor.hold = hold
@@ -248,6 +248,24 @@ async def test_averages_that_do_not_lead_to_the_record_are_given_up_for_the_whol
         assert "averages of record 2 have not led to the state" in reason
         assert messages(caplog, "state.donor_distrusted") == []
         assert faulty.member.hashes == run.replicas[0][1].member.hashes
+
+
+async def test_averages_of_fragments_lead_on_from_a_state_as_averages_of_all_do(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with make_run(1, 3, num_elements=2 * 4096, num_fragments=2) as run:
+        coordinator = await after_a_round(run)
+        for replica in run.replicas[0]:
+            replica.source.donor._keeping.asked(PieceKey(replica.member._machine.tip.hash, False), PeerId("N"))
+        faulty = run.replicas[0][0]
+        faulty.state.faults = 2
+        await one_round(run, coordinator, 2)
+        await until(lambda: faulty.peer in (coordinator.holders or {}))
+        assert fetched(caplog) == [(2, True)]
+        assert faulty.member.hashes == run.replicas[0][1].member.hashes
+        assert torch.equal(faulty.stage.parameters, faulty.state.base.parameters_N)
+        assert faulty.steps.earlier == ()
 
 
 async def test_a_member_whose_bits_differed_is_given_the_record_s_state(make_run: MakeRun) -> None:

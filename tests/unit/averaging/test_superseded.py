@@ -32,7 +32,7 @@ def test_whether_a_snapshot_was_taken_up_is_logged(
     is_taken: bool, event: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="shoal")
-    found = SimpleNamespace(log=(1, 2), generation=1), None
+    found = SimpleNamespace(log=(1, 2), generation=1, earlier=()), None
     member: Any = SimpleNamespace(
         base=None,
         _stage=1,

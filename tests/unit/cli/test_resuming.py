@@ -212,8 +212,9 @@ def test_a_run_is_gone_on_with_by_the_key_of_its_swarm_alone(runs: Runs, tmp_pat
         (("--model-pipeline.cut=1,4",), (1, 4), "model_pipeline.cut = [1, 4] instead of [3, 2]"),
         (("--diloco.outer-steps=200",), (3, 2), "diloco.outer_steps = 200 instead of "),
         (("--diloco.batch-size-per-step=4",), (3, 2), "diloco.batch_size_per_step = 4 instead of 8"),
+        (("--diloco.fragments=2",), (3, 2), "diloco.fragments = 2 instead of 1"),
     ],
-    ids=["stages", "stages by cut", "cut", "more rounds", "smaller batch"],
+    ids=["stages", "stages by cut", "cut", "more rounds", "smaller batch", "fragments"],
 )
 def test_what_a_host_changes_of_what_is_shared_makes_a_fork_which_has_the_same_tensors(
     runs: Runs, flags: tuple[str, ...], cut: tuple[int, ...] | None, said: str

@@ -26,6 +26,7 @@ from shoal.config.diloco import OuterOptimConfig
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.mirror.copies import StageCopies
 from shoal.optim.flat import FlatLayout
+from shoal.optim.fragments import Fragment
 from shoal.runtime.changes import Changes
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.view import Replica, SwarmView
@@ -116,13 +117,13 @@ class Host:
 
 
 @asynccontextmanager
-async def host(*serving: int, layout: StageLayout = LAYOUT) -> AsyncIterator[Host]:
+async def host(*serving: int, layout: StageLayout = LAYOUT, num_fragments: int = 1) -> AsyncIterator[Host]:
     network, clock = MemoryNetwork(seed=0), SystemClock()
     mine = network.endpoint(PeerId("mirror"))
     servers = [network.endpoint(PeerId(f"server{stage}")) for stage in range(2)]
     contents = [Contents(server, clock, chunk_bytes=8) for server in servers]
     offers, seen, wants = Contents(mine, clock, chunk_bytes=8), Seen(servers), Wants()
-    fetch = StageFetch(offers, seen)  # type: ignore[arg-type]
+    fetch = StageFetch(offers, seen, num_fragments=num_fragments)  # type: ignore[arg-type]
     held, notices, memory = list[tuple[int, str]](), list[str](), SimpleNamespace(free_bytes=0)
     copies = StageCopies(
         contents=offers,
@@ -163,6 +164,29 @@ async def test_what_is_held_is_offered_and_leads_on_by_the_averages_of_one_round
         assert mirror.fetch.fetched_bytes == STATE_BYTES + AVERAGE_BYTES
     assert "2" in {name.digest for name in mirror.offers.offered}
     assert "1" not in {name.digest for name in mirror.offers.offered}
+
+
+async def test_the_averages_of_a_fragment_lead_on_as_well() -> None:
+    async with host(0, num_fragments=2) as mirror:
+        # All elements are in the first fragment, which the second round averages, and the third one nothing.
+        first = state(1.0)
+        second = outer_step(
+            outer_optimizer(OUTER_CONFIG, LAYOUT.parameters),
+            first,
+            Contribution(torch.full((8,), 0.25), *NO_BUFFERS),
+            Fragment(0, 2),
+        )
+        third = second._replace(momentum_N=second.momentum_N.clone())
+        mirror.donors[0].hold(1, "1", first)
+        mirror.copies.order(0, order(1, first))
+        await mirror.until_held((0, "1"))
+        mirror.donors[0].hold(2, "2", second, Contribution(torch.full((8,), 0.25), *NO_BUFFERS))
+        mirror.copies.order(0, order(2, second))
+        await mirror.until_held((0, "1"), (0, "2"))
+        mirror.donors[0].hold(3, "3", third, Contribution(torch.empty(0), *NO_BUFFERS))
+        mirror.copies.order(0, order(3, third))
+        await mirror.until_held((0, "2"), (0, "3"))
+        assert mirror.fetch.fetched_bytes == STATE_BYTES + AVERAGE_BYTES
 
 
 async def test_one_stage_is_fetched_at_a_time() -> None:

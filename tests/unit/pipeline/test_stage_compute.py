@@ -179,6 +179,19 @@ def test_evaluation_uses_the_round_s_parameters_and_buffers_and_changes_nothing(
     assert not torch.equal(stage.evaluate(image(0)), expected)
 
 
+def test_a_round_that_begins_with_other_parameters_and_buffers_evaluates_those_of_the_record() -> None:
+    stage, fresh = compute(0), compute(0)
+    base = [part.flat() for part in stage.averaged]
+    stage.base_parameters, stage.base_buffers = lambda: base[0], lambda: (base[1], base[2])
+    run(stage, KEY)
+    stage.commit(KEY, 1.0, 0.1, False)
+    stage.start_round()
+    assert not torch.equal(stage.averaged.floats.flat(), base[1])
+    assert torch.equal(stage.evaluate(image(0)), fresh.evaluate(image(0)))
+    stage.inherit(stage.parts.inner_state())
+    assert all(torch.equal(part.flat(), held) for part, held in zip(stage.averaged, base, strict=True))
+
+
 def test_evaluation_between_a_forward_and_its_backward_does_not_disturb_them() -> None:
     disturbed, alone = compute(0), compute(0)
     for stage in (disturbed, alone):

@@ -48,8 +48,8 @@ def begun(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> None
     run(machine)
 
 
-def prepared(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> list[SendStepMessage]:
-    machine.handle(trainer, request(key))
+def prepared(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T, round: int = 1) -> list[SendStepMessage]:
+    machine.handle(trainer, request(key, round))
     for microbatch in range(NUM):
         machine.handle(A, Forward(key, microbatch))
     run(machine)

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, Suspicion, scales_of, suspects
@@ -14,7 +15,7 @@ from shoal.swarm.records import Tip, build_record
 from shoal.swarm.round_quorums import StageQuorum, first_quorum
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Join, Record, StageHashes
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 BALLOT = Ballot(1, PeerId("C"), 1)
 BYTES, OTHER = StageHashes("p", "m", "b"), StageHashes("p", "m", "other")
@@ -48,6 +49,14 @@ def joins(*norms: float, num_steps: int = 4) -> dict[PeerId, Join]:
 def test_what_is_not_finite_does_not_count_however_few_there_are(norm: float, others: int) -> None:
     assert scales_of(joins(norm, *[1.0] * others), 10.0) == {A: 0.0}
     assert scales_of(joins(norm, *[1.0] * others), None) == {A: 0.0}
+
+
+def test_a_pseudo_gradient_is_of_all_steps_since_its_fragment_was_averaged() -> None:
+    of_stage = joins(40.0, 1.0, 2.0, 1.0)
+    of_stage[A] = replace(of_stage[A], earlier=(StepsTrained(12, 24),))
+    assert scales_of(of_stage, 10.0) == {}, "it is of 16 steps, not of 4"
+    quorum = first_quorum(0, of_stage, {A: 0, B: 1, C: 2, D: 3}, 0, 10.0)
+    assert [quorum.weights[peer] for peer in quorum.members] == [28, 4, 4, 4]
 
 
 def test_what_is_beyond_the_bound_is_clipped_to_it() -> None:

@@ -20,13 +20,13 @@ from shoal.swarm.records import (
     rebase_record,
     record_hash,
     seal,
+    trained,
     unseal,
     used_samples,
-    weight,
 )
 from shoal.wire.messages.base import Era, SampleRange
 from shoal.wire.messages.round import Basis, Join, Origin, Record, StageHashes
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 BALLOT = Ballot(3, PeerId("C"), 1)
 HASHES = StageHashes("p", "m", "b")
@@ -112,7 +112,7 @@ def test_skipped_steps_are_recorded_apart_and_weigh_nothing() -> None:
     skipped = entry(1, "a", skipped=True)
     record = build([quorum(0, "a")], {"a": join(0, entry(0, "a"), skipped)})
     assert (record.samples, record.skipped) == ((SampleRange(0, 0, 4),), (SampleRange(0, 4, 8),))
-    assert weight([entry(0, "a"), skipped]) == 4
+    assert trained([entry(0, "a"), skipped]) == StepsTrained(1, 4)
 
 
 def test_samples_of_earlier_records_are_not_recorded_again() -> None:

@@ -375,9 +375,45 @@ def test_the_next_record_makes_a_restored_member_like_all_others(member: RoundMe
     member.receive(C, quorum)
     member.ring_done(quorum, OTHERS)
     member.receive(C, PrepareRecord(LOW, following))
-    assert member.receive(C, CommitRecord(LOW, following)) == [Swap(unsealed(following), OTHERS)]
+    assert member.receive(C, CommitRecord(LOW, following)) == [Swap(unsealed(following), OTHERS, keeps_rest=True)]
     member.swapped(OTHERS, {})
     assert (member.basis, member.is_restored) == (Basis(2, OTHERS), False)
+
+
+def swap_of(effects: list[object]) -> Swap:
+    [found] = [effect for effect in effects if isinstance(effect, Swap)]
+    return found
+
+
+def test_only_who_has_averaged_what_it_swaps_to_and_counts_in_it_keeps_the_rest(member: RoundMemberMachine) -> None:
+    stage(member)
+    assert swap_of(member.receive(C, CommitRecord(LOW, record()))).keeps_rest
+
+
+@pytest.mark.parametrize(
+    ("members", "scales"), [((OTHER.peer,), ()), ((OTHER.peer, ME.peer), (1.0, 0.0))], ids=["out", "not finite"]
+)
+def test_who_does_not_count_in_the_record_keeps_nothing(
+    member: RoundMemberMachine, members: tuple[PeerId, ...], scales: tuple[float, ...]
+) -> None:
+    stage(member)
+    outcome = StageOutcome(0, 0, members, (1, 2)[: len(members)], BYTES, 0, None, scales)
+    signed = seal(Record("run", 1, LOW, "D0", (outcome,), (), (), {}), LOW.peer, lambda _: b"")
+    assert not swap_of(member.receive(C, CommitRecord(LOW, signed))).keeps_rest
+
+
+def test_another_life_of_a_member_keeps_nothing(member: RoundMemberMachine) -> None:
+    signed = record()
+    member.receive(C, CommitRecord(LOW, signed))
+    assert not swap_of(member.fetched(record_hash(signed), BYTES)).keeps_rest
+
+
+def test_who_has_to_fetch_what_it_had_staged_keeps_nothing(member: RoundMemberMachine) -> None:
+    stage(member)
+    signed = record()
+    member.receive(C, CommitRecord(LOW, signed))
+    member.state_broken("the staged bytes are gone")
+    assert not swap_of(member.fetched(record_hash(signed), BYTES)).keeps_rest
 
 
 def test_whoever_has_the_record_s_bytes_already_needs_no_other(member: RoundMemberMachine) -> None:

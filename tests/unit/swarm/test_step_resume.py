@@ -21,6 +21,7 @@ from shoal.wire.messages.step import (
     Refused,
     StepEntry,
     StepMessage,
+    StepsTrained,
     TellOutcome,
 )
 
@@ -70,6 +71,30 @@ def test_the_next_step_sees_the_version_after_it() -> None:
     machine.handle(T, Commit(LATER, 1.0, 0.1, False))
     run(machine)
     assert [entry.key for entry in machine.log] == [KEY, LATER]
+
+
+def test_it_has_trained_in_earlier_rounds_what_the_snapshot_says() -> None:
+    machine = new_generation()
+    machine.start_round(1)
+    earlier = (StepsTrained(3, 12),)
+    assert machine.resume(generation_before(), earlier)
+    assert machine.earlier == earlier
+
+
+@pytest.mark.parametrize("num_fragments", [1, 2, 3])
+def test_what_some_fragment_has_not_seen_stays_from_round_to_round_and_goes_with_the_parameters(
+    num_fragments: int,
+) -> None:
+    machine = StepReplica(PATH[1].peer, stage=1, num_stages=3, max_open_steps=2, num_fragments=num_fragments)
+    machine.start_round(1)
+    for round in (1, 2, 3, 4):
+        prepared(machine, StepKey(0, 1, round, 0), round=round)
+        machine.handle(T, Commit(StepKey(0, 1, round, 0), 0.5, 0.1, False))
+        run(machine)
+        assert [each.num_steps for each in machine.earlier] == [1] * min(round - 1, num_fragments - 1)
+        machine.start_round(round + 1, keeps_rest=True)
+    machine.start_round(6)
+    assert machine.earlier == ()
 
 
 @pytest.mark.parametrize("message", [AskOutcome(KEY), Commit(KEY, 0.5, 0.1, False), Fence({0: 2})])

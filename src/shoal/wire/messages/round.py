@@ -37,7 +37,7 @@ import msgspec
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.wire.messages.base import Era, Hop, SampleRange, Struct
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import Earlier, StepEntry
 
 
 class StageHashes(Struct, frozen=True):
@@ -177,7 +177,8 @@ class Join(Struct, frozen=True, tag="join"):
     """The replica has nothing open but `in_doubt`. `aborted` are the steps that a Resolve of this round has aborted
     here, `links` its links to others of its stage, if it has measured any. `gradient_norm` is the length of its
     pseudo-gradient; NaN or infinite if that, or one of its buffers, is not finite. `payload` is what that is encoded
-    as, the same in every quorum, if it is encoded as a whole."""
+    as, the same in every quorum, if it is encoded as a whole. `earlier` is what the replica has trained in earlier
+    rounds since it took part in averaging the fragment of this one: that counts with this round's steps."""
 
     ballot: Ballot
     round: int
@@ -189,6 +190,7 @@ class Join(Struct, frozen=True, tag="join"):
     links: Annotated[tuple[LinkReport, ...], msgspec.Meta(max_length=MAX_LINK_REPORTS)] = ()
     gradient_norm: float = 0.0
     payload: Payload | None = None
+    earlier: Earlier = ()
 
 
 class Resolve(Struct, frozen=True, tag="resolve"):

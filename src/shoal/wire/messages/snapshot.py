@@ -20,14 +20,15 @@ import msgspec
 from shoal.ids import PeerId
 from shoal.wire.messages.base import Struct
 from shoal.wire.messages.round import StageHashes
-from shoal.wire.messages.step import StepEntry
+from shoal.wire.messages.step import Earlier, StepEntry
 from shoal.wire.messages.transfer import ContentKind, ContentName, Digest
 
 
 class Snapshot(Struct, frozen=True):
     """A replica at the boundary after the steps of `log`: `generation` counts the replicas that `peer` has been. It
     trained from the state of record `round`, which has these hashes. Its content is `num_bytes` long: parameters,
-    buffers and the inner optimizer's state. `digest` (hex) is the SHA-256 of the SHA-256 of its chunks."""
+    buffers and the inner optimizer's state. `digest` (hex) is the SHA-256 of the SHA-256 of its chunks. `earlier` is
+    what the replica has trained in earlier rounds of which some fragment is still to be averaged."""
 
     peer: PeerId
     stage: int
@@ -38,6 +39,7 @@ class Snapshot(Struct, frozen=True):
     log: tuple[StepEntry, ...]
     num_bytes: Annotated[int, msgspec.Meta(ge=1)]
     digest: Digest
+    earlier: Earlier = ()
 
     @property
     def name(self) -> ContentName:

@@ -18,9 +18,24 @@ names the path, nothing is kept, and the last stage answers the trainer. Of a wr
 from __future__ import annotations
 
 import enum
+from typing import Annotated
+
+import msgspec
 
 from shoal.ids import PeerId, StepKey
 from shoal.wire.messages.base import Cap, Hop, Routers, SampleRange, Struct
+
+
+class StepsTrained(Struct, frozen=True):
+    """What a replica has trained in one round: the steps that have changed its parameters, and their targets."""
+
+    num_steps: Annotated[int, msgspec.Meta(ge=0)] = 0
+    num_targets: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+Earlier = Annotated[tuple[StepsTrained, ...], msgspec.Meta(max_length=63)]
+"""What a replica has trained in the rounds before and of which some fragment of the parameters has not been averaged
+there yet, the oldest round first: of one less than there are fragments at most."""
 
 
 class StepEntry(Struct, frozen=True):
