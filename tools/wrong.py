@@ -11,6 +11,7 @@ from itertools import groupby
 from shoal.cli.doctor.examine import CHECKS
 from shoal.events.base import Event, catalogue, name_of
 from shoal.events.described import described, texts
+from shoal.events.incidents import CLOCK, DISK, DISK_COSTS, MEMORY
 
 HEAD = """# When it goes wrong
 
@@ -27,6 +28,10 @@ shoal explain server.lost          # one event in words
 
 A message that begins with `shoal: error:` says itself what to do. Exit code 2 means wrong input, 1 a failed run, 3 a
 machine that is too busy to measure.
+"""
+INCIDENTS = """## Troubles
+
+What a peer has that is there. `incident.opened` says it, and `incident.closed` when it is over.
 """
 CHECKED = """## What the doctor looks at
 
@@ -49,7 +54,7 @@ def page() -> str:
         lines += [f"## {module.rpartition('.')[2].capitalize()}", "", about, ""]
         for kind in kinds:
             lines += [*entry(kind), ""]
-    lines += [IN_LOGS]
+    lines += [INCIDENTS, *troubles(), IN_LOGS]
     lines += [f"- `{name_of(kind)}`: {described(kind).happened}{_remedy(kind)}" for kind in _logged()]
     lines += ["", CHECKED, *(f"| `{check.name}` | {check.title} |" for check in CHECKS)]
     return "\n".join(lines).rstrip() + "\n"
@@ -68,6 +73,17 @@ def entry(kind: type[Event]) -> Iterator[str]:
     if "Do" in parts:
         yield f"- Do: {_sentence(parts['Do'])}"
     yield f"- Event: `{name_of(kind)}`"
+
+
+def troubles() -> Iterator[str]:
+    """Yield what the page says of incidents that are no losses."""
+    costs = ", ".join(f"{what}: {cost}" for what, cost in DISK_COSTS.items())
+    for text, what in (
+        (DISK, f"A disk is full, or fails. In brackets stands what is not written. It costs: {costs}."),
+        (MEMORY, "The device of a server has no room for a microbatch. Steps take longer from now on."),
+        (CLOCK, "Two hosts have different times. Nobody trains over a host whose records are not believed."),
+    ):
+        yield from (f"**{_literal(text)}**", "", f"- What: {what}", "")
 
 
 def _is_shown(kind: type[Event]) -> bool:

@@ -2,6 +2,7 @@
 
     ShoalError
     +-- ConfigError                  the user's input; exit code 2; the message names the key
+    |   +-- MisfitError              a model family gives something else than it says
     |   +-- WeightsMissing           what a run begins from is not on this host, or it is something else
     +-- IdentityError                a peer is not who it should be
     |   +-- HandshakeError
@@ -54,6 +55,10 @@ class UnreadableAudio(ShoalError):
 
 class ConfigError(ShoalError):
     """The user's input cannot be honoured: the message names the key, the value and what to do. Exit code 2."""
+
+
+class MisfitError(ConfigError):
+    """A model family gives something else than it says it does, so that no server could train it."""
 
 
 class WeightsMissing(ConfigError):

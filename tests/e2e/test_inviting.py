@@ -72,7 +72,7 @@ def test_a_host_joins_by_an_invitation_and_the_next_time_by_nothing(tmp_path: Pa
         assert text not in box.output
         again = hosts.run("box", "-m", "shoal", "join", start="again")
         until(lambda: "serves stage" in again.output, START_S, "the same swarm, unasked")
-        assert "joining the same swarm as the last time" in again.output
+        assert "where this host was the last time" in again.output
         client.interrupt()
         assert client.ends(END_S) == 130, client.output
         assert again.ends(END_S) == 0, again.output

@@ -284,7 +284,10 @@ def join(
     *flags: ConfigFlags,
     num_servers: Annotated[str | None, Parameter(help="Servers on this host (servers.num_servers).")] = None,
     invitation: Annotated[
-        Path | None, Parameter(help="The file that holds it, - for standard input; without it, you are asked.")
+        Path | None,
+        Parameter(
+            help="The file that holds it, - for standard input; without it, you are asked.", allow_leading_hyphen=True
+        ),
     ] = None,
     code: Annotated[bool, Switch, Parameter(help="Ask for the code of `shoal invite --code`.")] = False,
     at: Annotated[str | None, Parameter(help="Where the code was made, HOST:PORT; else on this network.")] = None,

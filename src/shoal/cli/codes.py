@@ -33,11 +33,11 @@ async def offer(text: str, *, on_lan: bool) -> int:
         port: int = listener.extra(SocketAttribute.local_port)
         if on_lan:
             tasks.start_soon(_announce, code, port)
-        hosts = " or ".join(f"{host}:{port}" for host in own_hosts())
+        hosts = "` or `--at ".join(f"{host}:{port}" for host in own_hosts())
         nearby = "on another host of this network, `shoal join --code` asks for it\n" if on_lan else ""
         print(
             f"the code is  {code}\n{nearby}"
-            f"from elsewhere, `shoal join --code --at` {hosts}\n"
+            f"from elsewhere, `shoal join --code --at {hosts}`\n"
             f"waiting for {VALID_S / 60:.0f} minutes; who says it gets the swarm's key",
             flush=True,
         )

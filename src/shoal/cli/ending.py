@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal.cli.run_row import duration
 from shoal.config import Config
+from shoal.config.model import NATIVE_FAMILIES
 
 _SHOWN = 5
 _GENERATES = ("gpt", "hf")
@@ -55,7 +56,8 @@ def _commands(
         elif config.data.task_type == "image_gen":
             yield "images", str(model)
         else:
-            yield "evaluate", str(model)
+            own = () if config.model.family in NATIVE_FAMILIES else ("--family", config.model.family)
+            yield "evaluate", str(model), *own
     if summary.get("samples"):
         yield "replay", log_dir
     if failure is not None:

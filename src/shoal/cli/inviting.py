@@ -161,6 +161,9 @@ def joining_flags(
     path = config.network.swarm_key_file.expanduser().absolute()
     prefix = config.experiment_prefix if "experiment_prefix" in origins else ""
     joined = None if asked.is_new else _remembered(prefix)
+    if joined is None and prefix and not asked.is_new and (last := _remembered("")) is not None:
+        # Another run of the same client: its key and its addresses are known. If it is elsewhere, the join says so.
+        joined = Joined(prefix, last.swarm_key_file, last.initial_peers)
     if joined is not None and not _is_meant(joined, config, origins, path):
         joined = None
     if joined is None:
@@ -171,7 +174,8 @@ def joining_flags(
         print(f"the key of the swarm, {swarm_key_fingerprint(invitation.swarm_key)}, is in {path}", flush=True)
     else:
         print(
-            "joining the same swarm as the last time; if it has moved, or for another one: `shoal join --anew`",
+            f"joining {joined.experiment_prefix} where this host was the last time; if it has moved, or for another "
+            "swarm: `shoal join --anew`",
             flush=True,
         )
     swarm_key = load_swarm_key(Path(joined.swarm_key_file))

@@ -17,6 +17,8 @@ from shoal.ids import RunId
 from shoal.runtime.durable_files import put_whole
 
 CONFIG_FILE: Final = "config.yaml"
+SUMMARY_FILE: Final = "summary.json"
+"""It is there when the run has ended on its client's host."""
 LOCAL_MARK: Final = "run-local"
 """A file in the folder of a run that no other host can join, since nobody else has its key."""
 LOCAL_KEY: Final = "swarm.key"
@@ -130,7 +132,7 @@ def _cannot_write(path: Path, error: OSError) -> ConfigError:
 
 def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
     """Write `summary.json` so that it is there either whole or not at all; a number that is not finite becomes null."""
-    path = log_dir / "summary.json"
+    path = log_dir / SUMMARY_FILE
     content = json.dumps(log.without_nan(summary), indent=2, allow_nan=False) + "\n"
     put_whole(path, content.encode(), lasting=True)
     return path

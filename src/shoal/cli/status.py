@@ -13,12 +13,14 @@ from shoal.cli.exits import DONE
 from shoal.cli.known_peers import with_known_peers
 from shoal.cli.observing import SwarmObserver
 from shoal.cli.output import without_controls
+from shoal.cli.run_files import SUMMARY_FILE
 from shoal.cli.runs_here import living_runs
 from shoal.cli.watching import Finder, FinderHere, SwarmFinder, look_once
 from shoal.clock import SystemClock
 from shoal.config import Config
+from shoal.control.peers_file import PEERS_FILE
 from shoal.control.swarm_status import lines_of
-from shoal.errors import ConfigError
+from shoal.errors import BootstrapError, ConfigError
 from shoal.identity import load_swarm_key
 from shoal.runtime.run_note import RunNote
 
@@ -38,7 +40,17 @@ def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -
         RemoteError: the client of a run of this host does not answer.
     """
     log.configure("status", None)
-    status = anyio.run(look_once, finder_of(config, origins), backend_options={"use_uvloop": True})
+    finder = finder_of(config, origins)
+    try:
+        status = anyio.run(look_once, finder, backend_options={"use_uvloop": True})
+    except BootstrapError:
+        ended = None if config.network.initial_peers else _ended_here(config)
+        if ended is None:
+            raise
+        raise BootstrapError(
+            f"no run of this host is there any more: {ended.name}, its newest one, has ended. `shoal events` says how, "
+            f"{ended / SUMMARY_FILE} what came of it; for a run of other hosts give --initial-peers"
+        ) from None
     print(msgspec.json.encode(status).decode() if as_json else "\n".join(map(without_controls, lines_of(status))))
     return DONE
 
@@ -68,6 +80,13 @@ def finder_of(config: Config, origins: Mapping[str, str]) -> Finder:
         return FinderHere(note)
     config = with_known_peers(config, origins, None if note is None else Path(note.log_dir))
     return SwarmFinder(SwarmObserver(config, load_swarm_key(config.network.swarm_key_file), SystemClock()))
+
+
+def _ended_here(config: Config) -> Path | None:
+    """Return the folder of the newest run that this host has addresses of, if it is its client's and has ended."""
+    newest = max(config.log_dir.glob(f"*/{PEERS_FILE}"), key=lambda path: path.stat().st_mtime, default=None)
+    folder = None if newest is None else newest.parent.resolve()
+    return folder if folder is not None and (folder / SUMMARY_FILE).exists() else None
 
 
 def _newest_here(config: Config, origins: Mapping[str, str]) -> RunNote | None:

@@ -14,7 +14,7 @@ from shoal.client.ledger import Ledger
 from shoal.client.totals import counted_by, counts_anew
 from shoal.clock import Clock
 from shoal.control.membership import Membership
-from shoal.events.incidents import Cause, LossExplained, TroubleOver, TroubleSeen
+from shoal.events.incidents import CLOCK, DISK, DISK_COSTS, MEMORY, Cause, LossExplained, TroubleOver, TroubleSeen
 from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
 from shoal.telemetry.registry import base_name, totals_of
@@ -55,9 +55,9 @@ class Troubles:
         self._look_at_memory(peer, totals_of({} if is_anew else before.counts), totals_of(now.counters))
         failing = [name for name, value in now.gauges.items() if base_name(name) == _DISK and value]
         if failing:
-            what = ", ".join(sorted(name.partition("=")[2].rstrip("}").replace("_", " ") for name in failing))
-            sentence = f"{{who}} cannot write to its disk ({what}): free space there"
-            self._see(Cause.DISK, peer, now.role, sentence)
+            unwritten = sorted(name.partition("=")[2].rstrip("}").replace("_", " ") for name in failing)
+            costs = " and ".join(DISK_COSTS.get(what, f"{what} is not written") for what in unwritten)
+            self._see(Cause.DISK, peer, now.role, DISK.format(who="{who}", what=", ".join(unwritten), costs=costs))
         else:
             self._over(Cause.DISK, peer)
 
@@ -82,20 +82,14 @@ class Troubles:
 
     def _look_at_memory(self, peer: PeerId, before: Mapping[str, int], now: Mapping[str, int]) -> None:
         if now[_MEMORY] > before[_MEMORY]:
-            sentence = (
-                "{who} has no memory for a microbatch: the step is tried again, and it takes smaller ones from now on"
-            )
-            self._see(Cause.MEMORY, peer, "server", sentence)
+            self._see(Cause.MEMORY, peer, "server", MEMORY)
         elif now[_COMMITTED] > before[_COMMITTED]:
             self._over(Cause.MEMORY, peer)
 
     def _look_at_clocks(self, differences: Mapping[PeerId, tuple[float, str]]) -> None:
         for peer, (ahead_s, name) in differences.items():
             way = "ahead of" if ahead_s > 0 else "behind"
-            sentence = (
-                f"the clock of {{who}} is {abs(ahead_s):.0f} s {way} this host's, so neither believes what the other "
-                "announces: set both, best by NTP"
-            )
+            sentence = CLOCK.format(who="{who}", by_s=f"{abs(ahead_s):.0f}", way=way)
             self._see(Cause.CLOCK, peer, name.partition(" ")[0] or "peer", sentence, name)
         for peer in self._incidents.troubled(Cause.CLOCK) - differences.keys():
             self._over(Cause.CLOCK, peer)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from shoal.clock import utc_time_of_day
 from shoal.control.peer_numbers import FRESH_S
 from shoal.ids import PeerId
 from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, Replica, SwarmView, network_host, network_places
@@ -18,14 +19,17 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import RunStatus, ToldEvent
 
 SCHEMA_VERSION: Final = 1
+_EVENTS_TITLE: Final = "events  "
+_LAST_EVENTS: Final = 5
+"""So many are told beside the numbers: who is away, and what is wrong, stands nowhere else."""
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A server: what it is called, where it is, and what it does: serving, joining, undialled or waiting for a stage.
 
-    `held_round` is the newest round whose record it holds, -1 while it holds none. What follows it has measured since
-    its process was started, `age_s` ago; null is not known. `busy` is the share of the last seconds in which its device
-    has worked, `step_s` the median of how long a step was open there; speeds that are old are null.
+    `held_round` is the newest round whose record it holds, -1 while it holds none. `age_s` is how old the numbers are
+    that follow; they count from the start of its process, null is not known. `busy` is the share of the last seconds in
+    which its device has worked, `step_s` the median of how long a step was open there; speeds that are old are null.
     """
 
     peer: str
@@ -185,6 +189,10 @@ def lines_of(status: SwarmStatus) -> Iterator[str]:
     if status.client is not None:
         answers = "" if status.client.answers else f", does not answer: {status.client.problem}"
         yield f"client  {status.client.name} at {', '.join(status.client.addresses) or 'no address'}{answers}"
+    happened = [event for event in status.events if not event.routine][-_LAST_EVENTS:]
+    for number, event in enumerate(happened):
+        title = " " * len(_EVENTS_TITLE) if number else _EVENTS_TITLE
+        yield f"{title}{utc_time_of_day(event.unix_s)}  {event.says}"
 
 
 def _event(event: ToldEvent) -> EventStatus:

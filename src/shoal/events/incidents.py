@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from shoal.events.base import Event
 from shoal.ids import PeerId
@@ -40,6 +40,20 @@ _WAS = {
     Cause.SPLIT: "had gone on apart",
     Cause.TAKEN_OVER: "was lost, and this client goes on in its place",
 }
+
+
+DISK: Final = "{who} cannot write to its disk ({what}): free space there; training goes on, and {costs}"
+DISK_COSTS: Final = {
+    "replica log": "this run cannot be replayed",
+    "log": "what it logs is lost",
+    "checkpoint": "no checkpoint is written",
+}
+"""What is lost where that cannot be written."""
+MEMORY: Final = "{who} has no memory for a microbatch: the step is tried again, and it takes smaller ones from now on"
+CLOCK: Final = (
+    "the clock of {who} is {by_s} s {way} this host's, so neither believes what the other announces: set both, best by "
+    "NTP"
+)
 
 
 class IncidentOpened(Event, frozen=True, tag="incident.opened", rename={"what": "says"}):

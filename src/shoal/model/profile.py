@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.clock import Clock, thread_cpu_s
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, MisfitError
 from shoal.model.meta import build_without_values
 from shoal.model.partition import StageUnits
 from shoal.model.seeding import seeded, unit_seed
@@ -84,6 +84,7 @@ def profile_units(
         stopwatch: Measures instead, in seconds.
 
     Raises:
+        MisfitError: What a unit or the loss gives has another shape than the family says.
         ConfigError: The family's `unit_costs` are not one number for each unit.
         Exception: Errors that the family's own code raises where its units are run alone.
     """
@@ -277,8 +278,14 @@ class _UnitRun:
         self._synchronise()
         begun_s = self._stopwatch()
         output = self._stage(received, *self._context)
+        self._check(output)
         if self._is_last:
             output, gradient = self._stage.loss(output, self._target), None
+            if output.dim():
+                raise MisfitError(
+                    f"model.family: loss() gives a tensor of shape {tuple(output.shape)}, and has to give one number: "
+                    "the mean over the microbatch"
+                )
         else:
             gradient = self._target
         if output.requires_grad:
@@ -287,6 +294,18 @@ class _UnitRun:
         taken_s = self._stopwatch() - begun_s
         self._fastest_s[self._taken] = min(taken_s, self._fastest_s.get(self._taken, taken_s))
         return taken_s
+
+    def _check(self, output: Tensor) -> None:
+        """Raises MisfitError: what the unit gives is not what the family says of it."""
+        if self._is_last and self._family.is_in_chunks(self._index):
+            return  # it is run a chunk at a time, by the loss
+        wanted = (self._taken, *self._family.boundary_spec(self._index).shape)
+        if tuple(output.shape) != wanted:
+            raise MisfitError(
+                f"model.family: {self._family.unit_name(self._index)} gives a tensor of shape {tuple(output.shape)}, "
+                f"and boundary_spec({self._index}) says {wanted}, the samples first: every server would refuse it; "
+                "make them agree"
+            )
 
     def cost_s(self) -> float:
         """What the whole microbatch takes: measured, or on the line through one sample and the most that were tried."""

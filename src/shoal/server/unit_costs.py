@@ -14,6 +14,7 @@ import torch
 from shoal.clock import Clock
 from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.schema import Config
+from shoal.errors import MisfitError
 from shoal.model.profile import Profile, profile_units
 from shoal.model.registry import load_exact_family
 from shoal.model.stage import Family, checked_unit_costs, stage_units
@@ -77,6 +78,8 @@ def unit_costs(
         profile = profile_units(
             family, samples=microbatch_samples(config), seed=config.run.seed, device=where, clock=clock
         )
+    except MisfitError:
+        raise
     except Exception as error:  # noqa: BLE001 - the family may be anybody's code, and the run goes on without figures
         reason = f"{type(error).__name__}: {error}".strip()[:300]
         warnings.append(f"the units of the model could not be measured, so its own figures decide the cut ({reason})")

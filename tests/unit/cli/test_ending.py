@@ -48,6 +48,7 @@ def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
     [
         ({}, "generate"),
         ({"model": {"family": "mlp"}, "data": {"task_type": "cv", "dataset_name": "digits"}}, "evaluate"),
+        ({"model": {"family": "theirs.model:Mlp"}}, "evaluate"),
     ],
 )
 def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], command: str) -> None:
@@ -55,6 +56,8 @@ def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], 
     summary = {"samples": 5, "model": "/logs/a run/model"}
     lines = list(next_lines(config, summary, None, Path("/logs/a run")))
     assert lines[0].startswith(f"next: shoal {command} '/logs/a run/model'")
+    # Code of somebody else is run where it is named alone.
+    assert ("--family theirs.model:Mlp" in lines[0]) == (config.model.family == "theirs.model:Mlp")
     assert [line.split()[1] for line in lines[1:]] == ["replay", "events"]
     for line in lines:
         tokens = line.removeprefix("next:").split()

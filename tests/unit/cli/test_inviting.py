@@ -10,7 +10,8 @@ import pytest
 from tests.set_clock import SetClock
 
 from shoal.cli import main
-from shoal.cli.inviting import JOINED_FILE, Asked, joining_flags, print_invitation
+from shoal.cli.inviting import JOINED_FILE, Asked, invitation_text, joining_flags, print_invitation
+from shoal.clock import SystemClock
 from shoal.config import Config, load_config
 from shoal.control.invitation import read
 from shoal.errors import ConfigError
@@ -87,15 +88,31 @@ def test_on_a_command_line_it_is_refused_and_not_repeated(text: str, capsys: pyt
         assert text not in printed.out + printed.err
 
 
-@pytest.mark.parametrize(
-    "named", [("~/other.key", {"network.swarm_key_file": "flag"}), ("~/own.key", {"experiment_prefix": "flag"})]
-)
-def test_who_names_another_key_or_run_means_another_swarm(
-    named: tuple[str, dict[str, str]], text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_names_another_key_means_another_swarm(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _take(monkeypatch, text)
     with pytest.raises(ConfigError, match="is no invitation"):
-        _take(monkeypatch, "", *named)
+        _take(monkeypatch, "", "~/other.key", {"network.swarm_key_file": "flag"})
+
+
+def test_who_names_another_run_is_asked_nothing_where_the_key_is_known(
+    home: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A join that fails says under which prefix the swarm there runs, and to join it with that one.
+    _take(monkeypatch, text)
+    config = _config("~/own.key", "--experiment-prefix=flock")
+    flags = ["--experiment-prefix", "flock", "--swarm-key-file", str(home / "own.key")]
+    assert joining_flags(config, {"experiment_prefix": "flag"}, Asked(), CLOCK) == (flags, [PEER])
+    with pytest.raises(ConfigError, match="is no invitation"):
+        joining_flags(config, {"experiment_prefix": "flag"}, Asked(again=True), CLOCK)
+
+
+def test_it_is_taken_from_standard_input_where_a_file_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = invitation_text(_config("~/own.key"), b"k" * 32, [PEER], SystemClock())
+    for number, given in enumerate((["--invitation", "-"], ["--invitation=-"])):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        key = home / f"{number}.key"
+        assert main(["join", *given, "--remember-only", f"--swarm-key-file={key}"]) == 0
+        assert key.exists()
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -9,9 +9,10 @@ import pytest
 
 from shoal.cli.known_peers import with_known_peers
 from shoal.cli.run_files import LOCAL_MARK, make_log_dir
+from shoal.cli.status import print_status
 from shoal.config import Config, load_config
 from shoal.config.dump import dump_config
-from shoal.errors import ConfigError
+from shoal.errors import BootstrapError, ConfigError
 from shoal.ids import RunId
 
 HERE = "/ip4/127.0.0.1/tcp/50000/p2p/C"
@@ -72,3 +73,20 @@ def test_only_the_folder_of_a_run_of_one_machine_alone_is_marked(tmp_path: Path)
 def test_without_either_the_user_is_told_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --initial-peers"):
         with_known_peers(_config(tmp_path), {})
+
+
+def test_of_a_run_that_has_ended_here_it_is_said_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(finder: object) -> None:
+        raise BootstrapError("nothing listens there")
+
+    monkeypatch.setattr("shoal.cli.status.living_runs", list)
+    monkeypatch.setattr("shoal.cli.status.look_once", refused)
+    monkeypatch.setattr("shoal.cli.status.load_swarm_key", lambda path: b"k" * 32)
+    _left(tmp_path, "over", ONE, 0)
+    with pytest.raises(BootstrapError, match="nothing listens there"):
+        print_status(_config(tmp_path), {}, as_json=False)
+    (tmp_path / "over" / "summary.json").write_text("{}")
+    with pytest.raises(BootstrapError, match="over, its newest one, has ended"):
+        print_status(_config(tmp_path), {}, as_json=False)
+    with pytest.raises(BootstrapError, match="nothing listens there"):
+        print_status(_config(tmp_path, initial_peers=[TWO]), {}, as_json=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.control.swarm_status import SwarmStatus, lines_of, swarm_status
+from shoal.control.swarm_status import EventStatus, SwarmStatus, lines_of, swarm_status
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, MirrorPeer, PeerLabel, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
@@ -88,6 +88,22 @@ def test_without_a_client_it_is_said_who_holds_what(clients: tuple[ClientPeer, .
     assert (status.round, status.loss, status.trainers) == (None, None, None)
     last = list(lines_of(status))[-1]
     assert last.endswith("does not answer: refused") if clients else last.endswith("peer-new (10.0.0.3) joining")
+
+
+def test_what_has_happened_lately_is_said_and_not_what_the_numbers_show() -> None:
+    told = [
+        EventStatus(
+            number=n, unix_s=float(n), level="WARNING", event="incident.opened", says=f"{n}", routine=n % 2 == 0
+        )
+        for n in range(20)
+    ]
+    status = msgspec.structs.replace(
+        swarm_status("sandbox", SwarmView(run=_run(kept=True)), None, ""), events=tuple(told)
+    )
+    assert list(lines_of(status))[3:] == [
+        "events  00:00:11Z  11",
+        *(f"        00:00:{number}Z  {number}" for number in (13, 15, 17, 19)),
+    ]
 
 
 def test_a_stage_without_servers_is_said() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.model.gpt import GptFamily
+from shoal.model.stage import TensorSpec
 from shoal.server.cost_cache import CostCache
 from shoal.server.unit_costs import UnitCosts, unit_costs
 
@@ -37,6 +39,24 @@ class Inexact(GptFamily):
 
     def exactness_problem(self) -> str | None:
         return "it reads what another stage keeps"
+
+
+class Wider(GptFamily):
+    """Its blocks give another shape than it says."""
+
+    def boundary_spec(self, index: int) -> TensorSpec:
+        spec = super().boundary_spec(index)
+        return replace(spec, shape=(*spec.shape, 1)) if index == 1 else spec
+
+
+class Unreduced(GptFamily):
+    """Its loss is one number for each sample."""
+
+    def is_in_chunks(self, index: int) -> bool:
+        return False
+
+    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
+        return super().loss(output, labels)[None]
 
 
 def _costs(cache: CostCache | None = None, config: Config = CONFIG, *, measure: bool = True) -> UnitCosts:
@@ -70,6 +90,18 @@ def test_a_family_that_cannot_run_alone_is_cut_by_its_own_figures_with_one_warni
     (warning,) = found.warnings
     assert "KeyError: 'needs its neighbour'" in warning
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Wider", r"block_0 gives a tensor of shape \(1, 8, 16\), and boundary_spec\(1\) says \(1, 8, 16, 1\)"),
+        ("Unreduced", r"loss\(\) gives a tensor of shape \(1,\), and has to give one number"),
+    ],
+)
+def test_a_family_that_no_server_could_train_is_refused(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        _costs(config=_own_family(name))
 
 
 @pytest.mark.parametrize("measure", [True, False])

@@ -27,7 +27,7 @@ def peers_reached(facts: Facts) -> Judged:
     evidence = "\n".join(obstacle.cause for obstacle in obstacles)
     remedy = "\n".join(dict.fromkeys(obstacle.remedy for obstacle in obstacles))
     if len(obstacles) < len(looks):
-        return warning(f"{count}; of the others\n{evidence}", remedy)
+        return warning(f"{count}; not at\n{evidence}", remedy)
     return failed(evidence, remedy)
 
 

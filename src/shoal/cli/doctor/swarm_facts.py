@@ -64,6 +64,10 @@ async def see_swarm(
     await looked.wait()
     if swarm_key is None or all(looks.values()):
         return None
+    facts.joined = facts.swarm = facts.client = skipped(
+        f"an initial peer answers, and the DHT was not joined within {facts.within_s:.0f} s: this host or the network "
+        "is slow; try again"
+    )
     return await _joined(facts, config, origins, swarm_key)
 
 
