@@ -116,13 +116,13 @@ def outer_step(optimizer: OuterSgd, state: OuterState, average: Contribution, fr
         fragment: Of that round; all else of the parameters and of the momentum stays.
     """
     own = replace(optimizer, averaged=fragment.places(optimizer.averaged))
-    of_state = fragment.take(state.parameters_N), fragment.take(state.momentum_N)
-    parameters_N, momentum_N = own.stage(*of_state, average.parameters_M)
+    parameters_N, momentum_N = own.stage(
+        fragment.take(state.parameters_N), fragment.take(state.momentum_N), average.parameters_M
+    )
     if not fragment.is_whole:
-        parameters_M, parameters_N = parameters_N, state.parameters_N.clone()
-        fragment.put(parameters_M, parameters_N)
-        momentum_M, momentum_N = momentum_N, state.momentum_N.clone()
-        fragment.put(momentum_M, momentum_N)
+        # One after the other: what is put is needed no more.
+        parameters_N = fragment.put(parameters_N, state.parameters_N.clone())
+        momentum_N = fragment.put(momentum_N, state.momentum_N.clone())
     buffers = average if fragment.has_buffers else state
     return OuterState(parameters_N, momentum_N, buffers.floats_F, buffers.integers_I)
 

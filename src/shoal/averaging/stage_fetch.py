@@ -50,7 +50,7 @@ class StageFetch:
         self._contents = contents
         self._membership = membership
         self._settings = settings or TransferSettings()
-        self._num_fragments = num_fragments
+        self.num_fragments = num_fragments
         self._clock = contents.clock
         self._stage = 0
         self._refused: set[PeerId] = set()
@@ -100,7 +100,7 @@ class StageFetch:
             stage,
             view=lambda: self._membership.view,
             settings=self._settings,
-            num_fragments=self._num_fragments,
+            num_fragments=self.num_fragments,
         )
         found: OuterState | None = None
 

@@ -29,12 +29,17 @@ def content_of(stage: int, record_hash: str, is_average: bool = False) -> Conten
 
 
 class StateDonor:
-    """Offers the state of one stage."""
+    """Offers the state of one stage.
 
-    def __init__(self, contents: Contents, stage: int) -> None:
+    Args:
+        num_fragments: Of the parameters, one of which each round averages.
+    """
+
+    def __init__(self, contents: Contents, stage: int, num_fragments: int = 1) -> None:
         self._contents = contents
         self._stage = stage
-        self._keeping = StateKeeping()
+        self._num_fragments = num_fragments
+        self._keeping = StateKeeping(num_fragments)
 
     @property
     def is_followed(self) -> bool:
@@ -59,7 +64,7 @@ class StateDonor:
         """Offer nothing any more: this machine's memory is not to be trusted."""
         for key in self._keeping.pieces:
             self._contents.drop(content_of(self._stage, *key))
-        self._keeping = StateKeeping()
+        self._keeping = StateKeeping(self._num_fragments)
         self._contents.base_rounds.pop(self._stage, None)
 
     def _offer(self, key: PieceKey, vectors: Sequence[Tensor]) -> None:

@@ -201,7 +201,7 @@ class StateSync:
                         chain.reached()
                     else:
                         averages = template.averages_like(self.fragment(chain.newest.record.round))
-                        _say_lost(self.stage, piece, chain.newest, averages, fetch.leads_elsewhere)
+                        _say_lost(self.stage, piece, chain.newest, averages, fetch.leads_elsewhere, self._num_fragments)
                         chain.restart()
                 newest = chain.newest
                 if state is not None:
@@ -229,12 +229,14 @@ class StateSync:
         return True
 
 
-def _say_lost(stage: int, piece: Piece, newest: Fetch, averages: Contribution, is_wrong: bool) -> None:
+def _say_lost(
+    stage: int, piece: Piece, newest: Fetch, averages: Contribution, is_wrong: bool, num_fragments: int
+) -> None:
     round, newest_round = piece.order.record.round, newest.record.round
     average_bytes = sum(vector.nbytes for vector in averages)
     if is_wrong:
         cause = f"The averages of record {round} have not led to the state that it names"
-    elif is_too_slow(piece.is_average, round, newest_round):
+    elif is_too_slow(piece.is_average, round, newest_round, num_fragments):
         cause = (
             f"The link is too slow: the transfer can only end if it brings {average_bytes / 1e6:.1f} MB, the averages "
             "of one round, in less time than a round takes: raise diloco.inner_steps or use a faster link"

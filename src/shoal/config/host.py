@@ -78,7 +78,7 @@ class NetworkConfig(Section):
     )
     max_upload_mbit: PositiveFloat | None = Field(
         default=None,
-        description="Most that this host's processes of a run send to other hosts together, in millions of bits per "
+        description="Most that the processes of one command send to other hosts together, in millions of bits per "
         "second. Messages without tensors count and are not held back. null: no limit.",
     )
     bootstrap_timeout_s: PositiveFloat = Field(

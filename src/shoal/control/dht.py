@@ -163,18 +163,25 @@ class DhtNode:
         """
         # The initial peers may have died or moved since; those of the last connections are in the swarm.
         known = (*self._launcher.initial_peers, *self._neighbours)
-        if self._astray and self._runs:
+        if self._astray and self._daemon is not None and self._runs and await answers(self._daemon):
             await self._find_back(known)
             return
         await self._end()
         try:
             await self._start(known)
         except _START_ERRORS as error:
+            await self._end()
             if self.maddrs and known:
-                with suppress(*_START_ERRORS):
-                    await self._start(())
-                    self._astray = True
+                await self._go_astray()
             raise BootstrapError(_bootstrap_message(known, error)) from error
+
+    async def _go_astray(self) -> None:
+        try:
+            await self._start(())
+        except _START_ERRORS:
+            await self._end()
+        else:
+            self._astray = True
 
     async def _start(self, initial_peers: Sequence[str]) -> None:
         launcher = self._launcher
@@ -188,13 +195,9 @@ class DhtNode:
         node = self._node
         if node is None:
             raise InvariantViolation("a DHT node looks for others before it is started")
-        maddrs: dict[str, list[Multiaddr]] = {}
-        for each in known:
-            maddr, _, peer = each.rpartition("/p2p/")
-            maddrs.setdefault(peer, []).append(Multiaddr(maddr))
         async with anyio.create_task_group() as tasks:
-            for peer, of_peer in maddrs.items():
-                tasks.start_soon(self._dial, node, PeerID.from_base58(peer), of_peer)
+            for peer, maddrs in _by_peer(known).items():
+                tasks.start_soon(self._dial, node, peer, maddrs)
         if self._launcher.initial_peers and not node.protocol.routing_table.peer_id_to_uid:
             raise BootstrapError(_bootstrap_message(known, P2PDaemonError("none of them can be dialled")))
         self._astray = False
@@ -204,7 +207,8 @@ class DhtNode:
         if self._daemon is None:
             return
         with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_DIAL_TIMEOUT_S):
-            await connect(self._daemon, peer, maddrs)
+            if maddrs:
+                await connect(self._daemon, peer, maddrs)
             await self._ask(node, peer)
 
     async def _appear(self, daemon: P2P) -> tuple[str, ...]:
@@ -366,13 +370,18 @@ class DhtNode:
             self._neighbours = tuple(found[:_MAX_NEIGHBOURS]) or self._neighbours
 
     async def _seek_lost(self, node: DHTNode) -> None:
-        """Ask some of those that this node has known and hivemind has forgotten; who answers is known again."""
+        """Ask some of those that this node has known and hivemind has forgotten; who answers is known again.
+
+        A p2pd that was started since knows no addresses. Where the node has found back to a part of the swarm, it has
+        to be told those of the initial peers.
+        """
         present = [peer.to_base58() for peer in node.protocol.routing_table.peer_id_to_uid]
         lost = self._lost.due(present, SystemClock().now_s())
+        maddrs = _by_peer((*self._launcher.initial_peers, *self._neighbours))
         with anyio.CancelScope(shield=True):  # a question ends after `WAIT_TIMEOUT_S`
             async with anyio.create_task_group() as tasks:
-                for peer in lost:
-                    tasks.start_soon(self._ask, node, PeerID.from_base58(peer))
+                for peer in map(PeerID.from_base58, lost):
+                    tasks.start_soon(self._dial, node, peer, maddrs.get(peer, []))
 
     async def _ask(self, node: DHTNode, peer: PeerID) -> None:
         if await node.protocol.call_ping(peer) is not None:
@@ -414,6 +423,15 @@ class DhtNode:
                 await node.shutdown()
         if daemon is not None:
             await end_daemon(daemon)
+
+
+def _by_peer(maddrs: Iterable[str]) -> dict[PeerID, list[Multiaddr]]:
+    """Return the addresses of each peer, of multiaddresses that end with its id."""
+    found: dict[PeerID, list[Multiaddr]] = {}
+    for each in maddrs:
+        maddr, _, peer = each.rpartition("/p2p/")
+        found.setdefault(PeerID.from_base58(peer), []).append(Multiaddr(maddr))
+    return found
 
 
 def _name(namespace: str, topic: str) -> str:

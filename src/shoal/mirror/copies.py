@@ -153,7 +153,7 @@ class StageCopies:
 
     def _hold(self, stage: int, round: int, copy: _Copy) -> None:
         self._copies[stage] = copy
-        donor = self._donors.setdefault(stage, StateDonor(self._contents, stage))
+        donor = self._donors.setdefault(stage, StateDonor(self._contents, stage, self._fetch.num_fragments))
         donor.hold(round, copy.record_hash, copy.state)
 
     async def _successor(

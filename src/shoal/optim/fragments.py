@@ -63,10 +63,11 @@ class Fragment:
             own.copy_(part)
         return values_M
 
-    def put(self, values_M: Tensor, into_N: Tensor) -> None:
-        """Write its elements into the vector; all others stay."""
+    def put(self, values_M: Tensor, into_N: Tensor) -> Tensor:
+        """Write its elements into the vector, which is returned; all others stay."""
         for own, part in self._parts(values_M, into_N):
             part.copy_(own)
+        return into_N
 
     def places(self, parts: Iterable[slice]) -> tuple[slice, ...]:
         """Where parts of the vector lie among the elements of the fragment; what is in another one is left out."""

@@ -80,14 +80,19 @@ def record_follows(record: Record, previous: Tip, logs: Logs, recorded: Ranges) 
             yield Difference(record.round, theirs.stage, None, what)
 
 
-def logs_agree(record: Record, logs: Logs, members: Members) -> Iterator[Difference]:
-    """Compare a round's step log with the logs of the replicas themselves, and the weights with both."""
+def logs_agree(record: Record, logs: Logs, members: Members, num_fragments: int) -> Iterator[Difference]:
+    """Compare a round's step log with the logs of the replicas themselves, and the weights with both.
+
+    Where a weight is of several rounds, only the replica's own log says what it has had left of earlier ones.
+    """
     for outcome in record.stages:
         for peer, weight in zip(outcome.members, outcome.weights, strict=True):
             _, told = logs.get(peer, (outcome.stage, ()))
             segment = members.get((outcome.stage, peer))
             if segment is not None:
                 yield from _same_log(record.round, outcome.stage, peer, told, segment)
+            elif num_fragments > 1:
+                continue  # that its log is missing is said elsewhere
             earlier = () if segment is None else segment.earlier
             counted = brought(told, earlier).num_targets
             if counted != weight:

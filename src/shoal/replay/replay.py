@@ -183,7 +183,7 @@ class _Replay:
             logs = self.logs[record.round] = files.logs.get(record.round) or own
             claims[record.round] = [
                 *record_follows(record, previous, logs, recorded),
-                *logs_agree(record, logs, of_round),
+                *logs_agree(record, logs, of_round, files.config.diloco.fragments),
                 *(stray for stray in plan.strays if stray.round == record.round),
             ]
             previous = Tip(record.round, record_hash(signed), signed)

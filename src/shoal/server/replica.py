@@ -209,7 +209,7 @@ async def build_replica(
         inherit=worker.inherit,
         base=lambda: member.base,
     )
-    source = StateSource(sync, StateDonor(contents, stage), snapshots, inner)
+    source = StateSource(sync, StateDonor(contents, stage, config.diloco.fragments), snapshots, inner)
     member = RoundMember(
         endpoint=endpoint,
         unseal=unsealer(run_id, authority),

@@ -6,6 +6,9 @@ dropped, and there is room for no more than two older states would take. Where t
 served in the order of what they read, the oldest first. So who has come furthest goes on until he arrives, and then it
 is the next one's turn; till then that one begins again with a newer state. As nobody says when he has finished, he
 counts for two records more.
+
+Where a round averages a fragment of the parameters, averages are as many times smaller as there are fragments, and the
+rounds as many times shorter: a state is worth so many more averages, and all that is counted in rounds goes with them.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from typing import NamedTuple
 from shoal.ids import PeerId
 
 GRACE_ROUNDS = 2
-"""Who has asked for nothing since so many records needs nothing any more."""
+"""Who has asked for nothing since so many records needs nothing any more, where a round averages all parameters."""
 MAX_AVERAGES = 4
-"""So many are kept beside the state that is held."""
+"""So many, of all parameters, are kept beside the state that is held."""
 _STATE_AVERAGES = 2
-"""An older state is about twice as large as averages, and counts as two."""
+"""An older state is about twice as large as averages of all parameters, and counts as two."""
 
 
 class PieceKey(NamedTuple):
@@ -40,7 +43,13 @@ class _Reader(NamedTuple):
 class StateKeeping:
     """The pieces of one holder, and who reads them."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_fragments: int = 1) -> None:
+        """Hold nothing yet.
+
+        Args:
+            num_fragments: of the parameters, one of which each round averages.
+        """
+        self._num_fragments = num_fragments
         self._round = 0
         self._pieces: dict[PieceKey, int] = {}  # with the rounds of their records
         self._readers: dict[PeerId, _Reader] = {}
@@ -82,7 +91,7 @@ class StateKeeping:
 
     def _reading(self, round: int) -> dict[PeerId, _Reader]:
         """Those who still read something when the record of `round` is there."""
-        recent = round - GRACE_ROUNDS
+        recent = round - GRACE_ROUNDS * self._num_fragments
         return {peer: reader for peer, reader in self._readers.items() if reader.asked_in_round >= recent}
 
     def _needed(self, here: dict[PieceKey, int]) -> set[PieceKey]:
@@ -95,18 +104,20 @@ class StateKeeping:
             since = {other for other, round in here.items() if other.is_average and round > here[key]}
             # A part of it is of no use: the chain of averages would have a gap, and all would be fetched again.
             together = kept | {key} | since
-            if _size(together) <= MAX_AVERAGES:
+            if (
+                sum(_size(key.is_average, self._num_fragments) for key in together)
+                <= MAX_AVERAGES * self._num_fragments
+            ):
                 kept = together
         return kept
 
 
-def _size(keys: Collection[PieceKey]) -> int:
-    """Of these pieces, in averages."""
-    return sum(1 if key.is_average else _STATE_AVERAGES for key in keys)
+def _size(is_average: bool, num_fragments: int) -> int:
+    """Of a piece, in averages of one round."""
+    return 1 if is_average else _STATE_AVERAGES * num_fragments
 
 
-def is_too_slow(is_average: bool, round: int, newest_round: int) -> bool:
+def is_too_slow(is_average: bool, round: int, newest_round: int, num_fragments: int = 1) -> bool:
     """Whether a reader of this piece has not got it in the time for which it is kept, if he is the only one."""
-    size = 1 if is_average else _STATE_AVERAGES
     num_since = newest_round - round
-    return size + num_since > MAX_AVERAGES
+    return _size(is_average, num_fragments) + num_since > MAX_AVERAGES * num_fragments

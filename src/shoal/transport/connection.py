@@ -170,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def leave_by(self, uplink: Uplink) -> None:
         """Hold frames of the bulk class back as the uplink says; to be called before the connection stands."""
-        piece_bytes = min(self._limits.piece_bytes, uplink.piece_bytes or self._limits.piece_bytes)
+        piece_bytes = min(self._limits.piece_bytes, uplink.piece_bytes)
         self._uplink = uplink
         self._queue = SendQueue(piece_bytes=piece_bytes, control_bytes=self._limits.control_batch_bytes)
 

@@ -19,7 +19,6 @@ import asyncio
 import enum
 import mmap
 import os
-import struct
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -32,10 +31,12 @@ _BURST_S: Final = 0.05
 """What may have been saved up: timers are late by about a millisecond, and must not cost throughput."""
 _PIECE_S: Final = 0.05
 """A piece takes no longer than that, so that control frames and other connections get their turn."""
+_PIECE_BYTES: Final = 64 * 1024
+"""Small enough to leave in much less than `_STUCK_S` on a line of a few Mbit/s, which is in no way stuck."""
 _SHARE: Final = 8
-_STUCK_S: Final = 0.25
+_STUCK_S: Final = 0.5
 _MAX_CREDIT_BYTES: Final = 64 * 1024
-_FREE_AT: Final = struct.Struct("<d")
+_TIME_BYTES: Final = 8
 
 Resume = Callable[[], None]
 
@@ -53,23 +54,24 @@ class UplinkTime:
     def __init__(self, path: Path | None = None) -> None:
         """Open the file, or make it."""
         if path is None:
-            self._memory: mmap.mmap | bytearray = bytearray(_FREE_AT.size)
+            self._seconds = memoryview(bytearray(_TIME_BYTES)).cast("d")
             return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, _FREE_AT.size)
-            self._memory = mmap.mmap(descriptor, _FREE_AT.size)
+            os.ftruncate(descriptor, _TIME_BYTES)
+            # Read and written whole, which `struct` does not promise: it clears the place first.
+            self._seconds = memoryview(mmap.mmap(descriptor, _TIME_BYTES)).cast("d")
         finally:
             os.close(descriptor)
 
     @property
     def free_at_s(self) -> float:
         """The time; long ago if nothing was sent yet."""
-        return _FREE_AT.unpack_from(self._memory)[0]
+        return self._seconds[0]
 
     @free_at_s.setter
     def free_at_s(self, at_s: float) -> None:
-        _FREE_AT.pack_into(self._memory, 0, at_s)
+        self._seconds[0] = at_s
 
 
 class ByteBucket:
@@ -95,7 +97,7 @@ class Uplink:
     A connection is known by what lets it go on writing, its `resume`.
 
     Attributes:
-        piece_bytes: the most of a tensor that may be sent at a time; None: no matter.
+        piece_bytes: the most of a tensor that a connection is to hand to its socket at a time.
     """
 
     def __init__(
@@ -109,11 +111,11 @@ class Uplink:
         """
         self._clock: Clock = clock or SystemClock()
         self._bucket: ByteBucket | None = None
-        self.piece_bytes: int | None = None
+        self.piece_bytes = _PIECE_BYTES
         if max_mbit_per_s is not None:
             bytes_per_s = max_mbit_per_s * 1e6 / 8
             self._bucket = ByteBucket(bytes_per_s, UplinkTime(shared))
-            self.piece_bytes = max(MIN_PIECE_BYTES, int(bytes_per_s * _PIECE_S))
+            self.piece_bytes = min(_PIECE_BYTES, max(MIN_PIECE_BYTES, int(bytes_per_s * _PIECE_S)))
         self._waiting: dict[Urgency, deque[Resume]] = {urgency: deque() for urgency in Urgency}
         self._stepping: set[Resume] = set()
         self._stepped_at_s = 0.0
@@ -128,7 +130,8 @@ class Uplink:
 
     def allows(self, resume: Resume, urgency: Urgency) -> bool:
         """Return whether such frames may leave now; if not, `resume` is called when it is this connection's turn."""
-        if self._is_its_turn(urgency) and not self._wait_s(resume, urgency):
+        is_its_turn = self._is_waking or not self._waiting[urgency]
+        if is_its_turn and not self._wait_s(resume, urgency):
             return True
         if resume not in self._waiting[urgency]:
             self._stop_waiting(resume)
@@ -146,15 +149,15 @@ class Uplink:
             self._credit_bytes = min(_MAX_CREDIT_BYTES, self._credit_bytes + num_bytes / (_SHARE - 1))
             if self._waiting[Urgency.BACKGROUND] and self._credit_bytes > 0.0:
                 self._set_timer()
-        elif urgency is Urgency.BACKGROUND and self._stepping:
+        elif urgency is Urgency.BACKGROUND and (self._stepping or self._waiting[Urgency.STEP]):
             self._credit_bytes -= num_bytes
 
     def steps(self, resume: Resume, *, are_left: bool) -> None:
         """Take note of whether a connection has step frames which its socket has not taken."""
         if are_left:
             if not self._stepping:
-                # It has just begun to be in the way.
-                self._stepped_at_s, self._credit_bytes = self._clock.now_s(), 0.0
+                # It has just begun to be in the way: nothing was earned before, and a debt stays one.
+                self._stepped_at_s, self._credit_bytes = self._clock.now_s(), min(self._credit_bytes, 0.0)
             self._stepping.add(resume)
         elif resume in self._stepping:
             self._stepping.discard(resume)
@@ -171,16 +174,12 @@ class Uplink:
             if resume in waiting:
                 waiting.remove(resume)
 
-    def _is_its_turn(self, urgency: Urgency) -> bool:
-        if self._waiting[Urgency.STEP] and urgency is Urgency.BACKGROUND:
-            return False
-        return self._is_waking or not self._waiting[urgency]
-
     def _wait_s(self, resume: Resume, urgency: Urgency) -> float:
         """Return the seconds until frames of this class may leave, if nothing else happens."""
         now_s = self._clock.now_s()
         wait_s = 0.0 if self._bucket is None else self._bucket.wait_s(now_s)
-        if urgency is Urgency.BACKGROUND and self._stepping - {resume} and self._credit_bytes <= 0.0:
+        has_steps_before = bool(self._waiting[Urgency.STEP] or self._stepping - {resume})
+        if urgency is Urgency.BACKGROUND and has_steps_before and self._credit_bytes <= 0.0:
             wait_s = max(wait_s, self._stepped_at_s + _STUCK_S - now_s)
         return wait_s
 
@@ -199,8 +198,20 @@ class Uplink:
         """Let those that wait send, each one batch at a time, as long as there is something to spend."""
         self._timer = None
         self._is_waking = True
-        for urgency, waiting in self._waiting.items():
-            while waiting and not self._wait_s(waiting[0], urgency):
-                waiting.popleft()()
-        self._is_waking = False
-        self._set_timer()
+        try:
+            # Who is refused after all waits again. So that nobody is called without end, the rest is for the next time.
+            for _ in range(sum(map(len, self._waiting.values()))):
+                if (resume := self._next()) is None:
+                    break
+                resume()
+        finally:
+            self._is_waking = False
+            self._set_timer()
+
+    def _next(self) -> Resume | None:
+        """Remove and return whose turn it is; the background has its share, if it has one, before the steps go on."""
+        for urgency in (Urgency.BACKGROUND, Urgency.STEP):
+            waiting = self._waiting[urgency]
+            if waiting and not self._wait_s(waiting[0], urgency):
+                return waiting.popleft()
+        return None

@@ -55,6 +55,23 @@ def test_one_older_state_and_two_averages_are_kept_or_four_averages() -> None:
         assert set(swap(keeping, round)) == expected
 
 
+@pytest.mark.parametrize("num_fragments", [1, 2, 4])
+def test_a_state_is_kept_for_two_rounds_of_all_parameters_however_many_fragments_that_is(
+    num_fragments: int,
+) -> None:
+    keeping = StateKeeping(num_fragments)
+    swap(keeping, 10)
+    keeping.asked(state(10), ONE)
+    for round in range(11, 11 + 2 * num_fragments):
+        swap(keeping, round)
+        assert keeping.keeps(state(10)), round
+        assert not is_too_slow(False, 10, round, num_fragments)
+    keeping.asked(state(10), ONE)
+    swap(keeping, 11 + 2 * num_fragments)
+    assert not keeping.keeps(state(10)), "the averages since take as much room as it does"
+    assert is_too_slow(False, 10, 11 + 2 * num_fragments, num_fragments)
+
+
 def test_of_two_states_that_are_read_the_older_one_is_kept() -> None:
     keeping = StateKeeping()
     swap(keeping, 1)

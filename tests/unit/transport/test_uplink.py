@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import anyio
@@ -62,7 +63,7 @@ def test_over_any_window_no_more_is_sent_than_the_rate_one_burst_and_one_piece(
 def test_pieces_are_short_on_slow_links() -> None:
     assert Uplink(8.0).piece_bytes == 50_000
     assert Uplink(0.01).piece_bytes == MIN_PIECE_BYTES
-    assert Uplink().piece_bytes is None
+    assert Uplink().piece_bytes == Uplink(1000.0).piece_bytes == 64 * 1024
 
 
 class SetClock:
@@ -173,7 +174,7 @@ async def test_what_waits_for_the_cap_with_a_step_goes_before_the_background() -
     step, background = Sender(uplink, Urgency.STEP), Sender(uplink, Urgency.BACKGROUND)
     uplink.spend(1000, None)
     step.send()
-    clock.shown_s += 1.0
+    clock.shown_s += 0.01
     background.send()
     assert (step.sent_bytes, background.sent_bytes) == (0, 0), "there is room, but a step waits for it to be given"
     with anyio.fail_after(60):
@@ -196,6 +197,34 @@ async def test_where_steps_fill_the_line_the_background_has_its_share() -> None:
     assert background.sent_bytes / 900_000 == pytest.approx(1 / 8, rel=0.1)
 
 
+class Endless(Sender):
+    """One that always has more to send, as a connection whose socket takes all it is given."""
+
+    def send(self) -> None:
+        for _ in range(8):
+            if not self.uplink.allows(self.send, self.urgency):
+                return
+            self.sent_bytes += 1000
+            self.uplink.spend(1000, self.urgency)
+        asyncio.get_running_loop().call_soon(self.send)
+
+
+async def test_where_steps_fill_a_capped_uplink_the_background_has_its_share_and_the_loop_goes_on() -> None:
+    """With real timers, which come early and late by less than they can be set to."""
+    uplink = Uplink(20.0)
+    step, background = Endless(uplink, Urgency.STEP), Endless(uplink, Urgency.BACKGROUND)
+    uplink.steps(step.send, are_left=True)
+    step.send()
+    background.send()
+    turns = 0
+    with anyio.fail_after(60):
+        while step.sent_bytes + background.sent_bytes < 4_000_000:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+    assert turns > 1000, "the loop has time for others"
+    assert background.sent_bytes / (step.sent_bytes + background.sent_bytes) == pytest.approx(1 / 8, rel=0.25)
+
+
 async def test_a_peer_that_takes_nothing_does_not_hold_up_the_others() -> None:
     clock = SetClock()
     uplink = Uplink(clock=clock)
@@ -203,6 +232,6 @@ async def test_a_peer_that_takes_nothing_does_not_hold_up_the_others() -> None:
     uplink.steps(step.send, are_left=True)
     background.send()
     assert background.sent_bytes == 0
-    clock.shown_s += 0.26
+    clock.shown_s += 0.51
     with anyio.fail_after(60):
         await background.has_sent.wait()

@@ -25,12 +25,15 @@ import msgspec
 from shoal.ids import PeerId, StepKey
 from shoal.wire.messages.base import Cap, Hop, Routers, SampleRange, Struct
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""Of steps or targets: sums of as many as a message has are numbers that can be sent, too."""
+
 
 class StepsTrained(Struct, frozen=True):
     """What a replica has trained in one round: the steps that have changed its parameters, and their targets."""
 
-    num_steps: Annotated[int, msgspec.Meta(ge=0)] = 0
-    num_targets: Annotated[int, msgspec.Meta(ge=0)] = 0
+    num_steps: Count = 0
+    num_targets: Count = 0
 
 
 Earlier = Annotated[tuple[StepsTrained, ...], msgspec.Meta(max_length=63)]
@@ -47,8 +50,8 @@ class StepEntry(Struct, frozen=True):
     path: tuple[PeerId, ...]
     version: int
     samples: tuple[SampleRange, ...]
-    num_samples: int
-    num_targets: int
+    num_samples: Count
+    num_targets: Count
     scale: float
     lr: float
     skipped: bool
