@@ -177,9 +177,14 @@ def test_a_host_whose_cable_was_out_was_cut_off_and_not_frozen(tmp_path: Path) -
         client = swarm.client
         network.set_link("left", up=False)
         until(lambda: client.output.count("so it is frozen or cut off") == 2, END_S, "the notice of the cut")
+        # The others train on, and nobody takes his own p2pd for dead because others cannot be reached.
+        reached = client.events("client_0", "round.recorded")[-1]["round"]
+        client.saw("client_0", "round.recorded", round=reached + 10)
         network.set_link("left", up=True)
         for number in (1, 2):
             _until_closed(client, number)
+        logs = [path for host in swarm.hosts for path in host.require_log_dir().glob("*.log")]
+        assert [path.name for path in logs if '"dht.deaf"' in path.read_text()] == []
         client.interrupt()
         assert client.ends(END_S) == 130, client.output
         _, closed = read_events(client.require_log_dir())
