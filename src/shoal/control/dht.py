@@ -377,6 +377,8 @@ class DhtNode:
         """
         present = [peer.to_base58() for peer in node.protocol.routing_table.peer_id_to_uid]
         lost = self._lost.due(present, SystemClock().now_s())
+        if not lost:
+            return
         maddrs = _by_peer((*self._launcher.initial_peers, *self._neighbours))
         with anyio.CancelScope(shield=True):  # a question ends after `WAIT_TIMEOUT_S`
             async with anyio.create_task_group() as tasks:
@@ -426,11 +428,12 @@ class DhtNode:
 
 
 def _by_peer(maddrs: Iterable[str]) -> dict[PeerID, list[Multiaddr]]:
-    """Return the addresses of each peer, of multiaddresses that end with its id."""
+    """Return the addresses of each peer, of multiaddresses that end with its id; others are left out."""
     found: dict[PeerID, list[Multiaddr]] = {}
     for each in maddrs:
-        maddr, _, peer = each.rpartition("/p2p/")
-        found.setdefault(PeerID.from_base58(peer), []).append(Multiaddr(maddr))
+        maddr, ends_with_id, peer = each.rpartition("/p2p/")
+        if ends_with_id:
+            found.setdefault(PeerID.from_base58(peer), []).append(Multiaddr(maddr))
     return found
 
 

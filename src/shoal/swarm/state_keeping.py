@@ -104,10 +104,8 @@ class StateKeeping:
             since = {other for other, round in here.items() if other.is_average and round > here[key]}
             # A part of it is of no use: the chain of averages would have a gap, and all would be fetched again.
             together = kept | {key} | since
-            if (
-                sum(_size(key.is_average, self._num_fragments) for key in together)
-                <= MAX_AVERAGES * self._num_fragments
-            ):
+            size = sum(_size(other.is_average, self._num_fragments) for other in together)
+            if size <= MAX_AVERAGES * self._num_fragments:
                 kept = together
         return kept
 

@@ -35,7 +35,6 @@ _PIECE_BYTES: Final = 64 * 1024
 """Small enough to leave in much less than `_STUCK_S` on a line of a few Mbit/s, which is in no way stuck."""
 _SHARE: Final = 8
 _STUCK_S: Final = 0.5
-_MAX_CREDIT_BYTES: Final = 64 * 1024
 _TIME_BYTES: Final = 8
 
 Resume = Callable[[], None]
@@ -146,7 +145,8 @@ class Uplink:
             self._bucket.spend(num_bytes, now_s)
         if urgency is Urgency.STEP:
             self._stepped_at_s = now_s
-            self._credit_bytes = min(_MAX_CREDIT_BYTES, self._credit_bytes + num_bytes / (_SHARE - 1))
+            # The background never saves up more than a piece, so that it holds up no step for longer.
+            self._credit_bytes = min(_PIECE_BYTES, self._credit_bytes + num_bytes / (_SHARE - 1))
             if self._waiting[Urgency.BACKGROUND] and self._credit_bytes > 0.0:
                 self._set_timer()
         elif urgency is Urgency.BACKGROUND and (self._stepping or self._waiting[Urgency.STEP]):

@@ -294,8 +294,8 @@ async def lan_of(config: Config, key: bytes | None) -> LanSeen | Judged:
     problem = ""
     try:
         async with anyio.create_task_group() as tasks:
-            for work in (look, listen):
-                tasks.start_soon(work)
+            tasks.start_soon(look)
+            tasks.start_soon(listen)
     except* OSError as errors:
         problem = str(errors.exceptions[0])
     return LanSeen(any(heard), next(iter(found), None), not config.network.initial_peers, problem)
