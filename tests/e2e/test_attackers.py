@@ -16,11 +16,12 @@ import anyio
 import pytest
 from tests.audited.sitecustomize import FILE_VARIABLE
 from tests.e2e.launched import END_S, SMALL, START_S, Launched, until
-from tests.e2e.test_hosts import Hosts, finished, hosts_of, invited
+from tests.e2e.test_hosts import Hosts, hosts_of, invited
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
 from shoal.control.records import VerifiedRecord, _mac_key
+from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
 from shoal.log import JsonFormatter
 from shoal.transport.tls import _authority_key
@@ -167,7 +168,7 @@ def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(t
 @pytest.mark.slow
 def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_output(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
-        client, servers, variable = _training(hosts, "--num-servers=2", "--diloco.outer-steps=6", "--wandb")
+        client, servers, variable = _training(hosts, "--num-servers=2", "--diloco.outer-steps=10000", "--wandb")
         keys = [path for host in ("client", "servers") for path in hosts.home(host).rglob("*.key")]
         assert {"swarm.key", "client_0.key", "server_0.key", "monitor_0.key"} <= {path.name for path in keys}
         secrets = [form for path in keys for form in _forms(path.read_bytes())]
@@ -179,7 +180,10 @@ def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_outpu
         assert len(pids) >= 12
 
         def stored() -> dict[str, bytes] | None:
-            found = anyio.run(_stored, key, variable["INITIAL_PEERS"].split(","), tmp_path)
+            try:
+                found = anyio.run(_stored, key, variable["INITIAL_PEERS"].split(","), tmp_path)
+            except BootstrapError:
+                return None  # a busy machine answers p2pd, which waits for seconds only, too late
             return found if {name.split()[1] for name in found} == set(TOPICS) else None
 
         seen = until(stored, START_S, "a record under every topic")
@@ -190,7 +194,9 @@ def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_outpu
                 except OSError:
                     continue
         assert any(b"p2pd" in content for content in seen.values())
-        finished(client, [servers])
+        client.interrupt()
+        assert client.ends(END_S) == 130, client.output
+        assert servers.ends(END_S) == 0, servers.output
         for run in (client, servers):
             seen |= {str(path): path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
     names = " ".join(seen)
