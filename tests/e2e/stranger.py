@@ -115,7 +115,7 @@ def harm_done(swarm: Swarm, before: dict[int, str], begun_unix_s: float) -> list
     harm = [f"process {pid} ({name}) has ended" for pid, name in before.items() if pid not in after]
     for host in swarm.hosts:
         for path in sorted(host.require_log_dir().glob("*.log")):
-            events = [event for event in swarm.log(host, path.stem).read() if time_of(event) >= begun_unix_s]
+            events = [event for event in host.log(path.stem).read() if time_of(event) >= begun_unix_s]
             harm += [f"{path.stem}: {event}" for event in events if event["event"] in _BAD_EVENTS]
         if '"evil"' in host.output or "run evil" in host.output:
             harm.append(f"a forged run is on the screen:\n{host.output}")

@@ -26,6 +26,7 @@ from shoal.clock import Deadline, SystemClock
 from shoal.errors import InvariantViolation, RunFailed
 from shoal.runtime.process_control import end_with_parent, kill
 from shoal.runtime.process_info import command_line, descendants, has_environment, read_stat, with_environment
+from shoal.testing.event_log import EventLog
 
 _Value = TypeVar("_Value")
 
@@ -34,6 +35,7 @@ START_S = 300.0
 END_S = 300.0
 """For what takes seconds on an idle machine and has to end somehow; it judges nothing."""
 _LOOK_S = 0.02
+_LOOK_AROUND_S = 0.5
 _OUTPUT_CHARACTERS = 2000
 """Of what a run has printed last, in an error."""
 
@@ -85,6 +87,8 @@ class Launched:
         self._tag = ("TAG_OF_LAUNCHED_RUN", secrets.token_hex(8))
         self._shm_before, self._tmp_before = _names("/dev/shm"), _names("/tmp")
         self._seen: set[int] = set()
+        self._next_look = Deadline.after(SystemClock(), 0.0)
+        self._logs: dict[Path, EventLog] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -149,20 +153,23 @@ class Launched:
             raise RunFailed(f"the run has no log folder:\n{self.output[-_OUTPUT_CHARACTERS:]}")
         return found
 
+    def log(self, process: str) -> EventLog:
+        """Return the log of a role in the run's own directory, which there has to be."""
+        path = self.require_log_dir() / f"{process}.log"
+        return self._logs.setdefault(path, EventLog(path))
+
     def events(self, process: str, name: str) -> list[dict[str, Any]]:
         """Return the log lines of a role that carry this event; none while there is no such log."""
-        path = None if self.log_dir is None else self.log_dir / f"{process}.log"
-        if path is None or not path.exists():
-            return []
-        # The last line may be half written.
-        lines = path.read_text().rpartition("\n")[0].splitlines()
-        return [line for line in map(json.loads, lines) if line["event"] == name]
+        return [] if self.log_dir is None else self.log(process).named(name)
 
     def saw(self, process: str, name: str, within_s: float = START_S, **fields: object) -> dict[str, Any]:
         """Wait for an event with these fields."""
 
         def found() -> list[dict[str, Any]]:
-            self.processes()
+            # Of whoever comes and goes meanwhile something may be left; to look is dear.
+            if self._next_look.expired():
+                self.processes()
+                self._next_look = Deadline.after(SystemClock(), _LOOK_AROUND_S)
             if not self._matching(process, name, fields):
                 self.require_running()
             return self._matching(process, name, fields)

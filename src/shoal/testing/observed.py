@@ -5,17 +5,16 @@ Needs `--log-level=debug`, for the steps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.ids import StepKey
 from shoal.runtime.process_info import command_line, descendants
+from shoal.testing.event_log import EventLog
 from shoal.testing.launched import Launched
 
 
@@ -37,46 +36,12 @@ class Step(NamedTuple):
 
 
 @dataclass
-class Log:
-    """One log file, read further with each call; an incomplete last line is left for the next one.
-
-    A file that has become too long is renamed by its process, which goes on in a new one: the rest of it comes first.
-    """
-
-    path: Path
-    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    _offset: int = 0
-    _inode: int = 0
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return all events so far."""
-        if self.path.exists():
-            inode = self.path.stat().st_ino
-            if self._inode and inode != self._inode:
-                older = self.path.with_name(f"{self.path.name}.1")
-                if older.exists() and older.stat().st_ino == self._inode:
-                    self._read(older)
-                self._offset = 0
-            self._inode = inode
-            self._read(self.path)
-        return self.events
-
-    def _read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            whole = file.read().rpartition(b"\n")[0]
-        if whole:
-            self._offset += len(whole) + 1
-            self.events += map(json.loads, whole.splitlines())
-
-
-@dataclass
 class ObservedServer:
     """One server process slot of a host, through all its starts."""
 
     host: Launched
     index: int
-    log: Log
+    log: EventLog
 
     @property
     def role(self) -> str:
@@ -108,7 +73,6 @@ class Swarm:
     client: Launched
     server_hosts: Sequence[Launched]
     num_slots: int
-    _logs: dict[Path, Log] = field(default_factory=dict[Path, Log])
     _steps: dict[int, list[Step]] = field(default_factory=dict[int, list[Step]])
     _num_read: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -117,14 +81,9 @@ class Swarm:
         """Every command of the run, once."""
         return list(dict.fromkeys((self.client, *self.server_hosts)))
 
-    def log(self, host: Launched, process: str) -> Log:
-        """Return a log file of a host."""
-        path = host.require_log_dir() / f"{process}.log"
-        return self._logs.setdefault(path, Log(path))
-
     def events(self, process: str, name: str, after_s: float = 0.0) -> list[dict[str, Any]]:
         """Return the events of a process on the client's host, younger than a time."""
-        found = (event for event in self.log(self.client, process).read() if event["event"] == name)
+        found = (event for event in self.client.log(process).read() if event["event"] == name)
         return [event for event in found if time_of(event) > after_s]
 
     @cached_property
@@ -133,20 +92,19 @@ class Swarm:
         found: list[ObservedServer] = []
         for host in self.server_hosts:
             for path in sorted(host.require_log_dir().glob("server_*.log")):
-                found.append(ObservedServer(host, int(path.stem.removeprefix("server_")), self.log(host, path.stem)))
+                found.append(ObservedServer(host, int(path.stem.removeprefix("server_")), host.log(path.stem)))
         return found
 
     def steps(self, slot: int) -> list[Step]:
         """Return the steps that the trainers of a slot have committed, in the order of the log."""
         known = self._steps.setdefault(slot, [])
-        log = self.log(self.client, f"trainer_{slot}")
-        num_read = self._num_read.get(slot, 0)
-        for event in log.read()[num_read:]:
+        unread = self.client.log(f"trainer_{slot}").read()[self._num_read.get(slot, 0) :]
+        for event in unread:
             if event["event"] == "step.committed":
                 _, generation, number, attempt = event["key"]
                 path = tuple(event["path"])
                 known.append(Step(time_of(event), slot, generation, number, path, event["samples"], attempt))
-        self._num_read[slot] = len(log.events)
+        self._num_read[slot] = self._num_read.get(slot, 0) + len(unread)
         return known
 
     def last_step(self, slot: int) -> Step:

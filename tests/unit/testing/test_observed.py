@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from shoal.testing.event_log import EventLog
 from shoal.testing.launched import Launched
-from shoal.testing.observed import Log, Swarm
+from shoal.testing.observed import Swarm
 
 
 def _write(path: Path, *events: dict[str, Any]) -> None:
@@ -33,7 +34,7 @@ def test_a_line_that_is_half_written_is_left_for_the_next_look(tmp_path: Path) -
     path = tmp_path / "a.log"
     _write(path, {"event": "one"})
     path.write_text(path.read_text() + '{"event": "tw')
-    log = Log(path)
+    log = EventLog(path)
     assert [event["event"] for event in log.read()] == ["one"]
     path.write_text(path.read_text() + 'o"}\n')
     assert [event["event"] for event in log.read()] == ["one", "two"]
@@ -42,7 +43,7 @@ def test_a_line_that_is_half_written_is_left_for_the_next_look(tmp_path: Path) -
 def test_a_log_that_was_renamed_is_read_to_its_end_before_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     _write(path, {"event": "one"})
-    log = Log(path)
+    log = EventLog(path)
     log.read()
     _write(path, {"event": "two"})
     path.rename(tmp_path / "a.log.1")
