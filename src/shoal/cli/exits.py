@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, UnusedCliTokensError
 
 from shoal.cli.output import discard_stdout, flush_stdout, takes_output
 from shoal.errors import BootstrapError, ConfigError, InvariantViolation, MachineBusy, ShoalError
@@ -31,6 +31,9 @@ def guarded(call: Callable[[], int | None]) -> int:
         flush_stdout()
     except (ConfigError, BootstrapError) as error:
         say_error(str(error))
+        return USER_ERROR
+    except UnusedCliTokensError as error:
+        say_error(f"unexpected argument {' '.join(error.unused_tokens or ())!r}; values follow a flag, see --help")
         return USER_ERROR
     except CycloptsError as error:
         # Its texts are made for a terminal box: one line is enough here.

@@ -68,6 +68,14 @@ def choose(wanted: str, runs: Iterable[RunNote]) -> RunNote | None:
     return found[0] if found else None
 
 
+def nothing_here(wanted: str, runs: Iterable[RunNote]) -> str:
+    """Return what to say where there is no run of this name (empty: none at all) among those that live here."""
+    told = f"no run {wanted} of yours lives on this host" if wanted else "no run of yours lives on this host"
+    names = ", ".join(note.run_id for note in runs)
+    others = f" (but {names})" if names else ""
+    return f"{told}{others}: `shoal ps` lists them; for one of other hosts give --initial-peers"
+
+
 async def ask_here(
     note: RunNote, question: Message, kind: type[Answer], within_s: float, clock: Clock
 ) -> tuple[Answer | None, str]:

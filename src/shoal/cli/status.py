@@ -14,7 +14,7 @@ from shoal.cli.known_peers import with_known_peers
 from shoal.cli.observing import SwarmObserver
 from shoal.cli.output import without_controls
 from shoal.cli.run_files import SUMMARY_FILE
-from shoal.cli.runs_here import living_runs
+from shoal.cli.runs_here import choose, living_runs, nothing_here
 from shoal.cli.watching import Finder, FinderHere, SwarmFinder, look_once
 from shoal.clock import SystemClock
 from shoal.config import Config
@@ -27,24 +27,25 @@ from shoal.runtime.run_note import RunNote
 MIN_INTERVAL_S = 0.2
 
 
-def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -> int:
+def print_status(config: Config, origins: Mapping[str, str], wanted: str = "", *, as_json: bool) -> int:
     """Print how the run is, and return the exit code.
 
     Args:
         config: gives initial peers, swarm key and prefix; without peers, those of this host's newest run.
         origins: names the keys that are set.
+        wanted: a run of this host, or how its name begins; empty: the newest.
 
     Raises:
-        ConfigError: there is no swarm key, or nothing says where the swarm is.
+        ConfigError: there is no such run, no swarm key, or nothing says where the swarm is.
         BootstrapError: the swarm cannot be joined, or announces no run; says why.
         RemoteError: the client of a run of this host does not answer.
     """
     log.configure("status", None)
-    finder = finder_of(config, origins)
+    finder = finder_of(config, origins, wanted)
     try:
         status = anyio.run(look_once, finder, backend_options={"use_uvloop": True})
     except BootstrapError:
-        ended = None if config.network.initial_peers else _ended_here(config)
+        ended = None if config.network.initial_peers or wanted else _ended_here(config)
         if ended is None:
             raise
         raise BootstrapError(
@@ -55,7 +56,9 @@ def print_status(config: Config, origins: Mapping[str, str], *, as_json: bool) -
     return DONE
 
 
-def watch_status(config: Config, origins: Mapping[str, str], *, interval_s: float, as_json: bool) -> int:
+def watch_status(
+    config: Config, origins: Mapping[str, str], wanted: str = "", *, interval_s: float, as_json: bool
+) -> int:
     """Show how the run is until it has ended or the user ends it; return the exit code. Args and raises: see
     `print_status`."""
     if interval_s < MIN_INTERVAL_S:
@@ -64,18 +67,25 @@ def watch_status(config: Config, origins: Mapping[str, str], *, interval_s: floa
 
     log.configure("status", None)
     try:
-        return anyio.run(watch, finder_of(config, origins), interval_s, as_json, backend_options={"use_uvloop": True})
+        finder = finder_of(config, origins, wanted)
+        return anyio.run(watch, finder, interval_s, as_json, backend_options={"use_uvloop": True})
     except KeyboardInterrupt:
         return DONE  # before it has begun to look
 
 
-def finder_of(config: Config, origins: Mapping[str, str]) -> Finder:
-    """Return how the run is found that a user means, without peers the newest of this host.
+def finder_of(config: Config, origins: Mapping[str, str], wanted: str = "") -> Finder:
+    """Return how the run is found that a user means, without peers one of this host.
+
+    Args:
+        wanted: its name, or how it begins; empty: the newest.
 
     Raises:
-        ConfigError: there is no swarm key, or nothing says where the swarm is.
+        ConfigError: there is no such run, no swarm key, or nothing says where the swarm is.
     """
-    note = None if config.network.initial_peers else _newest_here(config, origins)
+    if wanted:
+        note = _named_here(wanted, config)
+    else:
+        note = None if config.network.initial_peers else _newest_here(config, origins)
     if note is not None and note.hosts == "client":
         return FinderHere(note)
     config = with_known_peers(config, origins, None if note is None else Path(note.log_dir))
@@ -87,6 +97,16 @@ def _ended_here(config: Config) -> Path | None:
     newest = max(config.log_dir.glob(f"*/{PEERS_FILE}"), key=lambda path: path.stat().st_mtime, default=None)
     folder = None if newest is None else newest.parent.resolve()
     return folder if folder is not None and (folder / SUMMARY_FILE).exists() else None
+
+
+def _named_here(wanted: str, config: Config) -> RunNote:
+    """Return the living run of this host that has this name."""
+    if config.network.initial_peers:
+        raise ConfigError(f"{wanted} and initial peers: a swarm has one run, so leave one of them out")
+    runs = living_runs()
+    if (note := choose(wanted, runs)) is None:
+        raise ConfigError(nothing_here(wanted, runs))
+    return note
 
 
 def _newest_here(config: Config, origins: Mapping[str, str]) -> RunNote | None:

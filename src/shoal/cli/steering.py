@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.cli.runs_here import ask_here, choose, living_runs
+from shoal.cli.runs_here import ask_here, choose, living_runs, nothing_here
 from shoal.clock import SystemClock
 from shoal.errors import ConfigError, RemoteError
-from shoal.runtime.run_note import RunNote
 from shoal.wire.messages.control import Order, Steer, Steered
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def steer(what: Order, wanted: str, load: LoadConfig, *, elsewhere: bool) -> int
     else:
         config, origins = load()
         if note is None and not elsewhere and not config.network.initial_peers:
-            raise ConfigError(_nothing_here(wanted, runs))
+            raise ConfigError(nothing_here(wanted, runs))
         folder = None if note is None else Path(note.log_dir)
         name = wanted if note is None else note.run_id
         run_id, answer, problem = _from_elsewhere(name, order, config, origins, folder)
@@ -94,12 +93,6 @@ def _from_elsewhere(
         look, config, swarm_key, order, Steered, check, backend_options={"use_uvloop": True}
     )
     return "" if view.run is None else view.run.run_id, answer, problem
-
-
-def _nothing_here(wanted: str, runs: list[RunNote]) -> str:
-    told = f"no run {wanted} of yours lives on this host" if wanted else "no run of yours lives on this host"
-    others = f" (but {', '.join(note.run_id for note in runs)})" if runs else ""
-    return f"{told}{others}: `shoal ps` lists them; for one of other hosts give --initial-peers"
 
 
 def _me() -> str:

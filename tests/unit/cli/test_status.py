@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli import main
 from shoal.cli.known_peers import with_known_peers
 from shoal.cli.run_files import LOCAL_MARK, make_log_dir
-from shoal.cli.status import print_status
+from shoal.cli.status import finder_of, print_status
+from shoal.cli.watching import FinderHere
 from shoal.config import Config, load_config
 from shoal.config.dump import dump_config
 from shoal.errors import BootstrapError, ConfigError
 from shoal.ids import RunId
+from shoal.runtime.run_note import RunNote
 
 HERE = "/ip4/127.0.0.1/tcp/50000/p2p/C"
 ONE, TWO = "/ip4/10.0.0.1/tcp/50000/p2p/A", "/ip4/10.0.0.2/tcp/50000/p2p/B"
@@ -90,3 +93,32 @@ def test_of_a_run_that_has_ended_here_it_is_said_that_it_has(tmp_path: Path, mon
         print_status(_config(tmp_path), {}, as_json=False)
     with pytest.raises(BootstrapError, match="nothing listens there"):
         print_status(_config(tmp_path, initial_peers=[TWO]), {}, as_json=False)
+
+
+def _living(name: str, **changed: object) -> RunNote:
+    return RunNote(run_id=name, hosts="client", launcher_pid=1, begun_unix_s=0.0, log_dir="/logs", **changed)
+
+
+def test_a_run_is_named_or_it_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = [_living("older-1", client="A", socket="/a"), _living("newer-2", client="B", socket="/b")]
+    monkeypatch.setattr("shoal.cli.status.living_runs", lambda: notes)
+    config = _config(tmp_path)
+    assert finder_of(config, {}) == FinderHere(notes[1])
+    assert finder_of(config, {}, "older") == FinderHere(notes[0])
+    with pytest.raises(ConfigError, match=r"no run else of yours lives on this host \(but older-1, newer-2\)"):
+        finder_of(config, {}, "else")
+    with pytest.raises(ConfigError, match="older and initial peers: a swarm has one run"):
+        finder_of(_config(tmp_path, initial_peers=[TWO]), {}, "older")
+
+
+def test_a_flag_is_told_from_a_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("shoal.cli.status.print_status", lambda config, origins, run, as_json: asked.append(run) or 0)
+    assert main(["status", "--log-dir=here"]) == 0
+    assert main(["status", "mine", "--log-dir=here"]) == 0
+    assert asked == ["", "mine"]
+
+
+def test_a_word_too_many_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "new", "my.key"]) == 2
+    assert "unexpected argument 'my.key'; values follow a flag" in capsys.readouterr().err
