@@ -37,6 +37,8 @@ from shoal.control.peers_file import PeersFile
 from shoal.errors import BootstrapError, RemoteError, ShoalError
 from shoal.events.base import Event, emit, tell
 from shoal.events.hosts import (
+    DiskFails,
+    DiskTakesAgain,
     PeerFellSilent,
     PeerHeardAgain,
     ScoutGivenUp,
@@ -288,7 +290,9 @@ class ServerHost:
             case messages.UserNotice(text):
                 self._say(text)
             case messages.WorkDone(numbers) if row is not None:
-                row.update(role.spec.index, numbers, now_s)
+                disk_fails = row.update(role.spec.index, numbers, now_s)
+                if disk_fails is not None:
+                    self._tell(DiskFails(name, str(host.log_dir)) if disk_fails else DiskTakesAgain(name))
             case messages.PeerSilent(peer, who, silent_s) if row and row.silent(peer, who, now_s - silent_s):
                 self._tell(PeerFellSilent(peer, who, silent_s))
             case messages.PeerHeard(peer, who) if row and (since_s := row.heard(peer)) is not None:

@@ -103,6 +103,24 @@ class PeerHeardAgain(Event, frozen=True, tag="peer.heard"):
     after_s: float
 
 
+class DiskFails(Event, frozen=True, tag="disk.fails"):
+    """A server of this host cannot write its log, or that of its replica, and trains on."""
+
+    level = WARNING
+    why = "the disk is full, or fails"
+    says = "{who} cannot write to {where}: the disk is full, or fails; it trains on"
+    do = "free space there; unless that is soon, what it logs is lost and this run cannot be replayed"
+    who: str
+    where: str
+
+
+class DiskTakesAgain(Event, frozen=True, tag="disk.takes"):
+    """A server of this host can write to its disk again."""
+
+    says = "{who} can write to its disk again"
+    who: str
+
+
 class ScoutLost(Event, frozen=True, tag="scout.lost"):
     """The scout of this host has ended; another one is started."""
 

@@ -44,7 +44,7 @@ _WAS = {
 
 DISK: Final = "{who} cannot write to its disk ({what}): free space there; training goes on, and {costs}"
 DISK_COSTS: Final = {
-    "replica log": "this run cannot be replayed",
+    "replica log": "unless it soon can, this run cannot be replayed",
     "log": "what it logs is lost",
     "checkpoint": "no checkpoint is written",
 }

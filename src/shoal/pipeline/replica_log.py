@@ -7,7 +7,8 @@
 The step logs of `averaging.journal` say what was committed. They do not say what a replica did that died, was left out
 of a record or trained on beside one; others have computed with its weights, and its optimizer goes on from there. This
 does. It is a file of the replica's own host, written line by line before the next operation begins: a kill takes no
-line that anybody could have seen the effect of. A file that cannot be written ends early, and training goes on.
+line that anybody could have seen the effect of. While the disk takes nothing, lines wait in memory and training goes
+on; a file that waits for too long ends early.
 
 New kinds of lines may be added: each says in `event` what it is.
 """
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "replicas"
 _SUFFIX = ".jsonl"
+_MAX_WAITING_BYTES = 1 << 20
+"""Of lines that the disk has not taken: those of some thousand steps."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -147,6 +150,7 @@ class ReplicaLog:
         self._failing = (metrics or MetricRegistry()).gauge("disk.failing", what="replica_log")
         self._totals: dict[StepKey, StepTotals] = {}
         self._descriptor: int | None = None
+        self._waiting = bytearray()
         self.generation: int | None = None
         self.follows = False
         try:
@@ -187,26 +191,39 @@ class ReplicaLog:
 
     def close(self) -> None:
         """Write nothing more."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        self._write_waiting()
+        self._end()
 
     def _write(self, line: Line) -> None:
+        if self._descriptor is not None:
+            self._waiting += msgspec.json.encode(line) + b"\n"
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        """Write what the disk takes of the lines that wait."""
         if self._descriptor is None:
             return
-        content = msgspec.json.encode(line) + b"\n"
         try:
-            written = os.write(self._descriptor, content)
-            if written != len(content):
-                raise OSError(f"only {written} of {len(content)} bytes were written; is the disk full?")
+            while self._waiting:
+                del self._waiting[: os.write(self._descriptor, self._waiting)]
         except OSError as error:
-            self._give_up(error)
+            self._failing.set(1.0)
+            # A line that is missing would make all later ones useless, so none is left out.
+            if len(self._waiting) > _MAX_WAITING_BYTES:
+                self._give_up(error)
+        else:
+            self._failing.set(0.0)
 
     def _give_up(self, error: OSError) -> None:
-        """A line that is missing makes all later ones useless."""
-        self.close()
+        self._end()
         self._failing.set(1.0)
         emit(logger, ReplicaLogEnded(str(error), "this run cannot be replayed"))
+
+    def _end(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        self._waiting.clear()
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def place_of(device: str, num_threads: int, capability: str, gpu: str | None) -> Place:

@@ -8,15 +8,16 @@ The share of the work is that of the last record: what this server has trained o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from shoal.clock import Clock
 from shoal.ids import PeerId
+from shoal.log import is_failing
 from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
 from shoal.server.hosted_replica import HostedReplica
 from shoal.swarm.records import outcome_of
 from shoal.swarm.view import SwarmView
-from shoal.telemetry.registry import MetricRegistry
+from shoal.telemetry.registry import MetricRegistry, base_name
 from shoal.transport.base import PeerLost
 from shoal.wire.messages.round import Record
 
@@ -74,8 +75,12 @@ class WorkReport:
             "steps": float(replica.worker.num_committed),
             "samples": float(self._metrics.totals()["step.samples"]),
             "alive_peers": float(view.num_peers),
+            "disk_failing": float(is_failing() or any(self._failing_gauges())),
             **self._of_record,
         }
+
+    def _failing_gauges(self) -> Iterator[float]:
+        return (value for name, value in self._metrics.gauges().items() if base_name(name) == "disk.failing")
 
     async def run(self) -> None:
         """Say it now and then, until cancelled."""

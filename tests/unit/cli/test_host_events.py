@@ -66,6 +66,18 @@ def test_a_peer_that_a_server_does_not_hear_any_more_is_said_once_and_so_is_that
     assert caplog.messages == ["peer.silent", "peer.heard"]
 
 
+def test_a_disk_that_is_full_is_said_on_the_host_that_has_it_and_so_is_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host, said = _servers("servers")
+    host._row = ServersRow(1, 0.0)
+    role = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0)))
+    for fails in (0.0, 1.0, 1.0, 0.0, 0.0):
+        host._hear(messages.WorkDone({"samples": 1.0, "disk_failing": fails}), role, _host(log_dir="/logs/mine-1"))
+    assert caplog.messages == ["disk.fails", "disk.takes"]
+    assert "cannot write to /logs/mine-1: the disk is full" in said[0]
+
+
 class _Gone:
     """A role that has said all that it had to say, and has ended."""
 

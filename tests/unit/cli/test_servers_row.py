@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.cli.display import plain_line
 from shoal.cli.servers_row import ServersRow
 
-NUMBERS = {"stage": 0.0, "round": 4.0, "steps": 100.0, "samples": 1600.0, "alive_peers": 7.0}
+NUMBERS = {"stage": 0.0, "round": 4.0, "steps": 100.0, "samples": 1600.0, "alive_peers": 7.0, "disk_failing": 0.0}
 
 
 def test_before_the_servers_serve_the_row_says_so() -> None:

@@ -71,7 +71,7 @@ def test_a_disk_that_takes_nothing_is_told_with_what_is_lost_until_it_takes_it_a
     story.hear(report({name: 0.0 for name in full}))
     assert story.told == [
         "server 0@box2 cannot write to its disk (log, replica log): free space there; training goes on, and what it "
-        "logs is lost and this run cannot be replayed",
+        "logs is lost and unless it soon can, this run cannot be replayed",
         "server 0@box2 could not write to its disk: over after 2.0 s",
     ]
 

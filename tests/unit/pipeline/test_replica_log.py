@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.replica_log import (
+    _MAX_WAITING_BYTES,
     Applied,
     Began,
     Loaded,
@@ -24,6 +27,7 @@ from shoal.pipeline.replica_log import (
     replica_logs,
 )
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, StepTotals
+from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Open
@@ -92,13 +96,49 @@ def test_a_line_that_a_kill_has_cut_off_is_none(log: ReplicaLog, tmp_path: Path)
         read_replica_log(path)
 
 
-def test_a_full_disk_ends_the_log_and_not_the_replica(
+class FullDisk:
+    """A disk that has taken a few bytes of a line and takes no more until there is space."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int = 5) -> None:
+        self._write = os.write
+        self.left = left
+        monkeypatch.setattr(os, "write", self)
+
+    def __call__(self, descriptor: int, content: bytes) -> int:
+        if not self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(descriptor, content[: self.left])
+        self.left -= written
+        return written
+
+
+def test_lines_wait_for_a_disk_that_is_full_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = MetricRegistry()
+    log = ReplicaLog(tmp_path, STARTED, lambda: HASHES, metrics)
+    disk = FullDisk(monkeypatch)
+    log.loaded(0, "D", False)
+    log.loaded(1, "E", False)
+    [path] = replica_logs(tmp_path)
+    assert read_replica_log(path) == [STARTED]
+    assert metrics.gauges()["disk.failing{what=replica_log}"] == 1.0
+    disk.left = 10_000
+    log.loaded(2, "F", False)
+    assert read_replica_log(path) == [STARTED, Loaded(0, HASHES, "D"), Loaded(1, HASHES, "E"), Loaded(2, HASHES, "F")]
+    assert metrics.gauges()["disk.failing{what=replica_log}"] == 0.0
+    assert caplog.records == []
+    log.close()
+
+
+def test_a_disk_that_stays_full_ends_the_log_and_not_the_replica(
     log: ReplicaLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, content: real(descriptor, content[:5]))
-    log.loaded(0, "D", False)
-    monkeypatch.undo()
+    disk = FullDisk(monkeypatch)
+    line = msgspec.json.encode(Loaded(0, HASHES, "D")) + b"\n"
+    for _ in range(_MAX_WAITING_BYTES // len(line) + 2):
+        log.loaded(0, "D", False)
+    disk.left = 10_000
     log.loaded(1, "D", False)
     [path] = replica_logs(tmp_path)
     assert read_replica_log(path) == [STARTED], "a later line without the one before would be wrong"

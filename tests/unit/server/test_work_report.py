@@ -69,23 +69,25 @@ def _record(round: int, num_samples: int, **weights: int) -> Record:
 def test_the_share_and_the_speed_of_the_run_are_those_of_the_records() -> None:
     desk = _Desk()
     desk.metrics.counter("step.samples", stage=1).add(20)
-    assert desk.report.numbers() == {"stage": 1, "round": 3, "steps": 7, "samples": 20, "alive_peers": 2}
+    known = {"stage": 1, "round": 3, "steps": 7, "alive_peers": 2, "disk_failing": 0}
+    assert desk.report.numbers() == {**known, "samples": 20}
     desk.report.recorded(_record(1, 100, me=30, other=70))
     desk.clock.now = 4.0
     desk.metrics.counter("step.samples", stage=1).add(50)
     # The weights are those of targets, of which a sample may have many.
     desk.report.recorded(_record(2, 80, me=2000, other=6000))
-    assert desk.report.numbers() == {
-        "stage": 1,
-        "round": 3,
-        "steps": 7,
-        "samples": 20 + 50,
-        "alive_peers": 2,
-        "share": 0.25,
-        "run_samples_per_s": 20,
-    }
+    assert desk.report.numbers() == {**known, "samples": 20 + 50, "share": 0.25, "run_samples_per_s": 20}
     desk.report.recorded(_record(3, 80, other=80))
     assert desk.report.numbers()["share"] == 0
+
+
+def test_a_disk_that_takes_nothing_is_said() -> None:
+    desk = _Desk()
+    desk.metrics.counter("step.samples", stage=1).add(20)
+    gauge = desk.metrics.gauge("disk.failing", what="replica_log")
+    for fails in (1.0, 0.0):
+        gauge.set(fails)
+        assert desk.report.numbers()["disk_failing"] == fails
 
 
 def test_a_peer_that_falls_silent_is_named_once_and_is_heard_again_once() -> None:
