@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.e2e.launched import END_S, START_S, Launched, launched, until
+from tests.e2e.launched import END_S, PACE, START_S, Launched, launched, until
 from tests.e2e.namespaces import Lan, lan
 
 from shoal.testing.observed import Swarm
@@ -38,12 +38,13 @@ class Hosts:
         if self.lan is not None:
             self.shared_path.mkdir(exist_ok=True)
         script, *flags = command
+        of_host = {"SHOAL_NETWORK__HOST_NAME": host, "SHOAL_EMULATION__CALL_S": PACE}
         return self.stack.enter_context(
             launched(
                 self.directory / host / start,
                 *flags,
                 command=(script,),
-                environment={"HOME": str(home), "SHOAL_NETWORK__HOST_NAME": host, **(environment or {})},
+                environment={"HOME": str(home), **of_host, **(environment or {})},
                 **own,
             )
         )

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.testing import launched as launching
 from shoal.testing.launched import END_S, START_S, Launched, until
 
-__all__ = ["ENDLESS", "END_S", "ROOT", "SMALL", "START_S", "Launched", "completed", "launched", "until"]
+__all__ = ["ENDLESS", "END_S", "PACE", "ROOT", "SMALL", "START_S", "Launched", "completed", "launched", "until"]
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -23,7 +23,9 @@ SMALL = (
     "--diloco.outer-steps=2",
     "--diloco.batch-size-per-step=4",
 )
-ENDLESS = (*SMALL, "--diloco.outer-steps=10000")
+PACE = "0.03"
+"""Seconds of a forward or backward where nobody waits for the end of training: swarms leave each other the cores."""
+ENDLESS = (*SMALL, "--diloco.outer-steps=10000", f"--emulation.call-s={PACE}")
 
 
 @contextlib.contextmanager
