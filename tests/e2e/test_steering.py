@@ -41,10 +41,14 @@ def elsewhere(hosts: Hosts, host: str, word: str, *flags: str, code: int = 0, st
 
 
 def listed(run: Launched) -> dict[str, Any]:
-    """Return what `shoal ps` says of a run; others may live on this host."""
+    """Return what `shoal ps` says of a run whose client answers; others may live on this host."""
     name = run.require_log_dir().name
-    [row] = (row for row in json.loads(shoal(run, "ps", "--json"))["runs"] if row["run"] == name)
-    return row
+
+    def answered() -> dict[str, Any] | None:
+        [row] = (row for row in json.loads(shoal(run, "ps", "--json"))["runs"] if row["run"] == name)
+        return None if row["round"] is None else row  # on a busy machine an answer may be late
+
+    return until(answered, END_S, "an answer of the client")
 
 
 @pytest.mark.slow
