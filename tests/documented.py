@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cyclopts import CycloptsError
 
 from shoal.cli.app import app, spelt_out
+from shoal.cli.run_commands import name_and_flags
 from shoal.config.flags import from_flags
 
 ROOT = Path(__file__).parents[1]
@@ -114,7 +115,8 @@ def _problem_of_call(call: str) -> str | None:
         _, bound, _ = app.parse_args(spelt_out(found), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return str(error)
-    problems = from_flags(bound.arguments.get("flags", ())).problems
+    _, flags = name_and_flags(bound.arguments.get("run", ""), bound.arguments.get("flags", ()))
+    problems = from_flags(flags).problems
     return str(problems) if problems else None
 
 

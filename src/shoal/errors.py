@@ -151,7 +151,15 @@ class RecordRejected(ControlError):
 
 
 class NoPipeline(Transient, ShoalError):
-    """No complete path exists now: the message names the stages without a replica."""
+    """No complete path exists now: the message names the stages without a replica.
+
+    Attributes:
+        refusal: why replicas of a stage refuse the step, all of them; empty: they are not there.
+    """
+
+    def __init__(self, message: str, refusal: str = "") -> None:
+        super().__init__(message)
+        self.refusal = refusal
 
 
 class RoundAborted(Transient, ShoalError):

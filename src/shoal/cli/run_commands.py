@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RunName = Annotated[
     str,
-    # A flag may come first: `_name_and_flags` tells it from a name.
+    # A flag may come first: `name_and_flags` tells it from a name.
     Parameter(allow_leading_hyphen=True, help="The run, or how its name begins; without it, the only one there is."),
 ]
 WrittenRun = Annotated[
@@ -59,7 +59,7 @@ def status(
 
     On the host of its client no key is needed, only the same user; a run of `shoal run-local` is seen there alone.
     """
-    run, flags = _name_and_flags(run, flags)
+    run, flags = name_and_flags(run, flags)
     config, origins = load_joining(config_path, flags, initial_peers)
     from shoal.cli.status import print_status, watch_status
 
@@ -244,14 +244,14 @@ def clean(*, yes: Annotated[bool, Switch, Parameter(help="Remove it without a qu
     return serve(yes=yes)
 
 
-def _name_and_flags(run: str, flags: Sequence[str]) -> tuple[str, Sequence[str]]:
+def name_and_flags(run: str, flags: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Tell the name of a run from a flag that stands where a name might."""
     return ("", (run, *flags)) if run.startswith("-") else (run, flags)
 
 
 def _steer(what: Order, run: str, flags: Sequence[str], initial_peers: Sequence[str] | None) -> int:
     """Tell a run what to do; the configuration is only read where its client is on another host."""
-    run, flags = _name_and_flags(run, flags)
+    run, flags = name_and_flags(run, flags)
     from shoal.cli.steering import steer
 
     def load() -> tuple[Config, Mapping[str, str]]:

@@ -15,7 +15,7 @@ from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, Deadline
 from shoal.events.base import Event
 from shoal.events.run import RoundShared, ShareEvaluated, StepReported, TrainerFinished, TrainingDiverging
-from shoal.events.trainers import ReportOfStranger, TrainerWithoutPath
+from shoal.events.trainers import ReportOfStranger, StepRefused, TrainerWithoutPath
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.runtime.changes import Changes
@@ -81,6 +81,7 @@ class Reports:
         self._monitor_lost = anyio.Event()
         self._round = 0
         self._done: set[int] = set()
+        self._refusals: dict[int, str] = {}
         endpoint.introduce(monitor)
 
     def receive(self, event: Received) -> bool:
@@ -99,7 +100,7 @@ class Reports:
             case TrainerDone():
                 self._trainer_done(message)
             case TrainerStuck():
-                self._ledger.note(TrainerWithoutPath(message.slot, message.stages))
+                self._stuck(message)
                 self._on_stuck(message)
         return True
 
@@ -183,7 +184,15 @@ class Reports:
             await self._clock.sleep_s(self._monitor_rests.remaining_s())
             self.post(self._swarm_numbers())
 
+    def _stuck(self, message: TrainerStuck) -> None:
+        if not message.refusal:
+            self._ledger.note(TrainerWithoutPath(message.slot, message.stages))
+        elif self._refusals.get(message.slot) != message.refusal:
+            self._refusals[message.slot] = message.refusal  # each further attempt would say the same
+            self._ledger.note(StepRefused(message.slot, " ".join(message.refusal.split())))
+
     def _step(self, report: StepReport) -> None:
+        self._refusals.pop(report.slot, None)
         if report.key.number <= self.last_number(report.slot):
             return  # its trainer cannot know that it was counted before the client was started again
         routers = [each for each in report.routers if not each.figure]

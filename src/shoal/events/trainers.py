@@ -34,6 +34,24 @@ class TrainerWithoutPath(Event, frozen=True, tag="trainer.no_path"):
     stages: tuple[int, ...]
 
 
+class StepRefused(Event, frozen=True, tag="step.refused"):
+    """No server of a stage can compute a trainer's step: each has tried. It is tried again once a minute, and when
+    servers come or go.
+
+    Attributes:
+        refusal: of the last server that was asked.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "the model fails on these samples, or no server has the memory for them"
+    do: ClassVar[str] = (
+        "the log of a server of that stage has where it failed (step.failed): mend the model or the data, start again"
+    )
+    says: ClassVar[str] = "no server can compute the next step of trainer {slot}, which waits: {refusal}"
+    slot: int
+    refusal: str
+
+
 class TrainerFenced(Event, frozen=True, tag="trainer.fenced"):
     """Every live server refuses a lost trainer from now on, and has said what it had done.
 

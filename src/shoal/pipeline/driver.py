@@ -198,6 +198,8 @@ class StepDriver:
         match end:
             case RoundOver(peer):
                 raise RoundClosed(f"round {round} is closed at {peer}")
+            case NoPath((stage,), refusal) if refusal:
+                raise NoPipeline(f"every replica of stage {stage} refuses the step: {refusal}", refusal)
             case NoPath(stages):
                 names = ", ".join(map(str, stages))
                 raise NoPipeline(f"no replica can be used of stage {names}: start servers there, or wait for them")

@@ -120,9 +120,13 @@ class RoundOver:
 
 @dataclass(frozen=True, slots=True)
 class NoPath:
-    """There is no complete path; `stages` have no replica that can be used. The step is applied nowhere."""
+    """There is no complete path; `stages` have no replica that can be used. The step is applied nowhere.
+
+    `refusal` is why a replica of the only stage would not have it, again and again; empty: that was not the reason.
+    """
 
     stages: tuple[int, ...]
+    refusal: str = ""
 
 
 TrainerEffect = SendStepMessage | Note | FeedMicrobatch | Dial
@@ -337,7 +341,7 @@ class StepTrainer:
             self._refusals += 1
             if self._refusals > _MAX_REFUSALS:
                 aborts, stage = self._aborts(), self._path.index(sender)
-                self._end(NoPath((stage,)))
+                self._end(NoPath((stage,), message.reason))
                 return aborts
         return self._again(plan, now_s)
 

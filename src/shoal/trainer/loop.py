@@ -31,6 +31,7 @@ from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
 from shoal.wire.messages.control import (
+    MAX_REFUSAL_CHARS,
     EvalReport,
     StartRound,
     StepReport,
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _REDIAL_FIRST_S, _REDIAL_MAX_S = 0.05, 0.4
 """Pauses before a lost client is dialled: at the end of the round all wait for it."""
+_REFUSED_S = 60.0
+"""After that a step is tried again that all replicas have refused: they may have been short of memory."""
 
 
 class TrainerLoop:
@@ -206,8 +209,13 @@ class TrainerLoop:
             except NoPipeline as error:
                 emit(logger, StepIsStuck(start.round, number, str(error)))
                 stages = tuple(s for s, replicas in enumerate(self._replicas) if not replicas)
-                self._endpoint.post(self._client, TrainerStuck(self._slot, start.round, stages))
-                await self._wait_for_change()
+                self._endpoint.post(
+                    self._client, TrainerStuck(self._slot, start.round, stages, error.refusal[:MAX_REFUSAL_CHARS])
+                )
+                if error.refusal:
+                    await self._wait_for_others()
+                else:
+                    await self._wait_for_change()
                 if self._next is not None:
                     self._feed.give_back(batch)
                     return None
@@ -280,6 +288,13 @@ class TrainerLoop:
     def _evaluator(self, hop: Hop, listed: tuple[ReplicaRef, ...]) -> ReplicaRef:
         home = next((replica for replica in listed if replica.peer == hop.peer), ReplicaRef(hop))
         return next((replica for replica in (home, *listed) if replica.peer not in self._avoided), home)
+
+    async def _wait_for_others(self) -> None:
+        """Wait for another round or other replicas: what these have refused they would most likely refuse again."""
+        refused = self._replicas
+        with anyio.move_on_after(_REFUSED_S):
+            while self._next is None and self._replicas == refused:
+                await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:
         self._changed = anyio.Event()

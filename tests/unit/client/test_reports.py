@@ -23,6 +23,7 @@ from shoal.events.run import (
     StepReported,
     TrainerFinished,
 )
+from shoal.events.trainers import StepRefused
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
 from shoal.swarm.routing import Pipeline
@@ -197,6 +198,15 @@ async def test_what_is_no_report_is_left_to_others(desk: Desk) -> None:
 async def test_a_stuck_trainer_is_passed_on(desk: Desk) -> None:
     desk.hear(0, TrainerStuck(0, 1, (1,)))
     assert desk.stuck == [TrainerStuck(0, 1, (1,))]
+
+
+async def test_that_no_server_can_compute_a_step_is_said_once_until_one_can(desk: Desk) -> None:
+    refused = TrainerStuck(0, 1, (), "ValueError: odd\nnumber")
+    for message in (refused, refused, step(0), refused):
+        desk.hear(0, message)
+    assert desk.stuck == [refused] * 3
+    told = [event for event in desk.ledger.noted if isinstance(event, StepRefused)]
+    assert told == [StepRefused(0, "ValueError: odd number")] * 2
 
 
 def waits(desk: Desk, slots: frozenset[int]) -> bool:

@@ -337,7 +337,7 @@ def test_a_step_that_is_refused_again_and_again_ends() -> None:
         machine.tick(now_s)
         for peer in (B, B2):
             machine.handle(peer, Refused(KEY._replace(attempt=attempt), "float32[2] expected"), now_s)
-    assert machine.ended == NoPath((1,))
+    assert machine.ended == NoPath((1,), "float32[2] expected")
 
 
 def test_a_refusal_with_a_cap_is_replayed_at_once_over_the_same_path_in_smaller_microbatches() -> None:

@@ -287,6 +287,30 @@ async def test_a_stuck_trainer_says_so_and_trains_the_same_batch_when_the_replic
     assert feed.ended == ["done 1", "done 2", "done 3"]
 
 
+async def test_a_step_that_all_refuse_is_tried_again_over_others_and_not_over_the_same() -> None:
+    feed, driver = Feed(), Driver(steps=[NoPipeline("every replica of stage 1 refuses", "ValueError: odd")])
+    others = (REPLICAS[0], (ref("b1"),))
+
+    async def get_refused(host: Host) -> None:
+        await begin(host)
+        await host.settle()
+        host.tell(UpdateReplicas(REPLICAS))
+        await host.settle()
+        assert len(driver.asked) == 1, "it waits"
+        host.tell(UpdateReplicas(others))
+
+    heard = await run(feed, driver, get_refused)
+    assert heard[0] == TrainerStuck(SLOT, 1, (), "ValueError: odd")
+    assert [plan["number"] for plan in driver.asked] == [0, 0, 1, 2]
+
+
+async def test_a_step_that_all_refuse_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.trainer.loop._REFUSED_S", 0.0)
+    driver = Driver(steps=[NoPipeline("every replica of stage 1 refuses", "ValueError: odd")])
+    await run(Feed(), driver, begin)
+    assert [plan["number"] for plan in driver.asked] == [0, 0, 1, 2]
+
+
 async def test_a_stuck_trainer_gives_up_when_the_next_round_begins() -> None:
     feed, driver = Feed(), Driver(steps=[NoPipeline("stage 1")])
 

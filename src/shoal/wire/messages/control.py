@@ -96,12 +96,17 @@ class TrainerDone(Struct, frozen=True, tag="trainer_done"):
     sent_bytes: dict[str, int]
 
 
+MAX_REFUSAL_CHARS = 200
+
+
 class TrainerStuck(Struct, frozen=True, tag="trainer_stuck"):
-    """The trainer cannot put a path together: `stages` have no replica that answers."""
+    """The trainer cannot put a path together: `stages` have no replica that answers, or those of one refuse its step
+    (`refusal` says why)."""
 
     slot: int
     round: int
     stages: tuple[int, ...]
+    refusal: Annotated[str, msgspec.Meta(max_length=MAX_REFUSAL_CHARS)] = ""
 
 
 class RunOver(Struct, frozen=True, tag="run_over"):
