@@ -38,16 +38,22 @@ def _sentence(incident: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def next_lines(config: Config, summary: Mapping[str, Any] | None, failure: str | None, log_dir: Path) -> Iterator[str]:
-    """Yield commands that say more of a run, or use what it has trained."""
+def next_lines(
+    config: Config, summary: Mapping[str, Any] | None, failure: str | None, log_dir: Path, *, is_local: bool
+) -> Iterator[str]:
+    """Yield commands that say more of a run, or use what it has trained.
+
+    Args:
+        is_local: what its servers have logged is here, and not on other hosts.
+    """
     title = "next: "
-    for command in _commands(config, summary or {}, failure, str(log_dir)):
+    for command in _commands(config, summary or {}, failure, str(log_dir), is_local=is_local):
         yield title + shlex.join(("shoal", *command))
         title = " " * len(title)
 
 
 def _commands(
-    config: Config, summary: Mapping[str, Any], failure: str | None, log_dir: str
+    config: Config, summary: Mapping[str, Any], failure: str | None, log_dir: str, *, is_local: bool
 ) -> Iterator[tuple[str, ...]]:
     model = summary.get("model")
     if model and summary.get("samples"):
@@ -58,7 +64,7 @@ def _commands(
         else:
             own = () if config.model.family in NATIVE_FAMILIES else ("--family", config.model.family)
             yield "evaluate", str(model), *own
-    if summary.get("samples"):
+    if summary.get("samples") and is_local:
         yield "replay", log_dir
     if failure is not None:
         yield "logs", log_dir, "--level", "warning"

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.ending import incident_lines, next_lines
+from shoal.cli.run_files import LOCAL_MARK
 from shoal.cli.run_row import RunRow
 from shoal.cli.watched_display import WatchedDisplay
 from shoal.clock import Clock
@@ -126,7 +127,8 @@ class LiveView(WatchedDisplay):
         if failure is not None:
             self._print(Text(f"failed: {failure}", style="bold red"))
             self.say(f"the logs of all roles are in {log_dir}")
-        for line in next_lines(self._config, summary, failure, log_dir):
+        is_local = (log_dir / LOCAL_MARK).exists()
+        for line in next_lines(self._config, summary, failure, log_dir, is_local=is_local):
             self.say(line)
 
     def _state_of(self, status: SwarmStatus) -> str:

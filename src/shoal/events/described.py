@@ -90,7 +90,8 @@ def _value(name: str, hint: Any) -> Any:
     if origin in (tuple, list, set, frozenset):
         return cast(Any, origin)([_value(name, get_args(hint)[0])])
     if isinstance(origin, type) and issubclass(origin, dict):
-        return {}
+        of_key, of_value = get_args(hint)
+        return {_value(name, of_key): _value(name, of_value)}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return next(iter(hint))
     if hint in (int, float):

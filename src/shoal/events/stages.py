@@ -145,6 +145,8 @@ class InnerAnew(Event, frozen=True, tag="inner.anew"):
 
     def say(self) -> str:
         reasons = "; ".join(sorted(set(self.why_of.values())))
+        if len(self.why_of) == 1:
+            return f"the inner optimizer of a server begins anew ({reasons})"
         return f"the inner optimizers of {len(self.why_of)} servers begin anew ({reasons})"
 
 

@@ -54,7 +54,7 @@ def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
 def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], command: str) -> None:
     config = load_config(None, keys, {})
     summary = {"samples": 5, "model": "/logs/a run/model"}
-    lines = list(next_lines(config, summary, None, Path("/logs/a run")))
+    lines = list(next_lines(config, summary, None, Path("/logs/a run"), is_local=True))
     assert lines[0].startswith(f"next: shoal {command} '/logs/a run/model'")
     # Code of somebody else is run where it is named alone.
     assert ("--family theirs.model:Mlp" in lines[0]) == (config.model.family == "theirs.model:Mlp")
@@ -64,6 +64,12 @@ def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], 
         assert tokens[1] in app
 
 
+def test_of_a_run_whose_servers_have_logged_elsewhere_no_replay_is_offered() -> None:
+    summary = {"samples": 5, "model": None}
+    lines = list(next_lines(load_config(), summary, None, Path("/logs/r"), is_local=False))
+    assert lines == ["next: shoal events /logs/r"]
+
+
 def test_of_a_run_that_failed_the_warnings_come_first_and_no_model_is_offered() -> None:
-    lines = list(next_lines(load_config(), {"samples": 0, "model": None}, "no", Path("/logs/r")))
+    lines = list(next_lines(load_config(), {"samples": 0, "model": None}, "no", Path("/logs/r"), is_local=True))
     assert lines == ["next: shoal logs /logs/r --level warning", "      shoal events /logs/r"]
