@@ -12,6 +12,7 @@ from tests.unit.cli.screen.test_layout import TRAINING
 
 from shoal.cli.display import PLAIN_INTERVAL_S
 from shoal.cli.live import LiveView
+from shoal.cli.run_files import LOCAL_MARK
 from shoal.clock import SystemClock
 from shoal.config import load_config
 
@@ -194,11 +195,12 @@ def test_a_run_goes_on_when_nobody_takes_what_is_printed(monkeypatch: pytest.Mon
     assert discarded == [True]
 
 
-def test_the_end_shows_results_and_where_the_summary_is() -> None:
+def test_the_end_shows_results_and_where_the_summary_is(tmp_path: Path) -> None:
+    (tmp_path / LOCAL_MARK).touch()
     screen = _Screen(terminal=False)
     summary = {"samples": 12345, "eval_loss_last": 2.1, "peak_pss_bytes": 3 * 2**20, "duplicates": 0, "steps_lost": {}}
     summary["model"] = "/logs/test-run/model"
-    screen.view.finish(summary, None, Path("/logs/test-run/summary.json"), Path("/logs/test-run"))
+    screen.view.finish(summary, None, Path("/logs/test-run/summary.json"), tmp_path)
     assert [line.split() for line in screen.text.splitlines()] == [
         ["samples", "12,345"],
         ["duplicate", "samples", "0"],
@@ -207,8 +209,8 @@ def test_the_end_shows_results_and_where_the_summary_is() -> None:
         ["model:", "/logs/test-run/model"],
         ["summary:", "/logs/test-run/summary.json"],
         ["next:", "shoal", "generate", "/logs/test-run/model", "--prompt", "'Once", "upon", "a", "time'"],
-        ["shoal", "replay", "/logs/test-run"],
-        ["shoal", "events", "/logs/test-run"],
+        ["shoal", "replay", str(tmp_path)],
+        ["shoal", "events", str(tmp_path)],
     ]
 
 
