@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from shoal.model.gpt import GptFamily, Head
 from shoal.model.gpt_shape import GptShape
-from shoal.model.resnet import ResNet18Family
+from shoal.model.resnet import ResNet18Family, ResNetFamily
 from shoal.model.resnet_shape import DEPTHS, ResNetShape
 from shoal.model.stage import Family
 
@@ -48,8 +48,21 @@ def tied_gpt(dropout: float = 0.1, loss_chunk: int | None = None) -> Family:
     return TiedGptFamily(shape, loss_chunk)
 
 
-def resnet() -> Family:
+def resnet18() -> Family:
+    """A whole one, whose step takes most of a second."""
     shape = ResNetShape(
         depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
     )
     return ResNet18Family(shape)
+
+
+class SmallResNetFamily(ResNetFamily):
+    """A ResNet with a block of each kind: with a shortcut of its own, and without."""
+
+    depths = (1, 1, 0, 0)
+    bottleneck = False
+
+
+def resnet() -> Family:
+    shape = ResNetShape((1, 1, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4)
+    return SmallResNetFamily(shape)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import anyio
 import pytest
 import torch
-from tests.families import gpt, resnet
+from tests.families import gpt, resnet, resnet18
 from tests.reference.diloco import Batch, PlainDiloco, flat, num_targets
 from tests.threads import one_thread as one_thread
 
@@ -230,7 +230,14 @@ EQUAL = [[[3, 2], [3, 2]]] * 3
 UNEQUAL = [[[3, 2], [3, 2], [2]], [[3, 2]], [[1], [3, 1]]]
 IDLE = [[[3, 2]], [], [[2, 2], [1]]]
 
-MODELS = {"gpt": (gpt(), text_batch), "masked": (gpt(), masked_batch), "resnet18": (resnet(), image_batch)}
+MODELS = {
+    "gpt": (gpt(), text_batch),
+    "masked": (gpt(), masked_batch),
+    "resnet": (resnet(), image_batch),
+    "resnet18": (resnet18(), image_batch),
+}
+SEGMENT_BYTES = {"resnet": 1 << 15, "resnet18": 1 << 20}
+"""Of models that are not as small as the others."""
 CODEC_OF = {None: PLAIN, torch.bfloat16: BF16, torch.float16: FP16}
 
 
@@ -253,8 +260,8 @@ CODEC_OF = {None: PLAIN, torch.bfloat16: BF16, torch.float16: FP16}
         ("resnet18", 2, 2, UNEQUAL, None, Schedule.ONE_F_ONE_B, ADAM),
         ("gpt", 3, 2, UNEQUAL, None, Schedule.ZERO_BUBBLE, Inner("muon", resets=True)),
         ("masked", 2, 3, UNEQUAL, None, Schedule.ONE_F_ONE_B, Inner(resets=True)),
-        pytest.param("resnet18", 2, 3, IDLE, None, Schedule.ONE_F_ONE_B, ADAM, marks=pytest.mark.slow),
-        pytest.param("resnet18", 2, 3, UNEQUAL, torch.bfloat16, Schedule.ONE_F_ONE_B, ADAM, marks=pytest.mark.slow),
+        ("resnet", 2, 3, IDLE, None, Schedule.ONE_F_ONE_B, ADAM),
+        ("resnet", 2, 3, UNEQUAL, torch.bfloat16, Schedule.ONE_F_ONE_B, ADAM),
     ],
 )
 async def test_pipelines_are_bit_equal_to_plain_diloco(
@@ -276,8 +283,8 @@ async def test_pipelines_are_bit_equal_to_plain_diloco(
         ("gpt", 1, 2, UNEQUAL, None, ADAM, 2),
         ("gpt", 1, 3, IDLE, None, ADAM, 4),
         ("masked", 2, 3, UNEQUAL, torch.bfloat16, Inner("muon"), 2),
-        ("resnet18", 2, 2, UNEQUAL, None, ADAM, 2),
-        pytest.param("resnet18", 2, 3, IDLE, torch.float16, Inner(resets=True), 4, marks=pytest.mark.slow),
+        ("resnet", 2, 2, UNEQUAL, None, ADAM, 2),
+        ("resnet", 2, 3, IDLE, torch.float16, Inner(resets=True), 4),
     ],
 )
 async def test_rounds_of_a_fragment_are_bit_equal_to_plain_diloco(
@@ -304,7 +311,7 @@ async def check_bits(
 ) -> None:
     """Train both, and compare all that there is after each round."""
     family, make_batch = MODELS[model]
-    ring = RingSettings(segment_bytes=1 << 20 if model == "resnet18" else 256, codec=CODEC_OF[wire])
+    ring = RingSettings(segment_bytes=SEGMENT_BYTES.get(model, 256), codec=CODEC_OF[wire])
     generator = torch.Generator().manual_seed(1)
     plain = PlainDiloco(
         family,

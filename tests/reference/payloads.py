@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from array import array
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 SECTION = 2**18
@@ -28,9 +31,10 @@ def encoded(
     name: str, values: Sequence[float], residual: Sequence[float] = (), feedback: float = 0.0, kept: int = 256
 ) -> Payload:
     """Encode float32 values with the codec of this name; `kept` of 4,096 if it is the sparse one."""
-    whole = [f32(value) for value in values]
+    whole = all_f32(values)
     if residual:
-        whole = [f32(f32(f32(feedback) * old) + new) for old, new in zip(residual, whole, strict=True)]
+        kept_before = all_f32(f32(feedback) * old for old in residual)
+        whole = all_f32(old + new for old, new in zip(kept_before, whole, strict=True))
     row = ROWS[name]
     content = struct.pack("<BBHIQ", 1, NUMBERS[name], kept if name == "sparse" else row, 0, len(whole))
     sent: list[float] = []
@@ -38,11 +42,16 @@ def encoded(
         section, meant = _section(name, rows, kept)
         content += section
         sent += [value for each in meant for value in each]
-    return Payload(content, sent, [f32(value - got) for value, got in zip(whole, sent, strict=True)])
+    return Payload(content, sent, all_f32(value - got for value, got in zip(whole, sent, strict=True)))
 
 
 def f32(value: float) -> float:
     return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def all_f32(values: Iterable[float]) -> list[float]:
+    """Of many at once, which takes a fifth of the time."""
+    return array("f", values).tolist()
 
 
 def bits_of(value: float) -> int:
@@ -92,9 +101,9 @@ def _linear(rows, largest, written):
     content, sent = _bfloat16_bytes(scales), []
     for row, scale in zip(rows, scales, strict=True):
         # Python rounds halves to even.
-        codes = [round(f32(value / scale)) if scale else 0 for value in row]
+        codes = [round(quotient) for quotient in all_f32(value / scale for value in row)] if scale else [0] * len(row)
         content += written(codes)
-        sent.append([f32(code * scale) for code in codes])
+        sent.append(all_f32(code * scale for code in codes))
     return content, sent
 
 
@@ -108,26 +117,25 @@ def _halves_of_codes(codes: list[int]) -> bytes:
     return bytes(lower % 16 + 16 * (upper[place] % 16) for place, lower in enumerate(codes[:half]))
 
 
+_POWERS = [0.0, *(2.0**exponent for exponent in range(-6, 1))]
+# Exactly between two; what is there belongs to the larger.
+_MIDDLES = [(lower + upper) / 2 for lower, upper in pairwise(_POWERS)]
+
+
 def _powers(rows):
     scales = [_scale(row, 1) for row in rows]
     content, sent = _bfloat16_bytes(scales), []
     for row, scale in zip(rows, scales, strict=True):
         codes, meant = [], []
-        for value in row:
-            quotient = f32(value / scale) if scale else math.copysign(0.0, value)
-            code, power = _nearest_power(abs(quotient))
+        quotients = all_f32(value / scale if scale else math.copysign(0.0, value) for value in row)
+        for quotient in quotients:
+            code = bisect(_MIDDLES, abs(quotient))
             is_negative = math.copysign(1.0, quotient) < 0
             codes.append(code + 8 * is_negative)
-            meant.append(f32((-power if is_negative else power) * scale))
+            meant.append((-_POWERS[code] if is_negative else _POWERS[code]) * scale)
         content += _halves_of_codes(codes)
-        sent.append(meant)
+        sent.append(all_f32(meant))
     return content, sent
-
-
-def _nearest_power(magnitude: float) -> tuple[int, float]:
-    levels = [0.0, *(2.0**exponent for exponent in range(-6, 1))]
-    # Of two equally near ones the larger.
-    return min(enumerate(levels), key=lambda level: (abs(magnitude - level[1]), -level[1]))
 
 
 def _levels(rows):
@@ -159,7 +167,7 @@ def _sum(values: list[float]) -> float:
     values = values + [0.0] * (size - len(values))
     while len(values) > 1:
         half = len(values) // 2
-        values = [f32(values[place] + values[place + half]) for place in range(half)]
+        values = all_f32(values[place] + values[place + half] for place in range(half))
     return values[0]
 
 

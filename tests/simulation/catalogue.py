@@ -51,12 +51,12 @@ class Entry:
 
 
 WORLDS: dict[str, Entry] = {
-    "step": Entry(StepWorld, 400),
-    "round": Entry(RoundWorld, 400),
-    "swarm": Entry(SwarmWorld, 60),
-    "split": Entry(SplitWorld, 200),
-    "snapshots": Entry(SnapshotWorld, 60),
-    "moves": Entry(MovingWorld, 150),
+    "step": Entry(StepWorld, 200),
+    "round": Entry(RoundWorld, 200),
+    "swarm": Entry(SwarmWorld, 50),
+    "split": Entry(SplitWorld, 150),
+    "snapshots": Entry(SnapshotWorld, 50),
+    "moves": Entry(MovingWorld, 100),
     "lease": Entry(LeaseWorld, 800),
     "membership": Entry(MembershipWorld, 300),
     "placing": Entry(PlacingWorld, 300),

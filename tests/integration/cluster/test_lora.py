@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import peft
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import shoal
 from shoal.checkpoint.model_layout import stage_layouts
@@ -68,11 +67,12 @@ def lora_config(
     return config.model_copy(update={"model": config.model.model_copy(update={"weights": weights})})
 
 
-def base_in(folder: Path, **more: Any) -> Path:
+def base_in(folder: Path, transformers: ModuleType, **more: Any) -> Path:
     """A model of transformers with random weights."""
     given = {name: value for name, value in QWEN.items() if name != "model_type"}
     torch.manual_seed(11)
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **{**given, **more}))
+    config = transformers.AutoConfig.for_model("qwen3", **{**given, **more})
+    theirs = transformers.AutoModelForCausalLM.from_config(config)
     theirs.save_pretrained(folder)
     return folder
 
@@ -128,9 +128,13 @@ async def test_a_run_of_adapters_is_recorded_replayed_bit_for_bit_and_loaded_in_
 
 
 async def test_rings_and_a_newcomer_move_adapters_alone_and_peft_loads_what_is_left(
-    tmp_path: Path, make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    make_cluster: MakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    peft: ModuleType,
+    transformers: ModuleType,
 ) -> None:
-    folder = base_in(tmp_path / "base")
+    folder = base_in(tmp_path / "base", transformers)
     config = lora_config(folder=folder, rounds=4)
     adapters = adapter_bytes(config)
     async with make_cluster(config) as cluster:
@@ -154,16 +158,17 @@ async def test_rings_and_a_newcomer_move_adapters_alone_and_peft_loads_what_is_l
     assert safetensors.torch.load_file(left / "model.safetensors").keys() == {
         name for layout in stage_layouts(config) for name in layout.parameters.names
     }
-    theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), str(left)).eval()
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    theirs = peft.PeftModel.from_pretrained(base, str(left)).eval()
     tokens = torch.arange(SEQ_LEN)[None]
     with torch.no_grad():
         assert torch.equal(theirs(input_ids=tokens, use_cache=False).logits, shoal.load_model(left)(tokens))
 
 
 async def test_a_server_whose_base_has_another_bit_is_refused_before_it_serves(
-    tmp_path: Path, make_cluster: MakeCluster
+    tmp_path: Path, make_cluster: MakeCluster, transformers: ModuleType
 ) -> None:
-    folder = base_in(tmp_path / "base")
+    folder = base_in(tmp_path / "base", transformers)
     config = lora_config(folder=folder)
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)

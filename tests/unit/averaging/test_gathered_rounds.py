@@ -6,7 +6,6 @@ replica trains in its own way: parameters move at random, and the third slot tra
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import msgspec
 import pytest
 import torch
 from tests.alongside import until
+from tests.covering import covering
 from tests.reference import payloads
 from tests.reference.diloco import Coding, agreed_sum, coded_mean, in_fragment
 from tests.unit.averaging.conftest import FakeStage, MakeRun, Replica, Run
@@ -46,27 +46,6 @@ AXES: dict[str, tuple[Any, ...]] = {
 }
 RING_AXES = {name: AXES[name] for name in ("fragments", "num_replicas", "event")} | {"codec": ("none", "bf16", "fp16")}
 WIRES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def covering(axes: dict[str, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Few cases that have each pair of values of two axes: again and again the one that has most of those left."""
-    names = list(axes)
-    left = {
-        (a, x, b, y)
-        for a, b in itertools.combinations(range(len(names)), 2)
-        for x in axes[names[a]]
-        for y in axes[names[b]]
-    }
-    every, cases = list(itertools.product(*axes.values())), []
-    while left:
-        best = max(every, key=lambda case: len(_pairs(case) & left))
-        left -= _pairs(best)
-        cases.append(best)
-    return cases
-
-
-def _pairs(case: Sequence[Any]) -> set[tuple[Any, ...]]:
-    return {(a, case[a], b, case[b]) for a, b in itertools.combinations(range(len(case)), 2)}
 
 
 def reference_of(name: str) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import peft
 import pytest
 import safetensors.torch
 import torch
@@ -52,7 +52,7 @@ def logits_of(model: Any) -> torch.Tensor:
         return model(input_ids=TOKENS, use_cache=False).logits
 
 
-def from_peft(base: Path, folder: Path, dtype: torch.dtype) -> Any:
+def from_peft(peft: ModuleType, base: Path, folder: Path, dtype: torch.dtype) -> Any:
     theirs = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **EAGER)
     return peft.PeftModel.from_pretrained(theirs, str(folder)).eval()
 
@@ -70,7 +70,7 @@ def from_peft(base: Path, folder: Path, dtype: torch.dtype) -> Any:
     ],
 )
 def test_peft_loads_what_a_run_leaves_and_what_is_exported_and_computes_the_same_logits(
-    kind: str, lora: dict[str, Any], targets: list[str] | None, tmp_path: Path
+    kind: str, lora: dict[str, Any], targets: list[str] | None, tmp_path: Path, peft: ModuleType
 ) -> None:
     saved(tmp_path / "base", kind)
     config = of_folder(tmp_path / "base", **lora)
@@ -85,7 +85,7 @@ def test_peft_loads_what_a_run_leaves_and_what_is_exported_and_computes_the_same
     dtype = getattr(torch, lora.get("base_dtype", "float32"))
     plain = logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=dtype, **EAGER))
     for folder in (left, tmp_path / "out"):
-        assert torch.equal(logits_of(from_peft(tmp_path / "base", folder, dtype)), expected), folder
+        assert torch.equal(logits_of(from_peft(peft, tmp_path / "base", folder, dtype)), expected), folder
         described = json.loads((folder / ADAPTER_CONFIG).read_bytes())
         assert described["base_model_name_or_path"] == str(tmp_path / "base")
         assert (described["r"], described["lora_alpha"], described["lora_dropout"]) == (4, 8, lora.get("dropout", 0.0))

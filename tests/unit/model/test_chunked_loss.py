@@ -243,9 +243,9 @@ def test_a_split_backward_computes_the_last_unit_once_for_each_chunk() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 @pytest.mark.parametrize("cut", [[2, 2], [3, 1]])
-def test_what_is_before_the_last_unit_can_be_compiled(cut: list[int], tmp_path: Path) -> None:
+def test_what_is_before_the_last_unit_can_be_compiled(cut: list[int], user_caches: Path) -> None:
     plain, compiled = (build_stage(gpt(0.0, _CHUNK), 1, 2, seed=7, cut=cut) for _ in range(2))
-    compile_stage(compiled, {3}, tmp_path / "cache")
+    compile_stage(compiled, {3}, user_caches / "compiled")
     hidden, labels = torch.randn(3, _TOKENS, 16).requires_grad_(), _batch()[1]
     gradients: list[list[Tensor]] = []
     for stage in (plain, compiled):

@@ -10,15 +10,13 @@ from typing import Any, Self
 
 import pytest
 import torch
-from tests.families import gpt, resnet, tied_gpt
+from tests.families import gpt, resnet, resnet18, tied_gpt
 from torch import Tensor, nn
 
 from shoal.config.diloco import InnerOptimConfig
 from shoal.config.quant import QuantConfig
 from shoal.errors import LocalProtocolError
 from shoal.ids import StepKey
-from shoal.model.resnet import ResNetFamily
-from shoal.model.resnet_shape import ResNetShape
 from shoal.model.stage import Family, TensorSpec, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.split_backward import split
@@ -148,18 +146,10 @@ class Nested(nn.Module):
         return self.outside(checkpoint(self.inside, x, use_reentrant=True))
 
 
-def small_resnet() -> Family:
-    class Small(ResNetFamily):
-        depths = (1, 1, 0, 0)
-        bottleneck = False
-
-    return Small(ResNetShape((1, 1, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4))
-
-
 FAMILIES: dict[str, Callable[[], Family]] = {
     "gpt": gpt,
     "chunks": lambda: gpt(loss_chunk=5),
-    "resnet": small_resnet,
+    "resnet": resnet,
     "shared": lambda: Chain(linear, Recurrent, Recurrent, Recurrent),
     "branches": lambda: Chain(linear, Branches, Branches, Branches),
     "moving": lambda: Chain(Moving, Moving, Moving, Moving),
@@ -246,7 +236,7 @@ def assert_same(results: list[Tensor], expected: list[Tensor]) -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, pytest.param("resnet18", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", range(3))
 def test_all_ways_give_the_bits_of_one_backward(name: str, stage: int) -> None:
-    family = {**FAMILIES, "resnet18": resnet}[name]()
+    family = {**FAMILIES, "resnet18": resnet18}[name]()
     expected = train(computed(family, stage, Schedule.ONE_F_ONE_B, False))
     for schedule, checkpoints in WAYS[1:]:
         assert_same(train(computed(family, stage, schedule, checkpoints)), expected)
@@ -254,7 +244,7 @@ def test_all_ways_give_the_bits_of_one_backward(name: str, stage: int) -> None:
 
 @pytest.mark.parametrize("stage", range(3))
 def test_a_quantised_stage_is_split_as_well(stage: int) -> None:
-    family = small_resnet()
+    family = resnet()
     expected = train(computed(family, stage, Schedule.ONE_F_ONE_B, False, QuantConfig()))
     for schedule, checkpoints in WAYS[1:]:
         assert_same(train(computed(family, stage, schedule, checkpoints, QuantConfig())), expected)

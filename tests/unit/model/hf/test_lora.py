@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, cast
 
-import peft
 import pytest
 import torch
 from tests.unit.checkpoint.folders import make_config
@@ -55,7 +55,7 @@ def stages_of(config: Config) -> list[StageModule]:
     return [build_stage(family, s, config.num_stages, seed=_SEED, prepare=prepare) for s in range(config.num_stages)]
 
 
-def peft_on_the_uncut_model(config: Config, stages: list[StageModule]) -> tuple[Any, dict[str, str]]:
+def peft_on_the_uncut_model(peft: ModuleType, config: Config, stages: list[StageModule]) -> tuple[Any, dict[str, str]]:
     """peft's own model with the initial values of our adapters, and its names of what we train."""
     assert config.lora is not None
     family, own = family_of(config), config.lora
@@ -102,11 +102,13 @@ def _batches() -> Iterator[list[tuple[Tensor, Tensor]]]:
     ],
     ids=["qwen3", "qwen3-bfloat16", "llama-q-v", "gpt2"],
 )
-def test_ten_steps_over_three_stages_have_the_bits_of_peft_on_the_uncut_model(kind: str, lora: dict[str, Any]) -> None:
+def test_ten_steps_over_three_stages_have_the_bits_of_peft_on_the_uncut_model(
+    kind: str, lora: dict[str, Any], peft: ModuleType
+) -> None:
     config = config_of(kind, **lora)
     stages = stages_of(config)
     frozen = {name: p.clone() for stage in stages for name, p in stage.named_parameters() if not p.requires_grad}
-    theirs, names = peft_on_the_uncut_model(config, stages)
+    theirs, names = peft_on_the_uncut_model(peft, config, stages)
     theirs.train()
     loop = PlainLoop(stages, InnerOptimConfig(adam_weight_decay=0.1), None, _SEED, 0)
     optimizer = AdamW(

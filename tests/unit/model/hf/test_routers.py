@@ -146,15 +146,16 @@ def test_a_router_that_gets_another_gradient_is_noticed_by_the_twin(monkeypatch:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 @pytest.mark.slow
-def test_compiled_code_takes_the_weight_of_each_microbatch(tmp_path: Path) -> None:
-    family = _family("mixtral", experts_implementation="batched_mm")
+def test_compiled_code_takes_the_weight_of_each_microbatch(user_caches: Path) -> None:
+    # To compile one layer takes half a minute.
+    family = _family("mixtral", num_hidden_layers=1, experts_implementation="batched_mm")
     plain, compiled = (build_stage(family, 1, 3, seed=1) for _ in range(2))
     if transformers.__version__.startswith("5.9."):
         # There the chosen experts' numbers are changed in place, which no compiled backward pass survives.
         with pytest.raises(ConfigError, match=r"cannot be compiled: .* inplace operation"):
-            compile_stage(compiled, {2}, tmp_path)
+            compile_stage(compiled, {2}, user_caches / "compiled")
         return
-    compile_stage(compiled, {2}, tmp_path)
+    compile_stage(compiled, {2}, user_caches / "compiled")
     x = torch.randn(2, TOKENS, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     def router_gradients(stage: StageModule, weight: float) -> tuple[list[Tensor], list[Tensor]]:

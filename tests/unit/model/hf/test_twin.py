@@ -31,12 +31,6 @@ def _without_loss(kind: str) -> dict[str, float]:
     return {"router_aux_loss_coef": 0.0} if unknown_routers(model) else {}
 
 
-@pytest.mark.usual("llama", "gemma3_text")
-@pytest.mark.parametrize("kind", EXACT)
-def test_what_is_exact_is_found_to_be(kind: str) -> None:
-    assert _difference(values_of(kind, **_without_loss(kind))) == ""
-
-
 MIXES = ("bloom", "gpt_oss", "qwen3_next", "lfm2", "falcon_h1")
 """Whose layers do not take positions for borders of texts."""
 
@@ -46,12 +40,16 @@ MIXES = ("bloom", "gpt_oss", "qwen3_next", "lfm2", "falcon_h1")
 def test_a_model_in_which_texts_of_a_sample_mix_is_refused_where_conversations_are_packed(kind: str) -> None:
     values = values_of(kind, **_without_loss(kind))
     found = difference(values, lambda values: HfFamily(values, TOKENS, loss_chunk=CHUNK_TOKENS, packs=True))
-    assert ("texts that share a sample do not stay apart" in found) == (kind in MIXES)
+    # This is looked at last: of what is exact nothing else is said.
+    if kind in MIXES:
+        assert "texts that share a sample do not stay apart" in found
+    else:
+        assert found == ""
 
 
-@pytest.mark.usual("llama", "gpt2")
+@pytest.mark.usual("llama", "gpt2", "gemma3_text")
 @pytest.mark.parametrize("kind", EXACT)
-def test_the_twin_of_a_model_of_usual_sizes_is_small(kind: str) -> None:
+def test_the_twin_of_a_model_of_usual_sizes_is_small_and_what_is_exact_is_found_to_be(kind: str) -> None:
     values = {"model_type": kind, "tie_word_embeddings": False, **_without_loss(kind)}
     twin = HfFamily(small_values(values, model_config(values, {})), TOKENS)
     with torch.device("meta"):
