@@ -40,7 +40,7 @@ def _tag() -> str:
 def test_a_swarm_gets_over_faults_from_a_seed_and_the_verdict_says_so(tmp_path: Path) -> None:
     report, kinds = tmp_path / "report.json", "server,trainer,data-server,client,fork-server"
     times = ("--seed=4", "--for=24s", "--every=6s")
-    process = _start(tmp_path, _tag(), *times, f"--kinds={kinds}", f"--json={report}", "--emulated-device=5ms")
+    process = _start(tmp_path, _tag(), *times, f"--kinds={kinds}", f"--json={report}", "--emulated-device=30ms")
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
     found = json.loads(report.read_text())

@@ -71,8 +71,16 @@ class Obstacle:
     cause: str
     remedy: str
 
-    def __str__(self) -> str:
-        return f"{self.maddr}\n  {self.cause}\n  {self.remedy}"
+
+def listed(obstacles: Sequence[Obstacle]) -> str:
+    """Return a text of all of them, in which what is to be done at several addresses stands once, below these."""
+    lines: list[str] = []
+    for remedy in dict.fromkeys(obstacle.remedy for obstacle in obstacles):
+        for obstacle in obstacles:
+            if obstacle.remedy == remedy:
+                lines += (obstacle.maddr, f"  {obstacle.cause}")
+        lines.append(f"  {remedy}")
+    return "\n".join(lines)
 
 
 async def require_reachable(
@@ -101,7 +109,7 @@ async def require_reachable(
         await clock.sleep_s(_PAUSE_S)
     raise BootstrapError(
         f"the swarm cannot be joined at {'the initial peer' if len(found) == 1 else 'any of the initial peers'}:\n"
-        + "\n".join(map(str, obstacles))
+        + listed(obstacles)
     )
 
 

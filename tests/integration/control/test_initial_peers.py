@@ -15,7 +15,7 @@ from shoal.clock import SystemClock
 from shoal.control import initial_peers
 from shoal.control.dht import DhtNode
 from shoal.control.greeting import Greeter
-from shoal.control.initial_peers import look, parse, require_reachable
+from shoal.control.initial_peers import Obstacle, listed, look, parse, require_reachable
 from shoal.control.join import require_same_swarm
 from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
@@ -161,3 +161,15 @@ async def test_a_peer_that_does_not_greet_keeps_nobody_out(tmp_path: Path) -> No
     async with silent, await _node(tmp_path, peers=silent.maddrs) as newcomer:
         nobody = "/ip4/1.2.3.4/tcp/5/p2p/nonsense"
         await require_same_swarm(newcomer, Greeter(KEY, "ours"), (*silent.maddrs, nobody))
+
+
+def test_what_is_to_be_done_at_several_addresses_is_said_once_below_them() -> None:
+    obstacles = [
+        Obstacle("a", "refused", "start it"),
+        Obstacle("b", "no answer", "open it"),
+        Obstacle("c", "off", "start it"),
+    ]
+    assert listed(obstacles).splitlines() == [
+        *("a", "  refused", "c", "  off", "  start it"),
+        *("b", "  no answer", "  open it"),
+    ]
