@@ -29,6 +29,7 @@ from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSetting
 from shoal.swarm.snapshots import CHUNK_BYTES, Base
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
+from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Payload, PayloadReady
 from shoal.wire.messages.transfer import ContentKind, ContentName
 
@@ -108,7 +109,8 @@ class PayloadsAhead:
         self._given = name
         self._contents.offer(name, offered(payload_P))
         base = self._base()
-        for peer in self._others():
+        for peer, hop in self._others().items():
+            self._endpoint.introduce(hop)
             self._endpoint.post(peer, PayloadReady(base.round + 1, base.record_hash, self._stage, announced))
 
     def receive(self, event: Received) -> bool:
@@ -161,10 +163,10 @@ class PayloadsAhead:
 
     # -- parts
 
-    def _others(self) -> list[PeerId]:
+    def _others(self) -> dict[PeerId, Hop]:
         """The other replicas of the stage."""
         me, replicas = self._endpoint.peer_id, self._view().replicas
-        return [replica.peer for replica in replicas if replica.stage == self._stage and replica.peer != me]
+        return {each.peer: each.hop for each in replicas if each.stage == self._stage and each.peer != me}
 
     def _look(self, peer: PeerId) -> None:
         """What this peer has announced may be of the round that is under way."""

@@ -93,7 +93,8 @@ def buffer_vectors(floats_F: Tensor, integers_I: Tensor) -> tuple[RingVector, ..
 
 class RoundAverage:
     """The averages of one replica, one after the other. With `ahead`, payloads are not gathered: what has not been
-    fetched before the quorum is fetched in it."""
+    fetched before the quorum is fetched in it. `blame` is told of a member that breaks the protocol, before that one can
+    know that it is disconnected for it."""
 
     def __init__(
         self,
@@ -103,8 +104,10 @@ class RoundAverage:
         device: Device,
         settings: RingSettings,
         ahead: PayloadsAhead | None = None,
+        blame: Callable[[PeerId], None] | None = None,
     ) -> None:
         self._ahead = ahead
+        self._blame = blame
         self._endpoint = endpoint
         self._stage = stage
         self._state = state
@@ -171,6 +174,8 @@ class RoundAverage:
         except MemberFault as error:
             self._endpoint.metrics.counter("ring.refused").add()
             emit(logger, RingRefused(PeerId(error.peer), str(error)))
+            if self._blame is not None:
+                self._blame(PeerId(error.peer))
             self._endpoint.disconnect(PeerId(error.peer), str(error))
             await anyio.Event().wait()
             raise
