@@ -45,9 +45,9 @@ class Audit:
             ended, those held only by replicas whose contribution did not count, and all steps of the rounds that were
             lost when the stage was restored.
         lost_steps: Each of these steps, with its round and the server that has computed it for the stage.
-        lost_in_part: By stage, further steps that some average of it has not, of a fragment or of what was trained behind
-            a cut: those of replicas that were gone, or had to begin with the record's parameters, before each fragment
-            was averaged.
+        lost_in_part: By stage, further steps that some average of it has not, of a fragment or of what was trained
+            behind a cut: those of replicas that were gone, or had to begin with the record's parameters, before each
+            fragment was averaged.
         suspects: By round, the replicas whose contribution or bytes were not as they should be.
     """
 

@@ -92,9 +92,12 @@ def buffer_vectors(floats_F: Tensor, integers_I: Tensor) -> tuple[RingVector, ..
 
 
 class RoundAverage:
-    """The averages of one replica, one after the other. With `ahead`, payloads are not gathered: what has not been
-    fetched before the quorum is fetched in it. `blame` is told of a member that breaks the protocol, before that one can
-    know that it is disconnected for it."""
+    """The averages of one replica, one after the other.
+
+    Args:
+        ahead: With it payloads are not gathered: what was not fetched before the quorum is fetched in it.
+        blame: Is told of a member that breaks the protocol before that one can know that it is disconnected for it.
+    """
 
     def __init__(
         self,
