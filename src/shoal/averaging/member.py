@@ -228,6 +228,8 @@ class RoundMember:
         self._ring_scope.cancel()
         self._fetch_scope.cancel()
         self._jobs.clear()
+        if self._ahead is not None:
+            self._ahead.end()
         await self._device.run(self._state.restore)
         self._steps.start_round(self._machine.round, self._machine.tip.hash)
 

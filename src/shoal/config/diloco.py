@@ -201,10 +201,10 @@ class DilocoConfig(Section):
         "is averaged; the next round averages them. They hide the time that pseudo-gradients travel, and need an "
         "averaging_compression that is encoded as a whole. 0: none, the link is used when the steps are done.",
     )
-    overlap_merge: Literal["carry", "mean"] = Field(
-        default="carry",
-        description='What a replica makes of the average and of what it has learnt meanwhile. "carry": the average, '
-        'plus what it has learnt since. "mean": the mean of the average and its own parameters (Streaming DiLoCo).',
+    overlap_merge: Literal["mean", "carry"] = Field(
+        default="mean",
+        description='What a replica makes of the average and of what it has learnt meanwhile. "mean": the mean of the '
+        'average and its own parameters (Streaming DiLoCo). "carry": the average, plus what it has learnt since.',
     )
     batch_size_per_step: PositiveInt = Field(
         default=64,
@@ -303,7 +303,7 @@ class DilocoConfig(Section):
                 f"{self.averaging_compression}, whose sums are formed when all have joined: choose int8, int4, "
                 "int4_e3m0, 2bit or sparse, or remove it"
             )
-        if self.overlap_merge != "carry" and not self.overlap_steps:
+        if self.overlap_merge != "mean" and not self.overlap_steps:
             raise ValueError(
                 f"overlap_merge = {self.overlap_merge} means nothing without overlap_steps: remove it, or choose some"
             )

@@ -34,7 +34,7 @@ def steps_weighed(result: ClusterResult, stage: int, peer: str) -> list[int | No
     ("diloco", "due"),
     [
         ({}, [3, 4, 4, 4, 5]),
-        ({"overlap_merge": "mean", "averaging_compression": "sparse"}, [3, 4, 4, 4, 5]),
+        ({"overlap_merge": "carry", "averaging_compression": "sparse"}, [3, 4, 4, 4, 5]),
         ({"fragments": 2, "overlap_steps": 3}, [1, 5, 8, 8, 11]),
     ],
 )

@@ -169,3 +169,18 @@ async def test_what_is_announced_by_one_that_is_a_record_ahead_is_fetched_when_t
         await until(lambda: bool(early))
         assert coming(me) == {other.peer: False}
         assert ahead_of(me)._fetches[other.peer].payload == early[0].payload
+
+
+async def test_a_server_that_comes_back_to_its_stage_asks_anew_for_what_was_on_its_way(make_run: MakeRun) -> None:
+    async with overlapping(make_run, 2) as (run, _):
+        await run.lead()
+        me, other = run.replicas[0]
+        sender = run.network.find(PeerId("?"), f"memory:{other.peer}")
+        assert sender is not None
+        sender.introduce(run.hops[me.peer])
+        sender.post(me.peer, PayloadReady(1, me.member.base.record_hash, 0, Payload("0" * 64, 1000)))
+        await until(lambda: coming(me) == {other.peer: False})
+        [fetch] = ahead_of(me)._fetches.values()
+        await me.member.resume()
+        [again] = ahead_of(me)._fetches.values()
+        assert again is not fetch, "whoever was fetching it is no more"
