@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.averaging.member import RoundMember
 from shoal.config import Config
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Resumed, read_replica_log
@@ -39,9 +40,17 @@ def steps_weighed(result: ClusterResult, stage: int, peer: str) -> list[int | No
     ],
 )
 async def test_a_round_averages_what_was_trained_up_to_its_cut_and_the_last_one_all(
-    make_cluster: MakeCluster, diloco: dict[str, object], due: list[int]
+    make_cluster: MakeCluster, diloco: dict[str, object], due: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = overlapping(**diloco)
+    told: list[tuple[str, int]] = []
+    cut = RoundMember.cut
+
+    def tells(member: RoundMember, round: int) -> None:
+        told.append((member._endpoint.peer_id, round))
+        cut(member, round)
+
+    monkeypatch.setattr(RoundMember, "cut", tells)
     async with make_cluster(config) as cluster:
         result = await cluster.run()
         check(cluster, result, config)
@@ -51,6 +60,8 @@ async def test_a_round_averages_what_was_trained_up_to_its_cut_and_the_last_one_
             assert server.parameters().equal(base) is (config.diloco.fragments == 1), (
                 "nothing is left of the last round"
             )
+        peers = [server.peer for server in cluster.servers]
+    assert sorted(told) == sorted((peer, round) for peer in peers for round in range(1, ROUNDS)), "each was cut once"
     assert result.audit.lost_in_part == {}
 
 

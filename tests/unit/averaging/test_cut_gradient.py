@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from tests.threads import one_thread as one_thread
 from tests.unit.averaging.conftest import FakeStage
 
 from shoal.averaging import cut_gradient
@@ -81,17 +82,22 @@ def test_a_swap_ends_what_is_being_encoded_and_forgets_the_cut() -> None:
     assert stage.cut is None
     assert state.encode_some()
     assert state.brought_payload is None
+    # The next round brings what is cut then.
+    stage.cut = stage.parameters - 2
+    norm, _ = state.brought()
+    assert norm == pytest.approx(2 * (2 * N) ** 0.5)
 
 
 def test_what_is_trained_behind_the_cut_does_not_change_what_is_brought() -> None:
     brought = []
     for further in (0.0, 3.0):
-        stage = FakeStage(N)
+        stage = FakeStage(2 * N)
         state = ReplicaState(stage, OUTER, gathered("int8"), merge=Merge.CARRY)
         stage.parameters -= 0.5
         stage.cut = stage.parameters.clone()
         while not state.encode_some():
             stage.parameters -= further
+        stage.parameters -= further
         brought.append(state.brought())
     assert brought[0] == brought[1]
     assert brought[0][1] is not None
