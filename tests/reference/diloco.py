@@ -16,7 +16,12 @@ far, and what everybody decodes of all is weighed and added up from left to righ
 divided by the shares of those that have sent it.
 
 With P fragments round r is about every P-th piece of 4,096 parameters, from piece r mod P on: only these are averaged
-and replaced, and a worker weighs what it has trained in the last P rounds. Buffers are averaged where r mod P is P - 1.
+and replaced, and a worker weighs what it has trained since the last average of them. Buffers are averaged where r mod P
+is P - 1.
+
+With an overlap a worker's parameters are copied after so many steps of a round, but for the last round: what is
+averaged is this copy, and what it has learnt since is carried over, or the mean of its parameters and the new ones goes
+on. The targets of these steps count in the next average.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from tests.reference import payloads
 from torch import Tensor, nn
 
 from shoal.model.seeding import operation_seed
@@ -44,6 +50,16 @@ class Coding:
     code: Coded
     feedback: float
     over_senders: bool
+
+
+def coded_by(name: str) -> Coded:
+    """The codec of this name, as plainly as `payloads` has it."""
+
+    def code(values: Tensor) -> tuple[Tensor, Tensor]:
+        received = torch.tensor(payloads.encoded(name, values.tolist()).sent)
+        return received, received != 0 if name == "sparse" else torch.ones(len(values), dtype=torch.bool)
+
+    return code
 
 
 class Worker:
@@ -96,6 +112,10 @@ class Worker:
             stage.zero_grad()
 
 
+def targets_of(batches: Sequence[Batch]) -> int:
+    return sum(num_targets(labels) for batch in batches for _, labels in batch)
+
+
 def num_targets(labels: Tensor) -> int:
     """Labels that count."""
     return int((labels != -100).sum())
@@ -131,22 +151,27 @@ class OuterStage:
         wire: torch.dtype | None = None,
         coding: Coding | None = None,
         fragments: int = 1,
+        carries: bool = True,
     ) -> None:
+        self.carries = carries
         self.stages, self.lr, self.mu, self.wire, self.coding = stages, lr, momentum, wire, coding
-        self.fragments, self.recent = fragments, list[Sequence[int]]()
+        self.fragments, self.since = fragments, [[0 for _ in stages] for _ in range(fragments)]
         self.outer = flat(stages[0].parameters())
         self.momentum = torch.zeros_like(self.outer)
         self.residuals = [torch.zeros_like(self.outer) for _ in stages]
 
-    def round(self, targets: Sequence[int], number: int) -> None:
-        self.recent = [*self.recent, targets][-self.fragments :]
-        targets = [sum(of_worker) for of_worker in zip(*self.recent, strict=True)]
-        total = sum(targets)
+    def round(self, targets: Sequence[int], number: int, copies: Sequence[Tensor | None], after: Sequence[int]) -> None:
+        """`copies` are the workers' parameters at their cuts, `after` what they have trained behind these."""
+        self.since = [[a + b for a, b in zip(since, targets, strict=True)] for since in self.since]
+        targets = [a - b for a, b in zip(self.since[number % self.fragments], after, strict=True)]
+        self.since[number % self.fragments] = list(after)
+        self.weights, total = tuple(targets), sum(targets)
         if total == 0:
             return
         own = in_fragment(len(self.outer), number, self.fragments)
         locals_ = [flat(stage.parameters()) for stage in self.stages]
-        deltas = [(self.outer - local)[own] for local in locals_]
+        cuts = [local if copy is None else copy for local, copy in zip(locals_, copies, strict=True)]
+        deltas = [(self.outer - cut)[own] for cut in cuts]
         if self.coding is None:
             shares = [d * (n / total) if n else 0 * d for d, n in zip(deltas, targets, strict=True)]
             average = agreed_sum(shares, self.wire)
@@ -157,9 +182,11 @@ class OuterStage:
                 residual[own] = values
         self.momentum[own] = self.momentum[own] * self.mu + average
         self.outer[own] = self.outer[own] - (self.momentum[own] * self.mu + average) * self.lr
-        for stage, local in zip(self.stages, locals_, strict=True):
-            local[own] = self.outer[own]
-            unflatten(local, stage.parameters())
+        for stage, local, copy in zip(self.stages, locals_, copies, strict=True):
+            merged = self.outer
+            if copy is not None:
+                merged = self.outer + (local - copy) if self.carries else (self.outer + local) / 2
+            unflatten(torch.where(own, merged, local), stage.parameters())
         if number % self.fragments == self.fragments - 1:
             self.average_buffers(targets, total)
 
@@ -267,24 +294,42 @@ class PlainDiloco:
         muon: bool = False,
         resets: bool = False,
         fragments: int = 1,
+        cut_after: int | None = None,
+        last_round: int = 0,
+        carries: bool = True,
     ) -> None:
+        self.cut_after, self.last_round = cut_after, last_round
         self.workers = [Worker(family, num_stages, seed, t, max_norm, dtype, muon) for t in range(num_workers)]
         self.resets = resets
         self.num_rounds = 0
         self.outer = [
-            OuterStage([worker.stages[s] for worker in self.workers], outer_lr, outer_momentum, wire, coding, fragments)
+            OuterStage(
+                [worker.stages[s] for worker in self.workers],
+                outer_lr,
+                outer_momentum,
+                wire,
+                coding,
+                fragments,
+                carries,
+            )
             for s in range(num_stages)
         ]
 
     def round(self, batches: Sequence[Sequence[Batch]], first_number: int, lr: float) -> None:
         """`batches[k]` are those of worker k in this round."""
-        for worker, own in zip(self.workers, batches, strict=True):
+        self.num_rounds += 1
+        cut_after = None if self.num_rounds == self.last_round else self.cut_after
+        copies: list[list[Tensor | None]] = [[None for _ in self.workers] for _ in self.outer]
+        after = [0 for _ in self.workers]
+        for number, (worker, own) in enumerate(zip(self.workers, batches, strict=True)):
             for index, batch in enumerate(own):
                 worker.step(batch, first_number + index, lr)
-        targets = [sum(num_targets(labels) for batch in own for _, labels in batch) for own in batches]
-        self.num_rounds += 1
-        for stage in self.outer:
-            stage.round(targets, self.num_rounds)
+                if index + 1 == cut_after:
+                    for of_workers, stage in zip(copies, worker.stages, strict=True):
+                        of_workers[number] = flat(stage.parameters())
+                    after[number] = targets_of(own[cut_after:])
+        for stage, of_workers in zip(self.outer, copies, strict=True):
+            stage.round([targets_of(own) for own in batches], self.num_rounds, of_workers, after)
         if self.resets:
             for worker in self.workers:
                 worker.reset()

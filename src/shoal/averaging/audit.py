@@ -17,8 +17,9 @@ from shoal.errors import RecordRejected, RemoteProtocolError
 from shoal.events.incidents import LostSteps
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, suspects
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.incidents import LostStep
-from shoal.swarm.records import GENERATIONS_APART, brought, still_earlier, uncounted
+from shoal.swarm.records import GENERATIONS_APART, uncounted
 from shoal.swarm.sample_ranges import count, merge
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Record
@@ -44,8 +45,9 @@ class Audit:
             ended, those held only by replicas whose contribution did not count, and all steps of the rounds that were
             lost when the stage was restored.
         lost_steps: Each of these steps, with its round and the server that has computed it for the stage.
-        lost_in_part: By stage, further steps of which it has some fragments and not the others: those of replicas that
-            were gone, or had to begin with the record's parameters, before each fragment was averaged.
+        lost_in_part: By stage, further steps that some average of it has not, of a fragment or of what was trained
+            behind a cut: those of replicas that were gone, or had to begin with the record's parameters, before each
+            fragment was averaged.
         suspects: By round, the replicas whose contribution or bytes were not as they should be.
     """
 
@@ -90,8 +92,8 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         opened = [open_record(signed) for _, signed in records]
     except RemoteProtocolError as error:
         raise RecordRejected(f"{directory} has a record that is none of this run: {error}") from error
-    diloco = genesis.configuration["diloco"]
-    return audit_of(lines, opened, num_samples_per_pass, diloco["outer_steps"], diloco.get("fragments", 1))
+    cuts = CutRule.said(genesis.configuration["diloco"])
+    return audit_of(lines, opened, num_samples_per_pass, cuts.last_round, cuts)
 
 
 def lost_in(directory: Path, record: Record) -> tuple[LostSteps, ...]:
@@ -150,7 +152,7 @@ def audit_of(
     records: Sequence[Record],
     num_samples_per_pass: int,
     num_rounds: int,
-    num_fragments: int = 1,
+    cuts: CutRule = EVERY_STEP,
 ) -> Audit:
     """Recompute a run's counts from what its files say.
 
@@ -159,7 +161,7 @@ def audit_of(
         records: D_1, D_2, ...
         num_samples_per_pass: As in `audit`.
         num_rounds: How many rounds were planned; 0: those that there are.
-        num_fragments: Of the parameters, one of which each round averages.
+        cuts: Which steps the average of a round has.
     """
     left_out = {record.round: _left_out(record) for record in records}
     steps: dict[tuple[int, StepKey], StepEntry] = {}
@@ -201,7 +203,7 @@ def audit_of(
         unreached=_missing(distinct, distinct, num_samples_per_pass) - missing,
         lost={stage: frozenset(key for _, key in lost[stage]) for stage in range(num_stages)},
         lost_steps=tuple(sorted(lost_steps.values())),
-        lost_in_part=_lost_in_part(lines, records, num_fragments),
+        lost_in_part=_lost_in_part(lines, records, cuts),
         suspects=tuple((record.round, suspect) for record in records for suspect in suspects(record)),
         first_round=min(lines, default=0),
         samples_before=count(inherited),
@@ -218,9 +220,7 @@ def _lost(lines: Iterable[StepLine], left_out: frozenset[PeerId]) -> list[tuple[
     return [(stage, key) for key, held in stages.items() for stage in set(range(lengths[key])) - held]
 
 
-def _lost_in_part(
-    lines: Mapping[int, Sequence[StepLine]], records: Sequence[Record], num_fragments: int
-) -> dict[int, int]:
+def _lost_in_part(lines: Mapping[int, Sequence[StepLine]], records: Sequence[Record], cuts: CutRule) -> dict[int, int]:
     """See `Audit.lost_in_part`.
 
     A weight says what a member has joined with: if that is less than what it had left of earlier rounds and has trained
@@ -233,7 +233,7 @@ def _lost_in_part(
             logs[round, line.stage, line.peer].append(line.entry)
     # By stage and peer, round after round, what is still to be averaged in some fragment.
     left: dict[tuple[int, PeerId], tuple[StepsTrained, ...]] = {}
-    for record in records if num_fragments > 1 else ():
+    for record in records if cuts.keeps_own else ():
         before, left = left, {}
         if record.round not in lines:
             continue  # another host knows
@@ -241,15 +241,14 @@ def _lost_in_part(
             stage, without = outcome.stage, uncounted(outcome.members, outcome.scales)
             weights = {p: w for p, w in zip(outcome.members, outcome.weights, strict=True) if p not in without}
             for peer in [peer for of, peer in before if of == stage]:
-                due = brought(logs[record.round, stage, peer], before[stage, peer])
+                due = cuts.brought(record.round, logs[record.round, stage, peer], before[stage, peer])
                 if weights.get(peer, -1) < due.num_targets:
-                    rounds = before.pop((stage, peer))
                     # What the stage has nothing of at all is counted there.
-                    rounds = rounds[: max(0, len(rounds) - len(_gone(record, stage)))]
-                    lost[stage] += sum(each.num_steps for each in rounds)
+                    parts = cuts.before(before.pop((stage, peer)), len(_gone(record, stage)))
+                    lost[stage] += sum(each.num_steps for each in parts)
             for peer in weights:
                 log = logs[record.round, stage, peer]
-                left[stage, peer] = still_earlier(before.get((stage, peer), ()), log, num_fragments)
+                left[stage, peer] = cuts.still_earlier(record.round, before.get((stage, peer), ()), log)
     return dict(sorted(lost.items()))
 
 

@@ -30,7 +30,7 @@ from shoal.swarm.content_transfer import CHUNK_BYTES, ChunkPlan
 from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, PeerLost, Received
 from shoal.wire.messages import Traffic
-from shoal.wire.messages.transfer import Chunk, ContentName, Have, Missing, Read, Want
+from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Have, Missing, Read, Want
 from shoal.wire.tensors import WireTensor
 
 MAX_REQUESTS = 64
@@ -209,4 +209,5 @@ class Contents:
         except IndexError as error:
             self.endpoint.disconnect(peer, f"it asked for a chunk in vain: {error}")
             return
-        self.endpoint.post(peer, Chunk(name, request.chunk), (chunk,), Traffic.STATE)
+        traffic = Traffic.PSEUDO_GRADIENTS if name.kind is ContentKind.PAYLOAD else Traffic.STATE
+        self.endpoint.post(peer, Chunk(name, request.chunk), (chunk,), traffic)

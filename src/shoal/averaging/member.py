@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from torch import Tensor
 
+from shoal.averaging.payloads_ahead import PayloadsAhead
 from shoal.averaging.replica_state import Contribution, OuterState, ReplicaState
 from shoal.averaging.round_average import DEFAULT_RING, Device, RingSettings, RoundAverage
 from shoal.averaging.state_source import StateSource
@@ -120,7 +121,15 @@ class RoundSwapped:
 RoundEvent = RoundSwapped | ReplicaOut | Relocate
 """What a member tells the role that runs it."""
 
-_Job = CloseSteps | RunRing | Swap | Fetch
+
+@dataclass(frozen=True, slots=True)
+class _EncodeCut:
+    """The replica was cut in this round."""
+
+    round: int
+
+
+_Job = CloseSteps | RunRing | Swap | Fetch | _EncodeCut
 
 
 class RoundMember:
@@ -134,6 +143,7 @@ class RoundMember:
         is_behind: The replica has reason to believe that the run is further than D_0.
         ring: The same on all replicas.
         links: What is known of the links to others of the stage; the coordinator orders the ring by it.
+        ahead: Where replicas are cut before a round is closed, they get each other's payloads by it.
     """
 
     def __init__(
@@ -151,6 +161,7 @@ class RoundMember:
         is_behind: bool = False,
         ring: RingSettings = DEFAULT_RING,
         links: Callable[[], Sequence[LinkReport]] = tuple,
+        ahead: PayloadsAhead | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._stage = stage
@@ -159,7 +170,8 @@ class RoundMember:
         self._device = device
         self._events = events
         self._links = links
-        self._ring = RoundAverage(endpoint, stage, state, device, ring)
+        self._ring = RoundAverage(endpoint, stage, state, device, ring, ahead, self.peer_lost)
+        self._ahead = ahead
         self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, is_behind)
         self._source = source
         self._jobs: deque[_Job] = deque()
@@ -198,6 +210,10 @@ class RoundMember:
         """Whether the end of the round has begun for this replica."""
         return self._machine.closing
 
+    def cut(self, round: int) -> None:
+        """The replica was cut, and goes on training: encode its pseudo-gradient meanwhile."""
+        self._put(_EncodeCut(round))
+
     def stay(self, reason: str) -> None:
         """Answer an order to move (`Relocate`): the server cannot."""
         self._do(self._machine.stay(reason))
@@ -212,6 +228,8 @@ class RoundMember:
         self._ring_scope.cancel()
         self._fetch_scope.cancel()
         self._jobs.clear()
+        if self._ahead is not None:
+            self._ahead.end()
         await self._device.run(self._state.restore)
         self._steps.start_round(self._machine.round, self._machine.tip.hash)
 
@@ -219,7 +237,7 @@ class RoundMember:
 
     def receive(self, event: Received) -> bool:
         """Take a round message for a replica; see `transport.dispatch.Handler`."""
-        if self._ring.receive(event):
+        if self._ring.receive(event) or (self._ahead is not None and self._ahead.receive(event)):
             return True
         if not isinstance(event.message, Order):
             return False
@@ -237,6 +255,8 @@ class RoundMember:
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
+            if self._ahead is not None:
+                tasks.start_soon(self._ahead.run)
             if self._source.may_resume and not self._machine.is_behind:
                 await self._source.settled(self.base)
                 self._steps.start_round(self._machine.round, self._machine.tip.hash)
@@ -246,6 +266,8 @@ class RoundMember:
                     match self._jobs.popleft():
                         case CloseSteps(round):
                             tasks.start_soon(self._close, round)
+                        case _EncodeCut(round):
+                            tasks.start_soon(self._encode, round)
                         case RunRing(quorum):
                             self._start_ring(tasks, quorum)
                         case Swap() as swap:
@@ -297,9 +319,23 @@ class RoundMember:
             norm, payload = await self._device.run(self._state.brought, self._state.fragment(round))
         if round != self._machine.round:
             return
+        self._give(round)
         links = tuple(self._links())[:MAX_LINK_REPORTS]
         brought = closed.num_samples, closed.in_doubt, closed.log, links, norm, payload, closed.earlier
         self._do(self._machine.steps_closed(StepsClosed(*brought)))
+
+    async def _encode(self, round: int) -> None:
+        """In pieces: steps go on in between."""
+        while round == self._machine.round:
+            if await self._device.run(self._state.encode_some, self._state.fragment(round)):
+                self._give(round)
+                return
+
+    def _give(self, round: int) -> None:
+        """Let others of the stage have what this replica has encoded, if it has."""
+        brought = self._state.brought_payload
+        if self._ahead is not None and brought is not None and round == self._machine.round:
+            self._ahead.give(brought.payload_P, brought.announced)
 
     def _sent_bytes(self) -> dict[str, int]:
         return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}
@@ -370,6 +406,8 @@ class RoundMember:
         before, self._sent_before = self._sent_before, self._sent_bytes()
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
+        if self._ahead is not None:
+            self._ahead.end()
         self._steps.start_round(record.round + 1, self._machine.tip.hash, leaves_chain, keeps_rest)
         state = None if self._machine.is_restored else self._state.base
         self._source.hold(record.round, self._machine.tip.hash, state, average)

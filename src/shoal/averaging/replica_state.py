@@ -25,13 +25,16 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from shoal.averaging.cut_gradient import PIECE_BYTES, Bringing, Brought, bring_in_pieces
 from shoal.averaging.gathered import payload_of
 from shoal.codec.base import Codec, CodecState
+from shoal.codec.gathered import GatheredCodec
 from shoal.codec.plain import PLAIN
 from shoal.config.diloco import OuterOptimConfig
 from shoal.errors import LocalProtocolError, StateMismatch
 from shoal.optim.flat import FlatLayout, buffers_sha256, tensor_sha256
 from shoal.optim.fragments import Fragment
+from shoal.optim.merge import Merge, merged
 from shoal.optim.norm import squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.optim.parts import AveragedParts
@@ -44,6 +47,7 @@ class AveragedStage(Protocol):
 
     base_parameters: Callable[[], Tensor] | None
     base_buffers: Callable[[], tuple[Tensor, Tensor]] | None
+    cut: Tensor | None
 
     @property
     def averaged(self) -> AveragedParts:
@@ -134,15 +138,6 @@ class _Staged(NamedTuple):
     average: Contribution | None
 
 
-class _Brought(NamedTuple):
-    """What the pseudo-gradient of this round is encoded as, what was said of that, and what it has left out of the
-    fragment (M each)."""
-
-    payload_P: Tensor
-    announced: Payload
-    residual: CodecState
-
-
 class ReplicaState:
     """The outer state of one replica. Every method runs on the device thread.
 
@@ -153,6 +148,7 @@ class ReplicaState:
             stage's `residual`: of one life of a replica, and changed by a swap alone.
         resets_inner: Each swap has the inner optimizer begin anew.
         num_fragments: P, the same on all replicas.
+        merge: What a swap makes of what was learnt since the cut; None: there are no cuts. The same on all replicas.
 
     Attributes:
         hashes: Of the state of the record that the replica holds.
@@ -166,12 +162,16 @@ class ReplicaState:
         *,
         resets_inner: bool = False,
         num_fragments: int = 1,
+        merge: Merge | None = None,
     ) -> None:
         self._stage = stage
+        self._merge = merge
+        self._encoding: Bringing | None = None
+        self._norm_of_cut: float | None = None
         self._codec = codec
         self._num_fragments = num_fragments
         self._resets_inner = resets_inner
-        self._brought: _Brought | None = None
+        self._brought: Brought | None = None
         self._optimizer = optimizer
         parameters_N, floats_F, integers_I = self._local()
         self._base = OuterState(parameters_N, torch.zeros_like(parameters_N), floats_F, integers_I)
@@ -181,7 +181,8 @@ class ReplicaState:
         self.hashes = self._base.hashes()
         stage.base_parameters = self.base_parameters
         # What is trained on is the held state, where a swap replaces all of the local one.
-        stage.base_buffers = self.base_buffers if num_fragments > 1 else None
+        keeps_own = num_fragments > 1 or merge is not None
+        stage.base_buffers = self.base_buffers if keeps_own else None
         stage.residual = codec.initial_state(parameters_N.numel())
 
     def base_parameters(self) -> Tensor:
@@ -243,6 +244,8 @@ class ReplicaState:
 
         What is left out here is the residual of the next round only once a swap says that this payload has counted.
         """
+        if self._stage.cut is not None:
+            return self._brought_by_cut(fragment)
         norm, gradient_M = self._measured(fragment)
         self._brought = None
         if self._codec.is_elementwise or not math.isfinite(norm):
@@ -254,8 +257,42 @@ class ReplicaState:
             self._forgets = True
             return math.inf, None
         [payload_P] = encoded.tensors
-        self._brought = _Brought(payload_P, payload_of(payload_P), encoded.state)
+        self._brought = Brought(payload_P, payload_of(payload_P), encoded.state)
         return norm, self._brought.announced
+
+    def encode_some(self, fragment: Fragment = WHOLE) -> bool:
+        """Do the next piece of `brought` after the cut; returns whether that has nothing to do any more."""
+        cut_N = self._stage.cut
+        if cut_N is None or self._norm_of_cut is not None or not isinstance(self._codec, GatheredCodec):
+            return True
+        if self._encoding is None:
+            self._encoding = bring_in_pieces(
+                self._codec, fragment, self._base.parameters_N, cut_N, self._stage.residual
+            )
+        try:
+            next(self._encoding)
+            while cut_N.nbytes <= PIECE_BYTES:
+                next(self._encoding)
+        except StopIteration as done:
+            self._norm_of_cut, self._brought = done.value
+            self._encoding = None
+            return True
+        return False
+
+    def _brought_by_cut(self, fragment: Fragment) -> tuple[float, Payload | None]:
+        while not self.encode_some(fragment):
+            pass
+        norm = math.nan if self._norm_of_cut is None else self._norm_of_cut
+        # Buffers are averaged as they are at the join.
+        if not self._stage.averaged.floats.flat().isfinite().all():
+            norm = math.nan
+        self._forgets = not math.isfinite(norm)
+        return norm, None if self._forgets or self._brought is None else self._brought.announced
+
+    @property
+    def brought_payload(self) -> Brought | None:
+        """What `brought` has encoded in this round; None: nothing yet. May be read by any thread."""
+        return self._brought
 
     @property
     def encoded(self) -> Tensor:
@@ -373,7 +410,8 @@ class ReplicaState:
                 has left out is the residual from now on.
             fragment: Of the round whose record it is.
             keeps_rest: Only what that round has averaged becomes equal to the state: the replica has had its part in
-                it, and what it has learnt of all else counts in later rounds.
+                it, and what it has learnt of all else counts in later rounds. So does what it has learnt since its cut:
+                that is merged (`optim.merge`).
 
         Returns:
             The averages from which the state was computed; None unless `stage` kept them.
@@ -393,10 +431,11 @@ class ReplicaState:
         self.hashes = hashes
         self._forgets = self._forgets or anew
         # Parameters that are not finite are kept nowhere.
-        self._take(fragment if keeps_rest and not self._forgets else WHOLE)
+        is_kept = keeps_rest and not self._forgets
+        self._take(fragment if is_kept else WHOLE, self._merge if is_kept else None)
         return average
 
-    def _residual_after(self, brought: _Brought, fragment: Fragment) -> CodecState:
+    def _residual_after(self, brought: Brought, fragment: Fragment) -> CodecState:
         """What this replica has left out so far, in all fragments."""
         if fragment.is_whole:
             return brought.residual
@@ -413,21 +452,25 @@ class ReplicaState:
         """
         self._take(WHOLE)
 
-    def _take(self, fragment: Fragment) -> None:
-        """`restore` what of the local state is in a fragment."""
+    def _take(self, fragment: Fragment, merge: Merge | None = None) -> None:
+        """`restore` what of the local state is in a fragment; with `merge` but for what was learnt since the cut."""
         if self._forgets or self._resets_inner:
             self._stage.forget_moments()
         if self._forgets:
             self._stage.residual = self._codec.initial_state(self._base.parameters_N.numel())
             self._forgets = False
-        self._brought = None
+        cut_N, self._stage.cut = self._stage.cut, None
+        self._brought = self._encoding = self._norm_of_cut = None
         self._staged.clear()
         self._pinned = None
         parameters, floats, integers = self._stage.averaged
         parameters_N = self._base.parameters_N
-        if not fragment.is_whole:
-            parameters_N = parameters.flat().cpu()
-            fragment.put(fragment.take(self._base.parameters_N), parameters_N)
+        is_cut = merge is not None and cut_N is not None
+        if is_cut or not fragment.is_whole:
+            values_M, parameters_N = fragment.take(parameters_N), parameters.flat().cpu()
+            if merge is not None and cut_N is not None:
+                values_M = merged(merge, values_M, fragment.take(parameters_N), fragment.take(cut_N))
+            fragment.put(values_M, parameters_N)
         parameters.load(parameters_N)
         if fragment.has_buffers:
             floats.load(self._base.floats_F)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.averaging.gathered import brought_by, gathered_average, gathered_weights, payload_of
+from shoal.averaging.payloads_ahead import PayloadsAhead
 from shoal.averaging.replica_state import Contribution, ReplicaState
 from shoal.codec.base import Codec
 from shoal.codec.plain import PLAIN
@@ -91,11 +92,25 @@ def buffer_vectors(floats_F: Tensor, integers_I: Tensor) -> tuple[RingVector, ..
 
 
 class RoundAverage:
-    """The averages of one replica, one after the other."""
+    """The averages of one replica, one after the other.
+
+    Args:
+        ahead: With it payloads are not gathered: what was not fetched before the quorum is fetched in it.
+        blame: Is told of a member that breaks the protocol before that one can know that it is disconnected for it.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, stage: int, state: ReplicaState, device: Device, settings: RingSettings
+        self,
+        endpoint: Endpoint,
+        stage: int,
+        state: ReplicaState,
+        device: Device,
+        settings: RingSettings,
+        ahead: PayloadsAhead | None = None,
+        blame: Callable[[PeerId], None] | None = None,
     ) -> None:
+        self._ahead = ahead
+        self._blame = blame
         self._endpoint = endpoint
         self._stage = stage
         self._state = state
@@ -162,6 +177,8 @@ class RoundAverage:
         except MemberFault as error:
             self._endpoint.metrics.counter("ring.refused").add()
             emit(logger, RingRefused(PeerId(error.peer), str(error)))
+            if self._blame is not None:
+                self._blame(PeerId(error.peer))
             self._endpoint.disconnect(PeerId(error.peer), str(error))
             await anyio.Event().wait()
             raise
@@ -197,16 +214,44 @@ class RoundAverage:
             for weight, payload in zip(weights, quorum.payloads, strict=True)
         ]
         # Others may be ahead by all that they send.
-        self._inbox.limit_bytes = self._limit_bytes + sum(lengths)
+        self._inbox.limit_bytes = self._limit_bytes + (sum(lengths) if self._ahead is None else 0)
         floats_F, integers_I = await self._device.run(self._state.buffers, weights[place], total, fragment)
         # What this returns, everybody knows how much is to come.
         await group.all_reduce([*buffer_vectors(floats_F, integers_I), RingVector(0, torch.zeros(1))])
+        if self._ahead is None:
+            parts = await self._all_gathered(group, quorum, place, lengths)
+        else:
+            parts = await self._fetched(self._ahead, quorum, peers, weights)
+        return await self._device.run(self._averaged, quorum, peers, weights, parts, floats_F, integers_I)
+
+    async def _all_gathered(
+        self, group: Group, quorum: Propose, place: int, lengths: Sequence[int]
+    ) -> Sequence[Tensor]:
+        """The payloads of all members, which each sends to each."""
         payloads_P = torch.empty(sum(lengths), dtype=torch.uint8)
         if lengths[place]:
             own_P = payloads_P[sum(lengths[:place]) :][: lengths[place]]
             await self._device.run(self._state.put_encoded, own_P, quorum.payloads[place])
         [parts] = await group.all_gather([RingVector(0, payloads_P)], [lengths], Collective.CENTRAL)
-        return await self._device.run(self._averaged, quorum, peers, weights, parts, floats_F, integers_I)
+        return parts
+
+    async def _fetched(
+        self, ahead: PayloadsAhead, quorum: Propose, peers: Sequence[PeerId], weights: Sequence[int]
+    ) -> Sequence[Tensor]:
+        """The payloads of all members, which each gets from each, mostly before."""
+        parts, others = [torch.empty(0, dtype=torch.uint8) for _ in peers], list[int]()
+        for place, (peer, weight, payload) in enumerate(zip(peers, weights, quorum.payloads, strict=True)):
+            if not weight or payload is None:
+                continue
+            if peer != self._endpoint.peer_id:
+                ahead.ask(peer, payload)
+                others.append(place)
+                continue
+            parts[place] = torch.empty(payload.num_bytes, dtype=torch.uint8)
+            await self._device.run(self._state.put_encoded, parts[place], payload)
+        for place in others:
+            parts[place] = await ahead.get(peers[place])
+        return parts
 
     def _averaged(
         self,

@@ -27,6 +27,7 @@ from shoal.events.base import emit
 from shoal.events.state import SnapshotNotKept, SnapshotRefused, SnapshotWasKept
 from shoal.ids import PeerId
 from shoal.runtime.changes import Changes
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.snapshots import Base, buddies, is_due
 from shoal.swarm.view import SwarmView
 from shoal.wire.messages.snapshot import NoSnapshot, OfferSnapshot, Snapshot, SnapshotKept
@@ -46,11 +47,13 @@ class SnapshotSettings:
         every_steps: Commits between two snapshots in a round.
         room_bytes: The most that this peer keeps for others.
         key: Seals this peer's snapshots; the same in all its generations, and secret.
+        cuts: Which steps the average of a round has.
     """
 
     every_steps: int
     room_bytes: int
     key: bytes
+    cuts: CutRule = EVERY_STEP
 
     def seal(self, body: bytes) -> bytes:
         """Return the seal of an encoded snapshot."""
@@ -109,7 +112,7 @@ class SnapshotOwner:
         base = self._base()
         if self._generation is None or self._made is not None or round != base.round + 1:
             return
-        if not is_due(len(log), self._settings.every_steps):
+        if not is_due(len(log), self._settings.every_steps, self._settings.cuts.commits(round)):
             return
         content = await self._device.run(self._capture)
         # Else a record was swapped in meanwhile, or there is nothing that a step changes.

@@ -60,6 +60,7 @@ from shoal.ids import PeerId
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, Adoption, ReplaceDataServer
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
 from shoal.swarm.resumption import still_resumes
 from shoal.swarm.round_effects import Overtaken
@@ -178,6 +179,7 @@ class Client:
                 stage_timeout_s=config.diloco.averaging_timeout_s,
                 lost_state_after_s=config.health.lost_state_after_s,
                 max_gradient_ratio=config.diloco.max_pseudo_gradient_ratio,
+                cuts=CutRule.of(config.diloco),
             ),
             clock=clock,
             journal=partial(keep_steps, log_dir),

@@ -10,6 +10,7 @@ have the same bits on any hardware.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,6 +63,15 @@ class GatheredCodec:
         Raises:
             LocalProtocolError: Values that are no float32 vector of the CPU or not finite; a state of another length.
         """
+        pieces = self.pieces(values_N, state)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as done:
+                return done.value
+
+    def pieces(self, values_N: Tensor, state: CodecState = NO_STATE) -> Generator[None, None, Encoded]:
+        """`encode` in pieces of a few milliseconds each, between which others may compute; raises as that does."""
         values = _floats(values_N)
         before = _floats(state[0]) if state and self.feedback else None
         if before is not None and len(before) != len(values):
@@ -77,6 +87,7 @@ class GatheredCodec:
                 whole = np.multiply(before[start:stop], np.float32(self.feedback))
                 whole += values[start:stop]
             parts += self.form.write(whole.reshape(rows, columns), left.reshape(rows, columns))
+            yield
         payload = torch.empty(sum(map(len, parts)), dtype=torch.uint8)
         np.concatenate(parts, out=payload.numpy())
         return Encoded((payload,), (residual_N,) if self.feedback else NO_STATE)

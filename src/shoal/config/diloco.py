@@ -194,6 +194,18 @@ class DilocoConfig(Section):
         description="Parts of the parameters of which each round averages one in turn, so that a round sends so many "
         "times less (Streaming DiLoCo, arXiv:2501.18512); divide inner_steps by as much. 1: each averages all.",
     )
+    overlap_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Steps at the end of each round, but of the last one, that go on while what was learnt before them "
+        "is averaged; the next round averages them. They hide the time that pseudo-gradients travel, and need an "
+        "averaging_compression that is encoded as a whole. 0: none, the link is used when the steps are done.",
+    )
+    overlap_merge: Literal["mean", "carry"] = Field(
+        default="mean",
+        description='What a replica makes of the average and of what it has learnt meanwhile. "mean": the mean of the '
+        'average and its own parameters (Streaming DiLoCo). "carry": the average, plus what it has learnt since.',
+    )
     batch_size_per_step: PositiveInt = Field(
         default=64,
         description="Samples in a batch: of each trainer in deterministic runs, else on average over the trainers, of "
@@ -275,6 +287,25 @@ class DilocoConfig(Section):
                 f"averaging_feedback and averaging_over mean nothing to averaging_compression = "
                 f"{self.averaging_compression}, whose sums are formed on their way: remove them, or choose int8, int4, "
                 "int4_e3m0, 2bit or sparse"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_overlap(self) -> Self:
+        if self.overlap_steps >= self.inner_steps:
+            raise ValueError(
+                f"overlap_steps = {self.overlap_steps} are no part of the inner_steps = {self.inner_steps} of a round: "
+                "choose fewer"
+            )
+        if self.overlap_steps and not self.is_gathered:
+            raise ValueError(
+                f"overlap_steps = {self.overlap_steps} would hide nothing with averaging_compression = "
+                f"{self.averaging_compression}, whose sums are formed when all have joined: choose int8, int4, "
+                "int4_e3m0, 2bit or sparse, or remove it"
+            )
+        if self.overlap_merge != "mean" and not self.overlap_steps:
+            raise ValueError(
+                f"overlap_merge = {self.overlap_merge} means nothing without overlap_steps: remove it, or choose some"
             )
         return self
 

@@ -98,6 +98,8 @@ class StageCompute:
         parts: What this replica is.
         version: Commits since the round started, including skipped ones.
         base_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
+        cut: A copy (N, on the CPU) of what the parameters were at the round's cut (`swarm.cut_rule`), from there on;
+            whoever averages it forgets it.
         base_buffers: Returns its buffers, the floating and the integer ones, where a round begins with other parameters
             or buffers than the record's; None: it never does.
     """
@@ -126,6 +128,8 @@ class StageCompute:
         self.activation_checkpointing = activation_checkpointing
         self.base_parameters: Callable[[], Tensor] | None = None
         self.base_buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
+        self.cut: Tensor | None = None
+        self._cut_after: int | None = None
         self._run_seed = run_seed
         self._stage = stage
         self._splits = schedule == Schedule.ZERO_BUBBLE
@@ -277,8 +281,13 @@ class StageCompute:
         self.version += 1
         if skipped:
             self._forget_if_idle()
-            return
-        applied = scale / step.loss_scale
+        else:
+            self._apply(key, step, scale / step.loss_scale, lr)
+        if self.version == self._cut_after:
+            self.cut = self.averaged.parameters.flat().cpu()
+
+    def _apply(self, key: StepKey, step: _StepState, applied: float, lr: float) -> None:
+        """Steps with the gradients times `applied`."""
         if applied != 1.0:
             for gradient in step.gradients:
                 if gradient is not None:
@@ -442,18 +451,20 @@ class StageCompute:
 
     # ---- between rounds
 
-    def start_round(self, resumed: Tensor | None = None, version: int = 0) -> None:
+    def start_round(self, resumed: Tensor | None = None, version: int = 0, cut_after: int | None = None) -> None:
         """The module holds the state of a round's record, or has its part in that: count from here, and keep the
         buffers of the record for evaluation.
 
         Args:
             resumed: A `snapshot` of this round to go on from.
-            version: Number of commits before that snapshot.
+            version: Number of commits before that snapshot; none is made behind the cut.
+            cut_after: Commits of the round after which `cut` is taken; None: never.
 
         Raises:
             StateMismatch: The snapshot is not one of this stage.
         """
         self.version = version
+        self._cut_after, self.cut = cut_after, None
         self._held_buffers = self._buffers_of_base()
         self._steps.clear()
         self._casts.forget()

@@ -34,6 +34,7 @@ from shoal.pipeline.tensor_check import payload_misfit
 from shoal.runtime.changes import Changes
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.microbatch_pass import Payload
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, SendStepMessage
@@ -109,7 +110,8 @@ class StageWorker:
         replica_log: ReplicaLog | None = None,
         deaths: DeathPoints | None = None,
         boundary: Callable[[int, tuple[StepEntry, ...], tuple[StepsTrained, ...]], Awaitable[None]] | None = None,
-        num_fragments: int = 1,
+        cuts: CutRule = EVERY_STEP,
+        cut: Callable[[int], None] | None = None,
     ) -> None:
         """Opens no step before `start_round`.
 
@@ -121,10 +123,12 @@ class StageWorker:
             deaths: Where a measurement lets the process die.
             boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
                 it returns.
-            num_fragments: Of the parameters, one of which each round averages.
+            cuts: Which steps the average of a round has.
+            cut: Is told the round when its cut has been taken.
         """
         self._replica_log = replica_log
         self._boundary = boundary
+        self._cut = cut
         self._resumed: Tensor | None = None
         self._inherited: Mapping[str, Tensor] | None = None
         self._endpoint = endpoint
@@ -139,7 +143,7 @@ class StageWorker:
             max_microbatch_samples=max_microbatch_samples,
             schedule=compute.schedule,
             is_wrapped=compute.module.is_wrapped,
-            num_fragments=num_fragments,
+            cuts=cuts,
         )
         self._max_kept = max_kept
         self._meter = DeviceMeter(endpoint.metrics, stage, self._clock)
@@ -316,7 +320,8 @@ class StageWorker:
             self._post_results()
             content, self._resumed = self._resumed, None
             self._notify()
-            await self._device.run(self._compute.start_round, content, self._machine.version)
+            cut_after = self._machine.cuts.commits(self._machine.round)
+            await self._device.run(self._compute.start_round, content, self._machine.version, cut_after)
         if (inherited := self._inherited) is not None:
             await self._device.run(self._compute.inherit, inherited)
             self._inherited = None
@@ -373,9 +378,14 @@ class StageWorker:
         if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
             self._payloads.pop(key, None)
             self._sent_gradients.pop(key, None)
-        if operation.kind == OperationKind.COMMIT and self._boundary is not None:
+        if operation.kind != OperationKind.COMMIT:
+            return
+        round = self._machine.round
+        if self._cut is not None and self._machine.version == self._machine.cuts.commits(round):
+            self._cut(round)
+        if self._boundary is not None:
             self._post_results()
-            await self._boundary(self._machine.round, self.log, self._machine.earlier)
+            await self._boundary(round, self.log, self._machine.earlier)
 
     def _post_results(self) -> None:
         """Posts what the last operation has led to."""

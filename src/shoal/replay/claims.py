@@ -14,7 +14,8 @@ from shoal.ids import PeerId
 from shoal.replay.generations import Members, Segment
 from shoal.replay.run_files import RunFiles
 from shoal.replay.verdict import Difference
-from shoal.swarm.records import FinalQuorum, Logs, Tip, brought, build_record, record_hash
+from shoal.swarm.cut_rule import CutRule
+from shoal.swarm.records import FinalQuorum, Logs, Tip, build_record, record_hash
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import Basis, Join, Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -80,7 +81,7 @@ def record_follows(record: Record, previous: Tip, logs: Logs, recorded: Ranges) 
             yield Difference(record.round, theirs.stage, None, what)
 
 
-def logs_agree(record: Record, logs: Logs, members: Members, num_fragments: int) -> Iterator[Difference]:
+def logs_agree(record: Record, logs: Logs, members: Members, cuts: CutRule) -> Iterator[Difference]:
     """Compare a round's step log with the logs of the replicas themselves, and the weights with both.
 
     Where a weight is of several rounds, only the replica's own log says what it has had left of earlier ones.
@@ -91,10 +92,10 @@ def logs_agree(record: Record, logs: Logs, members: Members, num_fragments: int)
             segment = members.get((outcome.stage, peer))
             if segment is not None:
                 yield from _same_log(record.round, outcome.stage, peer, told, segment)
-            elif num_fragments > 1:
+            elif cuts.keeps_own:
                 continue  # that its log is missing is said elsewhere
             earlier = () if segment is None else segment.earlier
-            counted = brought(told, earlier).num_targets
+            counted = cuts.brought(record.round, told, earlier).num_targets
             if counted != weight:
                 before = f", with {sum(each.num_targets for each in earlier)} of earlier rounds" if earlier else ""
                 what = f"its weight is {weight}, its step log has {counted} targets{before}"

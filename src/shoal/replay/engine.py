@@ -32,6 +32,7 @@ from shoal.replay.samples import Samples
 from shoal.replay.sharing import Stretch, stretches, turns
 from shoal.replay.verdict import Difference
 from shoal.server.replica import build_state
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import outcome_of, payload_in
 from shoal.swarm.step_operations import (
     Decision,
@@ -128,6 +129,7 @@ class Engine:
         self._beginning = beginning
         self._schedule = LrSchedule.from_config(config.diloco)
         self._codec = averaging_codec(config.diloco)
+        self._cuts = CutRule.of(config.diloco)
         self._replicas: dict[int, _ReplayedReplica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
         self._kept: dict[tuple[int, Boundary], torch.Tensor] = {}
@@ -201,7 +203,7 @@ class Engine:
         replica.state.stage_fetched(state, loaded.hashes)
         replica.state.swap(loaded.hashes, counted=counted, fragment=fragment, keeps_rest=loaded.keeps_rest)
         replica.counted.clear()
-        replica.compute.start_round()
+        replica.compute.start_round(cut_after=self._cuts.commits(loaded.round + 1))
         replica.computed.clear()
         loads = self._loads[generation.stage]
         loads[loaded.hashes] -= 1
@@ -223,7 +225,7 @@ class Engine:
                 .tensors
             )
         compute = self._replicas[generation.number].compute
-        compute.start_round(content, origin.commits)
+        compute.start_round(content, origin.commits, self._cuts.commits(origin.round))
         if origin.commits == 0:
             compute.take_base()  # it has another one's optimizer, and the parameters of the record
 

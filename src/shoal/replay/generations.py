@@ -14,7 +14,8 @@ from typing import NamedTuple
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.replica_log import Applied, Began, Line, Loaded, Place, Resumed
-from shoal.swarm.records import Logs, brought, still_earlier
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
+from shoal.swarm.records import Logs
 from shoal.swarm.sample_ranges import count
 from shoal.swarm.step_operations import is_loss_scale
 from shoal.wire.messages.round import Record
@@ -61,6 +62,7 @@ class Segment:
             first.
         origin: where that snapshot was taken; None: there is none.
         earlier: what it had trained in earlier rounds that counts in this one, as it must have joined with.
+        num_targets: its weight in the average of its round, if it counts.
     """
 
     generation: int
@@ -71,11 +73,7 @@ class Segment:
     log: tuple[StepEntry, ...]
     origin: Boundary | None = None
     earlier: tuple[StepsTrained, ...] = ()
-
-    @property
-    def num_targets(self) -> int:
-        """Its weight in the average of its round, if it counts."""
-        return brought(self.log, self.earlier).num_targets
+    num_targets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +113,14 @@ def generations_of(
     place: Place,
     lines: Sequence[Line | Inherited],
     earlier: Earlier | None = None,
-    num_fragments: int = 1,
+    cuts: CutRule = EVERY_STEP,
 ) -> list[Generation]:
     """Return the generations of a replica from the lines of its log behind the first one; at least one.
 
     Args:
         number: place of the first generation among those of the run.
         earlier: generations that are known already; the first new one may go on from one of them.
-        num_fragments: see `generation_of`.
+        cuts: see `generation_of`.
 
     Raises:
         RecordRejected: the generation goes on from one that is missing, or its log contradicts itself.
@@ -131,9 +129,7 @@ def generations_of(
     stops = [*begins[1:], len(lines)]
     last = number + len(begins) - 1
     return [
-        generation_of(
-            each, peer, stage, place, lines[start:stop], earlier, None if each == last else each + 1, num_fragments
-        )
+        generation_of(each, peer, stage, place, lines[start:stop], earlier, None if each == last else each + 1, cuts)
         for each, (start, stop) in enumerate(zip(begins, stops, strict=True), number)
     ]
 
@@ -146,7 +142,7 @@ def generation_of(
     lines: Sequence[Line | Inherited],
     earlier: Earlier | None = None,
     heir: int | None = None,
-    num_fragments: int = 1,
+    cuts: CutRule = EVERY_STEP,
 ) -> Generation:
     """Return a generation from its lines.
 
@@ -154,7 +150,7 @@ def generation_of(
         number: place among the generations of the run.
         earlier: see `generations_of`.
         heir: see `Generation`.
-        num_fragments: of the parameters, one of which each round averages.
+        cuts: which steps the average of a round has.
 
     Raises:
         RecordRejected: the generation goes on from one that is missing, or its log contradicts itself.
@@ -167,8 +163,8 @@ def generation_of(
     for (start, loaded), stop in zip(loads, stops, strict=True):
         kept: tuple[StepsTrained, ...] = ()
         if loaded.keeps_rest and segments:
-            kept = still_earlier(segments[-1].earlier, segments[-1].log, num_fragments)
-        segments.append(_segment(number, peer, loaded, events, start, stop, earlier or {}, kept))
+            kept = cuts.still_earlier(segments[-1].round, segments[-1].earlier, segments[-1].log)
+        segments.append(_segment(number, peer, loaded, events, start, stop, earlier or {}, kept, cuts))
     return Generation(number, peer, stage, place, events, tuple(segments), heir)
 
 
@@ -205,6 +201,7 @@ def _segment(
     stop: int,
     earlier: Earlier,
     kept: tuple[StepsTrained, ...],
+    cuts: CutRule,
 ) -> Segment:
     """`kept`: what it had trained in the rounds before, and has not lost with its load."""
     round = loaded.round + 1
@@ -235,7 +232,8 @@ def _segment(
                     skipped=event.skipped,
                 )
             )
-    return Segment(generation, loaded, round, start, stop, tuple(log), origin, kept)
+    num_targets = cuts.brought(round, log, kept).num_targets
+    return Segment(generation, loaded, round, start, stop, tuple(log), origin, kept, num_targets)
 
 
 def _resumed(event: Resumed, loaded: Loaded, peer: PeerId, earlier: Earlier) -> Segment:

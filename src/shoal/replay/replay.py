@@ -28,6 +28,7 @@ from shoal.replay.processes import Processes
 from shoal.replay.run_files import RunFiles, read_run
 from shoal.replay.samples import Samples
 from shoal.replay.verdict import Difference, Verdict
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.sample_ranges import Ranges, merge
 
@@ -99,7 +100,7 @@ def replay(
     }
     num_rounds = files.config.diloco.outer_steps
     records = [record for record, _ in files.records]
-    counts = audit_of(lines, records, samples.num_per_pass, num_rounds, files.config.diloco.fragments)
+    counts = audit_of(lines, records, samples.num_per_pass, num_rounds, CutRule.of(files.config.diloco))
     if counts.duplicates:
         differences.append(Difference(0, None, None, f"{counts.duplicates} samples were trained a second time"))
     if counts.missing:
@@ -183,7 +184,7 @@ class _Replay:
             logs = self.logs[record.round] = files.logs.get(record.round) or own
             claims[record.round] = [
                 *record_follows(record, previous, logs, recorded),
-                *logs_agree(record, logs, of_round, files.config.diloco.fragments),
+                *logs_agree(record, logs, of_round, CutRule.of(files.config.diloco)),
                 *(stray for stray in plan.strays if stray.round == record.round),
             ]
             previous = Tip(record.round, record_hash(signed), signed)

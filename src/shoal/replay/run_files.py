@@ -26,6 +26,7 @@ from shoal.errors import ConfigError, RecordRejected, ShoalError
 from shoal.ids import PeerId
 from shoal.pipeline.replica_log import Line, Resumed, Started, generation_number, read_replica_log, replica_logs
 from shoal.replay.generations import Generation, Inherited, generations_of, origins_of
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import Logs, Tip, record_hash
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
@@ -93,7 +94,7 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
             if found.folder != directory and round in rounds_with_steps(found.folder):
                 logs[round] = _logs(found.folder, round)
         records_found = [found.record for found in chain.values()]
-        generations = _generations(directory, records_found, config.diloco.fragments)
+        generations = _generations(directory, records_found, CutRule.of(config.diloco))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{directory} is no folder of a run: {error.filename} is missing; give logs/<run_id>, as it is printed "
@@ -192,7 +193,7 @@ def _logs(directory: Path, round: int) -> Logs:
     return {peer: (stage, tuple(log)) for (peer, stage), log in entries.items()}
 
 
-def _generations(directory: Path, records: Sequence[Record], num_fragments: int) -> tuple[Generation, ...]:
+def _generations(directory: Path, records: Sequence[Record], cuts: CutRule) -> tuple[Generation, ...]:
     """The replicas whose logs are there, of the run with these records."""
     run_ids = {record.run_id for record in records}
     beginners = {record.ballot.peer for record in records if record.origin is not None}
@@ -208,7 +209,7 @@ def _generations(directory: Path, records: Sequence[Record], num_fragments: int)
         # Those that go on from each other do not fit together, which is said of the first one.
         for path in _ready(files) or list(files)[:1]:
             started, entries = files.pop(path)
-            what = started.peer, started.stage, started.place, entries, known, num_fragments
+            what = started.peer, started.stage, started.place, entries, known, cuts
             of_file = generations_of(len(generations), *what)
             known[started.peer, generation_number(path)] += of_file
             generations += of_file

@@ -55,6 +55,9 @@ COMPILER_BYTES = 160 * 2**20
 # the one in which contributions are averaged (`averaging.round_average`), and what those who follow the run, as mirrors
 # do, read of the last two rounds (`swarm.state_keeping`).
 _HELD_VECTORS = 5
+# Where the last steps of a round go on while it is averaged: what the parameters were before these, and the
+# pseudo-gradient and what it leaves out, since they are encoded beside steps.
+_CUT_VECTORS = 3
 # Those that an outer round adds for a moment: the new momentum and the new parameters.
 _ROUND_VECTORS = 2
 # Where pseudo-gradients are encoded as a whole it adds more (`averaging.gathered`): the sum, the values that are being
@@ -147,7 +150,7 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
         eval_sample_bytes=largest_bytes,
         host_bytes=PROCESS_BYTES
         + compiler_bytes
-        + _HELD_VECTORS * num_elements * _FLOAT_BYTES
+        + (_HELD_VECTORS + (_CUT_VECTORS if config.diloco.overlap_steps else 0)) * num_elements * _FLOAT_BYTES
         + buffer_bytes
         + snapshot_bytes
         + kept_bytes,

@@ -19,6 +19,7 @@ from shoal.averaging.contents import Contents
 from shoal.averaging.inner_exchange import InnerExchange
 from shoal.averaging.link_reports import link_reports
 from shoal.averaging.member import RoundEvent, RoundMember
+from shoal.averaging.payloads_ahead import PayloadsAhead
 from shoal.averaging.replica_state import ReplicaState, outer_optimizer
 from shoal.averaging.round_average import RingSettings, averaging_codec
 from shoal.averaging.signing import unsealer
@@ -37,6 +38,7 @@ from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
 from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.merge import Merge
 from shoal.pipeline.configured_stage import Fill, configured_stage
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
@@ -46,6 +48,7 @@ from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
 from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.step_operations import Schedule
 from shoal.swarm.view import SwarmView
@@ -155,10 +158,11 @@ async def build_replica(
         place = await device.run(_place, device_name)
         started = Started(run_id, endpoint.peer_id, stage, place)
         log = ReplicaLog(log_dir, started, lambda: state.hashes, endpoint.metrics)
-    contents = Contents(endpoint, clock or SystemClock(), chunk_bytes)
+    contents, cuts = Contents(endpoint, clock or SystemClock(), chunk_bytes), CutRule.of(config.diloco)
     owner, snapshots = None, None
     if config.diloco.snapshot_every_steps:
-        settings = SnapshotSettings(config.diloco.snapshot_every_steps, snapshot_room_bytes, snapshot_key)
+        every_steps = config.diloco.snapshot_every_steps
+        settings = SnapshotSettings(every_steps, snapshot_room_bytes, snapshot_key, cuts)
         generation = None if log is None else log.generation
         owner = SnapshotOwner(
             contents,
@@ -194,11 +198,22 @@ async def build_replica(
         replica_log=log,
         deaths=deaths,
         boundary=None if owner is None else owner.boundary,
-        num_fragments=config.diloco.fragments,
+        cuts=cuts,
+        cut=lambda round: member.cut(round),
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     is_behind = fill is None or run_has_begun(view())
     patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
+    ahead: PayloadsAhead | None = None
+    if config.diloco.overlap_steps:
+        codec = averaging_codec(config.diloco)
+        ahead = PayloadsAhead(
+            contents,
+            stage,
+            view=view,
+            base=lambda: member.base,
+            limit_bytes=lambda round: codec.max_size_bytes(state.gradient_size(state.fragment(round))),
+        )
     sync = StateSync(contents, stage, view=view, settings=patience, num_fragments=config.diloco.fragments)
     inner = InnerExchange(
         contents,
@@ -224,6 +239,7 @@ async def build_replica(
         links=tuple if config.run.deterministic else lambda: link_reports(endpoint),
         ring=RingSettings(codec=averaging_codec(config.diloco), over_senders=config.diloco.averages_senders),
         is_behind=is_behind,
+        ahead=ahead,
     )
     if not source.may_resume or is_behind:
         worker.start_round(1, genesis)
@@ -269,5 +285,6 @@ def build_state(
         averaging_codec(config.diloco),
         resets_inner=config.diloco.inner_state == "reset",
         num_fragments=config.diloco.fragments,
+        merge=Merge(config.diloco.overlap_merge) if config.diloco.overlap_steps else None,
     )
     return compute, state

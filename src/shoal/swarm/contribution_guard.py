@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal.ids import PeerId
-from shoal.swarm.records import brought
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.wire.messages.round import Join, Record
 
 MIN_TRAINED = 3
@@ -53,13 +53,14 @@ class Suspect(NamedTuple):
     is_member: bool
 
 
-def scales_of(joins: Mapping[PeerId, Join], max_ratio: float | None) -> dict[PeerId, float]:
+def scales_of(joins: Mapping[PeerId, Join], max_ratio: float | None, cuts: CutRule = EVERY_STEP) -> dict[PeerId, float]:
     """Return the factors on the pseudo-gradients of one stage; peers whose factor is 1 do not appear.
 
     Args:
         max_ratio: above 1; None clips none.
+        cuts: which of its steps a pseudo-gradient is of.
     """
-    trained = {peer: steps for peer, join in joins.items() if (steps := _num_steps(join))}
+    trained = {peer: steps for peer, join in joins.items() if (steps := _num_steps(join, cuts))}
     broken = {peer for peer in trained if not 0 <= joins[peer].gradient_norm < math.inf}
     scales = dict.fromkeys(broken, 0.0)
     lengths = {peer: joins[peer].gradient_norm / math.sqrt(trained[peer]) for peer in trained.keys() - broken}
@@ -85,6 +86,6 @@ def suspects(record: Record) -> list[Suspect]:
     return found
 
 
-def _num_steps(join: Join) -> int:
+def _num_steps(join: Join, cuts: CutRule) -> int:
     """Steps that have changed what of the replica's parameters is averaged."""
-    return brought(join.log, join.earlier).num_steps
+    return cuts.brought(join.round, join.log, join.earlier).num_steps

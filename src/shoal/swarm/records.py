@@ -138,21 +138,6 @@ def trained(log: Iterable[StepEntry]) -> StepsTrained:
     return StepsTrained(len(counted), sum(entry.num_targets for entry in counted))
 
 
-def brought(log: Iterable[StepEntry], earlier: Iterable[StepsTrained]) -> StepsTrained:
-    """What a replica brings to a round: the steps of the round and those of earlier ones that its fragment has still to
-    hear of."""
-    all_rounds = (*earlier, trained(log))
-    return StepsTrained(sum(each.num_steps for each in all_rounds), sum(each.num_targets for each in all_rounds))
-
-
-def still_earlier(
-    earlier: Sequence[StepsTrained], log: Iterable[StepEntry], num_fragments: int
-) -> tuple[StepsTrained, ...]:
-    """`Join.earlier` of the next round: what was trained in the last rounds, one less than there are fragments."""
-    rounds = (*earlier, trained(log))
-    return rounds[max(0, len(rounds) - num_fragments + 1) :]
-
-
 def outcome_of(record: Record, stage: int) -> StageOutcome | None:
     """What the record says about a stage."""
     return next((outcome for outcome in record.stages if outcome.stage == stage), None)

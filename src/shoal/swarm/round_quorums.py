@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.contribution_guard import scales_of
-from shoal.swarm.records import FinalQuorum, brought
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
+from shoal.swarm.records import FinalQuorum
 from shoal.swarm.ring_order import ring_order
 from shoal.swarm.round_effects import Send, TrainedTwice
 from shoal.swarm.round_settings import RoundSettings
@@ -29,7 +30,7 @@ class StageQuorum:
 
     Attributes:
         members: in ring order.
-        weights: targets of each member, see `records.brought`; 0 if its contribution does not count.
+        weights: targets of each member, see `CutRule.brought`; 0 if its contribution does not count.
         scales: factors on the members' pseudo-gradients; a member without one has factor 1.
         payloads: what the pseudo-gradients are encoded as; of members that have weight, or of none.
         epoch: number of the present proposal.
@@ -121,7 +122,8 @@ class RoundQuorums(dict[int, StageQuorum]):
         out = {peer for each in twice for peer in each.out}
         joins = {peer: join for peer, join in joins.items() if peer not in out}
         for stage in range(settings.num_stages):
-            self[stage] = first_quorum(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
+            how = settings.max_gradient_ratio, settings.cuts
+            self[stage] = first_quorum(stage, joins, slots, self.epochs[stage], *how)
         return twice
 
     def propose(self, quorum: StageQuorum, ballot: Ballot, round: int, hops: Mapping[PeerId, Hop]) -> list[Send]:
@@ -150,6 +152,7 @@ def first_quorum(
     slots: Mapping[PeerId, int],
     epoch: int,
     max_ratio: float | None = None,
+    cuts: CutRule = EVERY_STEP,
 ) -> StageQuorum:
     """The quorum of all that have joined for a stage.
 
@@ -162,11 +165,9 @@ def first_quorum(
     peers = [peer for peer, join in joins.items() if join.stage == stage]
     peers.sort(key=lambda peer: (slots.get(peer, spare), peer))
     order = ring_order(peers, {peer: joins[peer].links for peer in peers})
-    scales = scales_of({peer: joins[peer] for peer in peers}, max_ratio)
-    weights = {
-        peer: 0 if scales.get(peer) == 0 else brought(joins[peer].log, joins[peer].earlier).num_targets
-        for peer in peers
-    }
+    scales = scales_of({peer: joins[peer] for peer in peers}, max_ratio, cuts)
+    brought = {peer: cuts.brought(joins[peer].round, joins[peer].log, joins[peer].earlier) for peer in peers}
+    weights = {peer: 0 if scales.get(peer) == 0 else brought[peer].num_targets for peer in peers}
     payloads = {peer: payload for peer in peers if weights[peer] and (payload := joins[peer].payload) is not None}
     return StageQuorum(stage, order, weights, epoch, scales=scales, payloads=payloads)
 

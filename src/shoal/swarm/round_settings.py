@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class RoundSettings:
         stage_timeout_s: after this time an unfinished quorum is proposed again.
         lost_state_after_s: how long the coordinator waits for a replica that may alone hold its stage's bytes.
         max_gradient_ratio: pseudo-gradients are clipped above it (see `contribution_guard`); None clips none.
+        cuts: which steps the average of a round has.
     """
 
     run_id: str
@@ -30,6 +32,7 @@ class RoundSettings:
     stage_timeout_s: float = 120.0
     lost_state_after_s: float = 30.0
     max_gradient_ratio: float | None = 10.0
+    cuts: CutRule = EVERY_STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,14 @@ MAX_ASKED = 4
 """Buddies that may have a snapshot: the next one is offered it when one does not take it."""
 
 
-def is_due(num_commits: int, every_steps: int) -> bool:
-    """Whether a snapshot is made after so many commits of a round."""
-    return every_steps > 0 and num_commits > 0 and num_commits % every_steps == 0
+def is_due(num_commits: int, every_steps: int, cut_after: int | None = None) -> bool:
+    """Whether a snapshot is made after so many commits of a round.
+
+    Args:
+        cut_after: where the replica is cut (`cut_rule`). From there on it consists of more than a snapshot has.
+    """
+    is_whole = cut_after is None or num_commits < cut_after
+    return is_whole and every_steps > 0 and num_commits > 0 and num_commits % every_steps == 0
 
 
 def buddies(view: SwarmView, me: Hop, stage: int) -> tuple[Replica, ...]:

@@ -15,10 +15,10 @@ from __future__ import annotations
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger, keys_below
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import exceeded, refusal
 from shoal.swarm.microbatch_pass import MicrobatchPass, Payload
 from shoal.swarm.open_step import OpenStep
-from shoal.swarm.records import still_earlier
 from shoal.swarm.step_operations import (
     BEHIND,
     CLOSED,
@@ -66,6 +66,7 @@ class StepReplica:
         round: the round that the replica is in; 0 before it holds D_0.
         log: steps committed in this round, in apply order; its length is the version of the parameters.
         earlier: what was trained in earlier rounds of which some fragment is still to be averaged; the oldest first.
+        cuts: which steps the average of a round has.
         cap: the most samples in a microbatch; None: any number. The driver may lower it.
         open: attempts that are neither applied nor aborted, in the order in which they were opened.
     """
@@ -80,7 +81,7 @@ class StepReplica:
         max_microbatch_samples: int | None = None,
         schedule: Schedule = Schedule.ONE_F_ONE_B,
         is_wrapped: bool = False,
-        num_fragments: int = 1,
+        cuts: CutRule = EVERY_STEP,
     ) -> None:
         self._me = me
         self._stage = stage
@@ -91,7 +92,7 @@ class StepReplica:
         self._is_wrapped = is_wrapped
         self.round, self.base = 0, ""
         self.log: list[StepEntry] = []
-        self._num_fragments = num_fragments
+        self.cuts = cuts
         self.earlier: tuple[StepsTrained, ...] = ()
         self.open: dict[StepKey, OpenStep] = {}
         self._closing = False
@@ -398,9 +399,8 @@ class StepReplica:
             self._remove(step)
             answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
             sends.append(SendStepMessage(step.trainer, answer))
-        self.round, self.base = round, base
-        self.earlier = still_earlier(self.earlier, self.log, self._num_fragments) if keeps_rest else ()
-        self.log = []
+        self.earlier = self.cuts.still_earlier(self.round, self.earlier, self.log) if keeps_rest else ()
+        self.round, self.base, self.log = round, base, []
         self._ledger.start_round(round)
         self._closing = self._joined = False
         return sends

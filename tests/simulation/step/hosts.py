@@ -119,7 +119,7 @@ class ReplicaHost:
             max_microbatch_samples=world.caps.get(self.peer),
             schedule=world.schedule,
             is_wrapped=world.is_wrapped,
-            num_fragments=world.num_fragments,
+            cuts=world.cuts,
         )
         self.generation = world.new_generation(peer)
         self.work: dict[StepKey, Work] = {}

@@ -14,6 +14,7 @@ from tests.simulation.step.hosts import ReplicaHost, TrainerHost, is_bulk
 from tests.simulation.step.replacement import Replacement
 
 from shoal.ids import PeerId
+from shoal.swarm.cut_rule import EVERY_STEP
 from shoal.swarm.step_operations import Schedule
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import StepTrainer
@@ -77,7 +78,7 @@ class World(Replacement):
         self.max_kept = schedule_rng.choice([None, 1, 2])
         # Of a source of its own: in all else the seed is the same run as ever.
         draws_wrapped = random.Random(f"wrapping of {seed}").random() < WRAPPED_SHARE
-        self.num_fragments = 1
+        self.cuts = EVERY_STEP
         self.is_wrapped = draws_wrapped if is_wrapped is None else is_wrapped
         self.generations: dict[str, int] = {}
         self._num_generations = 0

@@ -48,8 +48,9 @@ class Steps(StepHost):
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        # What is in its parameters and in some fragment of no record yet, by earlier round.
-        self.kept: list[tuple[StepKey, ...]] = []
+        # By fragment, the steps that are in its parameters and in no average of this fragment yet.
+        self.since: list[list[StepKey]] = [[] for _ in range(server.world.num_fragments)]
+        self.taken: int | None = None  # of those of this round's fragment, how many it had at its cut
         super().__init__(server.world, server.peer)
 
     def attach(self) -> None:
@@ -59,9 +60,24 @@ class Steps(StepHost):
         self.world.network.send(self.peer, to, Envelope(message))
 
     def _apply(self, key: StepKey, work: Work) -> None:
-        path = [hop.peer for hop in self.machine.open[key].request.path]
+        step = self.machine.open[key]
+        path = [hop.peer for hop in step.request.path]
         super()._apply(key, work)
+        for keys in self.since if step.decision is not None and not step.decision.skipped else ():
+            keys.append(key)
+        if len(self.applied) == self.world.cut_in(self.machine.round):
+            self.taken = len(self.fragment)
         self.world.applied(key, path)
+
+    @property
+    def fragment(self) -> list[StepKey]:
+        """`since` of what this round averages."""
+        return self.since[self.machine.round % self.world.num_fragments]
+
+    @property
+    def averaged(self) -> int:
+        """Of how many steps its pseudo-gradient is, if the round is closed now."""
+        return len(self.fragment) if self.taken is None else self.taken
 
     def close(self) -> None:
         self._do(self.machine.close())
@@ -82,9 +98,11 @@ class Steps(StepHost):
 
     def begin(self, round: int) -> None:
         """The server holds the record before this round; it may have kept what the record has not averaged."""
-        skipped = {entry.key for entry in self.machine.log if entry.skipped}
-        rounds = [*self.kept, tuple(key for key in self.applied if key not in skipped)]
-        self.kept = rounds[max(0, len(rounds) - self.world.num_fragments + 1) :] if self.server.keeps_rest else []
+        if self.server.keeps_rest:
+            del self.fragment[: self.averaged]
+        else:
+            self.since = [[] for _ in self.since]
+        self.taken = None
         self.generation, self.applied, self.buffers, self.joined = self.world.new_generation(self.peer), [], [], None
         self._do(self.machine.start_round(round, keeps_rest=self.server.keeps_rest))
         self.server.keeps_rest = False
@@ -136,10 +154,11 @@ class Server(RoundHost):
 
     def steps_closed(self) -> None:
         if self.steps is not None:
-            machine, kept = self.steps.machine, self.steps.kept
-            if [each.num_steps for each in machine.earlier] != [len(keys) for keys in kept]:
-                raise Broken(f"{self.peer} joins with {machine.earlier} of earlier rounds, and has {kept}")
+            machine, averaged = self.steps.machine, self.steps.averaged
             log = tuple(machine.log)
+            brought = machine.cuts.brought(machine.round, log, machine.earlier)
+            if brought.num_steps != averaged:
+                raise Broken(f"{self.peer} joins as with {brought}, and has {averaged} of {self.steps.fragment}")
             num_samples = sum(entry.num_samples for entry in log)
             closed = StepsClosed(num_samples, machine.in_doubt, log, earlier=machine.earlier)
             self._act(self.machine.steps_closed(closed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tests.simulation.network import DEADLINE_S
@@ -11,7 +11,9 @@ from tests.simulation.swarm.hosts import Server, Steps
 from tests.simulation.swarm.world import World
 
 from shoal.ids import PeerId
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.lease import LeaseTable, _Lease  # pyright: ignore[reportPrivateUsage]
+from shoal.swarm.records import trained
 from shoal.swarm.round_coordinator import Effects, RoundCoordinatorMachine
 from shoal.swarm.round_effects import TrainedTwice
 from shoal.swarm.round_member import RoundMemberMachine
@@ -22,6 +24,7 @@ from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.takeover import Settled, TakeoverMachine
 from shoal.wire.messages.round import Join as RoundJoin
 from shoal.wire.messages.round import Record, StageHashes
+from shoal.wire.messages.step import StepEntry, StepsTrained
 
 
 class _JoinsWithWhatItHas(Steps):
@@ -100,7 +103,9 @@ class _LooksAtNoSamples(RoundQuorums):
         self, settings: RoundSettings, joins: Mapping[PeerId, RoundJoin], slots: Mapping[PeerId, int]
     ) -> list[TrainedTwice]:
         for stage in range(settings.num_stages):
-            self[stage] = first_quorum(stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio)
+            self[stage] = first_quorum(
+                stage, joins, slots, self.epochs[stage], settings.max_gradient_ratio, settings.cuts
+            )
         return []
 
 
@@ -143,6 +148,35 @@ class WeighsTheRoundAlone(StepReplica):
         return super().start_round(round, base, False)
 
 
+class AveragesTheRestTwice(CutRule):
+    """Weighs all steps of a round, and those behind its cut once more in the next one."""
+
+    def _parts(self, round: int, log: Sequence[StepEntry]) -> tuple[StepsTrained, ...]:
+        _, *rest = super()._parts(round, log)
+        return (trained(log), *rest)
+
+
+class ForgetsTheRest(CutRule):
+    """Weighs what was trained behind a cut in no round."""
+
+    def _parts(self, round: int, log: Sequence[StepEntry]) -> tuple[StepsTrained, ...]:
+        return (super()._parts(round, log)[0], StepsTrained())
+
+
+class CutsAtTheJoin(CutRule):
+    """Joins as if the pseudo-gradient were of all steps, although it was taken before the last ones."""
+
+    def commits(self, round: int) -> int | None:
+        return None
+
+
+class CutsTheLastRound(CutRule):
+    """Leaves to a later round what was trained behind the cut of the last one."""
+
+    def commits(self, round: int) -> int | None:
+        return self.cut_after
+
+
 MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "JoinsTooEarly": (lambda seed: World(seed, host_class=JoinsTooEarly), 0),
     "TrainsOnInTheOldRound": (lambda seed: World(seed, host_class=TrainsOnInTheOldRound), 0),
@@ -156,5 +190,9 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 24),
     "KeepsWhatIsInNoRecord": (lambda seed: World(seed, member_class=KeepsWhatIsInNoRecord), 4),
     "WeighsTheRoundAlone": (lambda seed: World(seed, replica_class=WeighsTheRoundAlone), 0),
+    "AveragesTheRestTwice": (lambda seed: World(seed, cuts_class=AveragesTheRestTwice), 1),
+    "ForgetsTheRest": (lambda seed: World(seed, cuts_class=ForgetsTheRest), 1),
+    "CutsAtTheJoin": (lambda seed: World(seed, cuts_class=CutsAtTheJoin), 1),
+    "CutsTheLastRound": (lambda seed: World(seed, cuts_class=CutsTheLastRound), 1),
     "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 25),
 }

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import msgspec
-from tests.simulation.swarm.snapshots import SnapshotWorld
+from tests.simulation.swarm.snapshots import SnapshotServer, SnapshotWorld
 
 from shoal.ids import PeerId
 from shoal.swarm.attempts import AttemptLedger
-from shoal.swarm.snapshots import Base, SearchEffects, SnapshotSearch
+from shoal.swarm.snapshots import Base, SearchEffects, SnapshotSearch, is_due
 from shoal.swarm.step_replica import StepReplica
 from shoal.wire.messages.snapshot import Snapshot
 from shoal.wire.messages.step import StepEntry, StepsTrained
@@ -55,6 +55,13 @@ class ForgetsWhatItHadTrainedBefore(StepReplica):
         return super().resume(log)
 
 
+class KeepsSnapshotsBehindTheCut(SnapshotServer):
+    """Who goes on from such a snapshot has the steps behind the cut, and not what was cut."""
+
+    def is_due(self, num_commits: int) -> bool:
+        return is_due(num_commits, self.world.every)
+
+
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
     "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 10),
     "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 2),
@@ -66,5 +73,6 @@ MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
         lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHadTrainedBefore),
         5,
     ),
+    "KeepsSnapshotsBehindTheCut": (lambda seed: SnapshotWorld(seed, host_class=KeepsSnapshotsBehindTheCut), 13),
     "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 43),
 }

@@ -37,8 +37,8 @@ from shoal.wire.messages.transfer import Chunk, Missing, TransferMessage, Want
 
 _PATIENCE_S = 1.0
 Content = tuple[str, tuple[StepKey, ...], tuple[tuple[StepKey, ...], ...]]
-"""What a snapshot holds: the bytes that the round began from, the steps that were applied to them, and those of earlier
-rounds that are in its parameters as well."""
+"""What a snapshot holds: the bytes that the round began from, the steps that were applied to them, and by fragment
+those that are in its parameters and in no average of it yet."""
 
 
 class Parcel(NamedTuple):
@@ -72,7 +72,7 @@ class SnapshotSteps(Steps):
         if not self.machine.resume(snapshot.log, snapshot.earlier):
             return False
         assert self.server.content is not None
-        self.kept = list(self.server.content[2])
+        self.since = [list(keys) for keys in self.server.content[2]]
         self.applied = [entry.key for entry in self.machine.log]
         self.buffers = list(self.applied)
         return True
@@ -117,12 +117,15 @@ class SnapshotServer(Server):
 
     # -- as an owner
 
+    def is_due(self, num_commits: int) -> bool:
+        return is_due(num_commits, self.world.every, self.world.cuts.commits(self.machine.round))
+
     def boundary(self) -> None:
         log = tuple(self.steps.machine.log) if self.steps is not None else ()
-        if not is_due(len(log), self.world.every) or self.machine.tip.round + 1 != self.steps.machine.round:  # type: ignore[union-attr]
+        if not self.is_due(len(log)) or self.machine.tip.round + 1 != self.steps.machine.round:  # type: ignore[union-attr]
             return
-        machine, kept = self.steps.machine, self.steps.kept  # type: ignore[union-attr]
-        content = (self.theta, tuple(entry.key for entry in log), tuple(kept))
+        machine, since = self.steps.machine, self.steps.since  # type: ignore[union-attr]
+        content = (self.theta, tuple(entry.key for entry in log), tuple(map(tuple, since)))
         base = self.base
         state = (base.round, base.record_hash, base.hashes)
         made = log, 1, digest(content), machine.earlier
@@ -258,10 +261,11 @@ class SnapshotWorld(World):
         seed: int,
         replica_class: type[StepReplica] = StepReplica,
         search_class: type[SnapshotSearch] = SnapshotSearch,
+        host_class: type[SnapshotServer] = SnapshotServer,
     ) -> None:
         self.search_class = search_class
         self.num_kept = self.num_resumed = 0
-        super().__init__(seed, replica_class=replica_class, host_class=SnapshotServer)
+        super().__init__(seed, replica_class=replica_class, host_class=host_class)
 
     def sizes(self) -> tuple[int, int]:
         return 2, self.network.rng.choice((2, 2, 3))

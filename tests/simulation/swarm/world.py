@@ -8,6 +8,7 @@ record decides about leases that nobody else could settle.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from tests.simulation.liveness import SingleLosses
 from tests.simulation.round.hosts import ReplicaHost as RoundHost
@@ -22,6 +23,7 @@ from tests.simulation.step.world import WRAPPED_SHARE
 from tests.simulation.swarm.hosts import Client, Leases, Server, Trainer
 
 from shoal.ids import PeerId, StepKey
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.lease import LeaseTable
 from shoal.swarm.records import record_hash, trained
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
@@ -63,6 +65,7 @@ class World(Replacement, RoundWorld):
         takeover_class: type[TakeoverMachine] = TakeoverMachine,
         host_class: type[RoundHost] = Server,
         faults: bool = True,
+        cuts_class: type[CutRule] = CutRule,
     ) -> None:
         self.replica_class, self.trainer_class = replica_class, trainer_class
         self.table_class, self.takeover_class = table_class, takeover_class
@@ -74,13 +77,21 @@ class World(Replacement, RoundWorld):
         self.max_kept: int | None = None
         self.is_wrapped = random.Random(f"wrapping of {seed}").random() < WRAPPED_SHARE
         self.num_fragments = random.Random(f"fragments of {seed}").choice((1, 2, 3))
+        cut_rng = random.Random(f"cuts of {seed}")
+        self.cut_after, self.last_round = cut_rng.choice((None, 1, 2, 3)), cut_rng.choice((2, 3, MANY))
+        self.cuts = cuts_class(self.num_fragments, self.cut_after, self.last_round)
         self.journaled: dict[str, Journal] = {}  # by record, also those that were never committed
         super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
+
+    def cut_in(self, round: int) -> int | None:
+        """After how many commits of this round a replica is cut; None: at its join."""
+        return None if round == self.last_round else self.cut_after
 
     def sizes(self) -> tuple[int, int]:
         return 2, self.network.rng.choice((1, 2, 2, 3))
 
     def prepare(self) -> None:
+        self.settings = replace(self.settings, cuts=self.cuts)
         rng = self.network.rng
         self.num_trainers, self.max_open_steps = rng.choice((1, 2, 2)), rng.choice((1, 2, 4))
         self.schedule = rng.choice(list(Schedule))
@@ -166,19 +177,22 @@ class World(Replacement, RoundWorld):
         self._check_weights(record, record_hash(signed))
 
     def _check_weights(self, record: Record, digest: str) -> None:
-        """A member weighs what it has trained in this round and in the ones right before, as far as it was a member in
-        them: nothing that is in no record of the chain."""
+        """A member weighs what it has trained since the last cut of the fragment, as far as it was a member of the
+        records since: nothing that is in no record of the chain, and nothing twice."""
         if digest not in self.journaled:
             return
         for outcome in record.stages:
             for peer, weight in zip(outcome.members, outcome.weights, strict=True):
                 found, at = [0], digest
-                for _ in range(self.num_fragments):
+                for back in range(self.num_fragments + 1):
                     journal = self.journaled.get(at)
                     if journal is None or peer not in journal.logs:
                         break
                     _, log = journal.logs[peer]
-                    found.append(found[-1] + trained(log).num_targets)
+                    cut = self.cut_in(journal.record.round)
+                    cut = len(log) if cut is None else cut
+                    part = log[:cut] if back == 0 else log[cut:] if back == self.num_fragments else log
+                    found.append(found[-1] + trained(part).num_targets)
                     at = journal.record.previous
                 if weight not in found[1:]:
                     raise Broken(f"{peer} weighs {weight} in record {record.round}, and has trained {found[1:]}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.averaging.member import RoundMember
+from shoal.averaging.payloads_ahead import PayloadsAhead
 from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.averaging.signing import Signer, unsealer
@@ -28,10 +29,12 @@ from shoal.codec.base import CodecState
 from shoal.collective.plan import Collective
 from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
+from shoal.optim.merge import Merge
 from shoal.optim.outer import OuterSgd
 from shoal.optim.parts import AveragedParts
 from shoal.swarm.content_transfer import TransferSettings
-from shoal.swarm.records import Logs, still_earlier
+from shoal.swarm.cut_rule import EVERY_STEP, CutRule
+from shoal.swarm.records import Logs
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.view import Replica as SeenReplica
 from shoal.swarm.view import SwarmView
@@ -54,6 +57,7 @@ class FakeStage:
         self.floats = torch.zeros(3)
         self.integers = torch.zeros(2, dtype=torch.int64)
         self.forgotten = 0
+        self.cut: Tensor | None = None
         self.residual: CodecState = ()
         buffers = [("floats", self.floats), ("integers", self.integers)]
         self.averaged = AveragedParts.of([("parameters", self.parameters)], buffers)
@@ -67,7 +71,7 @@ class FakeSteps:
     """A log where a stage worker would be."""
 
     round: int = 1
-    num_fragments: int = 1
+    cuts: CutRule = EVERY_STEP
     earlier: tuple[StepsTrained, ...] = ()
     log: tuple[StepEntry, ...] = ()
     in_doubt: tuple[StepKey, ...] = ()
@@ -78,12 +82,12 @@ class FakeSteps:
         return sum(entry.num_samples for entry in self.log)
 
     def start_round(self, round: int, base: str = "", anew: bool = False, keeps_rest: bool = False) -> None:
-        self.earlier = still_earlier(self.earlier, self.log, self.num_fragments) if keeps_rest else ()
+        self.earlier = self.cuts.still_earlier(self.round, self.earlier, self.log) if keeps_rest else ()
         self.round, self.log, self.in_doubt = round, (), ()
 
     async def close(self, round: int) -> FakeSteps:
         await anyio.lowlevel.checkpoint()
-        return FakeSteps(round, self.num_fragments, self.earlier, self.log, self.in_doubt)
+        return FakeSteps(round, self.cuts, self.earlier, self.log, self.in_doubt)
 
     def resolve(self, key: StepKey, commit: bool, scale: float, lr: float, skipped: bool) -> None:
         self.fates[key] = (commit, scale, lr, skipped)
@@ -142,6 +146,8 @@ class Run:
     ring: RingSettings = SMALL_RING
     num_elements: int = 10
     num_fragments: int = 1
+    cut_after: int | None = None
+    merge: Merge = Merge.CARRY
     chunk_bytes: int = 8
     replicas: list[list[Replica]] = field(default_factory=list)
     generation: int = 0
@@ -169,6 +175,10 @@ class Run:
     def slots(self) -> dict[PeerId, int]:
         return {r.peer: slot for stage in self.replicas for slot, r in enumerate(stage)}
 
+    @property
+    def cuts(self) -> CutRule:
+        return CutRule(self.num_fragments, self.cut_after)
+
     def commit(self, slot: int, number: int, stages: Sequence[int] | None = None) -> StepKey:
         """Commit a step of slot's trainer on its pipeline (or on some stages): parameters move by slot + 1."""
         key = StepKey(slot, 1, number, 0)
@@ -190,7 +200,7 @@ class Run:
             endpoint=endpoint,
             signer=Signer(identity, AUTHORITY, "run"),
             generation=self.generation,
-            settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=10.0),
+            settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=10.0, cuts=self.cuts),
             clock=SystemClock(),
             journal=self.write,
         )
@@ -208,15 +218,23 @@ class Run:
     def add_replica(self, stage: int) -> Replica:
         peer = PeerId(f"R{stage}.{len(self.replicas[stage])}")
         endpoint: MemoryEndpoint = self.network.endpoint(peer)
-        fake, steps = FakeStage(self.num_elements), FakeSteps(num_fragments=self.num_fragments)
+        fake, steps = FakeStage(self.num_elements), FakeSteps(cuts=self.cuts)
         optimizer = OuterSgd(lr=0.5, momentum=0.9, nesterov=True)
-        state = FaultyState(fake, optimizer, self.ring.codec, num_fragments=self.num_fragments)
+        merge = None if self.cut_after is None else self.merge
+        state = FaultyState(fake, optimizer, self.ring.codec, num_fragments=self.num_fragments, merge=merge)
         send, receive = anyio.create_memory_object_stream[object](100)
         self.streams += [send, receive]
         contents = Contents(endpoint, SystemClock(), chunk_bytes=self.chunk_bytes)
         patience = TransferSettings(retry_s=0.02, slow_s=0.1, timeout_s=1.0)
         sync = StateSync(contents, stage, view=lambda: self.view, settings=patience, num_fragments=self.num_fragments)
         source = StateSource(sync, StateDonor(contents, stage))
+        ahead = PayloadsAhead(
+            contents,
+            stage,
+            view=lambda: self.view,
+            base=lambda: member.base,
+            limit_bytes=lambda round: self.ring.codec.max_size_bytes(state.gradient_size(state.fragment(round))),
+        )
         member = RoundMember(
             endpoint=endpoint,
             unseal=unsealer("run", AUTHORITY.peer_id),
@@ -228,6 +246,7 @@ class Run:
             source=source,
             events=send,
             ring=self.ring,
+            ahead=None if self.cut_after is None else ahead,
         )
         self.tasks.start_soon(dispatch, endpoint, [contents, member])
         self.tasks.start_soon(contents.run)

@@ -16,8 +16,7 @@ import pytest
 import torch
 from tests.alongside import until
 from tests.covering import covering
-from tests.reference import payloads
-from tests.reference.diloco import Coding, agreed_sum, coded_mean, in_fragment
+from tests.reference.diloco import Coding, agreed_sum, coded_by, coded_mean, in_fragment
 from tests.unit.averaging.conftest import FakeStage, MakeRun, Replica, Run
 from tests.unit.averaging.test_rounds import finish, on_message
 from torch import Tensor
@@ -27,6 +26,7 @@ from shoal.averaging.replica_state import ReplicaState
 from shoal.averaging.round_average import RingSettings
 from shoal.codec.registry import CodecSettings, codec_of
 from shoal.collective.group import Group
+from shoal.optim.merge import Merge
 from shoal.optim.outer import OuterSgd
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.round import Payload, StageOutcome
@@ -43,46 +43,48 @@ AXES: dict[str, tuple[Any, ...]] = {
     "fragments": (1, 2, 4),
     "num_replicas": (2, 3),
     "event": ("nothing", "lost", "left out", "newcomer", "idle", "not finite"),
+    "overlap": ("none", "carry", "mean"),
 }
 RING_AXES = {name: AXES[name] for name in ("fragments", "num_replicas", "event")} | {"codec": ("none", "bf16", "fp16")}
+CUT_AFTER = 2
+"""Commits of a round, where rounds overlap."""
 WIRES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def reference_of(name: str) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """What receivers make of values, and which of them are sent."""
-
-    def code(values: Tensor) -> tuple[Tensor, Tensor]:
-        received = torch.tensor(payloads.encoded(name, values.tolist()).sent)
-        return received, received != 0 if name == "sparse" else torch.ones(len(values), dtype=torch.bool)
-
-    return code
 
 
 @dataclass
 class Plain:
-    """The stage in plain arithmetic: what all hold, and by name each replica's own parameters, its residual, and what
-    it has trained round by round since all its parameters were those that all hold."""
+    """The stage in plain arithmetic: what all hold, and by name each replica's own parameters, its residual, for each
+    fragment the targets that it has trained and that are in no average of that, and, if it was cut in this round, its
+    parameters then and those targets."""
 
     coding: Coding | None
     wire: torch.dtype | None
     fragments: int
+    overlap: str
     outer: Tensor
     momentum: Tensor
     local: dict[str, Tensor] = field(default_factory=dict)
     residual: dict[str, Tensor] = field(default_factory=dict)
-    trained: dict[str, list[int]] = field(default_factory=dict)
+    since: dict[str, list[int]] = field(default_factory=dict)
+    cuts: dict[str, tuple[Tensor, list[int]]] = field(default_factory=dict)
 
     def train(self, name: str, change: Tensor, targets: int) -> None:
         self.local[name] = self.local.get(name, self.outer) + change
-        self.trained[name] = [*self.trained.get(name, []), targets]
+        self.since[name] = [each + targets for each in self.since.get(name, [0] * self.fragments)]
+
+    def cut(self, name: str) -> None:
+        self.cuts[name] = (self.local[name], self.since[name])
 
     def end(self, round: int, members: Sequence[str], broken: Sequence[str] = ()) -> list[int]:
         """Who is broken counts for nothing and forgets its residual, and as who is no member all that it has trained;
         returns what each member weighs."""
         own = in_fragment(len(self.outer), round, self.fragments)
-        weights = [0 if name in broken else sum(self.trained.get(name, [])) for name in members]
+        number, nothing = round % self.fragments, [0] * self.fragments
+        now = {name: (self.local.get(name, self.outer), self.since.get(name, nothing)) for name in members}
+        taken = now | {name: cut for name, cut in self.cuts.items() if name in members}
+        weights = [0 if name in broken else taken[name][1][number] for name in members]
         shares = [weight / sum(weights) for weight in weights]
-        deltas = [(self.outer - self.local.get(name, self.outer))[own] for name in members]
+        deltas = [(self.outer - taken[name][0])[own] for name in members]
         deltas = [delta if share else 0 * self.outer[own] for delta, share in zip(deltas, shares, strict=True)]
         if self.coding is None:
             each = zip(deltas, shares, strict=True)
@@ -97,11 +99,22 @@ class Plain:
         self.momentum[own] = self.momentum[own] * MOMENTUM + average
         self.outer[own] = self.outer[own] - (self.momentum[own] * MOMENTUM + average) * LR
         keeping = set(members) - set(broken)
-        self.local = {name: torch.where(own, self.outer, self.local[name]) for name in keeping & self.local.keys()}
-        # The next round's fragment knows all rounds but the last ones, of which there are as many as other fragments.
-        last = slice(1 - self.fragments, None) if self.fragments > 1 else slice(0)
-        self.trained = {name: self.trained.get(name, [])[last] for name in keeping}
+        self.local = {
+            name: torch.where(own, self.merged(name), self.local[name]) for name in keeping & self.local.keys()
+        }
+        self.since = {name: list(now[name][1]) for name in keeping}
+        for name, since in self.since.items():
+            since[number] -= taken[name][1][number]
+        self.cuts.clear()
         return weights
+
+    def merged(self, name: str) -> Tensor:
+        """What becomes of the fragment of a member."""
+        if name not in self.cuts:
+            return self.outer
+        if self.overlap == "mean":
+            return (self.outer + self.local[name]) / 2
+        return self.outer + (self.local[name] - self.cuts[name][0])
 
 
 class Scene:
@@ -111,30 +124,47 @@ class Scene:
         self.run = run
         self.noise = torch.Generator().manual_seed(3)
         parameters = run.replicas[0][0].stage.parameters
-        self.plain = Plain(coding, wire, run.num_fragments, parameters.clone(), torch.zeros_like(parameters))
+        overlap = "none" if run.cut_after is None else run.merge.value
+        sizes = run.num_fragments, overlap
+        self.plain = Plain(coding, wire, *sizes, parameters.clone(), torch.zeros_like(parameters))
 
-    def train(self, without: Sequence[Replica] = ()) -> None:
+    def train(self, without: Sequence[Replica] = (), broken: Sequence[Replica] = ()) -> None:
         for slot, replica in enumerate(self.run.replicas[0]):
-            before = self.plain.local.get(replica.peer, self.plain.outer)
             if replica in without:
-                self.plain.train(replica.peer, torch.zeros_like(before), 0)
+                self.plain.train(replica.peer, torch.zeros_like(self.plain.outer), 0)
                 continue
-            num_steps = 2 if slot == 2 else 1
-            for number in range(num_steps):
-                self.run.commit(slot, 10 * replica.steps.round + number)
-            # The commit has moved the parameters as well: both take all of it as one change.
-            replica.stage.parameters.copy_(before)
-            change = torch.randn(len(before), generator=self.noise) * 0.1
-            replica.stage.parameters += change
-            self.plain.train(replica.peer, change, 4 * num_steps)
+            cut_after = self.run.cut_after
+            if cut_after is None:
+                self._train(slot, replica, 0, 2 if slot == 2 else 1)
+            elif slot == 2:
+                self._train(slot, replica, 0, cut_after - 1)  # it has done too little to be cut
+            else:
+                self._train(slot, replica, 0, cut_after)
+            if replica in broken:
+                replica.stage.parameters[7] = float("nan")
+            if cut_after is not None and slot != 2:
+                self.plain.cut(replica.peer)
+                replica.stage.cut = replica.stage.parameters.clone()
+                replica.member.cut(replica.steps.round)
+                self._train(slot, replica, cut_after, slot + 1)
+
+    def _train(self, slot: int, replica: Replica, first: int, num_steps: int) -> None:
+        before = replica.stage.parameters.clone()
+        for number in range(first, first + num_steps):
+            self.run.commit(slot, 10 * replica.steps.round + number)
+        # The commit has moved the parameters as well: both take all of it as one change.
+        change = torch.randn(len(before), generator=self.noise) * 0.1
+        replica.stage.parameters.copy_(before + change)
+        self.plain.train(replica.peer, change, 4 * num_steps)
 
     def check(self, outcome: StageOutcome, replicas: Sequence[Replica]) -> None:
         for replica in replicas:
             assert replica.member.hashes == outcome.hashes
             assert torch.equal(replica.state.base.parameters_N, self.plain.outer)
             assert torch.equal(replica.state.base.momentum_N, self.plain.momentum)
-            local = self.plain.outer if self.plain.fragments == 1 else self.plain.local.get(replica.peer)
-            assert torch.equal(replica.stage.parameters, self.plain.outer if local is None else local)
+            local = self.plain.local.get(replica.peer, self.plain.outer)
+            assert torch.equal(replica.stage.parameters, local)
+            assert torch.equal(local, self.plain.outer) or self.plain.fragments > 1 or self.run.cut_after
             if self.plain.coding is not None and self.plain.coding.feedback:
                 [residual] = replica.stage.residual
                 assert torch.equal(residual, self.plain.residual.get(replica.peer, torch.zeros_like(residual)))
@@ -157,17 +187,16 @@ async def check_bits(make_run: MakeRun, ring: RingSettings, scene: Callable[[Run
     fragments, event = case["fragments"], case["event"]
     num_elements = NUM_ELEMENTS + (fragments - 1) * 4096
     options = {"ring": ring, "num_elements": num_elements, "num_fragments": fragments, "chunk_bytes": 4096}
+    if (overlap := case.get("overlap", "none")) != "none":
+        options |= {"cut_after": CUT_AFTER, "merge": Merge(overlap)}
     async with make_run(1, case["num_replicas"], **options) as run:
         pair = scene(run)
         coordinator = await run.lead()
         for round in range(1, max(4, 2 * fragments + 2) + 1):
             changed = round == 2
             victim = run.replicas[0][-1]
-            pair.train(without=[victim] if changed and event == "idle" else ())
-            broken: list[str] = []
-            if changed and event == "not finite":
-                victim.stage.parameters[7] = float("nan")
-                broken.append(victim.peer)
+            broken = [victim] if changed and event == "not finite" else []
+            pair.train(without=[victim] if changed and event == "idle" else (), broken=broken)
             if changed and event == "lost":
                 on_message(run, RingPart, victim.peer, lambda source, _target: run.network.kill(source))
             if changed and event == "left out":
@@ -176,7 +205,7 @@ async def check_bits(make_run: MakeRun, ring: RingSettings, scene: Callable[[Run
                 run.add_replica(0)
                 coordinator.replicas(run.hops)
             outcome = (await finish(run, coordinator, round)).record.stages[0]
-            pair.end(round, outcome, broken)
+            pair.end(round, outcome, [each.peer for each in broken])
             if changed and event == "lost":
                 run.replicas[0].remove(victim)
             await until(lambda wanted=round: all(r.member.base_round == wanted for r in run.replicas[0]))
@@ -192,10 +221,11 @@ async def test_rounds_have_the_bits_of_plain_arithmetic(
     fragments: int,
     num_replicas: int,
     event: str,
+    overlap: str,
 ) -> None:
     ring = RingSettings(1024, codec=codec_of(CodecSettings(codec, feedback)), over_senders=over_senders)
-    coding = Coding(reference_of(codec), feedback, over_senders)
-    case = {"fragments": fragments, "num_replicas": num_replicas, "event": event}
+    coding = Coding(coded_by(codec), feedback, over_senders)
+    case = {"fragments": fragments, "num_replicas": num_replicas, "event": event, "overlap": overlap}
     await check_bits(make_run, ring, lambda run: Scene(run, coding), **case)
 
 

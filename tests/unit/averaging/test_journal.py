@@ -27,6 +27,7 @@ from shoal.averaging.signing import Signer
 from shoal.errors import RecordRejected, StorageError
 from shoal.identity import Identity
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import rebase_record, record_hash
 from shoal.wire.messages import SampleRange
 from shoal.wire.messages.round import Basis, Record, SignedRecord, StageHashes, StageOutcome
@@ -325,13 +326,39 @@ def of_fragments(
 def test_an_audit_counts_steps_of_which_a_stage_has_some_fragments_only(case: str) -> None:
     third, fourth, lost = FRAGMENT_CASES[case]
     files = of_fragments([(4, 4), (8, 8), (12, third), (12, fourth)])
-    assert sum(audit_of(*files, 1000, 4, 3).lost_in_part.values()) == lost
+    assert sum(audit_of(*files, 1000, 4, CutRule(3)).lost_in_part.values()) == lost
     assert audit_of(*files, 1000, 4).lost_in_part == {}
+
+
+@pytest.mark.parametrize(
+    ("num_fragments", "weights", "lost"),
+    [
+        # Each replica trains three steps of four targets in each round, and is cut after two.
+        (1, [(8, 8), (12, 12), (12, 12)], 0),
+        (1, [(8, 8), (12, 8), (12, 12)], 1),
+        (1, [(8, 8), (12, None), (12, 8)], 1),
+        (2, [(8, 8), (20, 20), (24, 24)], 0),
+        (2, [(8, 8), (20, 20), (24, 8)], 4),
+    ],
+)
+def test_an_audit_counts_what_was_trained_behind_a_cut_and_is_in_no_average(
+    num_fragments: int, weights: Sequence[tuple[int, int | None]], lost: int
+) -> None:
+    lines, records = of_fragments(weights)
+    for round, of_round in lines.items():
+        first = [msgspec.structs.replace(line.entry, version=0) for line in of_round]
+        lines[round] = [
+            StepLine(line.peer, 0, msgspec.structs.replace(each, key=each.key._replace(attempt=number)))
+            for line, each in zip(of_round, first, strict=True)
+            for number in range(3)
+        ]
+    cuts = CutRule(num_fragments, cut_after=2)
+    assert sum(audit_of(lines, records, 1000, 3, cuts).lost_in_part.values()) == lost
 
 
 @pytest.mark.parametrize(("basis", "lost"), [(1, 2), (0, 0)])
 def test_steps_that_a_restored_stage_has_lost_altogether_are_not_counted_as_lost_in_part(basis: int, lost: int) -> None:
-    found = audit_of(*of_fragments([(4, 4), (8, 8), (4, 4)], {3: basis}), 1000, 3, 3)
+    found = audit_of(*of_fragments([(4, 4), (8, 8), (4, 4)], {3: basis}), 1000, 3, CutRule(3))
     assert (found.steps_lost[0], sum(found.lost_in_part.values())) == (2 * (2 - basis), lost)
 
 

@@ -54,3 +54,23 @@ def test_learned_step_sizes_are_not_rounded_among_other_values() -> None:
     with pytest.raises(ConfigError, match=r"int4: learned step sizes \(quant\)"):
         loaded({"quant": {}}, averaging_compression="int4")
     loaded({"quant": {}}, averaging_compression="bf16")
+
+
+def test_steps_that_overlap_are_some_of_a_round() -> None:
+    said: dict[str, Any] = {"averaging_compression": "int4", "inner_steps": 10}
+    diloco = loaded(**said, overlap_steps=9, overlap_merge="carry").diloco
+    assert (diloco.overlap_steps, diloco.overlap_merge) == (9, "carry")
+    assert (loaded().diloco.overlap_steps, loaded().diloco.overlap_merge) == (0, "mean")
+    with pytest.raises(ConfigError, match="overlap_steps = 10 are no part of the inner_steps = 10"):
+        loaded(**said, overlap_steps=10)
+
+
+@pytest.mark.parametrize("compression", ["none", "bf16", "fp16"])
+def test_sums_that_are_formed_on_their_way_hide_behind_no_steps(compression: str) -> None:
+    with pytest.raises(ConfigError, match="overlap_steps = 3 would hide nothing"):
+        loaded(averaging_compression=compression, overlap_steps=3)
+
+
+def test_where_nothing_overlaps_there_is_nothing_to_merge() -> None:
+    with pytest.raises(ConfigError, match="overlap_merge = carry means nothing"):
+        loaded(averaging_compression="int8", overlap_merge="carry")

@@ -392,6 +392,17 @@ def test_a_snapshot_that_is_on_its_way_is_counted() -> None:
     assert with_snapshots.host_bytes - without.host_bytes == compute.snapshot().numel() - num_parameters
 
 
+def test_what_is_encoded_beside_steps_is_counted() -> None:
+    said = {"averaging_compression": "int8"}
+    without, overlapping = (
+        stage_needs(config_of("resnet18", diloco=said | {"overlap_steps": steps}))[1] for steps in (0, 5)
+    )
+    config = config_of("resnet18")
+    module = build_stage(load_family(config.model, config.data), 1, 2, seed=0)
+    # The copy of the cut, the pseudo-gradient, and what that leaves out.
+    assert overlapping.host_bytes - without.host_bytes == 3 * sum(p.nbytes for p in module.parameters())
+
+
 def test_others_snapshots_have_the_room_that_the_stage_leaves() -> None:
     assert snapshot_room(ServerMemory(1000), 600) == 400
     assert snapshot_room(ServerMemory(1000), 1200) == 0

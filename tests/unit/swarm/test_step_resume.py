@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.ids import StepKey
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.step_replica import StepReplica
 from shoal.wire.messages.step import (
     Aborted,
@@ -85,7 +86,7 @@ def test_it_has_trained_in_earlier_rounds_what_the_snapshot_says() -> None:
 def test_what_some_fragment_has_not_seen_stays_from_round_to_round_and_goes_with_the_parameters(
     num_fragments: int,
 ) -> None:
-    machine = StepReplica(PATH[1].peer, stage=1, num_stages=3, max_open_steps=2, num_fragments=num_fragments)
+    machine = StepReplica(PATH[1].peer, stage=1, num_stages=3, max_open_steps=2, cuts=CutRule(num_fragments))
     machine.start_round(1)
     for round in (1, 2, 3, 4):
         prepared(machine, StepKey(0, 1, round, 0), round=round)

@@ -193,6 +193,16 @@ class Join(Struct, frozen=True, tag="join"):
     earlier: Earlier = ()
 
 
+class PayloadReady(Struct, frozen=True, tag="payload_ready"):
+    """To the others of the stage: what the sender's pseudo-gradient of this round, which is trained on this record, is
+    encoded as. It may be fetched (`wire.messages.transfer`) before the round is closed."""
+
+    round: int
+    record_hash: Annotated[str, msgspec.Meta(max_length=64)]
+    stage: int
+    payload: Payload
+
+
 class Resolve(Struct, frozen=True, tag="resolve"):
     """The fate of a step in doubt, settled from all joins; with `commit`, by the numbers of the entry that holds it."""
 
@@ -343,6 +353,7 @@ RoundMessage = (
     | StaleBallot
     | Close
     | Join
+    | PayloadReady
     | Resolve
     | Propose
     | Staged

@@ -30,15 +30,17 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class StepsTrained(Struct, frozen=True):
-    """What a replica has trained in one round: the steps that have changed its parameters, and their targets."""
+    """What a replica has trained in one round, or before or after the cut of one: the steps that have changed its
+    parameters, and their targets."""
 
     num_steps: Count = 0
     num_targets: Count = 0
 
 
-Earlier = Annotated[tuple[StepsTrained, ...], msgspec.Meta(max_length=63)]
+Earlier = Annotated[tuple[StepsTrained, ...], msgspec.Meta(max_length=127)]
 """What a replica has trained in the rounds before and of which some fragment of the parameters has not been averaged
-there yet, the oldest round first: of one less than there are fragments at most."""
+there yet, the oldest first: of one round less than there are fragments at most. With `diloco.overlap_steps` there are
+two for each round, up to its cut and after it, and one more: after the last cut of the fragment of this round."""
 
 
 class StepEntry(Struct, frozen=True):

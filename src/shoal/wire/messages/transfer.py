@@ -22,14 +22,15 @@ Digest = Annotated[str, msgspec.Meta(max_length=64)]
 
 class ContentKind(enum.StrEnum):
     """What a content is: the state of a stage that a record names; what the ring of its round has made of the
-    contributions, from which that state follows; a replica at a step boundary; what its inner optimizer knows; or the
-    weights of a stage that the run begins from."""
+    contributions, from which that state follows; a replica at a step boundary; what its inner optimizer knows; the
+    weights of a stage that the run begins from; or what its pseudo-gradient of a round is encoded as."""
 
     STATE = "state"
     AVERAGE = "average"
     SNAPSHOT = "snapshot"
     INNER = "inner"
     START = "start"
+    PAYLOAD = "payload"
 
     @property
     def leads_to_record(self) -> bool:
@@ -39,7 +40,7 @@ class ContentKind(enum.StrEnum):
 
 class ContentName(Struct, frozen=True):
     """Names a content of one stage. `digest` is the hash of the record, or what stands for D_0; of a snapshot and an
-    inner state the SHA-256 of the hashes of its chunks. All in hex."""
+    inner state the SHA-256 of the hashes of its chunks; of a payload its own SHA-256. All in hex."""
 
     kind: ContentKind
     stage: int
@@ -55,7 +56,7 @@ class Want(Struct, frozen=True, tag="want"):
 class Have(Struct, frozen=True, tag="have"):
     """It does. `chunk_hashes` are the SHA-256 of its chunks, 32 bytes each, one vector after the other. Those of a
     state are outer parameters, outer momentum, floating and integer buffers; of an average and a start the same without
-    momentum; a snapshot and an inner state are one vector."""
+    momentum; a snapshot, an inner state and a payload are one vector."""
 
     name: ContentName
     chunk_hashes: bytes

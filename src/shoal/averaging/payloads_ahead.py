@@ -1,0 +1,192 @@
+"""What the members of a stage have encoded for a round, given to each other while they go on training.
+
+    own cut  -> give -> PayloadReady to the others
+    others': -> PayloadReady -> fetched (`contents`) beside the steps -> get, in the quorum
+
+What was not announced in time, or could not be fetched, is fetched in the quorum: being early only saves time, and a
+round comes to the same bits without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+
+import anyio
+import anyio.to_thread
+import torch
+from torch import Tensor
+
+from shoal.averaging.content_fetch import INLINE_BYTES, ContentFetch
+from shoal.averaging.contents import Contents
+from shoal.averaging.digest_fetch import offered
+from shoal.codec.raw import to_wire
+from shoal.errors import MemberFault
+from shoal.ids import PeerId
+from shoal.runtime.changes import Changes
+from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
+from shoal.swarm.snapshots import CHUNK_BYTES, Base
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import Received
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Payload, PayloadReady
+from shoal.wire.messages.transfer import ContentKind, ContentName
+
+# Four MiB on the way keep a link of 200 Mbit/s busy over 150 ms. What comes late is waited for: the coordinator knows
+# whom the round does without.
+_PATIENCE = TransferSettings(window=16, slow_s=math.inf, timeout_s=math.inf)
+
+
+class _PayloadFetch(ContentFetch):
+    """The payload of one member, on its way or here."""
+
+    def __init__(self, contents: Contents, stage: int, peer: PeerId, payload: Payload) -> None:
+        self.payload = payload
+        self.content = torch.empty(payload.num_bytes, dtype=torch.uint8)
+        self.is_wrong = False
+        self.ended = anyio.Event()
+        self._giver = peer
+        name = ContentName(ContentKind.PAYLOAD, stage, payload.digest)
+        super().__init__(contents.endpoint, contents.clock, name, (self.content,), _PATIENCE, CHUNK_BYTES)
+
+    def peers(self) -> Mapping[PeerId, None]:
+        """Who has made it."""
+        return {self._giver: None}
+
+    async def is_right(self) -> bool:
+        """Compare what has come with what was announced."""
+        data = to_wire(self.content).data
+        is_short = data.nbytes <= INLINE_BYTES
+        digest = hashlib.sha256(data) if is_short else await anyio.to_thread.run_sync(hashlib.sha256, data)
+        return digest.hexdigest() == self.payload.digest
+
+    def is_lost(self, is_offered: bool, base_round: int) -> bool:
+        """Only what is wrong is of no use; who is out of reach may be back."""
+        return self.is_wrong
+
+    def report(self, effect: Distrust | Nobody | Late) -> None:
+        """There is nobody else to get it from."""
+        self.is_wrong = self.is_wrong or isinstance(effect, Distrust)
+
+
+class PayloadsAhead:
+    """The payloads of one replica's rounds, its own and the others'.
+
+    Args:
+        view: Returns the swarm as it is now.
+        base: Returns the state that the replica's round is trained from.
+        limit_bytes: Of a payload in a round, at most.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        stage: int,
+        *,
+        view: Callable[[], SwarmView],
+        base: Callable[[], Base],
+        limit_bytes: Callable[[int], int],
+    ) -> None:
+        self._contents = contents
+        self._endpoint = contents.endpoint
+        self._stage = stage
+        self._view = view
+        self._base = base
+        self._limit_bytes = limit_bytes
+        self._given: ContentName | None = None
+        self._ready: dict[PeerId, PayloadReady] = {}
+        self._fetches: dict[PeerId, _PayloadFetch] = {}
+        self._new: list[_PayloadFetch] = []
+        self._changed = Changes()
+
+    def give(self, payload_P: Tensor, announced: Payload) -> None:
+        """This replica has encoded its pseudo-gradient of the round; again if that has changed."""
+        name = ContentName(ContentKind.PAYLOAD, self._stage, announced.digest)
+        if name == self._given:
+            return
+        self._forget_own()
+        self._given = name
+        self._contents.offer(name, offered(payload_P))
+        base = self._base()
+        for peer, hop in self._others().items():
+            self._endpoint.introduce(hop)
+            self._endpoint.post(peer, PayloadReady(base.round + 1, base.record_hash, self._stage, announced))
+
+    def receive(self, event: Received) -> bool:
+        """Take an announcement; one of another round is kept until that has begun. See `transport.dispatch.Handler`."""
+        message = event.message
+        if not isinstance(message, PayloadReady):
+            return False
+        if message.stage == self._stage and event.peer in self._others():
+            self._ready[event.peer] = message
+            self._look(event.peer)
+        return True
+
+    def ask(self, peer: PeerId, announced: Payload) -> None:
+        """Fetch what a member has joined with, unless it is here or on its way."""
+        fetch = self._fetches.get(peer)
+        if fetch is None or fetch.payload != announced:
+            self._fetch(peer, announced)
+
+    async def get(self, peer: PeerId) -> Tensor:
+        """Wait for what `ask` has asked for.
+
+        Raises:
+            MemberFault: The member gives other bytes than it has announced.
+        """
+        fetch = self._fetches[peer]
+        await fetch.ended.wait()
+        if fetch.is_wrong:
+            raise MemberFault("it gives other bytes than it has joined with", peer)
+        return fetch.content
+
+    def end(self) -> None:
+        """The replica has gone to a record: what was encoded before is of no use any more."""
+        self._forget_own()
+        for fetch in self._fetches.values():
+            fetch.cancel()
+        self._fetches.clear()
+        self._new.clear()
+        base = self._base()
+        self._ready = {peer: ready for peer, ready in self._ready.items() if ready.round > base.round}
+        for peer in list(self._ready):
+            self._look(peer)
+
+    async def run(self) -> None:
+        """Fetch until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                while self._new:
+                    tasks.start_soon(self._run, self._new.pop())
+                await self._changed.wait()
+
+    # -- parts
+
+    def _others(self) -> dict[PeerId, Hop]:
+        """The other replicas of the stage."""
+        me, replicas = self._endpoint.peer_id, self._view().replicas
+        return {each.peer: each.hop for each in replicas if each.stage == self._stage and each.peer != me}
+
+    def _look(self, peer: PeerId) -> None:
+        """What this peer has announced may be of the round that is under way."""
+        ready, base = self._ready[peer], self._base()
+        is_now = (ready.round, ready.record_hash) == (base.round + 1, base.record_hash)
+        if is_now and ready.payload.num_bytes <= self._limit_bytes(ready.round):
+            self.ask(peer, ready.payload)
+
+    def _fetch(self, peer: PeerId, payload: Payload) -> None:
+        if (before := self._fetches.get(peer)) is not None:
+            before.cancel()
+        self._fetches[peer] = fetch = _PayloadFetch(self._contents, self._stage, peer, payload)
+        self._new.append(fetch)
+        self._changed.notify()
+
+    async def _run(self, fetch: _PayloadFetch) -> None:
+        if await self._contents.fetch(fetch) or fetch.is_wrong:
+            fetch.ended.set()
+
+    def _forget_own(self) -> None:
+        if self._given is not None:
+            self._contents.drop(self._given)
+            self._given = None
