@@ -61,6 +61,7 @@ def bring_in_pieces(
     for part in _parts(cut_M):
         total += squared_norm(pseudo_gradient(base_M[part], cut_M[part], out=gradient_M[part])).item()
         yield
+    del base_M, cut_M
     norm = math.sqrt(total) if is_finite else math.nan
     if not math.isfinite(norm):
         return norm, None

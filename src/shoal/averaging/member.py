@@ -315,7 +315,7 @@ class RoundMember:
             emit(logger, RoundCloseSuperseded(round))
             return
         norm, payload = 0.0, None
-        if closed.log or closed.earlier:
+        if closed.log or any(each.num_steps for each in closed.earlier):
             norm, payload = await self._device.run(self._state.brought, self._state.fragment(round))
         if round != self._machine.round:
             return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 import anyio.to_thread
@@ -35,39 +35,49 @@ from shoal.wire.messages.transfer import ContentKind, ContentName
 
 # Four MiB on the way keep a link of 200 Mbit/s busy over 150 ms. What comes late is waited for: the coordinator knows
 # whom the round does without.
-_PATIENCE = TransferSettings(window=16, slow_s=math.inf, timeout_s=math.inf)
+_PATIENCE = TransferSettings(window=16, retry_s=2.0, slow_s=math.inf, timeout_s=math.inf)
+
+
+Fetching = Callable[[], Awaitable[Tensor]]
 
 
 class _PayloadFetch(ContentFetch):
-    """The payload of one member, on its way or here."""
+    """The payload of one member, on its way or here.
 
-    def __init__(self, contents: Contents, stage: int, peer: PeerId, payload: Payload) -> None:
+    Args:
+        is_there: Whether its giver is still of the swarm: else it is not dialled.
+    """
+
+    def __init__(
+        self, contents: Contents, stage: int, peer: PeerId, payload: Payload, is_there: Callable[[], bool]
+    ) -> None:
         self.payload = payload
         self.content = torch.empty(payload.num_bytes, dtype=torch.uint8)
         self.is_wrong = False
         self.ended = anyio.Event()
         self._giver = peer
+        self._is_there = is_there
         name = ContentName(ContentKind.PAYLOAD, stage, payload.digest)
         super().__init__(contents.endpoint, contents.clock, name, (self.content,), _PATIENCE, CHUNK_BYTES)
 
     def peers(self) -> Mapping[PeerId, None]:
         """Who has made it."""
-        return {self._giver: None}
+        return {self._giver: None} if self._is_there() else {}
 
     async def is_right(self) -> bool:
         """Compare what has come with what was announced."""
         data = to_wire(self.content).data
         is_short = data.nbytes <= INLINE_BYTES
         digest = hashlib.sha256(data) if is_short else await anyio.to_thread.run_sync(hashlib.sha256, data)
-        return digest.hexdigest() == self.payload.digest
+        self.is_wrong = digest.hexdigest() != self.payload.digest  # nobody else has it
+        return not self.is_wrong
 
     def is_lost(self, is_offered: bool, base_round: int) -> bool:
         """Only what is wrong is of no use; who is out of reach may be back."""
         return self.is_wrong
 
     def report(self, effect: Distrust | Nobody | Late) -> None:
-        """There is nobody else to get it from."""
-        self.is_wrong = self.is_wrong or isinstance(effect, Distrust)
+        """It is waited for."""
 
 
 class PayloadsAhead:
@@ -97,6 +107,7 @@ class PayloadsAhead:
         self._given: ContentName | None = None
         self._ready: dict[PeerId, PayloadReady] = {}
         self._fetches: dict[PeerId, _PayloadFetch] = {}
+        self._named: set[PeerId] = set()
         self._new: list[_PayloadFetch] = []
         self._changed = Changes()
 
@@ -123,23 +134,23 @@ class PayloadsAhead:
             self._look(event.peer)
         return True
 
-    def ask(self, peer: PeerId, announced: Payload) -> None:
-        """Fetch what a member has joined with, unless it is here or on its way."""
-        fetch = self._fetches.get(peer)
-        if fetch is None or fetch.payload != announced:
-            self._fetch(peer, announced)
+    def ask(self, peer: PeerId, joined_with: Payload) -> Fetching:
+        """Fetch what a member has joined with, unless it is here or on its way; what it announces from now on is of no
+        interest any more.
 
-    async def get(self, peer: PeerId) -> Tensor:
-        """Wait for what `ask` has asked for.
-
-        Raises:
-            MemberFault: The member gives other bytes than it has announced.
+        Returns:
+            What waits for it; it raises MemberFault if the member gives other bytes.
         """
-        fetch = self._fetches[peer]
-        await fetch.ended.wait()
-        if fetch.is_wrong:
-            raise MemberFault("it gives other bytes than it has joined with", peer)
-        return fetch.content
+        self._named.add(peer)
+        fetch = self._fetched(peer, joined_with)
+
+        async def get() -> Tensor:
+            await fetch.ended.wait()
+            if fetch.is_wrong:
+                raise MemberFault("it gives other bytes than it has joined with", peer)
+            return fetch.content
+
+        return get
 
     def end(self) -> None:
         """The replica has gone to a record: what was encoded before is of no use any more."""
@@ -147,6 +158,7 @@ class PayloadsAhead:
         for fetch in self._fetches.values():
             fetch.cancel()
         self._fetches.clear()
+        self._named.clear()
         self._new.clear()
         base = self._base()
         self._ready = {peer: ready for peer, ready in self._ready.items() if ready.round > base.round}
@@ -172,15 +184,21 @@ class PayloadsAhead:
         """What this peer has announced may be of the round that is under way."""
         ready, base = self._ready[peer], self._base()
         is_now = (ready.round, ready.record_hash) == (base.round + 1, base.record_hash)
-        if is_now and ready.payload.num_bytes <= self._limit_bytes(ready.round):
-            self.ask(peer, ready.payload)
+        if is_now and peer not in self._named and ready.payload.num_bytes <= self._limit_bytes(ready.round):
+            self._fetched(peer, ready.payload)
 
-    def _fetch(self, peer: PeerId, payload: Payload) -> None:
-        if (before := self._fetches.get(peer)) is not None:
+    def _fetched(self, peer: PeerId, payload: Payload) -> _PayloadFetch:
+        """Return the fetch of a payload, which is begun unless it was."""
+        before = self._fetches.get(peer)
+        if before is not None and before.payload == payload:
+            return before
+        if before is not None:
             before.cancel()
-        self._fetches[peer] = fetch = _PayloadFetch(self._contents, self._stage, peer, payload)
+        fetch = _PayloadFetch(self._contents, self._stage, peer, payload, lambda: peer in self._others())
+        self._fetches[peer] = fetch
         self._new.append(fetch)
         self._changed.notify()
+        return fetch
 
     async def _run(self, fetch: _PayloadFetch) -> None:
         if await self._contents.fetch(fetch) or fetch.is_wrong:

@@ -283,8 +283,9 @@ class ReplicaState:
         while not self.encode_some(fragment):
             pass
         norm = math.nan if self._norm_of_cut is None else self._norm_of_cut
-        # Buffers are averaged as they are at the join.
-        if not self._stage.averaged.floats.flat().isfinite().all():
+        # Buffers are averaged as they are at the join, and what the parameters have become since the cut is kept.
+        parameters, floats, _ = self._stage.averaged
+        if not (floats.flat().isfinite().all() and parameters.flat().isfinite().all()):
             norm = math.nan
         self._forgets = not math.isfinite(norm)
         return norm, None if self._forgets or self._brought is None else self._brought.announced

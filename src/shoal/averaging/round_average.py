@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.averaging.gathered import brought_by, gathered_average, gathered_weights, payload_of
-from shoal.averaging.payloads_ahead import PayloadsAhead
+from shoal.averaging.payloads_ahead import Fetching, PayloadsAhead
 from shoal.averaging.replica_state import Contribution, ReplicaState
 from shoal.codec.base import Codec
 from shoal.codec.plain import PLAIN
@@ -239,18 +239,17 @@ class RoundAverage:
         self, ahead: PayloadsAhead, quorum: Propose, peers: Sequence[PeerId], weights: Sequence[int]
     ) -> Sequence[Tensor]:
         """The payloads of all members, which each gets from each, mostly before."""
-        parts, others = [torch.empty(0, dtype=torch.uint8) for _ in peers], list[int]()
+        parts, others = [torch.empty(0, dtype=torch.uint8) for _ in peers], dict[int, Fetching]()
         for place, (peer, weight, payload) in enumerate(zip(peers, weights, quorum.payloads, strict=True)):
             if not weight or payload is None:
                 continue
             if peer != self._endpoint.peer_id:
-                ahead.ask(peer, payload)
-                others.append(place)
+                others[place] = ahead.ask(peer, payload)
                 continue
             parts[place] = torch.empty(payload.num_bytes, dtype=torch.uint8)
             await self._device.run(self._state.put_encoded, parts[place], payload)
-        for place in others:
-            parts[place] = await ahead.get(peers[place])
+        for place, get in others.items():
+            parts[place] = await get()
         return parts
 
     def _averaged(

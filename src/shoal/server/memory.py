@@ -141,6 +141,12 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     if not codec.is_elementwise:
         round_bytes += _GATHER_VECTORS * num_elements * _FLOAT_BYTES
         round_bytes += _GATHERED_MEMBERS * codec.max_size_bytes(num_elements)
+    ahead_bytes = 0
+    if config.diloco.overlap_steps:
+        # Payloads of the other members lie beside steps too.
+        ahead_bytes = _CUT_VECTORS * num_elements * _FLOAT_BYTES + _GATHERED_MEMBERS * codec.max_size_bytes(
+            num_elements
+        )
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,
@@ -150,7 +156,8 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
         eval_sample_bytes=largest_bytes,
         host_bytes=PROCESS_BYTES
         + compiler_bytes
-        + (_HELD_VECTORS + (_CUT_VECTORS if config.diloco.overlap_steps else 0)) * num_elements * _FLOAT_BYTES
+        + ahead_bytes
+        + _HELD_VECTORS * num_elements * _FLOAT_BYTES
         + buffer_bytes
         + snapshot_bytes
         + kept_bytes,

@@ -61,7 +61,9 @@ def scales_of(joins: Mapping[PeerId, Join], max_ratio: float | None, cuts: CutRu
         cuts: which of its steps a pseudo-gradient is of.
     """
     trained = {peer: steps for peer, join in joins.items() if (steps := _num_steps(join, cuts))}
-    broken = {peer for peer in trained if not 0 <= joins[peer].gradient_norm < math.inf}
+    # Who has trained behind its cut alone would lose that unsaid.
+    moved = {peer for peer, join in joins.items() if _num_steps(join, EVERY_STEP)}
+    broken = {peer for peer in moved if not 0 <= joins[peer].gradient_norm < math.inf}
     scales = dict.fromkeys(broken, 0.0)
     lengths = {peer: joins[peer].gradient_norm / math.sqrt(trained[peer]) for peer in trained.keys() - broken}
     if max_ratio is None or len(lengths) < MIN_TRAINED:

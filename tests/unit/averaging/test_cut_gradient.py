@@ -103,16 +103,22 @@ def test_what_is_trained_behind_the_cut_does_not_change_what_is_brought() -> Non
     assert brought[0][1] is not None
 
 
-def test_buffers_that_are_not_finite_at_the_join_count_though_the_cut_was_finite() -> None:
+@pytest.mark.parametrize("what", ["floats", "parameters"])
+@pytest.mark.parametrize("merge", list(Merge))
+def test_what_is_not_finite_at_the_join_does_not_count_and_is_not_kept_though_the_cut_was_finite(
+    what: str, merge: Merge
+) -> None:
     stage = FakeStage(N)
-    state = ReplicaState(stage, OUTER, gathered("int8"), merge=Merge.CARRY)
+    state = ReplicaState(stage, OUTER, gathered("int8"), merge=merge)
     stage.cut = stage.parameters - 1
     while not state.encode_some():
         pass
-    stage.floats[1] = float("nan")
+    getattr(stage, what)[1] = float("nan")
     norm, payload = state.brought()
     assert norm != norm
     assert payload is None
+    state.swap(state.hashes, keeps_rest=True)
+    assert getattr(stage, what).isfinite().all()
 
 
 @pytest.mark.slow

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import anyio
+import msgspec
+import pytest
 import torch
 from tests.alongside import until
 from tests.unit.averaging.conftest import MakeRun, Replica, Run
 from tests.unit.averaging.test_rounds import finish
 
 from shoal.averaging.digest_fetch import offered
+from shoal.averaging.gathered import payload_of
 from shoal.averaging.payloads_ahead import PayloadsAhead
 from shoal.averaging.round_average import RingSettings
 from shoal.codec.registry import CodecSettings, codec_of
 from shoal.ids import PeerId
+from shoal.swarm.view import SwarmView
+from shoal.transport.base import Received
 from shoal.wire.messages import Message, Traffic
 from shoal.wire.messages.round import Close, Payload, PayloadReady
-from shoal.wire.messages.transfer import Chunk, ContentKind
+from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName
 
 NUM_ELEMENTS = 300_000
 """As int8 more than one chunk."""
@@ -147,6 +153,49 @@ async def test_only_replicas_of_the_stage_are_believed_and_no_more_than_a_payloa
         sender.post(me.peer, PayloadReady(1, base.record_hash, 0, payload))
         await until(lambda: coming(me) == {other.peer: False})
         assert ahead_of(me)._ready.keys() == {other.peer}
+
+
+def test_a_payload_has_bytes() -> None:
+    """Of nothing there would be no chunk that could be wrong."""
+    with pytest.raises(msgspec.ValidationError, match=r"`int` >= 1"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(Payload("0" * 64, 0)), type=Payload)
+
+
+async def test_what_the_quorum_names_is_waited_for_whatever_is_announced_meanwhile(make_run: MakeRun) -> None:
+    async with overlapping(make_run, 2) as (run, _):
+        await run.lead()
+        me, other = run.replicas[0]
+        content = torch.arange(1000, dtype=torch.uint8)
+        joined_with = payload_of(content)
+        ahead = ahead_of(me)
+        ahead._endpoint.introduce(run.hops[other.peer])
+        get = ahead.ask(other.peer, joined_with)
+        ready = PayloadReady(1, me.member.base.record_hash, 0, Payload("1" * 64, 1000))
+        assert ahead.receive(Received(other.peer, ready))
+        other.contents.offer(ContentName(ContentKind.PAYLOAD, 0, joined_with.digest), offered(content))
+        with anyio.fail_after(20):
+            assert torch.equal(await get(), content)
+
+
+async def test_who_has_left_is_not_asked(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with overlapping(make_run, 2) as (run, _):
+        await run.lead()
+        me, other = run.replicas[0]
+        ahead_of(me).ask(other.peer, Payload("1" * 64, 1000))
+        fetch = ahead_of(me)._fetches[other.peer]
+        assert fetch.peers() == {other.peer: None}
+        monkeypatch.setattr(Run, "view", SwarmView())
+        assert fetch.peers() == {}
+
+
+async def test_a_replica_that_has_trained_nothing_gives_nothing(make_run: MakeRun) -> None:
+    async with overlapping(make_run, 2) as (run, sent):
+        coordinator = await run.lead()
+        for round in (1, 2):
+            cut(run, 0, 10 * round)
+            await finish(run, coordinator, round)
+        ready = [each for each in sent if isinstance(each, PayloadReady)]
+        assert [each.round for each in ready] == [1, 2], "of the replica that trains"
 
 
 async def test_what_is_announced_by_one_that_is_a_record_ahead_is_fetched_when_that_is_there(make_run: MakeRun) -> None:

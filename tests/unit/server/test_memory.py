@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from shoal.averaging.replica_state import ReplicaState
 from shoal.checkpoint.start_weights import prepared
+from shoal.codec.gathered import GatheredCodec
+from shoal.codec.registry import CodecSettings, codec_of
 from shoal.config import Config
 from shoal.config.diloco import InnerOptimConfig
 from shoal.model.gpt import GptFamily
@@ -399,8 +401,12 @@ def test_what_is_encoded_beside_steps_is_counted() -> None:
     )
     config = config_of("resnet18")
     module = build_stage(load_family(config.model, config.data), 1, 2, seed=0)
-    # The copy of the cut, the pseudo-gradient, and what that leaves out.
-    assert overlapping.host_bytes - without.host_bytes == 3 * sum(p.nbytes for p in module.parameters())
+    num_elements = sum(parameter.numel() for parameter in module.parameters())
+    codec = codec_of(CodecSettings("int8"))
+    assert isinstance(codec, GatheredCodec)
+    # The copy of the cut, the pseudo-gradient, and what that leaves out; and the payloads of eight members.
+    expected = 3 * 4 * num_elements + 8 * codec.max_size_bytes(num_elements)
+    assert overlapping.host_bytes - without.host_bytes == expected
 
 
 def test_others_snapshots_have_the_room_that_the_stage_leaves() -> None:

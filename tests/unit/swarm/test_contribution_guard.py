@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.contribution_guard import Suspect, Suspicion, scales_of, suspects
+from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import Tip, build_record
 from shoal.swarm.round_quorums import StageQuorum, first_quorum
 from shoal.wire.messages.base import SampleRange
@@ -49,6 +50,11 @@ def joins(*norms: float, num_steps: int = 4) -> dict[PeerId, Join]:
 def test_what_is_not_finite_does_not_count_however_few_there_are(norm: float, others: int) -> None:
     assert scales_of(joins(norm, *[1.0] * others), 10.0) == {A: 0.0}
     assert scales_of(joins(norm, *[1.0] * others), None) == {A: 0.0}
+
+
+def test_who_has_trained_behind_its_cut_alone_and_is_not_finite_loses_that() -> None:
+    behind = {A: join(math.nan, 4, skipped=2), B: join(1.0, 4, trainer=1)}
+    assert scales_of(behind, None, CutRule(cut_after=2)) == {A: 0.0}
 
 
 def test_a_pseudo_gradient_is_of_all_steps_since_its_fragment_was_averaged() -> None:

@@ -60,7 +60,7 @@ class Payload(Struct, frozen=True):
     how many."""
 
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
-    num_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    num_bytes: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class StageOutcome(Struct, frozen=True):
