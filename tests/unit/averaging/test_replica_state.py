@@ -21,7 +21,7 @@ from shoal.quant.apply import apply_quant
 
 class Stage:
     def __init__(self) -> None:
-        self.base_parameters = self.base_buffers = None
+        self.base_parameters = self.base_buffers = self.cut = None
         self.parameters = torch.tensor([1.0, 2.0, 3.0])
         self.floats = torch.tensor([0.5])
         self.integers = torch.tensor([4])

@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.config.diloco import DilocoConfig
 from shoal.ids import NO_BALLOT
 from shoal.optim.fragments import CHUNK_ELEMENTS, Fragment
+from shoal.swarm.cut_rule import CutRule
 from shoal.wire.messages.round import Join
 from shoal.wire.messages.step import StepsTrained
 
@@ -66,7 +67,12 @@ def test_the_number_of_a_round_alone_says_which_one_it_averages() -> None:
 
 def test_as_many_as_may_be_configured_fit_into_a_join() -> None:
     most = DilocoConfig(fragments=64).fragments
-    join = Join(NO_BALLOT, 1, 0, 0, (), (), (), earlier=(StepsTrained(1, 2),) * (most - 1))
+    # Where rounds overlap as well, there are two numbers for each round, and what was behind the cut of one more.
+    cuts, earlier = CutRule(most, cut_after=1), tuple[StepsTrained, ...]()
+    for round in range(1, 2 * most):
+        earlier = cuts.still_earlier(round, earlier, ())
+    assert len(earlier) == 2 * (most - 1) + 1
+    join = Join(NO_BALLOT, 1, 0, 0, (), (), (), earlier=earlier)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(join), type=Join) == join
     longer = msgspec.structs.replace(join, earlier=(*join.earlier, StepsTrained(1, 2)))
     with pytest.raises(msgspec.ValidationError):
