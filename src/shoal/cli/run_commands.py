@@ -59,8 +59,8 @@ def status(
 
     On the host of its client no key is needed, only the same user; a run of `shoal run-local` is seen there alone.
     """
-    run, flags = name_and_flags(run, flags)
-    config, origins = load_joining(config_path, flags, initial_peers)
+    run, own_flags = name_and_flags(run, flags)
+    config, origins = load_joining(config_path, own_flags, initial_peers)
     from shoal.cli.status import print_status, watch_status
 
     def serve() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from tests.threads import one_thread as one_thread
@@ -119,20 +117,3 @@ def test_what_is_not_finite_at_the_join_does_not_count_and_is_not_kept_though_th
     assert payload is None
     state.swap(state.hashes, keeps_rest=True)
     assert getattr(stage, what).isfinite().all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", ["int8", "int4", "2bit", "sparse"])
-def test_no_piece_takes_long(codec: str) -> None:
-    """A piece is what a step may have to wait for."""
-    base, cut, residual = torch.randn(1 << 22), torch.zeros(1 << 22), torch.zeros(1 << 22)
-    pieces, took = bring_in_pieces(gathered(codec), Fragment(), base, cut, (residual,)), list[float]()
-    while True:
-        begun = time.thread_time()
-        try:
-            next(pieces)
-        except StopIteration:
-            break
-        took.append(time.thread_time() - begun)
-    # Of its thread's own time, on any machine; one that is disturbed says nothing.
-    assert sorted(took)[-3] < 0.02
