@@ -37,7 +37,6 @@ from shoal.wire.messages.transfer import ContentKind, ContentName
 # whom the round does without.
 _PATIENCE = TransferSettings(window=16, retry_s=2.0, slow_s=math.inf, timeout_s=math.inf)
 
-
 Fetching = Callable[[], Awaitable[Tensor]]
 
 
@@ -69,7 +68,7 @@ class _PayloadFetch(ContentFetch):
         data = to_wire(self.content).data
         is_short = data.nbytes <= INLINE_BYTES
         digest = hashlib.sha256(data) if is_short else await anyio.to_thread.run_sync(hashlib.sha256, data)
-        self.is_wrong = digest.hexdigest() != self.payload.digest  # nobody else has it
+        self.is_wrong = digest.hexdigest() != self.payload.digest
         return not self.is_wrong
 
     def is_lost(self, is_offered: bool, base_round: int) -> bool:
@@ -77,7 +76,8 @@ class _PayloadFetch(ContentFetch):
         return self.is_wrong
 
     def report(self, effect: Distrust | Nobody | Late) -> None:
-        """It is waited for."""
+        """One that contradicts itself is the only one who has it; who is late is waited for."""
+        self.is_wrong = self.is_wrong or isinstance(effect, Distrust)
 
 
 class PayloadsAhead:

@@ -107,7 +107,10 @@ async def test_who_has_done_too_little_to_be_cut_gives_what_it_has_when_it_joins
             assert torch.allclose(moved, torch.full_like(moved, (slot + 1.0) * (slot < 2)), atol=0.05)
 
 
-async def test_one_that_gives_other_bytes_than_it_has_announced_is_left_out(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("contradicts_itself", [False, True])
+async def test_one_that_gives_other_bytes_than_it_has_announced_is_left_out(
+    contradicts_itself: bool, make_run: MakeRun
+) -> None:
     async with overlapping(make_run, 3) as (run, _):
         coordinator = await run.lead()
         liar = run.replicas[0][1]
@@ -117,9 +120,10 @@ async def test_one_that_gives_other_bytes_than_it_has_announced_is_left_out(make
             give(payload, announced)
             other = payload.clone()
             other[5000] ^= 1
+            hashes = offered(payload).hashes() if contradicts_itself else None
             for name in liar.contents.offered:
                 if name.kind is ContentKind.PAYLOAD:
-                    liar.contents.offered[name] = offered(other)
+                    liar.contents.offered[name] = offered(other, hashes=hashes)
 
         ahead_of(liar).give = lies
         for slot in range(3):
