@@ -355,7 +355,7 @@ async def test_nodes_that_begin_anew_when_the_initial_peer_is_gone_for_good_find
                 with pytest.raises(BootstrapError, match="none of the initial peers answered"):
                     await second.revive()
                 assert not second.alive, "it is up, but has found nobody"
-                await third.revive()
+                await _tried(third)
             with anyio.fail_after(120):
                 while not (second.alive and third.alive):
                     for node in (second, third):

@@ -130,5 +130,5 @@ async def test_an_evaluation_sees_texts_apart(make_swarm: MakeSwarm) -> None:
 
 async def test_without_positions_a_stage_refuses_the_step_and_says_what_is_missing(make_swarm: MakeSwarm) -> None:
     async with make_swarm(family(), 2, seed=SEED) as swarm:
-        with pytest.raises(Exception, match="no replica can be used of stage 0"):
+        with pytest.raises(Exception, match="every replica of stage 0 refuses the step: 2 tensors expected, got 1"):
             await swarm.train([tensors[:2] for tensors in batch()], 0, LR)

@@ -45,5 +45,5 @@ def test_while_it_loads_the_old_stage_s_state_is_given_as_before_and_the_rest_by
     questions = [Want(ContentName(kind, 0, "digest")), Read(ContentName(kind, 0, "digest"), 0)]
     for question in questions:
         assert monitor.receive(Received(PeerId("asker"), question))
-    is_new = kind in (ContentKind.SNAPSHOT, ContentKind.INNER)
+    is_new = kind in (ContentKind.SNAPSHOT, ContentKind.INNER, ContentKind.PAYLOAD)
     assert (old.messages, new.messages) == (([], questions) if is_new else (questions, []))
