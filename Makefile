@@ -112,7 +112,7 @@ portable: setup
 	SHOAL_PORTABLE=1 $(PYTEST) -n $(WORKERS) tests/unit/runtime tests/unit/transport tests/unit/collective \
 		tests/unit/data/test_pool.py tests/unit/data/test_server_and_feed.py tests/integration/runtime
 
-# Seeds A to B-1 of every simulated world, or with HEAD three hundred of this commit's own; see tests/simulation/README.md.
+# Seeds A to B-1 of every simulated world, or with HEAD two hundred of this commit's own; see tests/simulation/README.md.
 SEEDS ?= 0:1000
 sim: setup
 	PYTHONPATH=.:src $(PY) -m tests.simulation $(SEEDS)

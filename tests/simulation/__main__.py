@@ -1,6 +1,6 @@
 """Run seeds of the worlds: `python -m tests.simulation 0:1000`, as `make sim SEEDS=0:1000` does.
 
-`make sim SEEDS=HEAD` runs three hundred that nobody has seen yet: those of the present commit, as `.ci/run` does.
+`make sim SEEDS=HEAD` runs two hundred that nobody has seen yet: those of the present commit, as `.ci/run` does.
 
 All worlds, or those that `--world` names; by as many processes as there are cores. Exits 1 if anything was violated.
 What fails is written to `tests/simulation/seeds/`, whose files `make test` runs again, and printed with the command
@@ -28,8 +28,8 @@ from tests.simulation.parts import Outcome, Part, run_part
 SEEDS = Path(__file__).parent / "seeds"
 _CHUNK = 25
 _MUTANT_SEEDS = 3_000
-_COMMIT_SEEDS = 300
-"""About three minutes of two cores, for all worlds."""
+_COMMIT_SEEDS = 200
+"""About two minutes of two cores, for all worlds."""
 
 
 def show(world: str, seed: int, last: int) -> int:
