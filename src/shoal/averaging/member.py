@@ -170,7 +170,7 @@ class RoundMember:
         self._device = device
         self._events = events
         self._links = links
-        self._ring = RoundAverage(endpoint, stage, state, device, ring, ahead, self.peer_lost)
+        self._ring = RoundAverage(endpoint, stage, state, device, ring, self.peer_lost, ahead)
         self._ahead = ahead
         self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, is_behind)
         self._source = source

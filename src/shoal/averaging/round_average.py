@@ -95,8 +95,8 @@ class RoundAverage:
     """The averages of one replica, one after the other.
 
     Args:
+        blame: Is told of a member that breaks the protocol, which is disconnected when the quorum is another one.
         ahead: With it payloads are not gathered: what was not fetched before the quorum is fetched in it.
-        blame: Is told of a member that breaks the protocol before that one can know that it is disconnected for it.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class RoundAverage:
         state: ReplicaState,
         device: Device,
         settings: RingSettings,
+        blame: Callable[[PeerId], None],
         ahead: PayloadsAhead | None = None,
-        blame: Callable[[PeerId], None] | None = None,
     ) -> None:
         self._ahead = ahead
         self._blame = blame
@@ -175,12 +175,15 @@ class RoundAverage:
                 return await self._reduced(group, quorum, peers, total)
             return await self._gathered(group, quorum, peers)
         except MemberFault as error:
+            peer = PeerId(error.peer)
             self._endpoint.metrics.counter("ring.refused").add()
-            emit(logger, RingRefused(PeerId(error.peer), str(error)))
-            if self._blame is not None:
-                self._blame(PeerId(error.peer))
-            self._endpoint.disconnect(PeerId(error.peer), str(error))
-            await anyio.Event().wait()
+            emit(logger, RingRefused(peer, str(error)))
+            self._blame(peer)
+            try:
+                # While it is of the quorum it would complain of its lost connection, and an honest member would go.
+                await anyio.Event().wait()
+            finally:
+                self._endpoint.disconnect(peer, str(error))
             raise
 
     async def _reduced(self, group: Group, quorum: Propose, peers: Sequence[PeerId], total: int) -> Contribution:

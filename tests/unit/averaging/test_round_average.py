@@ -22,7 +22,9 @@ BALLOT = Ballot(1, PeerId("C"), 1)
 
 def average() -> RoundAverage:
     state = ReplicaState(FakeStage(10), OuterSgd(lr=0.5, momentum=0.9, nesterov=True))
-    return RoundAverage(MemoryNetwork().endpoint(PeerId("R0")), 0, state, InlineDevice(), DEFAULT_RING)
+    return RoundAverage(
+        MemoryNetwork().endpoint(PeerId("R0")), 0, state, InlineDevice(), DEFAULT_RING, blame=lambda _: None
+    )
 
 
 @pytest.mark.parametrize(
