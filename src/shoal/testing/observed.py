@@ -60,10 +60,10 @@ class ObservedServer:
 
     def swapped(self, after_s: float = 0.0) -> list[dict[str, Any]]:
         """Return the records that it has swapped in since a time."""
-        return [e for e in self.log.read() if e["event"] == "round.swapped" and time_of(e) > after_s]
+        return [event for event in self.log.named("round.swapped") if time_of(event) > after_s]
 
     def _ready(self) -> dict[str, Any]:
-        return [event for event in self.log.read() if event["event"] == "server.ready"][-1]
+        return self.log.named("server.ready")[-1]
 
 
 @dataclass
@@ -83,8 +83,7 @@ class Swarm:
 
     def events(self, process: str, name: str, after_s: float = 0.0) -> list[dict[str, Any]]:
         """Return the events of a process on the client's host, younger than a time."""
-        found = (event for event in self.client.log(process).read() if event["event"] == name)
-        return [event for event in found if time_of(event) > after_s]
+        return [event for event in self.client.log(process).named(name) if time_of(event) > after_s]
 
     @cached_property
     def servers(self) -> list[ObservedServer]:
