@@ -15,13 +15,13 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.audited.sitecustomize import FILE_VARIABLE
-from tests.e2e.launched import END_S, SMALL, START_S, Launched, until
+from tests.e2e.launched import END_S, SMALL, START_S, Launched
 from tests.e2e.test_hosts import Hosts, hosts_of, invited
 
-from shoal.clock import SystemClock
+from shoal.clock import Deadline, SystemClock
 from shoal.control.dht import DhtNode
 from shoal.control.records import VerifiedRecord, _mac_key
-from shoal.errors import BootstrapError
+from shoal.errors import BootstrapError, RunFailed
 from shoal.identity import Identity, namespace
 from shoal.log import JsonFormatter
 from shoal.transport.tls import _authority_key
@@ -70,15 +70,16 @@ def _swarm_key(hosts: Hosts) -> bytes:
 
 
 async def _stored(swarm_key: bytes, initial_peers: Sequence[str], state_dir: Path) -> dict[str, bytes]:
-    """Return the records of the DHT as they are stored there, by a name for each."""
+    """Return the records of the DHT as they are stored there, by a name for each, when there are some of each topic.
+
+    One node looks again and again: each that has come and gone would be one more that others ask, and wait for.
+
+    Raises:
+        RunFailed: there are not, in time.
+    """
     found: dict[str, bytes] = {}
-    async with await DhtNode.create(
-        Identity.generate(),
-        namespace=namespace(swarm_key, "sandbox"),
-        state_dir=state_dir,
-        clock=SystemClock(),
-        initial_peers=initial_peers,
-    ) as node:
+    deadline = Deadline.after(SystemClock(), START_S)
+    async with await _node(swarm_key, initial_peers, state_dir, deadline) as node:
         accept = node.checker.accept
 
         def seen(topic: str, subkey: str, value: bytes) -> VerifiedRecord | None:
@@ -86,8 +87,27 @@ async def _stored(swarm_key: bytes, initial_peers: Sequence[str], state_dir: Pat
             return accept(topic, subkey, value)
 
         node.checker.accept = seen
-        await node.get(TOPICS)
+        while missing := set(TOPICS) - {name.split()[1] for name in found}:
+            if deadline.expired():
+                raise RunFailed(f"no record of {', '.join(sorted(missing))} within {START_S} s; there is {list(found)}")
+            await node.get(missing)
     return found
+
+
+async def _node(swarm_key: bytes, initial_peers: Sequence[str], state_dir: Path, deadline: Deadline) -> DhtNode:
+    """Return a node of the swarm's DHT."""
+    while True:
+        try:
+            return await DhtNode.create(
+                Identity.generate(),
+                namespace=namespace(swarm_key, "sandbox"),
+                state_dir=state_dir,
+                clock=SystemClock(),
+                initial_peers=initial_peers,
+            )
+        except BootstrapError:  # a busy machine answers p2pd, which waits for seconds only, too late
+            if deadline.expired():
+                raise
 
 
 @pytest.mark.slow
@@ -179,14 +199,7 @@ def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_outpu
         pids = client.processes() | servers.processes()
         assert len(pids) >= 12
 
-        def stored() -> dict[str, bytes] | None:
-            try:
-                found = anyio.run(_stored, key, variable["INITIAL_PEERS"].split(","), tmp_path)
-            except BootstrapError:
-                return None  # a busy machine answers p2pd, which waits for seconds only, too late
-            return found if {name.split()[1] for name in found} == set(TOPICS) else None
-
-        seen = until(stored, START_S, "a record under every topic")
+        seen = anyio.run(_stored, key, variable["INITIAL_PEERS"].split(","), tmp_path)
         for pid in pids:
             for name in ("cmdline", "environ"):
                 try:

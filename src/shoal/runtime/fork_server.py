@@ -57,8 +57,14 @@ from shoal.runtime.process_handle import OwnHandle
 from shoal.runtime.process_info import descendants, thread_names
 from shoal.runtime.role import run_role
 
-# Set before the first import: torch and numpy start their threads while they are imported. Roles choose later.
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Set before the first import: torch, numpy and pyarrow's allocator start their threads while they are imported. Roles
+# choose later.
+_ONE_THREAD = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 _READ_BYTES = 1 << 16
 _IMPORT_THRESHOLD = (20_000, 10, 10)
 
