@@ -80,6 +80,17 @@ class StageCompiled(Event, frozen=True, tag="stage.compiled"):
     took_s: float
 
 
+class StageCompiledInVain(Event, frozen=True, tag="stage.compiled_in_vain"):
+    """The memory of this server has room for smaller microbatches only than its stage was compiled for, so that it
+    trains as without `model_pipeline.compile`."""
+
+    level = WARNING
+    do = "raise `model_pipeline.microbatches` so that a microbatch has at most `cap` samples, or give the server memory"
+    stage: int
+    cap: int
+    sizes: list[int]
+
+
 class ReplicaLogEnded(Event, frozen=True, tag="replica_log.ended"):
     """The log from which a replica's work can be replayed could not be written."""
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from torch import Tensor
 from shoal.errors import ConfigError
 from shoal.model.cpp_compiler import require_compiler
 from shoal.model.seeding import seeded
-from shoal.model.stage import StageModule
+from shoal.model.stage import StageModule, TensorSpec
 
 _COMPILERS = ("_dynamo", "_functorch", "_inductor")
 _MANY = 1_000_000
@@ -44,8 +43,8 @@ def compile_stage(module: StageModule, sizes: Collection[int], cache: Path) -> N
     Parameters, buffers and torch's generators stay as they are.
 
     Args:
-        module: On the CPU, in training mode, and quantised if it will be. The call must run in the thread that will
-            compute, with that thread's number of torch threads, because the code is made for them.
+        module: On a CPU or a GPU, in training mode, and quantised if it will be. The call must run in the thread that
+            will compute, with that thread's number of torch threads, because the code is made for them.
         sizes: Samples of a microbatch.
         cache: Folder of built libraries; is made if there is none.
 
@@ -54,9 +53,12 @@ def compile_stage(module: StageModule, sizes: Collection[int], cache: Path) -> N
     """
     stage = f"model_pipeline.compile: stage {module.stage} of {module.num_stages}"
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    if device.type != "cpu":
-        raise ConfigError(f"{stage}: only what runs on the CPU can be compiled, not on {device}; use --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"{stage}: only what runs on a CPU or a GPU can be compiled, not on {device}; use --device cpu"
+        )
     require_compiler()
+    parts = [module] if module.head is None else [module, module.head]
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -64,40 +66,62 @@ def compile_stage(module: StageModule, sizes: Collection[int], cache: Path) -> N
             f"{stage}: {cache} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder that can be written"
         ) from None
     try:
-        with _work_folder(cache, module.stage) as work, _torch_set_up(work):
-            compiled = [(part, _compiled(part, sizes)) for part in (module, module.head) if part is not None]
+        with _work_folder(cache, module.stage) as work, _torch_set_up(work, device):
+            for part in parts:
+                _compile_part(part, sizes, device)
     except Exception as error:  # torch raises all sorts of them, and the module may be anybody's code
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"{stage} cannot be compiled: {reason[:600]}; train without compile") from error
-    for part, function in compiled:
-        part.compute_by(function, sizes)
 
 
-def _compiled(module: StageModule, sizes: Collection[int]) -> Callable[..., Tensor]:
-    """Return what computes the stage for these sizes, which torch compiles when it is first run with each of them."""
-    # torch's own hint leaves open what it takes.
-    function = cast("Callable[..., Tensor]", torch.compile(module.computed, fullgraph=True, dynamic=False))  # pyright: ignore[reportUnknownMemberType]
-    spec, *others = module.forward_specs
+def _compile_part(module: StageModule, sizes: Collection[int], device: torch.device) -> None:
+    """Let a part of the stage compute by what torch compiles as it is first run with each size, here."""
     before = [buffer.clone() for buffer in module.buffers()]
-    with seeded(0):
+    spec, *others = module.forward_specs
+    forward = _compiled(module.computed)
+    chunks = frozenset[int]().union(*map(module.chunk_sizes, sizes))
+    loss = _compiled(module.computed_loss)
+    with seeded(0, device):
         for size in sorted(sizes):
-            received = torch.zeros(size, *spec.shape, dtype=spec.torch_dtype).requires_grad_(not module.is_first)
-            context = [torch.zeros(size, *each.shape, dtype=each.torch_dtype) for each in others]
+            received = _zeros(size, spec, device).requires_grad_(not module.is_first)
+            context = [_zeros(size, each, device) for each in others]
             # The weight of a microbatch is no part of the code.
             with module.weighed(1.0):
-                output = function(received, *context)
-            leaves = [leaf for leaf in (received, *module.parameters()) if leaf.requires_grad]
-            if output.requires_grad:
-                torch.autograd.grad(output, leaves, torch.zeros_like(output), allow_unused=True)
+                output = forward(received, *context)
+            _differentiate(output, received, module)
+        for size in sorted(chunks):
+            received, labels = (_zeros(size, each, device) for each in module.chunk_specs)
+            _differentiate(loss(received.requires_grad_(), labels), received, module)
     with torch.no_grad():
         for buffer, old in zip(module.buffers(), before, strict=True):
             buffer.copy_(old)
+    module.compute_by(_as_it_is(forward), sizes)
+    module.compute_loss_by(_as_it_is(loss), chunks)
 
-    def run(x: Tensor, *context: Tensor) -> Tensor:
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    # torch's own hint leaves open what it takes.
+    return torch.compile(function, fullgraph=True, dynamic=False)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _as_it_is(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Never compiled again."""
+
+    def run(*taken: Tensor) -> Tensor:
         with torch.compiler.set_stance("fail_on_recompile"):
-            return function(x, *context)
+            return compiled(*taken)
 
     return run
+
+
+def _zeros(num: int, spec: TensorSpec, device: torch.device) -> Tensor:
+    return torch.zeros(num, *spec.shape, dtype=spec.torch_dtype, device=device)
+
+
+def _differentiate(output: Tensor, received: Tensor, module: StageModule) -> None:
+    if output.requires_grad:
+        leaves = [leaf for leaf in (received, *module.parameters()) if leaf.requires_grad]
+        torch.autograd.grad(output, leaves, torch.zeros_like(output), allow_unused=True)
 
 
 @contextmanager
@@ -143,7 +167,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _torch_set_up(work: Path) -> Generator[None]:
+def _torch_set_up(work: Path, device: torch.device) -> Generator[None]:
     """Inside, torch compiles in this process alone, and writes into this folder, and nowhere else."""
     temporary = work / "tmp"
     temporary.mkdir()
@@ -156,7 +180,11 @@ def _torch_set_up(work: Path) -> Generator[None]:
         dynamo, functorch, inductor = (importlib.import_module(f"torch.{name}.config") for name in _COMPILERS)
         # No processes of its own, which would outlive one that is killed. Images stay as they come: with them
         # turned a ResNet-18 took 1.16 times as long as uncompiled, and now 1.01.
-        options = {"compile_threads": 1, "fx_graph_cache": False, "layout_optimization": False}
+        options: dict[str, object] = {"compile_threads": 1, "fx_graph_cache": False, "layout_optimization": False}
+        if device.type == "cuda" and hasattr(inductor, "deterministic"):
+            # On a GPU the fastest of several kernels would be chosen, and its bits with it, by every replica anew. What
+            # is not measured is not padded, unless all is: a matrix of an odd width takes five times as long.
+            options |= {"deterministic": True, "force_shape_pad": True}
         stack.enter_context(inductor.patch(options))
         stack.enter_context(functorch.patch({"enable_autograd_cache": False}))
         # Stages of a process share the code of `computed`; how often it is compiled is known.

@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -288,6 +287,8 @@ class StageModule(nn.Module):
             self.assembled_head = head.last_unit or head.assembled
         self._compiled: Callable[..., Tensor] | None = None
         self._compiled_sizes: frozenset[int] = frozenset()
+        self._compiled_loss: Callable[[Tensor, Tensor], Tensor] | None = None
+        self._compiled_chunks: frozenset[int] = frozenset()
 
     @property
     def is_first(self) -> bool:
@@ -348,6 +349,10 @@ class StageModule(nn.Module):
         """Has `compiled` stand for `computed` in training mode, where B is one of `sizes`."""
         self._compiled, self._compiled_sizes = compiled, frozenset(sizes)
 
+    def compute_loss_by(self, compiled: Callable[[Tensor, Tensor], Tensor], sizes: Collection[int]) -> None:
+        """Has `compiled` stand for `computed_loss` in training mode, where a chunk has one of `sizes` positions."""
+        self._compiled_loss, self._compiled_chunks = compiled, frozenset(sizes)
+
     def computed(self, x: Tensor, *context: Tensor) -> Tensor:
         """As `forward`, by torch's own kernels."""
         return self._computed_by(self.assembled, x, *context)
@@ -393,12 +398,11 @@ class StageModule(nn.Module):
         if self.head is not None:
             return self.head.loss(output, labels, scale)
         labels, chunk = self._widened(labels, self.label_spec), self._family.loss_chunk_tokens
-        with self._casting(output.device):
-            if self.last_unit is None or chunk is None:
-                return self._family.loss(output, labels)
-            unit = self.units[self._family.unit_name(self._family.num_units - 1)]
-            trained = [parameter for parameter in unit.parameters() if parameter.requires_grad]
-            return ChunkedLoss(partial(self._loss_of_chunk, self.last_unit), labels, trained, chunk, scale).of(output)
+        if self.last_unit is None or chunk is None:
+            return self.computed_loss(output, labels)
+        unit = self.units[self._family.unit_name(self._family.num_units - 1)]
+        trained = [parameter for parameter in unit.parameters() if parameter.requires_grad]
+        return ChunkedLoss(self._loss_of_chunk, labels, trained, chunk, scale).of(output)
 
     @torch.no_grad()
     def figures(self, output: Tensor, labels: Tensor) -> Mapping[str, Tensor]:
@@ -408,10 +412,32 @@ class StageModule(nn.Module):
             return {}
         return part._family.figures(output, self._widened(labels, self.label_spec))
 
-    def _loss_of_chunk(self, last_unit: Callable[..., Tensor], received: Tensor, labels: Tensor) -> Tensor:
+    def computed_loss(self, received: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of a chunk, or of a microbatch where there are none, by torch's own kernels."""
         # Also where a backward computes it again.
         with self._casting(received.device):
-            return self._family.loss(self._computed_by(last_unit, received), labels)
+            output = received if self.last_unit is None else self._computed_by(self.last_unit, received)
+            return self._family.loss(output, labels)
+
+    def chunk_sizes(self, num_samples: int) -> frozenset[int]:
+        """How many positions the chunks of a microbatch's loss have; empty where it is not computed in chunks."""
+        chunk, positions = self._family.loss_chunk_tokens, num_samples * math.prod(self.label_spec.shape)
+        if self.last_unit is None or chunk is None:
+            return frozenset()
+        return frozenset({min(chunk, positions), positions % chunk}) - {0}
+
+    @property
+    def chunk_specs(self) -> tuple[TensorSpec, TensorSpec]:
+        """One position of what the loss in chunks takes, and of its labels."""
+        positions = self.label_spec.shape
+        one = (1,) * len(positions)
+        taken = replace(self.output_spec, shape=(*one, *self.output_spec.shape[len(positions) :]))
+        return taken, replace(self.label_spec, shape=one)
+
+    def _loss_of_chunk(self, received: Tensor, labels: Tensor) -> Tensor:
+        is_compiled = self.training and len(received) in self._compiled_chunks
+        computed = self._compiled_loss if self._compiled_loss is not None and is_compiled else self.computed_loss
+        return computed(received, labels)
 
     # nn.Module's own hint says Any; callers of a stage get a tensor.
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -11,7 +11,7 @@ from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.data.microbatch import usual_sizes
 from shoal.events.base import emit
-from shoal.events.steps import StageCompiled
+from shoal.events.steps import StageCompiled, StageCompiledInVain
 from shoal.model.compiled import compile_stage
 from shoal.model.precision import autocast_of
 from shoal.model.stage import Family, StageModule, build_stage
@@ -57,6 +57,23 @@ def configured_stage(
     return module
 
 
+def tell_if_in_vain(config: Config, stage: int, cap: int | None) -> None:
+    """Say so if a stage is compiled for microbatches that its server never gets.
+
+    Args:
+        cap: the most samples that the server takes at a time; None: any number.
+    """
+    if cap is None or not config.model_pipeline.compile:
+        return
+    sizes = _sizes(config)
+    if cap < min(sizes):
+        emit(logger, StageCompiledInVain(stage, cap, sorted(sizes)))
+
+
+def _sizes(config: Config) -> frozenset[int]:
+    return usual_sizes(config.diloco.batch_size_per_step, config.model_pipeline.microbatches)
+
+
 def _compile(module: StageModule, config: Config) -> None:
     """Compile a stage for the microbatches that are usual in the run.
 
@@ -64,7 +81,7 @@ def _compile(module: StageModule, config: Config) -> None:
     """
     clock = SystemClock()
     begun_s = clock.now_s()
-    sizes = usual_sizes(config.diloco.batch_size_per_step, config.model_pipeline.microbatches)
+    sizes = _sizes(config)
     compile_stage(module, sizes, user_cache("compiled"))
     took_s = round(clock.now_s() - begun_s, 3)
     emit(logger, StageCompiled(module.stage, sorted(sizes), took_s))

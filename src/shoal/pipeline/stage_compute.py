@@ -41,6 +41,7 @@ from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import InnerOptimizer
 from shoal.optim.norm import squared_norm
 from shoal.optim.parts import AveragedParts, ReplicaParts
+from shoal.pipeline.host_memory import to_host
 from shoal.pipeline.split_backward import SplitBackward, split
 from shoal.pipeline.step_buffers import LiveBuffers
 from shoal.swarm.step_operations import Schedule, StepTotals
@@ -179,7 +180,7 @@ class StageCompute:
             else _KeptForward(received, given, output, [], weight * loss_scale)
         )
         step.kept[is_head, microbatch] = kept
-        return output.detach().cpu()
+        return to_host(output)
 
     def backward(self, key: StepKey, microbatch: int, gradient: Tensor) -> Tensor:
         """Runs the backward of a forward done before; microbatches of a step come in order.
@@ -410,7 +411,7 @@ class StageCompute:
                 parameter.grad = None
 
     def _input_gradient(self, received: Tensor) -> Tensor:
-        return torch.empty(0) if received.grad is None else received.grad.cpu()
+        return torch.empty(0) if received.grad is None else to_host(received.grad)
 
     # ---- evaluation
 

@@ -39,8 +39,9 @@ from shoal.model.stage import StageModule
 from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.merge import Merge
-from shoal.pipeline.configured_stage import Fill, configured_stage
+from shoal.pipeline.configured_stage import Fill, configured_stage, tell_if_in_vain
 from shoal.pipeline.device_pace import DevicePace
+from shoal.pipeline.host_memory import page_locked
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import CapLowered, StageWorker
@@ -153,6 +154,9 @@ async def build_replica(
         WeightsMissing: the run begins from weights that are not on this host.
     """
     compute, state = await device.run(build_state, config, stage, device_name, fill or _unfilled)
+    tell_if_in_vain(config, stage, max_microbatch_samples)
+    if device_name != "cpu":
+        endpoint.receive_into(page_locked)
     log: ReplicaLog | None = None
     if log_dir is not None:
         place = await device.run(_place, device_name)

@@ -16,6 +16,7 @@ import msgspec
 
 from shoal.ids import PeerId
 from shoal.telemetry.registry import MetricRegistry
+from shoal.transport.buffer_pool import Memory
 from shoal.transport.link_meter import LinkEstimate
 from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.tensors import WireTensor
@@ -109,6 +110,10 @@ class Endpoint(Protocol):
     def process_of(self, peer: PeerId) -> int | None:
         """The process of a connected peer of this host, as the kernel proves it; None for every other peer."""
         ...
+
+    def receive_into(self, memory: Callable[[int], Memory]) -> None:
+        """Have large tensors lie in what `memory` returns for so many bytes, if they are received over a stream."""
+        return
 
     def introduce(self, hop: Hop) -> None:
         """Remember where a peer can be dialled; a later call replaces an earlier one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -22,11 +23,20 @@ from shoal.wire.tensors import empty_bytes
 MIN_POOLED_BYTES: Final = 64 * 1024
 """Smaller tensors get memory of their own, which the allocator has at hand."""
 
-_Memory = NDArray[np.uint8]
+Memory = NDArray[np.uint8]
+
+
+def usual_memory(num_bytes: int) -> Memory:
+    """Return memory with arbitrary content."""
+    return np.empty(num_bytes, dtype=np.uint8)
 
 
 class BufferPool:
-    """The memory of one endpoint's received tensors. All methods are called on one thread."""
+    """The memory of one endpoint's received tensors. All methods are called on one thread.
+
+    Attributes:
+        memory: Returns new memory of so many bytes; what it has returned before is used on.
+    """
 
     def __init__(self, max_idle_bytes: int) -> None:
         """Start empty.
@@ -34,12 +44,13 @@ class BufferPool:
         Args:
             max_idle_bytes: the most that is kept for later tensors; leased memory is not limited here.
         """
+        self.memory: Callable[[int], Memory] = usual_memory
         self._max_idle_bytes = max_idle_bytes
-        self._idle: dict[int, list[_Memory]] = {}
+        self._idle: dict[int, list[Memory]] = {}
         self._idle_bytes = 0
         self._unneeded: dict[int, int] = {}  # the fewest that were idle since the last `trim`, by size
-        self._leases: dict[int, tuple[weakref.ref[_Memory], _Memory]] = {}
-        self._returned: deque[_Memory] = deque()  # filled by whatever thread drops the last view
+        self._leases: dict[int, tuple[weakref.ref[Memory], Memory]] = {}
+        self._returned: deque[Memory] = deque()  # filled by whatever thread drops the last view
         self._num_leases = 0
 
     def allocate(self, num_bytes: int) -> memoryview:
@@ -54,12 +65,12 @@ class BufferPool:
             self._idle_bytes -= size
             self._unneeded[size] = min(self._unneeded[size], len(idle))
         else:
-            memory = np.empty(size, dtype=np.uint8)
+            memory = self.memory(size)
         lease = memory[:num_bytes]
         number = self._num_leases
         self._num_leases += 1
 
-        def dropped(_: weakref.ref[_Memory]) -> None:
+        def dropped(_: weakref.ref[Memory]) -> None:
             self._returned.append(self._leases.pop(number)[1])
 
         self._leases[number] = (weakref.ref(lease, dropped), memory)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -29,7 +29,7 @@ from shoal.ids import PeerId, RunId
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.admission import Admission
 from shoal.transport.base import Endpoint, EventStream, PeerUp, Received
-from shoal.transport.buffer_pool import keep_trimmed
+from shoal.transport.buffer_pool import Memory, keep_trimmed
 from shoal.transport.carrier import Carrier
 from shoal.transport.connection import Connection, ConnectionOwner
 from shoal.transport.event_queue import EventQueue
@@ -150,6 +150,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def process_of(self, peer: PeerId) -> int | None:
         return self._peers[peer].process if peer in self._peers else None
+
+    def receive_into(self, memory: Callable[[int], Memory]) -> None:
+        self._inbound.pool.memory = memory
 
     def introduce(self, hop: Hop) -> None:
         self._peers[hop.peer].addresses = hop.addresses

@@ -283,6 +283,13 @@ async def test_a_module_that_cannot_be_preloaded_is_an_error_that_says_why(
         sys.path.remove(str(tmp_path))
 
 
+async def test_a_library_whose_allocator_would_start_a_thread_is_preloaded() -> None:
+    pytest.importorskip("pyarrow")
+    async with Supervisor(preload=["pyarrow"]) as supervisor:
+        role = await supervisor.start(RoleSpec("server", 0, "roles:knowing", b"pyarrow"))
+        assert (await told_by(role))["is_imported"]
+
+
 async def test_what_a_run_turns_out_to_need_is_imported_once_for_all_its_roles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

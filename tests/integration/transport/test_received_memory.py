@@ -28,3 +28,20 @@ async def test_a_held_tensor_never_changes_when_more_arrive(host: Any, carrier: 
         del event
     assert all(event.tensors[0].data == tensor(2 * MIB, number).data for number, event in held.items())
     assert len(places) < 10
+
+
+async def test_tensors_are_received_into_the_memory_that_was_asked_for(host: Any) -> None:
+    a, b = await host(ALICE), await host(BOB)
+    a.introduce(b.hop)
+    made: list[Any] = []
+
+    def own(num_bytes: int) -> Any:
+        made.append(np.empty(num_bytes, dtype=np.uint8))
+        return made[-1]
+
+    b.receive_into(own)
+    a.post(b.peer_id, Forward(step(1), 0), [tensor(2 * MIB, 1)], Traffic.ACTIVATIONS)
+    [event] = [event for event in await take(b, 2) if isinstance(event, Received)]
+    [memory] = made
+    assert np.frombuffer(event.tensors[0].data, dtype=np.uint8).ctypes.data == memory.ctypes.data
+    assert event.tensors[0].data == tensor(2 * MIB, 1).data

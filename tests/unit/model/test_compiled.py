@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from shoal.errors import ConfigError
 from shoal.model.compiled import compile_stage
 from shoal.model.cpp_compiler import require_compiler
+from shoal.model.gpt import GptFamily
+from shoal.model.gpt_shape import GptShape
 from shoal.model.resnet import ResNetFamily
 from shoal.model.resnet_shape import ResNetShape
 from shoal.model.stage import Family, StageModule, TensorSpec, build_stage
@@ -94,8 +96,8 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         compile_stage(tiny(), {2}, tmp_path)
 
 
-def test_what_does_not_run_on_the_cpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"only what runs on the CPU can be compiled, not on meta"):
+def test_what_runs_on_neither_cpu_nor_gpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"only what runs on a CPU or a GPU can be compiled, not on meta"):
         compile_stage(tiny().to("meta"), {2}, tmp_path)
 
 
@@ -181,3 +183,32 @@ def test_what_was_built_is_found_again_and_what_a_killed_process_has_left_is_rem
     compile_stage(tiny(), {4}, cache)
     assert {path: path.stat().st_mtime_ns for path in (cache / "kept").rglob("*.so")} == kept
     assert not list(cache.glob("work-*"))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_loss_in_chunks_is_compiled_for_the_chunks_of_the_given_sizes(user_caches: Path) -> None:
+    family = GptFamily(GptShape(seq_len=4, width=8, num_layers=1, num_heads=2, vocab_size=11), 5)
+    one, plain = (build_stage(family, 1, 2, seed=3) for _ in range(2))
+    compile_stage(one, {3}, user_caches / "compiled")
+    calls: list[int] = []
+    compiled, sizes = one._compiled_loss, one._compiled_chunks
+    assert compiled is not None
+    one.compute_loss_by(lambda x, labels: calls.append(len(x)) or compiled(x, labels), sizes)
+
+    def loss_of(module: StageModule, num: int) -> list[Tensor]:
+        module.zero_grad()
+        hidden = torch.randn(num, 4, 8, generator=torch.Generator().manual_seed(num)).requires_grad_()
+        labels = torch.arange(num * 4).reshape(num, 4) % 11
+        loss = module.loss(module(hidden), labels)
+        loss.backward()
+        assert hidden.grad is not None
+        return [loss.detach(), hidden.grad, *(p.grad for p in module.parameters() if p.grad is not None)]
+
+    for mine, usual in zip(loss_of(one, 3), loss_of(plain, 3), strict=True):
+        torch.testing.assert_close(mine, usual)
+    assert calls == [5, 5, 2], "12 tokens, 5 at a time"
+    one.eval()
+    with torch.no_grad():
+        one.loss(torch.zeros(3, 4, 8), torch.zeros(3, 4, dtype=torch.int64))
+    assert calls == [5, 5, 2]

@@ -38,6 +38,19 @@ def test_memory_is_handed_out_again_when_its_last_view_is_gone() -> None:
     assert not third.readonly
 
 
+def test_new_memory_is_of_the_kind_that_was_asked_for() -> None:
+    pool, made = BufferPool(4 * SIZE), list[np.ndarray]()
+
+    def own(num_bytes: int) -> np.ndarray:
+        made.append(np.empty(num_bytes, dtype=np.uint8))
+        return made[-1]
+
+    pool.memory = own
+    for _ in range(3):
+        where = address(pool.allocate(SIZE))
+        assert [each.ctypes.data for each in made] == [where], "made once, and used again"
+
+
 def test_a_torch_tensor_keeps_the_memory_that_it_was_made_of() -> None:
     pool = BufferPool(4 * SIZE)
     held = from_wire(WireTensor("float32", (SIZE // 4,), pool.allocate(SIZE)))[5:]
