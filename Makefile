@@ -10,6 +10,7 @@ STAMP := $(VENV)/.shoal-installed
 export OMP_NUM_THREADS ?= 1
 
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
+# At the set-up nothing is compiled (`--no-compile`): most of what is installed nobody imports, and it takes over a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run quick test test-all test-configs floor portable house sim screenshots pages site lint style clean
@@ -51,7 +52,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    rm -rf $(VENV); \
 	    echo "\`$$python -m venv\` failed; on Debian or Ubuntu: sudo apt-get install $$(basename $$python)-venv" >&2; exit 2; }; \
 	fi; \
-	$(PY) -m pip install --disable-pip-version-check --quiet --editable '.[all,dev]' --constraint constraints.txt; \
+	$(PY) -m pip install --disable-pip-version-check --quiet --no-compile --editable '.[all,dev]' --constraint constraints.txt; \
 	touch $(STAMP)
 
 run: setup
@@ -100,7 +101,7 @@ test-configs: setup
 FLOOR := $(VENV)/floor
 $(FLOOR)/.installed: constraints-floor.txt $(STAMP)
 	rm -rf $(FLOOR)
-	$(PY) -m pip install --disable-pip-version-check --quiet --no-deps --target $(FLOOR) --requirement constraints-floor.txt
+	$(PY) -m pip install --disable-pip-version-check --quiet --no-compile --no-deps --target $(FLOOR) --requirement constraints-floor.txt
 	touch $@
 
 floor: setup $(FLOOR)/.installed
