@@ -15,6 +15,7 @@ from shoal.testing.launched import END_S, START_S, Launched, until
 __all__ = [
     "ENDLESS",
     "END_S",
+    "FEW",
     "PACE",
     "ROOT",
     "SMALL",
@@ -49,6 +50,8 @@ SMALLEST = (
 PACE = "0.03"
 """Seconds of a forward or backward where nobody waits for the end of training: swarms leave each other the cores."""
 ENDLESS = (*SMALL, "--diloco.outer-steps=10000", f"--emulation.call-s={PACE}")
+FEW = (*ENDLESS, "--servers.replicas=1")
+"""Endless as well, with one server for each stage: for what does not depend on replicas."""
 
 
 @contextlib.contextmanager
