@@ -104,9 +104,11 @@ $(FLOOR)/.installed: constraints-floor.txt $(STAMP)
 	$(PY) -m pip install --disable-pip-version-check --quiet --no-compile --no-deps --target $(FLOOR) --requirement constraints-floor.txt
 	touch $@
 
+# What torch compiles is told by the newest version: it takes a quarter of the time.
 floor: setup $(FLOOR)/.installed
 	PYTHONPATH=$(FLOOR) $(PYTEST) -n $(CORES) tests/unit/model/hf tests/unit/checkpoint/test_hf_folder.py \
-		tests/unit/inference/test_generation_hf.py
+		tests/unit/inference/test_generation_hf.py --deselect \
+		tests/unit/model/hf/test_routers.py::test_compiled_code_takes_the_weight_of_each_microbatch
 
 # As on macOS; tests/e2e/test_portable.py has a whole swarm.
 portable: setup
