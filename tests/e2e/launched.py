@@ -74,7 +74,7 @@ def run_shoal(*arguments: str) -> str:
     """Run a command of shoal to its good end, and return what it has printed.
 
     It runs in this process, which has imported torch and transformers already: a process of its own takes seconds for
-    that. As users start them, the same commands run in test_tasks.py and test_variants.py.
+    that. As users start them, the same commands run by the first page of test_tasks.py and in test_variants.py.
     """
     with contextlib.redirect_stdout(io.StringIO()) as said:
         code = main(arguments)

@@ -3,6 +3,7 @@ model learns."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.documented import commands
-from tests.e2e.launched import ROOT
+from tests.e2e.launched import ROOT, run_shoal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -84,6 +85,22 @@ def _done(script: str, directory: Path) -> str:
     return done.stdout
 
 
+def _done_here(script: str, directory: Path, patch: pytest.MonkeyPatch) -> str:
+    """Do the same, but run the commands of shoal in this process, which need not import everything for each of them."""
+    patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+    said: list[str] = []
+    for line in script.splitlines():
+        if not line.startswith("shoal "):
+            said.append(_done(line, directory))
+            continue
+        # What its arguments are, the shell says.
+        asked = f'shoal() {{ printf "%s\\0" "$@"; }}\n{line}'
+        told = subprocess.run(["bash", "-e", "-c", asked], stdout=subprocess.PIPE, text=True, check=True).stdout
+        with contextlib.chdir(directory):
+            said.append(run_shoal(*told.split("\0")[:-1]))
+    return "".join(said)
+
+
 def _has_learned(run: str, directory: Path) -> None:
     summary = json.loads((directory / "logs" / run / "summary.json").read_text())
     assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("done", 0, 0), run
@@ -91,7 +108,9 @@ def _has_learned(run: str, directory: Path) -> None:
     assert (directory / "logs" / run / "curves.svg").is_file(), run
 
 
-def test_the_commands_of_the_first_page_and_of_that_on_language_models_run_one_after_the_other(tmp_path: Path) -> None:
+def test_the_commands_of_the_first_page_and_of_that_on_language_models_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Both train the sandbox: it is trained once, by the line of the second page.
     trains, *others = page_script(LANGUAGE_MODEL).splitlines()
     script = "\n".join(re.findall(r"```bash\n(.*?)```", START.read_text(), re.DOTALL))
@@ -104,15 +123,18 @@ def test_the_commands_of_the_first_page_and_of_that_on_language_models_run_one_a
     assert "chaos holds:" in said
     assert (tmp_path / "mine" / "config.json").is_file()
     has_run = commands(str(START.relative_to(ROOT)))
-    said = _done("\n".join(line for line in dict.fromkeys([*others, *_looks()]) if line not in has_run), tmp_path)
+    left = [line for line in dict.fromkeys([*others, *_looks()]) if line not in has_run]
+    said = _done_here("\n".join(left), tmp_path, monkeypatch)
     assert "Fields: peer, who" in said, "shoal explain"
     assert "model.left" in said, "shoal events"
     _has_learned("sandbox", tmp_path)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != LANGUAGE_MODEL], ids=lambda page: page.stem)
-def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
-    _done(page_script(page), tmp_path)
+def test_the_commands_of_a_page_run_one_after_the_other(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _done_here(page_script(page), tmp_path, monkeypatch)
     for run in RUNS[page.stem]:
         _has_learned(run, tmp_path)
 
