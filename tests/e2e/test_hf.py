@@ -13,10 +13,11 @@ from unittest.mock import ANY
 import pytest
 import torch
 import yaml
-from tests.e2e.launched import SMALL, completed, launched, run_shoal
+from tests.e2e.launched import ROOT, SMALL, completed, launched, run_shoal
 from transformers import AutoModelForCausalLM
 
 from shoal.checkpoint.loading import open_model
+from shoal.testing.small_runs import train_small
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -127,15 +128,13 @@ def test_a_host_on_which_a_model_is_not_exact_serves_no_stage_of_it(tmp_path: Pa
 
 
 def test_a_known_model_in_small_trains_by_its_file_and_speaks_as_transformers_does(tmp_path: Path) -> None:
-    flags = ("--config-path=configs/gemma3_270m.yaml", "--tiny", "--no-wandb", "--data.holdout-fraction=0.01")
-    run = completed(tmp_path, *flags, within_s=150.0)
-    summary = run.summary()
-    assert (summary["stages"], summary["replicas"], summary["outer_rounds"], summary["exit"]) == (2, 4, 3, "done")
-    assert (summary["duplicates"], summary["missing"]) == (0, 0)
-    assert summary["eval_loss_last"] < summary["eval_loss_first"]
+    small = train_small(ROOT / "configs/gemma3_270m.yaml", tmp_path, ("--data.holdout-fraction=0.01",))
+    assert small.problems == ()
+    assert (small.stages, small.replicas) == (2, 4)
+    [log_dir] = [str(path) for path in (tmp_path / "logs").glob("gemma3*-2*") if not path.is_symlink()]
     home, wanted = tmp_path / "home", ("--prompt", "The ", "--max-tokens", "20", "--json")
-    run_shoal("export", str(run.log_dir), "--to", str(home))
-    said = json.loads(run_shoal("generate", str(run.log_dir), *wanted))
+    run_shoal("export", log_dir, "--to", str(home))
+    said = json.loads(run_shoal("generate", log_dir, *wanted))
     assert json.loads(run_shoal("generate", str(home), *wanted)) == {**said, "seed": ANY}
     theirs: Any = AutoModelForCausalLM.from_pretrained(home)
     ids = torch.tensor([list(b"The ")])
