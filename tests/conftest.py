@@ -56,9 +56,14 @@ _FD_SLACK = 8
 
 @pytest.fixture(scope="session")
 def user_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give the tests that keep something for the next start a cache of their own, and let them share it."""
+    """Give the tests that keep something for the next start a cache of their own, and let them share it.
+
+    All workers of a call have the same one, as the processes of a host do: what is compiled first is for all.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "caches"
+    folder.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("caches")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder / "shoal"
 

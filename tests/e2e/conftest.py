@@ -1,9 +1,26 @@
-"""One short run of the sandbox that several tests look at, and how long something may be left of a run."""
+"""A short run of the sandbox that several tests look at, how long something may be left of a run, and what is first."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.e2e.launched import END_S, SMALL, Launched, completed
+
+DEAREST = (
+    "test_memory.py",
+    "test_tasks.py",
+    "test_up.py",
+    "test_fault_points.py",
+    "test_resume_points.py",
+    "test_configs.py",
+    "test_variants.py::test_a_run_of_compiled_stages",
+    "test_link_faults.py",
+    "test_moving.py",
+    "test_chaos.py",
+    "test_any_one_death.py",
+)
+"""The beginnings of what takes a minute or more."""
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +33,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let whoever has time train every configuration, and whoever has an idle machine judge the time as well."""
     parser.addoption("--every-config", action="store_true", help="train every configuration, not one for each task")
     parser.addoption("--gone-within", type=float, default=END_S, help="seconds until nothing may be left of a run")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have each worker begin with some of the dearest tests: at the end the others would wait for whoever has the last.
+
+    With `--dist worksteal` the first worker gets the first tests, the next one the next, and who has none left takes
+    from the end of what others have.
+    """
+    num_workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if num_workers == 1 or not all(item.nodeid.startswith("tests/e2e/") for item in items):
+        return
+    ranks = {item: _rank(item) for item in items}
+    dearest = sorted((item for item in items if ranks[item] < len(DEAREST)), key=lambda item: ranks[item])
+    others = [item for item in items if ranks[item] == len(DEAREST)]
+    share = math.ceil(len(others) / num_workers)
+    items[:] = [
+        item
+        for worker in range(num_workers)
+        for item in (*dearest[worker::num_workers], *others[worker * share : (worker + 1) * share])
+    ]
+
+
+def _rank(item: pytest.Item) -> int:
+    name = item.nodeid.removeprefix("tests/e2e/")
+    return next((rank for rank, beginning in enumerate(DEAREST) if name.startswith(beginning)), len(DEAREST))
 
 
 @pytest.fixture

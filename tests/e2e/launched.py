@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shoal.cli import main
 from shoal.testing import launched as launching
 from shoal.testing.launched import END_S, START_S, Launched, until
 
-__all__ = ["ENDLESS", "END_S", "PACE", "ROOT", "SMALL", "START_S", "Launched", "completed", "launched", "until"]
+__all__ = [
+    "ENDLESS",
+    "END_S",
+    "FEW",
+    "PACE",
+    "ROOT",
+    "SMALL",
+    "SMALLEST",
+    "START_S",
+    "Launched",
+    "completed",
+    "launched",
+    "run_shoal",
+    "until",
+]
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -23,9 +39,19 @@ SMALL = (
     "--diloco.outer-steps=2",
     "--diloco.batch-size-per-step=4",
 )
+SMALLEST = (
+    *SMALL,
+    "--diloco.inner-steps=1",
+    "--diloco.outer-steps=1",
+    "--servers.replicas=1",
+    "--no-param-mirror-enable",
+)
+"""For what depends neither on training nor on replicas: half of what a small swarm takes is that it starts."""
 PACE = "0.03"
 """Seconds of a forward or backward where nobody waits for the end of training: swarms leave each other the cores."""
 ENDLESS = (*SMALL, "--diloco.outer-steps=10000", f"--emulation.call-s={PACE}")
+FEW = (*ENDLESS, "--servers.replicas=1")
+"""Endless as well, with one server for each stage: for what does not depend on replicas."""
 
 
 @contextlib.contextmanager
@@ -42,3 +68,15 @@ def completed(directory: Path, *flags: str, within_s: float = 150.0) -> Launched
         assert code == 0, run.output
         run.leaves_nothing()
         return run
+
+
+def run_shoal(*arguments: str) -> str:
+    """Run a command of shoal to its good end, and return what it has printed.
+
+    It runs in this process, which has imported torch and transformers already: a process of its own takes seconds for
+    that. As users start them, the same commands run by the first page of test_tasks.py and in test_variants.py.
+    """
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = main(arguments)
+    assert code == 0, said.getvalue()
+    return said.getvalue()

@@ -74,7 +74,7 @@ def test_a_client_of_another_host_continues_a_run_whose_client_host_is_gone(tmp_
 
 def test_the_printed_line_continues_a_run_and_a_differing_flag_is_named(tmp_path: Path) -> None:
     with hosts_of(tmp_path) as hosts:
-        client, servers = _begin(hosts, 40)
+        client, servers = _begin(hosts, 10_000)
         differing = (f"--initial-peers={_address_of(servers)}", "--model.hidden-size=64")
         other = hosts.run("other", "start_trainer_client.py", *differing, start="differing")
         client.lose_host()
@@ -89,10 +89,15 @@ def test_the_printed_line_continues_a_run_and_a_differing_flag_is_named(tmp_path
         command = until(printed, _EXPIRY_S + END_S, "the line that continues the run")
         assert "its client is gone without a word" in servers.output
         successor = hosts.run("other", *command, "--no-wandb")
-        summary = finished(successor, [servers])
+        taken = successor.saw("client_0", "run.taken_over")
+        successor.saw("client_0", "round.recorded", round=taken["base_round"] + 3)
+        successor.interrupt()
+        assert successor.ends(END_S) == 130, successor.output
+        assert servers.ends(END_S) == 0, servers.output
         assert "is announced again" in servers.output
-        assert _is_done(summary, 40, servers)
-        _check(summary, client, successor)
+        for each in (successor, servers):
+            each.leaves_nothing()
+        _check(successor.summary(), client, successor)
 
 
 def test_a_client_that_waits_beside_another_takes_over_by_itself_and_the_next_one_ends_with_the_run(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.launched import ENDLESS, SMALL, START_S, Launched, completed, launched, until
+from tests.e2e.launched import FEW, SMALLEST, START_S, Launched, completed, launched, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,7 +42,7 @@ def address(run: Launched) -> str | None:
 
 
 def test_a_run_is_seen_from_its_first_step_on_and_after_its_monitor_s_death(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS, "--dashboard.port=0") as run:
+    with launched(tmp_path, *FEW, "--dashboard.port=0") as run:
         run.saw("client_0", "round.begun")
         url = until(lambda: address(run), START_S, "the dashboard's address")
         until(lambda: f"dashboard: {url}" in run.output or None, START_S, "the address on the terminal")
@@ -69,7 +69,7 @@ def test_a_run_is_seen_from_its_first_step_on_and_after_its_monitor_s_death(tmp_
 
 
 def test_a_run_that_is_to_have_none_has_none_and_leaves_its_report_all_the_same(tmp_path: Path) -> None:
-    run = completed(tmp_path, *SMALL, "--no-dashboard.enable")
+    run = completed(tmp_path, *SMALLEST, "--no-dashboard.enable")
     log_dir = run.require_log_dir()
     assert not (log_dir / "dashboard.url").exists()
     assert "dashboard:" not in run.output

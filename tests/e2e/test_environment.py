@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import END_S, ENDLESS, START_S, launched, until
+from tests.e2e.launched import END_S, ENDLESS, FEW, START_S, launched, until
 from tests.e2e.test_faults import summed_up
 
 pytestmark = pytest.mark.timeout(600)
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_a_run_that_may_not_open_enough_files_ends_and_says_how_to_allow_more(tmp_path: Path) -> None:
     few = ("sh", "-c", 'ulimit -n 30 && exec "$@"', "sh")
-    with launched(tmp_path, *ENDLESS, prefix=few) as run:
+    with launched(tmp_path, *FEW, prefix=few) as run:
         assert run.ends(START_S) == 1, run.output
         run.leaves_nothing()
         assert "Too many open files: this process may have 30 files and connections open" in run.output
@@ -99,7 +99,7 @@ _IMPOSSIBLE = _why_impossible()
 @pytest.mark.slow
 @pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
 def test_a_disk_that_runs_full_ends_the_run_before_a_round_that_it_could_not_write_down(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "logs", "2m") as disk, launched(tmp_path, *ENDLESS) as run:
+    with small_disk(tmp_path / "logs", "2m") as disk, launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded", round=2)
         ballast = disk / "ballast"
         with pytest.raises(OSError, match="No space left"):

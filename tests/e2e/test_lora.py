@@ -10,8 +10,7 @@ import peft
 import pytest
 import torch
 import yaml
-from tests.e2e.launched import completed
-from tests.e2e.test_hf import run_shoal
+from tests.e2e.launched import completed, run_shoal
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shoal.checkpoint.loading import open_model
@@ -68,11 +67,11 @@ def test_adapters_on_weights_of_a_folder_train_and_are_loaded_by_peft(tmp_path: 
     assert 5.2 < summary["eval_loss_first"] < 6.0
     assert summary["eval_loss_last"] < summary["eval_loss_first"] - 0.05
     assert run.log_dir is not None
-    assert run_shoal("replay", str(run.log_dir)).returncode == 0
-    evaluated = run_shoal("evaluate", str(run.log_dir), "--json")
-    assert json.loads(evaluated.stdout)["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-6)
+    run_shoal("replay", str(run.log_dir))
+    evaluated = json.loads(run_shoal("evaluate", str(run.log_dir), "--json"))
+    assert evaluated["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-6)
     home = tmp_path / "home"
-    assert run_shoal("export", str(run.log_dir), "--to", str(home)).returncode == 0
+    run_shoal("export", str(run.log_dir), "--to", str(home))
     tokens = torch.arange(64)[None]
     with torch.no_grad():
         ours, plain = open_model(run.log_dir).whole()(tokens), theirs(input_ids=tokens, use_cache=False).logits
@@ -82,20 +81,16 @@ def test_adapters_on_weights_of_a_folder_train_and_are_loaded_by_peft(tmp_path: 
             assert torch.equal(adapted(input_ids=tokens, use_cache=False).logits, ours)
     assert not torch.equal(plain, ours)
     merged = tmp_path / "merged"
-    assert run_shoal("export", str(run.log_dir), "--to", str(merged), "--merge").returncode == 0
-    evaluated = run_shoal("evaluate", str(merged), "--json")
-    assert json.loads(evaluated.stdout)["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-3)
+    run_shoal("export", str(run.log_dir), "--to", str(merged), "--merge")
+    evaluated = json.loads(run_shoal("evaluate", str(merged), "--json"))
+    assert evaluated["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-3)
 
 
-def test_adapters_on_random_weights_need_no_file_and_a_target_that_is_none_ends_with_exit_code_2(
-    tmp_path: Path,
-) -> None:
+def test_adapters_on_random_weights_need_no_file_and_two_processes_compute_them_again(tmp_path: Path) -> None:
     model = {"extra": {"model_type": "qwen3", **_SIZES, "tie_word_embeddings": True}}
     run = completed(tmp_path, _file(tmp_path, model, base_dtype="bfloat16"))
     summary = run.summary()
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
     assert summary["eval_loss_last"] < summary["eval_loss_first"] - 0.05
     assert run.log_dir is not None
-    assert run_shoal("replay", str(run.log_dir), "--processes=2").returncode == 0
-    refused = run_shoal("run-local", _file(tmp_path, model, targets=["query"]), f"--log-dir={tmp_path / 'none'}")
-    assert refused.returncode == 2
+    run_shoal("replay", str(run.log_dir), "--processes=2")

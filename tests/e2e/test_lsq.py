@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tests.e2e.launched import END_S, ROOT, completed, launched
+from tests.e2e.launched import END_S, completed, launched, run_shoal
 
 import shoal
 from shoal.quant.lsq import is_step_size
@@ -25,12 +23,6 @@ _TINY = (
     "--diloco.batch-size-per-step=4",
     "--data.holdout-fraction=0.01",
 )
-
-
-def run_shoal(*arguments: str) -> str:
-    """Run a command of this checkout, which has to end well; returns what it has printed."""
-    command = [sys.executable, "-m", "shoal", *arguments]
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_a_quantised_run_of_two_stages_is_replayed_bit_for_bit_and_exported_as_integers(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from tests.e2e.launched import END_S, launched, until
-from tests.e2e.test_hf import run_shoal
+from tests.e2e.launched import END_S, launched, run_shoal, until
 from tests.unit.data.corpora import write_parquet
 
 from shoal.averaging.journal import read_steps
@@ -83,9 +82,7 @@ def test_each_row_of_parquet_files_is_trained_once_over_a_killed_trainer_and_a_k
     rows = train.read(permutation(SEED, 0, NUM_ROWS)[trained])
     texts = [bytes(row).decode().rstrip("\n") for row in rows.inputs]
     assert sorted(texts) == [_row(number) for number in range(NUM_ROWS)], "each row once"
-    assert run_shoal("replay", str(log_dir)).returncode == 0, (
-        "and these rows were trained: they give the same bits again"
-    )
+    run_shoal("replay", str(log_dir))  # and these rows were trained: they give the same bits again
     said = [said for _, said in read_learning(log_dir).incidents]
     assert {"trainer 1 lost", "resumed from a checkpoint"} <= set(said)
 

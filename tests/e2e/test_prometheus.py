@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.launched import ENDLESS, START_S, launched, until
+from tests.e2e.launched import FEW, START_S, launched, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,7 +47,7 @@ def _asked(port: int, expression: str) -> list[dict[str, Any]]:
 
 def test_a_real_prometheus_reads_a_run_by_its_token(tmp_path: Path) -> None:
     port, web_port = _free_port(), _free_port()
-    with launched(tmp_path / "run", *ENDLESS, f"--dashboard.port={port}") as run:
+    with launched(tmp_path / "run", *FEW, f"--dashboard.port={port}") as run:
         run.saw("monitor_0", "dashboard.open")
         token = run.require_log_dir() / "metrics.token"
         configuration = tmp_path / "prometheus.yml"

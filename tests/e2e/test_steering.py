@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.hosts import Hosts, hosts_of, invited
-from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, Launched, launched, until
+from tests.e2e.launched import END_S, ENDLESS, FEW, ROOT, START_S, Launched, launched, until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -52,8 +52,10 @@ def listed(run: Launched) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_meanwhile(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS) as run:
+def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_and_writes_a_checkpoint_when_asked(
+    tmp_path: Path,
+) -> None:
+    with launched(tmp_path, *FEW, "--param-mirror.every-rounds=0", "--param-mirror.every-s=1e6") as run:
         run.saw("client_0", "round.recorded")
         name = run.require_log_dir().name
         assert f"run {name} is not paused" in shoal(run, "resume-run", name)
@@ -73,12 +75,8 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_meanwh
         assert "resumed by " in run.output
         assert [each["by"] for each in run.events("client_0", "run.resumed")]
 
-
-@pytest.mark.slow
-def test_a_checkpoint_that_is_asked_for_is_written_of_the_next_record(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS, "--param-mirror.every-rounds=0", "--param-mirror.every-s=1e6") as run:
+        # The first one is due; no other is for a million seconds.
         run.saw("mirror_0", "checkpoint.written")
-        name = run.require_log_dir().name
         assert "a checkpoint of the next record is wanted" in shoal(run, "checkpoint", name)
         until(lambda: run.events("mirror_0", "checkpoint.written")[1:], END_S, "the checkpoint")
         assert "a checkpoint of the next record is wanted by " in run.output
@@ -88,7 +86,7 @@ def test_a_checkpoint_that_is_asked_for_is_written_of_the_next_record(tmp_path: 
 
 
 def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_and_its_summary(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS) as run:
+    with launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded")
         log_dir = run.require_log_dir()
         row = listed(run)
@@ -110,7 +108,7 @@ def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_and_its_summary
 
 @pytest.mark.slow
 def test_what_a_lost_host_leaves_is_named(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS) as run:
+    with launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded")
         name = run.require_log_dir().name
         run.lose_host()

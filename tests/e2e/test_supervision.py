@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import END_S, ENDLESS, SMALL, START_S, Launched, launched, until
-from tests.e2e.test_faults import ended_well, summed_up
+from tests.e2e.launched import END_S, ENDLESS, FEW, START_S, Launched, launched, until
+from tests.e2e.test_faults import interrupted
 
 from shoal.runtime.process_info import ProcessStat, descendants, read_stat
 
@@ -51,9 +51,7 @@ def test_training_goes_on_without_its_fork_server_and_the_next_one_starts_a_kill
         reached = run.events("client_0", "round.recorded")[-1]["round"]
         recorded = run.saw("client_0", "round.recorded", round=reached + 2)
         swapped = run.saw("server_1", "round.swapped", round=reached + 2)
-        run.interrupt()
-        assert run.ends(END_S) == 130, run.output
-        summary = summed_up(run)
+        summary = interrupted(run)
         assert len(run.events("launcher", "fork_server.ended")) == 1
         restarted = {role: len(_started(run, role)) for role in roles}
     assert swapped["parameters"] in recorded["hashes"].values()
@@ -64,19 +62,19 @@ def test_training_goes_on_without_its_fork_server_and_the_next_one_starts_a_kill
 
 
 def test_a_run_that_is_killed_after_its_fork_server_leaves_nothing(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS) as run:
+    with launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded")
         _kill_fork_server(run)
         run.saw("launcher", "fork_server.restarted")
         # The next one imports for seconds; a role that is frozen meanwhile is nobody's but its to end.
-        os.kill(run.pid_of("server:2"), signal.SIGSTOP)
+        os.kill(run.pid_of("server:1"), signal.SIGSTOP)
         run.kill()
         run.ends(END_S)
         run.leaves_nothing()
 
 
 def test_a_run_that_is_killed_together_with_its_fork_server_leaves_nothing(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS) as run:
+    with launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded")
         pid = run.fork_server()
         run.processes()
@@ -90,7 +88,7 @@ def test_a_run_that_is_killed_together_with_its_fork_server_leaves_nothing(tmp_p
 def test_ctrl_c_right_after_the_loss_of_the_fork_server_ends_the_run_in_time(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    with launched(tmp_path, *ENDLESS) as run:
+    with launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded")
         run.processes()
         os.kill(run.fork_server(), number)
@@ -102,7 +100,7 @@ def test_ctrl_c_right_after_the_loss_of_the_fork_server_ends_the_run_in_time(
 
 
 def test_a_run_whose_fork_server_is_killed_again_and_again_fails_and_leaves_nothing(tmp_path: Path) -> None:
-    with launched(tmp_path, *ENDLESS) as run:
+    with launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded")
         for turn in range(6):
             until(lambda turn=turn: len(run.events("launcher", "fork_server.restarted")) == turn, START_S, "the next")
@@ -114,7 +112,7 @@ def test_a_run_whose_fork_server_is_killed_again_and_again_fails_and_leaves_noth
 
 
 def test_dht_daemons_are_killed_one_after_the_other_and_the_swarm_stays_as_open_as_it_was(tmp_path: Path) -> None:
-    with launched(tmp_path, *SMALL, "--diloco.inner-steps=8", "--diloco.outer-steps=60") as run:
+    with launched(tmp_path, *ENDLESS, "--diloco.inner-steps=8") as run:
         run.saw("client_0", "round.recorded", round=1)
         assert run.log_dir is not None
         first, *_ = (run.log_dir / "initial_peers.txt").read_text().splitlines()
@@ -131,7 +129,7 @@ def test_dht_daemons_are_killed_one_after_the_other_and_the_swarm_stays_as_open_
         assert (run.log_dir / "initial_peers.txt").read_text().splitlines()[0] == first
         os.kill(run.pid_of("server:3"), signal.SIGKILL)
         run.saw("server_3", "state.fetched")
-        summary = ended_well(run, num_rounds=60)
+        summary = interrupted(run)
         started = {role: len(_started(run, role)) for role in ("client:0", "monitor:0", "server:1", "server:2")}
     assert started == dict.fromkeys(started, 1)
     assert [failover["kind"] for failover in summary["failovers"]] == ["server"]

@@ -3,6 +3,7 @@ model learns."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.documented import commands
-from tests.e2e.launched import ROOT
+from tests.e2e.launched import ROOT, run_shoal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -29,6 +30,7 @@ NOT_HERE = re.compile(
     r"shoal (status|doctor|import)|ssh |exec mail|python start_trainer_client|shoal export logs/(resnet18_lsq|sandbox)"
 )
 PAGES = [ROOT / "docs" / "tasks" / f"{name}.md" for name in RUNS]
+LANGUAGE_MODEL = ROOT / "docs" / "tasks" / "language_model.md"
 # What keeps a test short, and says nothing about the page.
 SHORT = "--diloco.inner-steps=6 --diloco.outer-steps=2"
 # Of random weights: after fewer steps, and outer ones over the mark, the model can be worse than at the beginning.
@@ -39,7 +41,6 @@ START = ROOT / "docs" / "start" / "one_machine.md"
 # The environment is active, and what make does beside the run has tests of its own; two minutes of faults are more of
 # what twenty seconds are.
 AS_HERE = {
-    "make run ": f"python run_local.py {SHORT_FROM_NOTHING} ",
     "source .venv/bin/activate": "",
     "--for 2m": "--for 20s",
     "make test ": "true ",
@@ -55,9 +56,9 @@ def page_script(page: Path) -> str:
 
 
 def _looks() -> list[str]:
-    """The commands that look at a run of the page on language models, each once."""
+    """The commands that look at a run of a language model; some are on several pages."""
     found = [command for name in LOOKS for command in commands(f"docs/{name}.md")]
-    return [command for command in dict.fromkeys(found) if not NOT_HERE.match(command)]
+    return [command for command in found if not NOT_HERE.match(command)]
 
 
 def _done(script: str, directory: Path) -> str:
@@ -84,9 +85,36 @@ def _done(script: str, directory: Path) -> str:
     return done.stdout
 
 
-def test_the_commands_of_the_first_page_run_one_after_the_other(tmp_path: Path) -> None:
+def _done_here(script: str, directory: Path, patch: pytest.MonkeyPatch) -> str:
+    """Do the same, but run the commands of shoal in this process, which need not import everything for each of them."""
+    patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+    said: list[str] = []
+    for line in script.splitlines():
+        if not line.startswith("shoal "):
+            said.append(_done(line, directory))
+            continue
+        # What its arguments are, the shell says.
+        asked = f'shoal() {{ printf "%s\\0" "$@"; }}\n{line}'
+        told = subprocess.run(["bash", "-e", "-c", asked], stdout=subprocess.PIPE, text=True, check=True).stdout
+        with contextlib.chdir(directory):
+            said.append(run_shoal(*told.split("\0")[:-1]))
+    return "".join(said)
+
+
+def _has_learned(run: str, directory: Path) -> None:
+    summary = json.loads((directory / "logs" / run / "summary.json").read_text())
+    assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("done", 0, 0), run
+    assert summary["eval_loss_last"] < summary["eval_loss_first"], run
+    assert (directory / "logs" / run / "curves.svg").is_file(), run
+
+
+def test_the_commands_of_the_first_page_and_of_that_on_language_models_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both train the sandbox: it is trained once, by the line of the second page.
+    trains, *others = page_script(LANGUAGE_MODEL).splitlines()
     script = "\n".join(re.findall(r"```bash\n(.*?)```", START.read_text(), re.DOTALL))
-    for written, here in AS_HERE.items():
+    for written, here in {**AS_HERE, "make run ": f"{trains} "}.items():
         assert written in script
         script = script.replace(written, here)
     said = _done(script, tmp_path)
@@ -94,20 +122,21 @@ def test_the_commands_of_the_first_page_run_one_after_the_other(tmp_path: Path) 
         assert f"\n{name} " in said, f"the page shows {name}"
     assert "chaos holds:" in said
     assert (tmp_path / "mine" / "config.json").is_file()
+    has_run = commands(str(START.relative_to(ROOT)))
+    left = [line for line in dict.fromkeys([*others, *_looks()]) if line not in has_run]
+    said = _done_here("\n".join(left), tmp_path, monkeypatch)
+    assert "Fields: peer, who" in said, "shoal explain"
+    assert "model.left" in said, "shoal events"
+    _has_learned("sandbox", tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
-    _done(page_script(page), tmp_path)
-    if page.stem == "language_model":
-        said = _done("\n".join(_looks()), tmp_path)
-        assert "Fields: peer, who" in said, "shoal explain"
-        assert "model.left" in said, "shoal events"
+@pytest.mark.parametrize("page", [page for page in PAGES if page != LANGUAGE_MODEL], ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run_one_after_the_other(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _done_here(page_script(page), tmp_path, monkeypatch)
     for run in RUNS[page.stem]:
-        summary = json.loads((tmp_path / "logs" / run / "summary.json").read_text())
-        assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("done", 0, 0), run
-        assert summary["eval_loss_last"] < summary["eval_loss_first"], run
-        assert (tmp_path / "logs" / run / "curves.svg").is_file(), run
+        _has_learned(run, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.e2e.launched import completed
-from tests.e2e.test_hf import run_shoal
+from tests.e2e.launched import completed, run_shoal
 from tests.unit.data.corpora import write_json_lines, write_parquet
 from transformers import AutoTokenizer
 
@@ -63,14 +62,12 @@ def test_a_run_with_a_tokenizer_of_its_own_makes_tokens_once_and_its_model_speak
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     assert again.log_dir is not None
     tokenizer = AutoTokenizer.from_pretrained(again.log_dir / "model" / "tokenizer")
-    generated = run_shoal("generate", str(again.log_dir), "--prompt=the birds of", "--max-tokens=8", "--json")
-    assert generated.returncode == 0
-    said = json.loads(generated.stdout)
+    said = json.loads(run_shoal("generate", str(again.log_dir), "--prompt=the birds of", "--max-tokens=8", "--json"))
     assert said["prompt_tokens"] == len(tokenizer("the birds of")["input_ids"])
     assert said["text"] == tokenizer.decode(said["tokens"])
     home = tmp_path / "home"
-    assert run_shoal("export", str(again.log_dir), "--to", str(home)).returncode == 0
+    run_shoal("export", str(again.log_dir), "--to", str(home))
     exported = AutoTokenizer.from_pretrained(home)
     assert exported("the birds of")["input_ids"] == tokenizer("the birds of")["input_ids"]
     assert json.loads((home / "config.json").read_text())["eos_token_id"] == exported.eos_token_id is not None
-    assert run_shoal("replay", str(again.log_dir)).returncode == 0
+    run_shoal("replay", str(again.log_dir))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from tests.e2e.hosts import hosts_of, invited
-from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, Launched, launched
+from tests.e2e.launched import END_S, ENDLESS, FEW, ROOT, START_S, Launched, launched
 from tests.e2e.terminals import ENTER, LEAVE, terminal
 
 WATCH = ("-m", "shoal", "status", "--watch", "--interval=0.5")
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    with launched(tmp_path_factory.mktemp("watched"), *ENDLESS) as run:
+    with launched(tmp_path_factory.mktemp("watched"), *FEW) as run:
         run.saw("client_0", "round.recorded", round=1)
         yield run
 
@@ -133,7 +133,7 @@ def short() -> Iterator[Path]:
 
 def test_a_launcher_shows_the_same_in_its_terminal_and_what_happens_stays_above(tmp_path: Path, short: Path) -> None:
     own = {"XDG_RUNTIME_DIR": str(short), "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    command = (str(ROOT / "run_local.py"), *ENDLESS, f"--log-dir={tmp_path / 'logs'}")
+    command = (str(ROOT / "run_local.py"), *FEW, f"--log-dir={tmp_path / 'logs'}")
     with terminal(command, own, 100, 40) as seen:
         # In the first round nothing is kept yet.
         while not re.search(r"stage 1 .*server \d@", seen.written) or not re.search(r"round [2-9]\d*/", seen.written):

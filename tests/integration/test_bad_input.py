@@ -17,31 +17,25 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.usual(
     "arguments0-did you mean diloco.inner_steps?",
-    "arguments6-use --device auto or --device cpu",
-    "arguments11-use --num-servers 2 or more",
-    "arguments12-choose another with --log-dir",
+    "arguments4-use --device auto or --device cpu",
+    "arguments6-use --num-servers 2 or more",
+    "arguments7-choose another with --log-dir",
 )
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--config-path", "{tmp}/unknown_key.yaml"], "did you mean diloco.inner_steps?"),
         (["--diloco.iner-steps", "5"], "did you mean --diloco.inner-steps?"),
-        (["--diloco.inner-steps", "many"], "must be a whole number"),
-        (["--config-path", "{tmp}/wrong_type.yaml"], "must be a whole number"),
         (["--config-path", "{tmp}/no_mapping.yaml"], "no_mapping.yaml"),
         (["--config-path", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
         (["--device", "cuda:77"], "use --device auto or --device cpu"),
         (["--device", "tpu"], "use auto, cpu, cuda or cuda:<index>"),
-        (["--model-pipeline.stages", "99"], "can be cut into at most"),
-        (["--model-pipeline.stages", "0"], "must be at least 1"),
-        (["--num-servers", "-1"], "must be at least 1"),
         (["--num-servers", "1"], "use --num-servers 2 or more"),
         (["--log-dir", "{tmp}/file/logs"], "choose another with --log-dir"),
     ],
 )
 def test_bad_input_ends_with_exit_code_2_and_one_message(arguments: list[str], part: str, tmp_path: Path) -> None:
     (tmp_path / "unknown_key.yaml").write_text("diloco:\n  inner_stps: 5\n")
-    (tmp_path / "wrong_type.yaml").write_text("diloco:\n  inner_steps: often\n")
     (tmp_path / "no_mapping.yaml").write_text("- diloco\n")
     (tmp_path / "file").touch()
     logs, runtime = tmp_path / "logs", tmp_path / "run"

@@ -34,7 +34,7 @@ START_S = 300.0
 """A start takes 6 s on an idle machine; the machine may be shared."""
 END_S = 300.0
 """For what takes seconds on an idle machine and has to end somehow; it judges nothing."""
-_LOOK_S = 0.02
+_LOOK_S = 0.05
 _LOOK_AROUND_S = 0.5
 _OUTPUT_CHARACTERS = 2000
 """Of what a run has printed last, in an error."""

@@ -126,13 +126,19 @@ def test_a_stage_that_cannot_be_compiled_is_named_and_nothing_is_left(tmp_path: 
     assert torch.equal(module(torch.ones(2, 2)), module.computed(torch.ones(2, 2)))
 
 
+@pytest.fixture(scope="module")
+def own_caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which nobody else compiles: what is in it afterwards is of these tests."""
+    return tmp_path_factory.mktemp("caches")
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_only_training_of_the_given_sizes_is_compiled_and_every_replica_has_the_same_bits(
-    user_caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other, plain = tiny(), tiny(), tiny()
-    cache, generator = user_caches / "compiled", torch.get_rng_state()
+    cache, generator = own_caches / "compiled", torch.get_rng_state()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for module in (one, other):
@@ -161,9 +167,9 @@ def test_only_training_of_the_given_sizes_is_compiled_and_every_replica_has_the_
 
 @needs_compiler
 @pytest.mark.slow
-def test_what_would_be_compiled_again_fails(user_caches: Path) -> None:
+def test_what_would_be_compiled_again_fails(own_caches: Path) -> None:
     module = tiny()
-    compile_stage(module, {4}, user_caches / "compiled")
+    compile_stage(module, {4}, own_caches / "compiled")
     torch.set_num_threads(2)
     with pytest.raises(RuntimeError, match="recompile"):
         module(images(4))
@@ -173,8 +179,8 @@ def test_what_would_be_compiled_again_fails(user_caches: Path) -> None:
 
 @needs_compiler
 @pytest.mark.slow
-def test_what_was_built_is_found_again_and_what_a_killed_process_has_left_is_removed(user_caches: Path) -> None:
-    cache = user_caches / "compiled"
+def test_what_was_built_is_found_again_and_what_a_killed_process_has_left_is_removed(own_caches: Path) -> None:
+    cache = own_caches / "compiled"
     compile_stage(tiny(), {4}, cache)
     kept = {path: path.stat().st_mtime_ns for path in (cache / "kept").rglob("*.so")}
     assert kept
