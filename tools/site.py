@@ -25,6 +25,11 @@ PAGES = {
     "examples/own_model/README.md": "project/own_model.md",
 }
 """Where links to files outside docs/ lead; all but two of them are pages themselves."""
+SHOWN = {
+    "examples/own_data/README.md": ("shapes.py", "config.yaml"),
+    "examples/own_model/README.md": ("residual_mlp.py", "config.yaml"),
+}
+"""Files beside a page that the site shows at its end: a reader of the site has no checkout at hand."""
 NO_PAGES = ("README.md", "configs/reference.yaml")
 """What is said in docs/ as well."""
 _LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
@@ -42,7 +47,9 @@ def lay_out(target: Path, root: Path = ROOT) -> list[PurePosixPath]:
             continue
         (target / place).parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".md":
-            (target / place).write_text(with_links(source, place, (root / source).read_text()))
+            text = with_links(source, place, (root / source).read_text())
+            files = [shown(root / source.parent / name) for name in SHOWN.get(str(source), ())]
+            (target / place).write_text("".join((text, *files)))
             pages.append(place)
         else:
             shutil.copyfile(root / source, target / place)
@@ -54,6 +61,12 @@ def site_path(source: PurePosixPath) -> PurePosixPath | None:
     if str(source) in PAGES:
         return PurePosixPath(PAGES[str(source)])
     return source.relative_to(DOCS) if source.is_relative_to(DOCS) else None
+
+
+def shown(path: Path) -> str:
+    """Return a part of a page that has a whole file."""
+    language = {".py": "python", ".yaml": "yaml"}[path.suffix]
+    return f"\n## {path.name}\n\n```{language}\n{path.read_text()}```\n"
 
 
 def with_links(source: PurePosixPath, place: PurePosixPath, text: str) -> str:

@@ -95,6 +95,15 @@ def test_pages_load_nothing_from_elsewhere_and_can_be_searched_from_a_disk(built
     assert (built / "search.js").is_file() or (built / "search.json").is_file()
 
 
+def test_the_site_shows_the_files_of_an_example_whose_page_it_has(tmp_path: Path) -> None:
+    site.lay_out(tmp_path / "docs")
+    for source, names in site.SHOWN.items():
+        page = (tmp_path / "docs" / site.PAGES[source]).read_text()
+        for name in names:
+            assert f"\n## {name}\n" in page
+            assert (ROOT / source).with_name(name).read_text() in page
+
+
 def test_a_link_to_a_file_without_a_page_becomes_text() -> None:
     text = "See [a](../configs/sandbox.yaml), [b](../SECURITY.md#promises), [c](x.md).\n```\n[d](../LICENSE)\n```\n"
     source, place = site.PurePosixPath("docs/y.md"), site.PurePosixPath("y.md")

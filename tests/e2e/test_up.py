@@ -150,7 +150,7 @@ def test_each_host_that_cannot_take_part_says_why_in_a_line_and_keeps_no_other_f
         code, said = operator.shoal("hosts", "status")
         assert code == 1
         assert "one    " in said
-        assert said.count("not reached: nothing was brought up there: shoal up") == 3, said
+        assert said.count("not known: nothing was brought up there: shoal up") == 3, said
         # Who lets nobody in, and who is not there at all.
         hosts.let_nobody_in()
         operator.write(**{"three: {": "three: {ssh: 10.77.0.99, "})

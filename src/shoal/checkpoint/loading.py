@@ -227,6 +227,12 @@ def _tensors(path: Path) -> TensorFile:
     try:
         return TensorFile(path)
     except FileNotFoundError as error:
+        if (path.parent / YAML).is_file() and not (path.parent / CONFIG).exists():
+            # A run's folder has its configuration from the beginning, an export has both.
+            raise ConfigError(
+                f"there is no model in {path.parent}: a run leaves one in {path.parent / 'model'} when it ends, with "
+                "Ctrl-C or `shoal stop` as well; an export has one beside its config.yaml"
+            ) from error
         raise StateMismatch(f"{path} does not exist: take the folder as it was written") from error
 
 

@@ -477,15 +477,16 @@ def chaos(
 
 
 @model_app.command
-def profile(*flags: ConfigFlags, config_path: ConfigPath = None, as_json: AsJson = False) -> None:
+def profile(*flags: ConfigFlags, config_path: ConfigPath = None, as_json: AsJson = False) -> int:
     """Measure what each unit of the model costs on this machine, and show where a run cuts it into stages.
 
-    Without --config-path it is the model of configs/sandbox.yaml. Nothing is kept: a run measures by itself.
+    Without --config-path it is the model of configs/sandbox.yaml. Nothing is kept: a run measures by itself. Exit code
+    1 if a unit or the loss cannot be computed alone.
     """
     config = load(config_path or SANDBOX, flags)
     from shoal.cli.model import print_profile
 
-    print_profile(config, as_json=as_json)
+    return print_profile(config, as_json=as_json)
 
 
 @model_app.command

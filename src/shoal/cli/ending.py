@@ -39,21 +39,34 @@ def _sentence(incident: Mapping[str, Any]) -> str:
 
 
 def next_lines(
-    config: Config, summary: Mapping[str, Any] | None, failure: str | None, log_dir: Path, *, is_local: bool
+    config: Config,
+    summary: Mapping[str, Any] | None,
+    failure: str | None,
+    log_dir: Path,
+    *,
+    is_local: bool,
+    checkpoints: str | None = None,
 ) -> Iterator[str]:
-    """Yield commands that say more of a run, or use what it has trained.
+    """Yield commands that say more of a run, use what it has trained, or go on with it.
 
     Args:
         is_local: what its servers have logged is here, and not on other hosts.
+        checkpoints: where those of this run lie; None: it has left none.
     """
     title = "next: "
-    for command in _commands(config, summary or {}, failure, str(log_dir), is_local=is_local):
+    for command in _commands(config, summary or {}, failure, str(log_dir), checkpoints, is_local=is_local):
         yield title + shlex.join(("shoal", *command))
         title = " " * len(title)
 
 
 def _commands(
-    config: Config, summary: Mapping[str, Any], failure: str | None, log_dir: str, *, is_local: bool
+    config: Config,
+    summary: Mapping[str, Any],
+    failure: str | None,
+    log_dir: str,
+    checkpoints: str | None,
+    *,
+    is_local: bool,
 ) -> Iterator[tuple[str, ...]]:
     model = summary.get("model")
     if model and summary.get("samples"):
@@ -64,6 +77,8 @@ def _commands(
         else:
             own = () if config.model.family in NATIVE_FAMILIES else ("--family", config.model.family)
             yield "evaluate", str(model), *own
+    if checkpoints is not None and summary.get("exit") == "interrupted":
+        yield "run-local" if is_local else "start-trainer-client", "--resume", checkpoints
     if summary.get("samples") and is_local:
         yield "replay", log_dir
     if failure is not None:

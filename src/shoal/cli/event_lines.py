@@ -91,8 +91,9 @@ def explain(name: str) -> int:
     """
     known = catalogue()
     if not name:
+        width = max(map(len, known))
         for each, kind in known.items():
-            print(f"{each:<28}{described(kind).happened}")
+            print(f"{each:<{width}}  {described(kind).happened}")
         return 0
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3)

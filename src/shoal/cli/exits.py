@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from cyclopts import CycloptsError, UnusedCliTokensError
+from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from shoal.cli.output import discard_stdout, flush_stdout, takes_output
 from shoal.errors import BootstrapError, ConfigError, InvariantViolation, MachineBusy, ShoalError
@@ -34,6 +34,9 @@ def guarded(call: Callable[[], int | None]) -> int:
         return USER_ERROR
     except UnusedCliTokensError as error:
         say_error(f"unexpected argument {' '.join(error.unused_tokens or ())!r}; values follow a flag, see --help")
+        return USER_ERROR
+    except MissingArgumentError as error:
+        say_error(_missing(error))
         return USER_ERROR
     except CycloptsError as error:
         # Its texts are made for a terminal box: one line is enough here.
@@ -67,6 +70,16 @@ def guarded(call: Callable[[], int | None]) -> int:
         say_error(f"cannot write to standard output: {error.strerror}")
         return FAILED
     return DONE if code is None else code
+
+
+def _missing(error: MissingArgumentError) -> str:
+    """Say what has to be given: a place without a dash in front by the name that its help has, a flag as it is."""
+    argument, command = error.argument, " ".join(("shoal", *(error.command_chain or ())))
+    assert argument is not None
+    name = argument.name.lstrip("-").upper() if argument.field_info.is_positional else None
+    if name is not None and error.keyword is None and not argument.tokens:
+        return f"{command}: say {name}, see `{command} --help`"
+    return f"{command}: {error.keyword or argument.name} needs a value, see `{command} --help`"
 
 
 def _of_files(error: BaseException) -> str:

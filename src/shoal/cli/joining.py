@@ -141,6 +141,12 @@ def load_or_create_swarm_key(path: Path) -> tuple[bytes, bool]:
     return create_swarm_key(path), True
 
 
+def addresses(maddrs: Sequence[str]) -> str:
+    """Return a list of initial peers to read, of which the first ones are named."""
+    more = f" and {len(maddrs) - _MAX_NAMED} more addresses" if len(maddrs) > _MAX_NAMED else ""
+    return ", ".join(maddrs[:_MAX_NAMED]) + more
+
+
 def continuation(config: Config, maddrs: Sequence[str]) -> Iterator[str]:
     """Yield the lines by which the user continues a run that has no client any more.
 

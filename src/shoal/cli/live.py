@@ -128,8 +128,16 @@ class LiveView(WatchedDisplay):
             self._print(Text(f"failed: {failure}", style="bold red"))
             self.say(f"the logs of all roles are in {log_dir}")
         is_local = (log_dir / LOCAL_MARK).exists()
-        for line in next_lines(self._config, summary, failure, log_dir, is_local=is_local):
+        left = self._checkpoints(summary)
+        for line in next_lines(self._config, summary, failure, log_dir, is_local=is_local, checkpoints=left):
             self.say(line)
+
+    def _checkpoints(self, summary: Mapping[str, Any] | None) -> str | None:
+        """Return where the run's checkpoints lie, if there is one."""
+        if summary is None or "run_id" not in summary or not self._config.param_mirror.enable:
+            return None
+        place = f"{self._config.checkpoint_location}/{summary['run_id']}"
+        return place if "://" in place or any(Path(place).glob("round_*")) else None
 
     def _state_of(self, status: SwarmStatus) -> str:
         state = self._row.state(self._clock.now_s())

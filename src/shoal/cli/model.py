@@ -112,10 +112,11 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def print_profile(config: Config, *, as_json: bool) -> None:
-    """Print what `profile_model` finds."""
+def print_profile(config: Config, *, as_json: bool) -> int:
+    """Print what `profile_model` finds; return the exit code: 1 if a unit has failed, as it would in a server."""
     report = profile_model(config)
     print(json.dumps(report, indent=2) if as_json else "\n".join(report_lines(report)), flush=True)
+    return int(report["measured_cut"] is None)
 
 
 def print_check(name: str, config: Config) -> None:

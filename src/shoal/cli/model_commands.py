@@ -27,7 +27,7 @@ Force = Annotated[bool, Switch, Parameter(help="Replace a model that is there al
 def checkpoints(
     location: Annotated[
         str, Parameter(name="DIR", help="A folder with checkpoints of runs, or of one run; or s3://bucket/prefix.")
-    ],
+    ] = "logs/checkpoints",
     *,
     as_json: AsJson = False,
 ) -> None:

@@ -7,6 +7,7 @@ ask. Neither torch nor hivemind is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from shoal.cli.asking import Answer, ask
 from shoal.clock import Clock, Deadline
@@ -53,15 +54,19 @@ def choose(wanted: str, runs: Iterable[RunNote]) -> RunNote | None:
     """Return the run that is meant; None if there is none of that name, or no run at all.
 
     Args:
-        wanted: its name, or how it begins; empty: the only one.
+        wanted: its name, how it begins, or its folder; empty: the only one.
 
     Raises:
         ConfigError: it may be one of several.
     """
     # Where a run has its client and servers on one host, the client has the say.
-    named = {note.run_id: note for note in sorted(runs, key=lambda note: note.hosts == "client")}
+    notes = sorted(runs, key=lambda note: note.hosts == "client")
+    named = {note.run_id: note for note in notes}
     if wanted in named:
         return named[wanted]
+    if wanted and (folder := Path(wanted)).is_dir():
+        # `logs/sandbox` is a link to the newest run of that name.
+        return next((note for note in reversed(notes) if Path(note.log_dir) == folder.resolve()), None)
     found = [note for run_id, note in named.items() if run_id.startswith(wanted)]
     if len(found) > 1:
         raise ConfigError(f"say which run, there are {', '.join(sorted(note.run_id for note in found))}")
@@ -71,7 +76,7 @@ def choose(wanted: str, runs: Iterable[RunNote]) -> RunNote | None:
 def nothing_here(wanted: str, runs: Iterable[RunNote]) -> str:
     """Return what to say where there is no run of this name (empty: none at all) among those that live here."""
     told = f"no run {wanted} of yours lives on this host" if wanted else "no run of yours lives on this host"
-    names = ", ".join(note.run_id for note in runs)
+    names = ", ".join(dict.fromkeys(note.run_id for note in runs))
     others = f" (but {names})" if names else ""
     return f"{told}{others}: `shoal ps` lists them; for one of other hosts give --initial-peers"
 

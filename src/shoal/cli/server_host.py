@@ -24,7 +24,7 @@ from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.finding import run_of
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
-from shoal.cli.joining import LastingIdentities, continuation, require_membership
+from shoal.cli.joining import LastingIdentities, addresses, continuation, require_membership
 from shoal.cli.leaving import HostLeaves
 from shoal.cli.run_files import make_joining_log_dir, remove_empty_outputs
 from shoal.cli.servers_row import ServersRow
@@ -188,7 +188,7 @@ class ServerHost:
     async def _join_and_serve(self, supervisor: Supervisor, tasks: TaskGroup) -> None:
         if self.devices and (unused := unused_gpus(self.config)):
             self._say(unused)
-        self._say(f"joining the swarm at {', '.join(self.config.network.initial_peers)}")
+        self._say(f"joining the swarm at {addresses(self.config.network.initial_peers)}")
         await require_reachable(self.config.network.initial_peers, self.clock, self._say)
         early = self._host(self.config, "", Path(self.early.run_dir.path), supervisor)
         scout = await early.start_scout()

@@ -1,4 +1,4 @@
-"""Corrects the client's view by what its connections show, and notes who is lost, heard again and back.
+"""Corrects the client's view by what its connections show, and notes who is lost, heard again and back, and who comes.
 
 A `transport.dispatch.Handler` that takes no message; it comes first, while the others still know who is lost.
 """
@@ -12,6 +12,7 @@ from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, utc_time_of_day
 from shoal.control.membership import Membership
 from shoal.events.incidents import Cause, TroubleOver
+from shoal.events.links import ServerCame
 from shoal.events.losses import (
     DataServerLost,
     LossFound,
@@ -70,6 +71,17 @@ class Watch:
         self._ask = ask
         self._host = host
         self._ended: PeerLost | None = None
+        self._present: set[PeerId] = set()
+        has_begun = bool(ledger.earlier) or ledger.totals.rounds > 0
+        self._rounds_before = ledger.totals.rounds if has_begun else None
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether who was there when training began has said so: to a client that is started again, by the record."""
+        totals = self._ledger.totals
+        if self._rounds_before is None:
+            return totals.progress.first_step_at_s is not None
+        return totals.rounds > self._rounds_before
 
     def receive(self, event: Received) -> bool:
         return False
@@ -137,6 +149,10 @@ class Watch:
 
     def caught_up(self, holders: Mapping[PeerId, int]) -> None:
         """These replicas hold the record that stands, and take part, with their stages."""
+        if self._present and self._knows_all:
+            for peer in holders.keys() - self._present:
+                self._ledger.note(ServerCame(peer, self._name_of(peer), holders[peer]))
+        self._present |= holders.keys()
         for peer in self._incidents.returning() & holders.keys():
             away_s = self._away_s(peer)
             self._ledger.note(ServerBack(peer, self._name_of(peer), holders[peer], away_s, self._ledger.now_s()))

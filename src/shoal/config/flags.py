@@ -7,7 +7,7 @@ or false need no value and have a `--no-` form, lists of addresses may be given 
 from collections.abc import Iterable, Sequence
 
 from shoal.config.distqat_names import REMOVED
-from shoal.config.keys import Key, flag_names, keys, nearest, plain, section_of, unknown_key
+from shoal.config.keys import ALIASES, Key, flag_names, keys, nearest, plain, section_of, unknown_key
 from shoal.config.sources import Layer, from_text, from_value
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
@@ -96,6 +96,7 @@ def _unknown_flag(flag: str, other_flags: Iterable[str]) -> str:
     candidates = [flag_of(name)[2:] for name in keys()] + [
         f"no-{flag_of(k.name)[2:]}" for k in keys().values() if k.is_bool
     ]
-    suggestion = nearest(flag.removeprefix("--"), [*candidates, *other_flags])
+    short = [alias.replace("_", "-") for alias in ALIASES]
+    suggestion = nearest(flag.removeprefix("--"), [*candidates, *short, *other_flags])
     advice = f"did you mean --{suggestion}?" if suggestion else "`shoal config keys` lists all flags."
     return f"unknown flag {flag}; {advice}"

@@ -44,6 +44,8 @@ _EXTENSION: Final = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 # DER: a sequence of two byte strings. The first one is a protobuf with an Ed25519 key, type 1.
 _SIGNED_KEY: Final = re.compile(rb"\x30.\x04\x24\x08\x01\x12\x20(.{32})\x04", re.DOTALL)
 _SHOWN_BYTES: Final = 24
+_MOST_TOLD: Final = 2
+"""Of so few addresses each is named that does not answer."""
 _RUN_UP: Final = "see whether the run is up there; its addresses of now: logs/<run_id>/initial_peers.txt on its hosts"
 
 
@@ -97,8 +99,12 @@ async def require_reachable(
         found = await look(maddrs)
         obstacles = [obstacle for obstacle in found if obstacle is not None]
         if len(obstacles) < len(found):
-            for obstacle in obstacles:
-                say(f"{obstacle.maddr}: {obstacle.cause}")
+            if 0 < len(obstacles) <= _MOST_TOLD:
+                for obstacle in obstacles:
+                    say(f"{obstacle.maddr}: {obstacle.cause}")
+            elif obstacles:
+                # Peers come and go, and one that answers is enough.
+                say(f"{len(obstacles)} of {len(found)} addresses do not answer: one that does is enough")
             say("the swarm answers; starting what joins it")
             return
         if deadline.expired():

@@ -7,13 +7,17 @@ from the Hugging Face hub.
 
 from __future__ import annotations
 
+import difflib
 import logging
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 from shoal.config.dump import config_to_json
 from shoal.config.load import config_from_json
 from shoal.config.schema import Config
-from shoal.config.training import AugmentConfig
+from shoal.config.training import AugmentConfig, DataConfig
 from shoal.data.augmentation import Augmentation
 from shoal.data.builtin import BUILTINS
 from shoal.data.checked_samples import checked
@@ -26,8 +30,12 @@ from shoal.data.tones import open_tones
 from shoal.data.worker_messages import Opening
 from shoal.errors import ConfigError
 from shoal.events.base import Event, emit
+from shoal.events.data import DatasetWanted
 
 logger = logging.getLogger(__name__)
+
+_PATTERN: Final = re.compile(r"[*?\[]")
+"""Of files on this host."""
 
 
 def log_event(event: Event) -> None:
@@ -51,6 +59,8 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
     name = f"data.dataset_name = {data.dataset_name}"
     if data.dataset_name == TONES:
         return open_tones(data)
+    if (wanted := _wanted_of_hub(data)) is not None:
+        say(wanted)
     if data.task_type == "speech":
         return checked(open_speech(config, say), data, say)
     is_text = data.task_type == "llm"
@@ -74,6 +84,15 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
         return dataset
     shape = dataset.fields.inputs.shape
     return replace(dataset, augmentation=Augmentation(data.augment, config.run.seed, shape, data.dataset_name))
+
+
+def _wanted_of_hub(data: DataConfig) -> DatasetWanted | None:
+    """Return what to say of a data set that is asked for elsewhere, which may take long; None: it is here."""
+    name = data.dataset_name
+    if data.is_own or name in BUILTINS or _PATTERN.search(name) or Path(name).expanduser().exists():
+        return None
+    near = difflib.get_close_matches(name, BUILTINS, n=1, cutoff=0.5)
+    return DatasetWanted(name, near[0] if near else "")
 
 
 def _is_made_to_tokens(config: Config) -> bool:

@@ -162,6 +162,7 @@ def load_table(data: DataConfig, split: str) -> HubTable:
     Raises:
         ConfigError: `datasets` is not installed, or the data set cannot be reached or does not exist.
     """
+    _require_folder(data)
     datasets = _import("datasets", data)
     try:
         loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=split, token=_token(data))
@@ -176,12 +177,22 @@ def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
     Raises:
         ConfigError: As `load_table`.
     """
+    _require_folder(data)
     datasets = _import("datasets", data)
     try:
         builder = datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=_token(data))
         return builder.as_streaming_dataset(split=split), str(builder.hash)
     except (OSError, ValueError) as error:
         raise _not_loaded(data, split, error) from error
+
+
+def _require_folder(data: DataConfig) -> None:
+    """Refuse what can be no name on the hub, and is not here: nobody waits for a network to hear that."""
+    name = data.dataset_name
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
+        raise ConfigError(
+            f"data.dataset_name = {name}: there is no such folder or file here ({Path(name).expanduser().absolute()})"
+        )
 
 
 def _token(data: DataConfig) -> str | None:

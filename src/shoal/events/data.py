@@ -15,6 +15,22 @@ class DatasetOpened(Event, frozen=True, tag="dataset.opened"):
     num_holdout: int
 
 
+class DatasetWanted(Event, frozen=True, tag="dataset.wanted"):
+    """No folder or file here has the name of the data set, so that it is asked for on the Hugging Face hub.
+
+    Attributes:
+        near: a data set that shoal carries and whose name is like this one; empty: there is none.
+    """
+
+    dataset: str
+    near: str = ""
+
+    def say(self) -> str:
+        """Return the sentence."""
+        meant = f"; if you mean {self.near}, which needs no network, say so" if self.near else ""
+        return f"nothing here is called {self.dataset}: asking the Hugging Face hub for it{meant}"
+
+
 class DataServerDialledAgain(Event, frozen=True, tag="data_server.dialled_again"):
     """A trainer dials the lost data server, says what it holds, and asks again for what is missing."""
 

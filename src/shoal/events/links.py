@@ -69,6 +69,15 @@ class RoundLinks(Event, frozen=True, tag="round.links"):
     round: int
 
 
+class ServerCame(Event, frozen=True, tag="server.came"):
+    """A server that was not there when training began takes part from now on."""
+
+    says = "{who} has come: it serves stage {stage}"
+    peer: PeerId
+    who: str
+    stage: int
+
+
 class ServerUndialled(Event, frozen=True, tag="server.undialled"):
     """A server cannot be dialled from the client's host."""
 

@@ -25,6 +25,11 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
     """
 
     why: ClassVar[str] = "its process or its host has ended, is frozen, or is cut off from this host"
+    do: ClassVar[str] = (
+        "nothing, if it comes back: its launcher starts a process again that has ended. One that stays frozen is "
+        "called shoal:server:N among the processes of its host: `kill -CONT` has it go on, `kill -9` has another one "
+        "started"
+    )
     peer: PeerId
     who: str
     stage: int

@@ -86,7 +86,7 @@ def profile_units(
     Raises:
         MisfitError: What a unit or the loss gives has another shape than the family says.
         ConfigError: The family's `unit_costs` are not one number for each unit.
-        Exception: Errors that the family's own code raises where its units are run alone.
+        Exception: Errors that the family's own code raises where its units are run alone; a note names the unit.
     """
     limits = limits or ProfileLimits()
     static = checked_unit_costs(family)
@@ -270,7 +270,16 @@ class _UnitRun:
         self._context = [self._tensor(spec) for spec in family.context_specs().values()]
 
     def measure(self) -> float:
-        """Run one pass and return how long it took."""
+        """Run one pass and return how long it took. What the family's own code raises has the unit's name as a note."""
+        try:
+            return self._pass()
+        except MisfitError:
+            raise
+        except Exception as error:
+            error.add_note(self._family.unit_name(self._index))
+            raise
+
+    def _pass(self) -> float:
         received = self._input.detach()
         if self._index > 0 and received.is_floating_point():
             received.requires_grad_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ from shoal.pipeline.torch_device import torch_device
 from shoal.server.cost_cache import CostCache, cost_key, microbatch_samples
 
 CostSource = Literal["measured", "cached", "static"]
+_MAX_REASON = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def unit_costs(
     except MisfitError:
         raise
     except Exception as error:  # noqa: BLE001 - the family may be anybody's code, and the run goes on without figures
-        reason = f"{type(error).__name__}: {error}".strip()[:300]
+        reason = f"{_place_of(error, family)}{type(error).__name__}: {error}".strip()[:_MAX_REASON]
         warnings.append(f"the units of the model could not be measured, so its own figures decide the cut ({reason})")
         return UnitCosts(static, "static", names, family.is_tied, warnings)
     problem = None if cache is None else cache.store(key, list(profile.costs_s))
@@ -90,13 +92,25 @@ def unit_costs(
     return UnitCosts(list(profile.costs_s), "measured", names, family.is_tied, warnings, profile)
 
 
+def _place_of(error: Exception, family: Family) -> str:
+    """Say in which unit an error was raised, and where in the file of its family; empty: nobody knows."""
+    path = _file_of(family)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{frame.filename} line {frame.lineno}" for frame in frames if frame.filename == path]
+    named = [*getattr(error, "__notes__", ())[:1], *lines[-1:]]
+    return f"{', '.join(named)}: " if named else ""
+
+
+def _file_of(family: Family) -> str:
+    module = inspect.getmodule(type(family)) or sys.modules[type(family).__module__]
+    return str(getattr(module, "__file__", None))
+
+
 def _code_of(config: Config, family: Family) -> str | None:
     """Name the code of somebody's own family by its file; None for ours, which the version names."""
     if config.model.family in NATIVE_FAMILIES:
         return None
-    module = inspect.getmodule(type(family)) or sys.modules[type(family).__module__]
-    path = getattr(module, "__file__", None)
     try:
-        return hashlib.sha256(Path(str(path)).read_bytes()).hexdigest()
+        return hashlib.sha256(Path(_file_of(family)).read_bytes()).hexdigest()
     except OSError:
         return None

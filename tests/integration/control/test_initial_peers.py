@@ -109,6 +109,21 @@ async def test_one_peer_that_answers_is_enough_and_the_others_are_said(tmp_path:
     assert said[0].startswith(f"{other}: ")
 
 
+async def test_of_many_that_do_not_answer_it_is_said_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = [initial_peers.Obstacle(f"m{number}", "refused", "wait") for number in range(5)]
+
+    async def looked(_maddrs: object) -> tuple[initial_peers.Obstacle | None, ...]:
+        return (*gone, None)
+
+    monkeypatch.setattr(initial_peers, "look", looked)
+    said: list[str] = []
+    await require_reachable(["m"] * 6, SystemClock(), said.append)
+    assert said == [
+        "5 of 6 addresses do not answer: one that does is enough",
+        "the swarm answers; starting what joins it",
+    ]
+
+
 async def test_without_any_the_error_has_each_with_its_remedy() -> None:
     said: list[str] = []
     async with _program(b"SSH-2.0-x\r\n") as one, _program(None) as two:

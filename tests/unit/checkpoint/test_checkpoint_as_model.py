@@ -16,6 +16,7 @@ import shoal
 from shoal.checkpoint.exporting import export_model
 from shoal.checkpoint.loading import open_model
 from shoal.cli import main
+from shoal.config import dump_config
 from shoal.errors import ConfigError, StateMismatch
 
 IMAGES = {"dataset_name": "digits", "task_type": "cv", "num_channels": 1, "img_size": 8}
@@ -124,3 +125,18 @@ def test_a_beginning_that_describes_no_model_is_refused(tmp_path: Path) -> None:
     write_rounds(store, 1)
     with pytest.raises(ConfigError, match=r"genesis\.json describes no model"):
         shoal.load_model(tmp_path / "test-run" / "round_000001")
+
+
+def test_the_folder_of_a_run_that_has_left_no_model_yet_says_when_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(dump_config(make_config()))
+    with pytest.raises(ConfigError, match=rf"a run leaves one in {tmp_path}/model when it ends"):
+        open_model(tmp_path)
+
+
+def test_without_a_place_checkpoints_are_those_beside_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "logs" / "checkpoints", make_config())
+    monkeypatch.chdir(tmp_path)
+    assert main(["checkpoints"]) == 0
+    assert "good" in capsys.readouterr().out

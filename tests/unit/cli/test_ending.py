@@ -70,6 +70,21 @@ def test_of_a_run_whose_servers_have_logged_elsewhere_no_replay_is_offered() -> 
     assert lines == ["next: shoal events /logs/r"]
 
 
+@pytest.mark.parametrize(("is_local", "command"), [(True, "run-local"), (False, "start-trainer-client")])
+def test_a_run_that_was_interrupted_and_has_a_checkpoint_can_go_on(is_local: bool, command: str) -> None:
+    summary = {"samples": 5, "model": None, "exit": "interrupted"}
+    told = [
+        list(next_lines(load_config(), summary | more, None, Path("/logs/r"), is_local=is_local, checkpoints=place))
+        for more, place in (({}, "/c/r"), ({}, None), ({"exit": "done"}, "/c/r"))
+    ]
+    assert [[line for line in lines if "--resume" in line] for lines in told] == [
+        [f"next: shoal {command} --resume /c/r"],
+        [],
+        [],
+    ]
+    assert command in app
+
+
 def test_of_a_run_that_failed_the_warnings_come_first_and_no_model_is_offered() -> None:
     lines = list(next_lines(load_config(), {"samples": 0, "model": None}, "no", Path("/logs/r"), is_local=True))
     assert lines == ["next: shoal logs /logs/r --level warning", "      shoal events /logs/r"]

@@ -165,7 +165,9 @@ def test_each_event_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "mirrors.behind (WARNING)"
     assert f"Do: {MirrorsBehind.do}" in lines
     assert "Said: {count} of the run's mirrors" in "\n".join(lines)
-    assert len(told(capsys, "explain")) == len(catalogue())
+    listed = told(capsys, "explain")
+    assert len(listed) == len(catalogue())
+    assert all(line.startswith(f"{name}  ") for line, name in zip(listed, catalogue(), strict=True))
     for name in catalogue():
         assert told(capsys, "explain", name)[0].startswith(f"{name} (")
 

@@ -8,6 +8,7 @@ import pytest
 
 from shoal.cli.joining import (
     LastingIdentities,
+    addresses,
     continuation,
     invitation,
     load_joining_config,
@@ -118,3 +119,8 @@ def test_the_invitation_repeats_what_other_hosts_cannot_guess() -> None:
     assert f"\n{expected}\n" in special
     assert "made a new swarm key" in special
     assert "waiting for servers of all 2 stages" in special
+
+
+def test_of_many_addresses_the_first_ones_are_named_and_the_others_counted() -> None:
+    assert addresses(["a", "b", "c"]) == "a, b, c"
+    assert addresses(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more addresses"

@@ -214,6 +214,20 @@ def test_the_end_shows_results_and_where_the_summary_is(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_run_that_was_interrupted_says_how_it_goes_on_if_it_has_left_a_checkpoint(
+    tmp_path: Path, is_there: bool
+) -> None:
+    if is_there:
+        (tmp_path / "run-1" / "round_000003").mkdir(parents=True)
+    config = load_config(None, {"checkpoint_dir": str(tmp_path)}, {})
+    text = io.StringIO()
+    view = LiveView(config, "run-1", tmp_path, console=Console(file=text, width=160), clock=_Clock())
+    view.finish({"samples": 0, "exit": "interrupted", "run_id": "run-1"}, None, None, tmp_path)
+    line = f"shoal start-trainer-client --resume {tmp_path}/run-1"
+    assert (line in text.getvalue().replace("\n", "")) == is_there
+
+
 def test_losses_are_shown_as_numbers_and_only_if_there_were_any() -> None:
     screen = _Screen(terminal=False)
     summary = {"samples": 1, "steps_skipped": 0, "unreached": 0, "steps_lost": {"0": 0, "1": 0}, "failovers": []}

@@ -53,9 +53,9 @@ def test_wrong_input_is_an_error_of_the_user(flags: list[str], message: str, cap
     assert message in capsys.readouterr().err
 
 
-def test_a_family_that_cannot_run_alone_is_shown_with_its_own_figures(capsys: Capture) -> None:
+def test_a_family_that_cannot_run_alone_is_shown_with_its_own_figures_and_is_a_failure(capsys: Capture) -> None:
     family = "--model.family=tests.unit.server.test_unit_costs:Sociable"
-    assert main(["model", "profile", *SMALL, family]) == 0
+    assert main(["model", "profile", *SMALL, family]) == 1
     shown = capsys.readouterr().out
     assert "warning: the units of the model could not be measured" in shown
     assert "by the family's own figures" in shown

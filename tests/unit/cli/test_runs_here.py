@@ -20,13 +20,18 @@ from shoal.runtime.run_dir import RunDir, found_dirs
 from shoal.runtime.run_note import RunNote
 
 
-def note(run_id: str, hosts: Literal["client", "servers", "mirror"] = "servers", begun_unix_s: float = 1.0) -> RunNote:
+def note(
+    run_id: str,
+    hosts: Literal["client", "servers", "mirror"] = "servers",
+    begun_unix_s: float = 1.0,
+    log_dir: str = "",
+) -> RunNote:
     return RunNote(
         run_id=run_id,
         hosts=hosts,
         launcher_pid=42,
         begun_unix_s=begun_unix_s,
-        log_dir=f"/logs/{run_id}",
+        log_dir=log_dir or f"/logs/{run_id}",
         client=PeerId("client"),
         socket="/nowhere/client_0",
     )
@@ -57,6 +62,16 @@ def test_the_only_run_needs_no_name_and_of_several_one_has_to_be_said() -> None:
     for wanted in ("", "gpt"):
         with pytest.raises(ConfigError, match="say which run, there are gpt-1, gpt-2"):
             runs_here.choose(wanted, [one, other])
+
+
+def test_a_run_may_be_named_by_its_folder_or_by_a_link_to_it(tmp_path: Path) -> None:
+    one, other = (note(f"sandbox-{number}", log_dir=str(tmp_path / f"sandbox-{number}")) for number in (1, 2))
+    Path(other.log_dir).mkdir()
+    (tmp_path / "sandbox").symlink_to("sandbox-2")
+    for wanted in (tmp_path / "sandbox", tmp_path / "sandbox-2"):
+        assert runs_here.choose(str(wanted), [one, other]) is other
+    assert runs_here.choose(str(tmp_path), [one, other]) is None
+    assert "(but sandbox-1)" in runs_here.nothing_here("gpt", [one, one])
 
 
 def test_a_name_that_another_one_begins_with_means_itself() -> None:

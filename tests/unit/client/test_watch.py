@@ -189,7 +189,7 @@ async def test_a_freeze_is_told_from_its_first_second_to_the_moment_at_which_the
     story.step(0, 5.0)
     story.step(0, 5.5)
     story.step(0, 5.6)
-    story.watch.caught_up({FIRST: 0})
+    story.watch.caught_up({FIRST: 0, SECOND: 0})
     story.watch.found(SECOND)
     story.find(FIRST, 17.0)
     story.find(FIRST, 17.0)
@@ -204,6 +204,38 @@ async def test_a_freeze_is_told_from_its_first_second_to_the_moment_at_which_the
         "first is heard again after 14.0 s; it catches up",
         "first has caught up, 15.0 s after it was heard last: it serves stage 0 again",
     ]
+
+
+async def test_who_comes_while_training_goes_on_is_told_once_and_who_was_there_before_is_not(story: Story) -> None:
+    story.watch.caught_up({FIRST: 0})
+    story.watch.caught_up({FIRST: 0, OTHER: 1})
+    story.step(0, 1.0)
+    for _ in range(2):
+        story.watch.caught_up({FIRST: 0, SECOND: 0, OTHER: 1})
+    assert story.ledger.said == ["second has come: it serves stage 0"]
+
+
+async def test_a_client_that_is_started_again_does_not_take_who_answers_late_for_a_newcomer(story: Story) -> None:
+    story.step(0, 1.0)
+    story.ledger.totals.rounds = 3
+    watch = Watch(
+        membership=story.membership,
+        trainers=TrainerPool(
+            endpoint=MemoryNetwork().endpoint(PeerId("client")),
+            launcher=Launcher(),
+            ledger=story.ledger,
+            start_timeout_s=5,
+        ),
+        ledger=story.ledger,
+        clock=story.clock,
+        name_of=str,
+        slots_of_replica=lambda peer: frozenset(),
+    )
+    watch.caught_up({FIRST: 0})
+    watch.caught_up({FIRST: 0, OTHER: 1})
+    story.ledger.totals.rounds = 4
+    watch.caught_up({FIRST: 0, SECOND: 0, OTHER: 1})
+    assert story.ledger.said == ["second has come: it serves stage 0"]
 
 
 async def test_a_kill_is_told_and_what_it_cost_each_trainer_that_it_hit(story: Story) -> None:

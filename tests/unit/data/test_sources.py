@@ -17,6 +17,8 @@ from shoal.data.images import resize_nearest
 from shoal.data.source import Array, ArraySpec, Indices, Source, split
 from shoal.data.text import ByteText, text_dataset
 from shoal.errors import ConfigError
+from shoal.events.base import Event
+from shoal.events.data import DatasetWanted
 
 DIGITS = {"dataset_name": "digits", "task_type": "cv", "img_size": 20, "num_channels": 3}
 RESNET = {"family": "resnet18"}
@@ -238,6 +240,39 @@ def test_text_of_the_hub_is_joined_byte_by_byte(monkeypatch: pytest.MonkeyPatch,
     assert hub.asked == ("wikitext", "small", "train", "secret")
     assert bytes(dataset.train.sample(0)[0].astype(np.uint8)) == "déjà".encode()[:4]
     assert bytes(dataset.train.sample(1)[0].astype(np.uint8)) == "déjà".encode()[4:] + b"\nv"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("pydoc", "; if you mean pydoc-topics, which needs no network, say so"), ("wikitext", "")]
+)
+def test_before_the_hub_is_asked_it_is_said(
+    name: str, near: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_tokens_here(monkeypatch)
+    use_hub(monkeypatch, FakeTable(text=["vu " * 20]))
+    said: list[Event] = []
+    open_source(config({"dataset_name": name, "seq_len": 4, "cache_dir": str(tmp_path)}), said.append)
+    assert said[0].say() == f"nothing here is called {name}: asking the Hugging Face hub for it{near}"
+
+
+def test_of_what_is_here_nobody_says_that_the_hub_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be " * 50)
+    said: list[Event] = []
+    for name in (str(tmp_path), "pydoc-topics", f"{tmp_path}/*.txt"):
+        open_source(config({"dataset_name": name, "seq_len": 4, "cache_dir": str(tmp_path / "c")}), said.append)
+    assert not any(isinstance(event, DatasetWanted) for event in said)
+
+
+@pytest.mark.parametrize("task", ["llm", "cv"])
+def test_a_folder_that_is_not_there_is_not_asked_for_on_the_hub(
+    task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_tokens_here(monkeypatch)
+    hub = use_hub(monkeypatch, FakeTable(text=["vu " * 20]))
+    data = {"dataset_name": "./nowhere", "task_type": task, "cache_dir": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"\./nowhere: there is no such folder or file here \(/"):
+        open_source(config(data, RESNET if task == "cv" else {}))
+    assert hub.asked == ()
 
 
 cropped: list[tuple[int, int, int, int]] = []

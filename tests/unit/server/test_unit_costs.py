@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def test_a_family_that_cannot_run_alone_is_cut_by_its_own_figures_with_one_warni
     found = _costs(cache, _own_family("Sociable"))
     assert found.source == "static"
     (warning,) = found.warnings
-    assert "KeyError: 'needs its neighbour'" in warning
+    assert re.search(r"\(block_0, \S+test_unit_costs\.py line \d+: KeyError: 'needs its neighbour'\)", warning)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -71,8 +71,12 @@ def test_the_share_and_the_speed_of_the_run_are_those_of_the_records() -> None:
     desk.metrics.counter("step.samples", stage=1).add(20)
     known = {"stage": 1, "round": 3, "steps": 7, "alive_peers": 2, "disk_failing": 0}
     assert desk.report.numbers() == {**known, "samples": 20}
+    desk.report.recorded(_record(0, 100, other=70))
+    desk.clock.now = 1.0
+    # It has fetched the record before: how long this round took it does not know.
     desk.report.recorded(_record(1, 100, me=30, other=70))
-    desk.clock.now = 4.0
+    assert "run_samples_per_s" not in desk.report.numbers()
+    desk.clock.now = 5.0
     desk.metrics.counter("step.samples", stage=1).add(50)
     # The weights are those of targets, of which a sample may have many.
     desk.report.recorded(_record(2, 80, me=2000, other=6000))

@@ -61,8 +61,9 @@ def key_file(key: KeyFile) -> Judged:
         )
     return failed(
         f"there is no swarm key {key.path}",
-        f"copy it from a host of the swarm: mkdir -p {_quoted(key.path.parent)} && scp <client host>:{key.path} "
-        f"{_quoted(key.path)}; or, of a new swarm, `shoal key new --swarm-key-file {_quoted(key.path)}`",
+        "`shoal join` here asks for a text that `shoal invite` prints on a host of the swarm, and keeps the key in it; "
+        f"or copy the file: mkdir -p {_quoted(key.path.parent)} && scp <client host>:{key.path} {_quoted(key.path)}; "
+        "the client makes that of a new swarm when it starts",
     )
 
 

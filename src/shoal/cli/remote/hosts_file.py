@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, cast
@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from shoal.cli.arguments import SANDBOX, found
 from shoal.config.base import NonNegativeInt, PositiveInt, Section
 from shoal.config.host import HOST_NAME_PATTERN
+from shoal.config.keys import nearest
 from shoal.config.load import load_with_origins
 from shoal.config.schema import Config
 from shoal.config.sources import read_file
@@ -157,13 +158,22 @@ def read_swarm(path: Path) -> DescribedSwarm:
 def _line(path: Path, location: tuple[int | str, ...], message: str) -> str:
     key = ".".join(map(str, location))
     if message.startswith("Extra inputs"):
-        message = "there is no such key"
+        message = f"there is no such key; {_advice(location)}"
     elif message == "Field required":
         message = "is missing"
     else:
         message = message.removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
     return f"{path}: {key}: {message}"
+
+
+def _advice(location: Sequence[int | str]) -> str:
+    """Say which key was meant, or which there are."""
+    is_inner = len(location) > 1
+    sections: Mapping[str, type[Section]] = {"swarm": SwarmEntry, "hosts": HostEntry} if is_inner else {}
+    known = sections.get(str(location[0]), HostsFile).model_fields
+    right = nearest(str(location[-1]), known)
+    return f"did you mean {right}?" if right else f"there are {', '.join(known)}"
 
 
 def _problems(file: HostsFile) -> Iterator[str]:

@@ -52,7 +52,7 @@ async def print_units(file: HostsFile, names: Collection[str], prefix: str, cloc
     is_well = True
     for name, answer in answers.items():
         if isinstance(answer, HostFailed):
-            rows.append((name, "", on_one_line(f"not reached: {answer}")))
+            rows.append((name, "", on_one_line(f"not known: {answer}")))
             is_well = False
             continue
         for unit in answer.units:
@@ -125,7 +125,10 @@ async def show_dashboard(file: HostsFile, prefix: str, port: int, clock: Clock) 
             r"^http://127\.0\.0\.1:(\d{1,5})/(\?token=[\w-]+)$", done.stdout.decode(errors="replace"), re.M
         )
         if done.code or found is None:
-            raise HostFailed(f"the client on {client} has no dashboard (yet): `shoal hosts logs {client}` says why")
+            raise HostFailed(
+                f"the client on {client} has no dashboard (yet): there is one from the first step on, if it was "
+                f"brought up with `extras: dashboard` in the file; `shoal hosts logs {client} -n 1000` says more"
+            )
         here = _free_port(port)
         address = f"http://127.0.0.1:{here}/{found[2]}"
         said = f"dashboard: {address}\nthe way there is open until Ctrl-C; the address can be opened once"

@@ -69,6 +69,7 @@ def test_a_missing_key_an_open_one_and_a_short_one_are_found_and_well_once_the_r
     path = tmp_path / "swarm.key"
     said = key_findings(path)
     found(said["key.file"], Condition.FAILED, f"there is no swarm key {path}", f"scp <client host>:{path} {path}")
+    assert said["key.file"].remedy.startswith("`shoal join` here asks for a text")
     assert {said[name].condition for name in ("key.mode", "key.form")} == {Condition.SKIPPED}
     path.write_bytes(KEY[:31])
     path.chmod(0o644)

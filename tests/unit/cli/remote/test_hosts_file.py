@@ -39,7 +39,11 @@ def test_flags_are_taken_as_a_shell_takes_them_and_paths_are_beside_the_file(tmp
     [
         (
             "swarm: {client: box, colour: red}\nhosts: {box: {servers: -1, sshh: a}}",
-            ("swarm.colour: there is no such key", "hosts.box.servers: input should be", "hosts.box.sshh: there is no"),
+            (
+                "swarm.colour: there is no such key; there are client, config, flags",
+                "hosts.box.servers: input should be",
+                "hosts.box.sshh: there is no such key; did you mean ssh?",
+            ),
         ),
         ("hosts: {box: {}}", ("swarm: is missing",)),
         ("swarm: {client: box}\nhosts: {box: {ssh: -oProxyCommand=x}}", ("one word that does not begin with a dash",)),
