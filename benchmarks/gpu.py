@@ -43,6 +43,8 @@ from shoal.testing.launched import END_S, START_S, Launched, until
 from shoal.testing.observed import time_of
 
 WARM_UP_STEPS = 4
+STEPS_S = 3600.0
+"""For all steps that are measured; it judges nothing."""
 KILL_S = 600.0
 """For a server to start anew and compile; it judges nothing."""
 MEMORY_MIB = 64
@@ -68,6 +70,11 @@ class Case:
 
 CASES = {case.name: case for case in (Case("gpt2", 1, 0.98), Case("gpt2", 2, 0.90), Case("qwen3", 2, 0.85))}
 CONFIGS = {"gpt2": "gpt2_124m", "qwen3": "qwen3_0.6b"}
+SMALL = {
+    "gpt2": "{model_type: gpt2, n_layer: 2, n_embd: 32, n_head: 2, n_positions: 64, vocab_size: 512}",
+    "qwen3": "{model_type: qwen3, num_hidden_layers: 2, hidden_size: 32, intermediate_size: 64, vocab_size: 512, "
+    "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 16, tie_word_embeddings: true}",
+}
 SAMPLES = {"gpt2": 8, "qwen3": 4}
 """In a microbatch."""
 MICROBATCHES = 16
@@ -96,11 +103,7 @@ def flags_of(case: Case, arguments: argparse.Namespace, corpus: Path) -> list[st
     flags = [f"--device={arguments.device}"]
     if arguments.small:
         samples, tokens = 2, 32
-        values = {"gpt2": "{model_type: gpt2, n_layer: 2, n_embd: 32, n_head: 2, n_positions: 64, vocab_size: 512}"}
-        small = "{model_type: qwen3, num_hidden_layers: 2, hidden_size: 32, intermediate_size: 64, vocab_size: 512, "
-        values["qwen3"] = small + "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 16, "
-        values["qwen3"] += "tie_word_embeddings: true}"
-        flags += [f"--model.extra={values[case.model]}", f"--data.seq-len={tokens}"]
+        flags += [f"--model.extra={SMALL[case.model]}", f"--data.seq-len={tokens}"]
     else:
         # All logits of a microbatch at once: a GPU has the memory, and waits for the launch of each chunk.
         flags.append(f"--model.loss-chunk-tokens={samples * tokens}")
@@ -122,29 +125,33 @@ def flags_of(case: Case, arguments: argparse.Namespace, corpus: Path) -> list[st
     ]
 
 
-def measure_plain(case: Case, arguments: argparse.Namespace, folder: Path) -> float:
+def measure_plain(case: Case, arguments: argparse.Namespace, corpus: Path) -> float:
     """Train the plain loop in a process of its own; return tokens a second."""
-    flags = json.dumps(flags_of(case, arguments, folder / "corpus"))
+    flags = json.dumps(flags_of(case, arguments, corpus))
     told = ["--cases", case.name, f"--steps={arguments.steps}", "--plain", flags]
     return json.loads(
         subprocess.run([sys.executable, __file__, *told], stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1]
     )
 
 
-def measure(case: Case, arguments: argparse.Namespace, folder: Path, plain: float) -> Result:
+def measure(case: Case, arguments: argparse.Namespace, folder: Path, corpus: Path, plain: float) -> Result:
     """Train the swarm; kill its servers at last."""
-    flags = flags_of(case, arguments, folder / "corpus")
+    flags = flags_of(case, arguments, corpus)
     before = gpu("memory.used")
-    run = Launched(folder / "run", (f"--config-path={config_path(case)}", *flags), ("run_local.py",))
+    run = Launched(folder, (f"--config-path={config_path(case)}", *flags), ("run_local.py",))
     begun_s = SystemClock().unix_s()
     run.start()
     try:
         first = run.saw("trainer_0", "step.committed", within_s=2 * START_S)
         until(lambda: committed(run) > WARM_UP_STEPS, START_S, "warmed up")
         busy: list[float | None] = []
-        while committed(run) < WARM_UP_STEPS + arguments.steps:
+
+        def has_trained() -> bool:
             run.require_running()
             busy.append(gpu("utilization.gpu"))
+            return committed(run) >= WARM_UP_STEPS + arguments.steps
+
+        until(has_trained, STEPS_S, "all steps")
         times = [time_of(event) for event in run.events("trainer_0", "step.committed")][WARM_UP_STEPS:]
         config = load_config(config_path(case), flags)
         tokens = config.diloco.batch_size_per_step * config.data.seq_len
@@ -268,14 +275,13 @@ def main() -> int:
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
     console, results, plain = Console(), list[Result](), dict[str, float]()
     with tempfile.TemporaryDirectory(prefix="gpu-") as temporary:
+        corpus = Path(temporary) / "corpus"
+        write_corpus(corpus)
         for number, name in enumerate(names):
-            folder = Path(temporary) / str(number)
-            folder.mkdir()
-            write_corpus(folder / "corpus")
             case = CASES[name]
             if case.model not in plain:
-                plain[case.model] = measure_plain(case, arguments, folder)
-            results.append(measure(case, arguments, folder, plain[case.model]))
+                plain[case.model] = measure_plain(case, arguments, corpus)
+            results.append(measure(case, arguments, Path(temporary) / str(number), corpus, plain[case.model]))
             console.print(f"{name}: {results[-1]}")
     console.print(table(results))
     problems = [f"{result.case.name}: {problem}" for result in results for problem in result.problems]

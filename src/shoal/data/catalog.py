@@ -21,7 +21,7 @@ from shoal.config.training import AugmentConfig, DataConfig
 from shoal.data.augmentation import Augmentation
 from shoal.data.builtin import BUILTINS
 from shoal.data.checked_samples import checked
-from shoal.data.huggingface import open_images
+from shoal.data.huggingface import is_place, open_images
 from shoal.data.own_data import open_own
 from shoal.data.source import DataSet
 from shoal.data.speech import TONES, open_speech
@@ -89,7 +89,7 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
 def _wanted_of_hub(data: DataConfig) -> DatasetWanted | None:
     """Return what to say of a data set that is asked for elsewhere, which may take long; None: it is here."""
     name = data.dataset_name
-    if data.is_own or name in BUILTINS or _PATTERN.search(name) or Path(name).expanduser().exists():
+    if data.is_own or name in BUILTINS or is_place(name) or _PATTERN.search(name) or Path(name).exists():
         return None
     near = difflib.get_close_matches(name, BUILTINS, n=1, cutoff=0.5)
     return DatasetWanted(name, near[0] if near else "")

@@ -186,10 +186,15 @@ def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
         raise _not_loaded(data, split, error) from error
 
 
+def is_place(name: str) -> bool:
+    """Whether this says where a folder or a file lies: no name on the hub begins like this."""
+    return name.startswith((".", "/", "~"))
+
+
 def _require_folder(data: DataConfig) -> None:
     """Refuse what can be no name on the hub, and is not here: nobody waits for a network to hear that."""
     name = data.dataset_name
-    if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
+    if is_place(name) and not Path(name).expanduser().exists():
         raise ConfigError(
             f"data.dataset_name = {name}: there is no such folder or file here ({Path(name).expanduser().absolute()})"
         )

@@ -105,7 +105,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _as_it_is(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Never compiled again."""
+    """Return what runs the code that is there: where torch would compile again, it fails."""
 
     def run(*taken: Tensor) -> Tensor:
         with torch.compiler.set_stance("fail_on_recompile"):

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -220,6 +220,13 @@ class _Chain:
         return x
 
 
+class _Compiled(NamedTuple):
+    """What stands for torch's own kernels in training, where the first dimension has one of these sizes."""
+
+    function: Callable[..., Tensor]
+    sizes: frozenset[int]
+
+
 class StageModule(nn.Module):
     """The part of the model that one replica computes; see `build_stage`.
 
@@ -285,10 +292,8 @@ class StageModule(nn.Module):
             head = StageModule(family, units_of_head, of_head, num_stages, num_stages, autocast, in_chunks=in_chunks)
             self._head = (head,)
             self.assembled_head = head.last_unit or head.assembled
-        self._compiled: Callable[..., Tensor] | None = None
-        self._compiled_sizes: frozenset[int] = frozenset()
-        self._compiled_loss: Callable[[Tensor, Tensor], Tensor] | None = None
-        self._compiled_chunks: frozenset[int] = frozenset()
+        self._compiled: _Compiled | None = None
+        self._compiled_loss: _Compiled | None = None
 
     @property
     def is_first(self) -> bool:
@@ -335,8 +340,7 @@ class StageModule(nn.Module):
         if is_head:
             return self.part(is_head=True)(x, *context, labels=labels)
         taken = [self._widened(tensor, spec) for tensor, spec in zip((x, *context), self.forward_specs, strict=False)]
-        is_compiled = self._compiled is not None and self.training and x.shape[0] in self._compiled_sizes
-        output = self._compiled(*taken) if self._compiled is not None and is_compiled else self.computed(*taken)
+        output = self._trained_by(self._compiled, self.computed, *taken)
         return output if labels is None else self.loss(output, labels)
 
     def train(self, mode: bool = True) -> Self:
@@ -347,11 +351,16 @@ class StageModule(nn.Module):
 
     def compute_by(self, compiled: Callable[..., Tensor], sizes: Collection[int]) -> None:
         """Has `compiled` stand for `computed` in training mode, where B is one of `sizes`."""
-        self._compiled, self._compiled_sizes = compiled, frozenset(sizes)
+        self._compiled = _Compiled(compiled, frozenset(sizes))
 
     def compute_loss_by(self, compiled: Callable[[Tensor, Tensor], Tensor], sizes: Collection[int]) -> None:
         """Has `compiled` stand for `computed_loss` in training mode, where a chunk has one of `sizes` positions."""
-        self._compiled_loss, self._compiled_chunks = compiled, frozenset(sizes)
+        self._compiled_loss = _Compiled(compiled, frozenset(sizes))
+
+    def _trained_by(self, compiled: _Compiled | None, usual: Callable[..., Tensor], *taken: Tensor) -> Tensor:
+        if compiled is None or not self.training or len(taken[0]) not in compiled.sizes:
+            return usual(*taken)
+        return compiled.function(*taken)
 
     def computed(self, x: Tensor, *context: Tensor) -> Tensor:
         """As `forward`, by torch's own kernels."""
@@ -435,9 +444,7 @@ class StageModule(nn.Module):
         return taken, replace(self.label_spec, shape=one)
 
     def _loss_of_chunk(self, received: Tensor, labels: Tensor) -> Tensor:
-        is_compiled = self.training and len(received) in self._compiled_chunks
-        computed = self._compiled_loss if self._compiled_loss is not None and is_compiled else self.computed_loss
-        return computed(received, labels)
+        return self._trained_by(self._compiled_loss, self.computed_loss, received, labels)
 
     # nn.Module's own hint says Any; callers of a stage get a tensor.
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:

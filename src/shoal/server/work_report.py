@@ -22,8 +22,6 @@ from shoal.transport.base import PeerLost
 from shoal.wire.messages.round import Record
 
 INTERVAL_S = 2.0
-_FETCHED = 1
-"""Records that a server has before it takes part."""
 
 
 class WorkReport:
@@ -52,7 +50,7 @@ class WorkReport:
         self._clock = clock
         self._tell = tell
         self._last_record: tuple[int, float] | None = None
-        self._num_heard = 0
+        self._has_heard_two = False
         self._of_record: dict[str, float] = {}
         self._silent: dict[PeerId, str] = {}
 
@@ -65,12 +63,11 @@ class WorkReport:
             mine, total = weights.get(self._peer, 0), sum(weights.values())
             self._of_record["share"] = mine / total if total else 0.0
         follows = self._last_record is not None and self._last_record[0] == record.round - 1
-        self._num_heard = self._num_heard + 1 if follows else 1
         # A newcomer has fetched the first one, at any time of the round: how long that round took it does not know.
-        if self._last_record is not None and self._num_heard > _FETCHED + 1:
+        if self._last_record is not None and follows and self._has_heard_two:
             samples = sum(len(trained) for trained in record.samples)
             self._of_record["run_samples_per_s"] = samples / max(now_s - self._last_record[1], 1e-3)
-        self._last_record = (record.round, now_s)
+        self._last_record, self._has_heard_two = (record.round, now_s), follows
 
     def numbers(self) -> dict[str, float]:
         """Return what is known now, by name."""

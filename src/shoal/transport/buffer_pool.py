@@ -26,7 +26,7 @@ MIN_POOLED_BYTES: Final = 64 * 1024
 Memory = NDArray[np.uint8]
 
 
-def usual_memory(num_bytes: int) -> Memory:
+def _usual_memory(num_bytes: int) -> Memory:
     """Return memory with arbitrary content."""
     return np.empty(num_bytes, dtype=np.uint8)
 
@@ -44,7 +44,7 @@ class BufferPool:
         Args:
             max_idle_bytes: the most that is kept for later tensors; leased memory is not limited here.
         """
-        self.memory: Callable[[int], Memory] = usual_memory
+        self.memory: Callable[[int], Memory] = _usual_memory
         self._max_idle_bytes = max_idle_bytes
         self._idle: dict[int, list[Memory]] = {}
         self._idle_bytes = 0

@@ -270,9 +270,11 @@ def test_a_folder_that_is_not_there_is_not_asked_for_on_the_hub(
     make_tokens_here(monkeypatch)
     hub = use_hub(monkeypatch, FakeTable(text=["vu " * 20]))
     data = {"dataset_name": "./nowhere", "task_type": task, "cache_dir": str(tmp_path)}
+    said: list[Event] = []
     with pytest.raises(ConfigError, match=r"\./nowhere: there is no such folder or file here \(/"):
-        open_source(config(data, RESNET if task == "cv" else {}))
+        open_source(config(data, RESNET if task == "cv" else {}), said.append)
     assert hub.asked == ()
+    assert not any(isinstance(event, DatasetWanted) for event in said)
 
 
 cropped: list[tuple[int, int, int, int]] = []

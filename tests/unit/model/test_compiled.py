@@ -151,7 +151,7 @@ def test_only_training_of_the_given_sizes_is_compiled_and_every_replica_has_the_
     calls: list[int] = []
     compiled = one._compiled
     assert compiled is not None
-    one.compute_by(lambda x: calls.append(len(x)) or compiled(x), {4})
+    one.compute_by(lambda x: calls.append(len(x)) or compiled.function(x), {4})
     assert is_same(trained(one, 3), trained(plain, 3))
     assert not calls
     trained(other, 3)
@@ -198,9 +198,9 @@ def test_a_loss_in_chunks_is_compiled_for_the_chunks_of_the_given_sizes(user_cac
     one, plain = (build_stage(family, 1, 2, seed=3) for _ in range(2))
     compile_stage(one, {3}, user_caches / "compiled")
     calls: list[int] = []
-    compiled, sizes = one._compiled_loss, one._compiled_chunks
+    compiled = one._compiled_loss
     assert compiled is not None
-    one.compute_loss_by(lambda x, labels: calls.append(len(x)) or compiled(x, labels), sizes)
+    one.compute_loss_by(lambda x, labels: calls.append(len(x)) or compiled.function(x, labels), compiled.sizes)
 
     def loss_of(module: StageModule, num: int) -> list[Tensor]:
         module.zero_grad()
