@@ -129,7 +129,7 @@ class World:
                 slot_of=lambda peer: int(peer[1:]) if peer[0] == "T" else None,
                 present={slot: None for slot, is_there in self.trainers.items() if is_there},
             ),
-            ledger=stand_in(totals=self.totals, note=self.note, now_s=self.now_s),
+            ledger=stand_in(totals=self.totals, earlier=self.diary, note=self.note, now_s=self.now_s),
             clock=stand_in(unix_s=self.now_s),
             name_of=str,
             slots_of_replica=lambda peer: frozenset(slot for slot, path in world.paths.items() if peer in path),
