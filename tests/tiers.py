@@ -91,7 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if tier == "quick":
         kept = [item for item in kept if _is_quick(item)]
     if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        are_kept = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in are_kept])
         items[:] = kept
 
 
