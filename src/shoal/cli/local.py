@@ -213,12 +213,11 @@ class HostRun:
     async def _last_words(self) -> None:
         """Have client and mirror leave first, as long as it takes.
 
-        Unless it has ended itself, the client tells servers of other hosts why the run is over, and fetches the model
-        from them. The mirror writes a checkpoint.
+        Unless it has ended itself, the client has mirrors write the last checkpoint, fetches the model, and tells
+        servers of other hosts why the run is over. A mirror without a client writes what it has.
         """
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._farewell.take, self._client, self.failure or "")
-            tasks.start_soon(self._farewell.take, self._mirror)
+        await self._farewell.take(self._client, self.failure or "")
+        await self._farewell.take(self._mirror)
 
     async def _start_roles(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         with self._starting:

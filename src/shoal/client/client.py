@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from shoal.averaging.audit import audit
 from shoal.averaging.contents import Contents
@@ -31,6 +32,7 @@ from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
 from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
+from shoal.client.last_checkpoint import LastCheckpoint
 from shoal.client.ledger import Ledger
 from shoal.client.model_export import ModelExport
 from shoal.client.pausing import Pausing
@@ -235,6 +237,10 @@ class Client:
         self._keeping = Keeping(config, *kept)
         self._inheritance = Inheritance(self._contents, self.ledger, checkpoint)
         self._checkpointing = Checkpointing(config, clock, lambda: bool(membership.view.mirrors))
+        self._last_counts: RunCounts | None = None
+        self._last_checkpoint = LastCheckpoint(
+            endpoint, membership, self._coordinator, self.ledger, lambda: self._counts(is_last=True)
+        )
         takeover = Takeover(
             trainers=self.trainers, reports=self.reports, fencing=self._fencing, data=self._data, ledger=self.ledger
         )
@@ -309,14 +315,14 @@ class Client:
             self._adopt(await self._launcher.request(Adopt()))
         async with anyio.create_task_group() as tasks:
             parts = (self._watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
-            transfers = (self._fetch, self._contents, self._keeping, self._inheritance)
+            transfers = (self._fetch, self._contents, self._keeping, self._inheritance, self._last_checkpoint)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
             seen = (self._membership, self.reports, self._stages, self._pausing, self.trainers, self.counters.numbers)
             answers = StatusAnswers(self._endpoint, self._config, *seen, self.ledger.course, self._clock)
             handlers = watched(self._deaths, (*parts, *asked, answers))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
             tasks.start_soon(self._contents.run)
-            async with self.model.left_at_the_end(lambda: self.ends_run):
+            async with self.model.left_at_the_end(lambda: self.ends_run, self._last_checkpoint.left):
                 with self._training:
                     await self._train()
             tasks.cancel_scope.cancel()
@@ -411,12 +417,20 @@ class Client:
 
     def _tell_mirrors(self) -> None:
         """Give mirrors what goes into a checkpoint of the record that stands, beside states."""
-        mirrors = self._membership.view.mirrors
-        if mirrors:
+        self._last_counts = None
+        counts = self._counts()
+        for mirror in self._membership.view.mirrors:
+            self._endpoint.post(mirror.peer, counts)
+
+    def _counts(self, *, is_last: bool = False) -> RunCounts:
+        """What goes into a checkpoint of the record that stands: what was counted when the round after it began, or now
+        if none has."""
+        counts = self._last_counts
+        if counts is None or counts.record_hash != self._coordinator.record_hash:
             counted = KeptTotals(self.ledger.totals, self.ledger.now_s()).encoded()
-            message = RunCounts(self._coordinator.record_hash, genesis_file(self._log_dir), counted)
-            for mirror in mirrors:
-                self._endpoint.post(mirror.peer, message)
+            counts = RunCounts(self._coordinator.record_hash, genesis_file(self._log_dir), counted)
+        self._last_counts = counts
+        return msgspec.structs.replace(counts, is_last=is_last)
 
     def _resume(self) -> None:
         """Go on where an earlier start was; the ledger has its totals."""
