@@ -32,6 +32,7 @@ from shoal.client.spec import ResumedFrom
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.control.maddrs import outward
+from shoal.data.places import require_here
 from shoal.errors import ConfigError, ShoalError
 from shoal.events.base import emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmOpen
@@ -73,8 +74,9 @@ def run_local(
         resumption: of the run that goes on, which has given `config`; None: a new run begins.
 
     Raises:
-        ConfigError: the device does not exist, or the log directory cannot be written.
+        ConfigError: the device or the data does not exist, or the log directory cannot be written.
     """
+    require_here(config.data)
     devices = devices_of_servers(config)
     clock = SystemClock()
     config = with_known_cut(config)
