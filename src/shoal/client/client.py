@@ -42,6 +42,7 @@ from shoal.client.resuming import KeptTotals
 from shoal.client.rounds import RoundLoop
 from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_watch import StageWatch
+from shoal.client.standstill import Standstill
 from shoal.client.steering import Steering
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary, costs_of
@@ -122,7 +123,8 @@ class Client:
             succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
             on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
-            patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0.
+            patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0; and
+                for one that can compute a step which all others refuse.
             unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
             deaths: where a measurement lets the process die.
 
@@ -138,6 +140,7 @@ class Client:
             endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
         )
         self._succeeds, self._on_turn, self._deaths = succeeds, on_turn, deaths
+        self._patient = patient
         self._succession = Succession(
             run_id=run_id,
             endpoint=endpoint,
@@ -342,6 +345,8 @@ class Client:
                 self._has_turn = True
                 self._on_turn()
             tasks.start_soon(self._troubles.follow_clocks)
+            if not self._patient:
+                tasks.start_soon(Standstill(self.reports, self.ledger).run)
             tasks.start_soon(self.counters.run)  # not before: its monitor would write into the W&B run of who trains
             tasks.start_soon(self.reports.follow, self._membership.changed)
             if not self.ledger.totals.num_train:
