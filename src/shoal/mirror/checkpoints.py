@@ -136,7 +136,7 @@ class Checkpoints:
         now_s = self.clock.now_s()
         if whole is None or whole.hash == self._done:
             return
-        is_wanted = whole.record.keep or whole.hash == self._asks
+        is_wanted = self._is_wanted(whole)
         if is_wanted or self._overdue.is_due(whole.record.round, now_s):
             self._overdue.begun(whole.record.round, now_s)
             self._due = whole
@@ -178,10 +178,12 @@ class Checkpoints:
         round = whole.record.round
         async with self._writing:
             begun_s = self.clock.now_s()
+            if whole.hash == self._done:
+                return  # the run has ended while it was being written
             if await anyio.to_thread.run_sync(self._is_there, whole):
                 self._done, self._lacks = whole.hash, ""
                 return
-            self._num_missing = 0
+            self._num_missing, is_wanted = 0, self._is_wanted(whole)
             try:
                 written = await anyio.to_thread.run_sync(self._store, whole)
             except ShoalError as error:
@@ -190,7 +192,7 @@ class Checkpoints:
                     tell(logger, CheckpointFailed(round, str(error)), self.notice)
                 self._note_failing(is_failing=True)
                 return
-            self._done, self._lacks = whole.hash, self._missing()
+            self._done, self._lacks = whole.hash, self._missing(is_wanted=is_wanted)
             self._note_failing(is_failing=False)
             took_s = self.clock.now_s() - begun_s
             emit(logger, CheckpointWritten(round, written.location, written.size_bytes, took_s, written.removed))
@@ -223,7 +225,7 @@ class Checkpoints:
 
     def _inner(self, whole: WholeRecord, stage: int) -> Iterator[tuple[int, Tensor]]:
         """Yield what the members of a stage knew, by slot, as far as they still give it; called in a thread."""
-        if not (whole.record.keep or whole.hash == self._asks):
+        if not self._is_wanted(whole):
             return
         for slot, peer in [(slot, peer) for its, slot, peer in self._givers(whole) if its == stage]:
             content = anyio.from_thread.run(self.inner.fetch, peer, stage, whole.hash)
@@ -233,12 +235,19 @@ class Checkpoints:
             else:
                 yield slot, content
 
+    def _is_wanted(self, whole: WholeRecord) -> bool:
+        """Whether members are asked for what they knew; a checkpoint that is overdue does without."""
+        return whole.record.keep or whole.hash == self._asks
+
     def _givers(self, whole: WholeRecord) -> Iterator[tuple[int, int, PeerId]]:
         """Yield stage, slot and peer of each member whose inner state a checkpoint has."""
         for outcome in whole.record.stages:
             members = outcome.members[: _MOST_SLOTS[self.config.param_mirror.inner]]
             yield from ((outcome.stage, slot, peer) for slot, peer in enumerate(members))
 
-    def _missing(self) -> str:
+    def _missing(self, *, is_wanted: bool) -> str:
+        """Say what a checkpoint that was written lacks; empty: nothing."""
+        if not is_wanted and _MOST_SLOTS[self.config.param_mirror.inner] != 0:
+            return "it was due before the run ended, and lacks what inner optimizers knew: they begin anew"
         of = f"{self._num_missing} server{'s'[: self._num_missing != 1]}"
         return f"it lacks what the inner optimizers of {of} knew: theirs begin anew" if self._num_missing else ""

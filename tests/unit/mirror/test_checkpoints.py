@@ -178,8 +178,11 @@ async def test_a_mirror_that_misses_what_asks_for_a_checkpoint_writes_another_on
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(desk.checkpoints.run)
         await desk.written(10, 21)
+        desk.checkpoints.counted(counted(whole(21), is_last=True))
+        await until(lambda: desk.kept)
         tasks.cancel_scope.cancel()
     assert desk.members.asked == []
+    assert desk.kept[0].lacks.startswith("it was due before the run ended, and lacks what inner optimizers knew")
 
 
 async def test_a_newer_one_takes_the_place_of_one_that_waits(desk: Desk) -> None:
