@@ -51,10 +51,9 @@ def leaves(within: App = app, path: str = "") -> Iterator[tuple[str, App]]:
             continue
         command = within[name]
         whole = f"{path} {name}".strip()
-        if command.default_command is None:
-            yield from leaves(command, whole)
-        else:
+        if command.default_command is not None:
             yield whole, command
+        yield from leaves(command, whole)
 
 
 def entry(name: str, command: App) -> Iterator[str]:

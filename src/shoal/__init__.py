@@ -6,6 +6,7 @@ Importing the package imports neither torch nor hivemind nor pydantic; public na
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ __version__ = "0.1.0"
 
 # Until a process has a log file, what it logs goes nowhere: names of events are not what people read.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+# torch imports pynvml where it is installed, which says this on every terminal and in the output of every host. Neither
+# torch nor shoal needs the package: who reads it there can do nothing about it for his run.
+warnings.filterwarnings("ignore", "The pynvml package is deprecated", FutureWarning)
 
 
 def __getattr__(name: str) -> object:

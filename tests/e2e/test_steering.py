@@ -85,9 +85,10 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_and_wr
         assert run.ends(END_S) == 0, run.output
 
 
-def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_and_its_summary(tmp_path: Path) -> None:
-    with launched(tmp_path, *FEW) as run:
-        run.saw("client_0", "round.recorded")
+def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_its_checkpoint_and_its_summary(tmp_path: Path) -> None:
+    with launched(tmp_path, *FEW, "--param-mirror.every-rounds=0") as run:
+        # Of the first record a checkpoint is wanted: if the mirror has not asked by now, it has gone on to newer ones.
+        until(lambda: run.events("client_0", "round.recorded")[4:], END_S, "five records")
         log_dir = run.require_log_dir()
         row = listed(run)
         assert (row["run"], row["hosts"], row["launcher_pid"]) == (log_dir.name, "client", run.process.pid)
@@ -103,6 +104,11 @@ def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_and_its_summary
         assert run.summary()["exit"] == "interrupted"
         assert (run.summary()["duplicates"], run.summary()["missing"]) == (0, 0)
         assert (log_dir / "model").is_dir()
+        checkpoint = max((run.log_root / "checkpoints" / log_dir.name).glob("round_*"))
+        assert int(checkpoint.name.removeprefix("round_")) == run.summary()["outer_rounds"]
+        inner = sorted(path.name for path in checkpoint.glob("inner_*"))
+        assert inner == ["inner_00_00.safetensors", "inner_01_00.safetensors"], "it goes on as if it was not stopped"
+        assert not run.events("client_0", "checkpoint.last_lacks")
         assert "no run of yours lives on this host" in shoal(run, "stop", code=2)
 
 

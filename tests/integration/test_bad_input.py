@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
     "arguments4-use --device auto or --device cpu",
     "arguments6-use --num-servers 2 or more",
     "arguments7-choose another with --log-dir",
+    "arguments8-/corpus: there is no such folder or file here",
 )
 @pytest.mark.parametrize(
     ("arguments", "part"),
@@ -32,6 +33,9 @@ ROOT = Path(__file__).parents[2]
         (["--device", "tpu"], "use auto, cpu, cuda or cuda:<index>"),
         (["--num-servers", "1"], "use --num-servers 2 or more"),
         (["--log-dir", "{tmp}/file/logs"], "choose another with --log-dir"),
+        (["--data.dataset-name", "{tmp}/corpus"], "/corpus: there is no such folder or file here"),
+        (["--data.dataset-name", "{tmp}/*.jsonl"], "*.jsonl: there is no such folder or file here"),
+        (["--data.eval-split", "{tmp}/held"], "data.eval_split = "),
     ],
 )
 def test_bad_input_ends_with_exit_code_2_and_one_message(arguments: list[str], part: str, tmp_path: Path) -> None:

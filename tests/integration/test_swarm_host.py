@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
+from tests.alongside import alongside, until
 
+from shoal.cli import server_host
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
+from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.config.host import NetworkConfig
+from shoal.ids import PeerId
 from shoal.mirror.spec import MirrorSpec
 from shoal.runtime.launcher_messages import Adopt, AnyReply, RoleAsks, StartTrainer
 from shoal.runtime.role_handle import RoleHandle
@@ -42,6 +52,43 @@ async def test_a_host_that_leaves_does_not_tell_its_client_that_something_failed
             await supervisor.stop(5.0)
             assert await host.answer(client, _SOME_TRAINER) is None
             assert len(client.replies) == 1, client.replies
+
+
+async def test_a_server_that_is_stopped_is_said_on_its_host_once_and_so_is_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="shoal")
+    monkeypatch.setattr(server_host, "_STATE_INTERVAL_S", 0.01)
+    looks: list[int] = []
+    async with await anyio.open_process([sys.executable, "-c", "input()"]) as process:
+        role = RoleHandle(RoleSpec("server", 1, "shoal.server.service:main"))
+        role.pid = process.pid
+        nothing: Any = None
+        host = server_host.ServerHost("servers", Config(), {}, b"", (), nothing, SystemClock(), nothing)
+        host._servers[role] = PeerId("a")
+        said: list[str] = []
+        monkeypatch.setattr(host, "_say", said.append)
+        names: Any = SimpleNamespace(name_of=lambda _: "server 1")
+        state_of = server_host._state_of
+        monkeypatch.setattr(server_host, "_state_of", lambda role: (looks.append(1), state_of(role))[1])
+        async with alongside(lambda: host._watch_stopped(names)):
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                process.send_signal(number)
+                expected = len(caplog.messages) + 1
+                await until(lambda expected=expected: len(caplog.messages) >= expected)
+                looks.clear()
+                await until(lambda: len(looks) > 3)
+            process.send_signal(signal.SIGSTOP)
+            await until(lambda: len(caplog.messages) >= 3)
+            process.kill()
+            await process.wait()
+            looks.clear()
+            await until(lambda: len(looks) > 3)
+    assert caplog.messages == ["server.stopped", "server.goes_on", "server.stopped"]
+    assert said[0] == (
+        f"server 1 stands still (process {process.pid} is stopped): the run does without it; "
+        f"`kill -CONT {process.pid}` lets it go on"
+    )
 
 
 @pytest.mark.parametrize(("is_clients", "tcp_port", "dht_port"), [(True, 701, 802), (False, 700, 800)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -178,3 +179,16 @@ def test_what_is_logged_before_there_is_a_log_file_goes_nowhere() -> None:
     code = "import logging, shoal; logging.getLogger('shoal.cli.server_host').error('servers.failed')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_that_torch_imports_a_deprecated_package_is_on_no_terminal_and_other_warnings_are(
+    tmp_path: Path,
+) -> None:
+    said = "The pynvml package is deprecated. Please install nvidia-ml-py instead."
+    # As torch.cuda, which imports it: the warning is said to be of who does.
+    (tmp_path / "pynvml.py").write_text(f"import warnings\nwarnings.warn({said!r}, FutureWarning, stacklevel=2)\n")
+    code = "import shoal, pynvml, warnings; warnings.warn('another one', FutureWarning)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "pynvml" not in done.stderr.replace(code, "")
+    assert "FutureWarning: another one" in done.stderr

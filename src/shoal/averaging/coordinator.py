@@ -191,6 +191,11 @@ class RoundCoordinator:
         """Decide nothing any more: `standing` stays what it is, whatever replicas still answer."""
         self._is_retired = True
 
+    async def swapped(self) -> None:
+        """Wait until some replica has swapped to the record that everybody was told to swap to."""
+        while not self._machine.is_said:
+            await self._changed.wait()
+
     async def overtaken(self) -> None:
         """Wait, however long, until another record stands than the one on which this client trains, and which it has
         not committed: another side of the swarm was met, and chosen. Then `leading` tells from which one to go on;
@@ -296,7 +301,7 @@ class RoundCoordinator:
         """Take a replica's round message; see `transport.dispatch.Handler`."""
         if not isinstance(event.message, Answer):
             return False
-        if self._is_retired:
+        if self._is_retired and (self._machine.is_said or not isinstance(event.message, Swapped)):
             return True
         if isinstance(event.message, RoundState):
             self._stages[event.peer] = event.message.stage

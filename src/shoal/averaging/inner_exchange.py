@@ -1,9 +1,11 @@
-"""What this replica's inner optimizer knew at a record that is kept, and what it takes over from a checkpoint.
+"""What this replica's inner optimizer knew at a record, and what it takes over from a checkpoint.
 
-a record with `keep` is swapped to -> copy -> AskInner -> InnerHeld -> mirrors get it (`contents`)
+a record is swapped to -> copy -> AskInner -> InnerHeld -> mirrors get it (`contents`)
 TakeInner -> content from the client -> before the first step: taken -> InnerTaken
 
-One copy is held: that of the newest such record.
+One copy is held, and mirrors may need it of two records: of the last that has `keep`, of which they write a checkpoint
+now, and of the newest one, of which they write one if the run is stopped. So the copy of a record with `keep` is held
+until it is read, and is replaced at each record from then on.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import anyio
 import anyio.to_thread
 from torch import Tensor
 
-from shoal.averaging.contents import Contents, Offered
+from shoal.averaging.contents import Contents, Offered, Request
 from shoal.averaging.digest_fetch import DigestFetch, digest_of, offered
 from shoal.averaging.round_average import Device
 from shoal.checkpoint.tensor_file import TensorFile, encode_tensors
@@ -32,11 +34,16 @@ from shoal.runtime.changes import Changes
 from shoal.swarm.snapshots import Base
 from shoal.transport.base import Received
 from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState, InnerTaken, TakeInner
+from shoal.wire.messages.transfer import Read
 
 logger = logging.getLogger(__name__)
 
 _OWNER: Final = "replica"
 """What the metadata of a content call it whose it was: `<peer>.<generation>`."""
+
+_UNASKED_ROUNDS = 2
+"""So many records later a mirror that has not asked for a copy writes no checkpoint with it any more: it has the states
+of newer ones."""
 
 Inherit = Callable[[Mapping[str, Tensor], PeerId, int], Awaitable[bool]]
 """Has the replica go on with what another one's optimizer knew; see `pipeline.StageWorker.inherit`."""
@@ -49,9 +56,11 @@ def owned_by(peer: PeerId, generation: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Kept:
+    round: int
     record_hash: str
     content: Tensor
     offered: Offered
+    is_wanted: bool
 
 
 class InnerExchange:
@@ -62,6 +71,7 @@ class InnerExchange:
             since whoever went on from it could not be replayed.
         capture: Returns what the inner optimizer knows (not copies), on the device thread.
         base: Returns the state that the replica's round began from.
+        has_mirrors: Returns whether somebody is there who writes checkpoints.
     """
 
     def __init__(
@@ -74,6 +84,7 @@ class InnerExchange:
         capture: Callable[[], Mapping[str, Tensor]],
         inherit: Inherit,
         base: Callable[[], Base],
+        has_mirrors: Callable[[], bool],
     ) -> None:
         self._contents = contents
         self._endpoint = contents.endpoint
@@ -83,19 +94,26 @@ class InnerExchange:
         self._capture = capture
         self._inherit = inherit
         self._base = base
+        self._has_mirrors = has_mirrors
         self._kept: _Kept | None = None
+        self._is_asked = False  # somebody wants what is held
+        self._unread: dict[PeerId, set[int]] = {}  # who has not all of it yet, and the chunks that each has
         self._taken = ""
         self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
         self._changed = Changes()
 
-    async def keep(self, round: int, record_hash: str) -> None:
-        """The replica has swapped to a record that is kept, and no step of the next round has begun."""
-        if self._generation is None:
+    async def keep(self, round: int, record_hash: str, *, is_wanted: bool) -> None:
+        """The replica has swapped to a record, and no step of the next round has begun.
+
+        Args:
+            is_wanted: A checkpoint of it is wanted, whatever comes.
+        """
+        if self._generation is None or not (is_wanted or self._is_free(round)):
             return
         self._forget()  # before the next copy is made: two of them would take twice the memory
         owner = owned_by(self._endpoint.peer_id, self._generation)
         content = await self._device.run(lambda: encode_tensors(self._capture(), owner))
-        self._kept = _Kept(record_hash, content, offered(content))
+        self._kept = _Kept(round, record_hash, content, offered(content, self._read), is_wanted)
         emit(logger, InnerKept(round, self._stage, content.nbytes))
 
     # -- events
@@ -113,7 +131,8 @@ class InnerExchange:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """Whoever gets a content sees to that itself."""
+        """Whoever gets a content sees to that itself; who was to read what is held does not any more."""
+        self._unread.pop(peer, None)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -125,7 +144,28 @@ class InnerExchange:
 
     # -- parts
 
+    def _is_free(self, round: int) -> bool:
+        """Whether what is held may give way to a copy of a newer record that nobody has asked for yet."""
+        if not self._has_mirrors():
+            return False
+        kept = self._kept
+        if kept is None:
+            return True
+        is_coming = kept.is_wanted and not self._is_asked and round - kept.round <= _UNASKED_ROUNDS
+        return not self._unread and not is_coming
+
+    def _read(self, peer: PeerId, request: Request, num_chunks: int) -> None:
+        """A chunk of what is held goes to somebody."""
+        chunks = self._unread.get(peer)
+        if chunks is None or not isinstance(request, Read):
+            return
+        chunks.add(request.chunk)
+        if len(chunks) >= num_chunks:
+            del self._unread[peer]
+
     def _forget(self) -> None:
+        self._is_asked = False
+        self._unread.clear()
         kept, self._kept = self._kept, None
         if kept is not None and kept.offered.is_hashed:
             self._contents.drop(self._named(kept).name)
@@ -136,7 +176,9 @@ class InnerExchange:
 
     async def _answer(self, peer: PeerId, asked: AskInner) -> None:
         kept, inner = self._kept, None
+        self._unread.pop(peer, None)
         if kept is not None and (asked.stage, asked.record_hash) == (self._stage, kept.record_hash):
+            self._is_asked, self._unread[peer] = True, set()
             await anyio.to_thread.run_sync(kept.offered.hashes)
             if self._kept is kept:
                 inner = self._named(kept)

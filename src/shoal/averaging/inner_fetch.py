@@ -15,6 +15,7 @@ from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.runtime.changes import Changes
 from shoal.transport.base import Received
+from shoal.wire.messages.base import Hop
 from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState
 
 _SILENT_S = 30.0
@@ -33,9 +34,15 @@ class InnerFetch:
         self._is_lost = False
         self._changed = Changes()
 
+    def reserve(self, peer: PeerId, stage: int, record_hash: str) -> None:
+        """Say that this will be fetched: the member holds it until then."""
+        if (hop := self._hop(peer)) is not None:
+            self._endpoint.introduce(hop)
+            self._endpoint.post(peer, AskInner(stage, record_hash))
+
     async def fetch(self, peer: PeerId, stage: int, record_hash: str) -> Tensor | None:
         """Return the bytes of a safetensors file, whose digest is what the member says; None: nobody gives it."""
-        hop = next((each.hop for each in self._membership.view.replicas if each.peer == peer), None)
+        hop = self._hop(peer)
         if hop is None:
             return None
         self._asked, self._answer, self._is_lost = (peer, AskInner(stage, record_hash)), None, False
@@ -63,6 +70,9 @@ class InnerFetch:
         if self._asked is not None and self._asked[0] == peer:
             self._is_lost = True
             self._changed.notify()
+
+    def _hop(self, peer: PeerId) -> Hop | None:
+        return next((each.hop for each in self._membership.view.replicas if each.peer == peer), None)
 
     async def _answered(self) -> InnerState | None:
         with anyio.move_on_after(_SILENT_S):

@@ -424,8 +424,8 @@ class RoundMember:
         said."""
         outcome, signed = outcome_of(record, self._stage), self._machine.swapping
         is_member = outcome is not None and self._endpoint.peer_id in outcome.members
-        if record.keep and is_member and signed is not None:
-            await self._source.keep_inner(record.round, record_hash(signed))
+        if is_member and signed is not None:
+            await self._source.keep_inner(record.round, record_hash(signed), is_wanted=record.keep)
 
     def _resume(self) -> None:
         """A round has begun: go on from a snapshot of it, if there is one."""

@@ -3,7 +3,7 @@
 D_0 is computed by each replica.
 record -> sync: the peers that hold its state        -> hold: newcomers get it from here
 round begins -> resumable: a buddy's snapshot of it
-record with `keep` -> keep_inner: for checkpoints
+record -> keep_inner: for checkpoints
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class StateSource:
         """See `SnapshotExchange.take`."""
         return None if self._snapshots is None else self._snapshots.take(base)
 
-    async def keep_inner(self, round: int, record_hash: str) -> None:
+    async def keep_inner(self, round: int, record_hash: str, *, is_wanted: bool) -> None:
         """See `InnerExchange.keep`."""
         if self._inner is not None:
-            await self._inner.keep(round, record_hash)
+            await self._inner.keep(round, record_hash, is_wanted=is_wanted)
 
     def hold(self, round: int, record_hash: str, state: OuterState | None, average: Contribution | None) -> None:
         """The replica has gone to this record.

@@ -299,10 +299,12 @@ def join(
     `shoal invite` prints it on a host of the swarm. The swarm's key is kept in --swarm-key-file. An invitation is no
     argument: every user of a host can read its command lines.
     """
-    from shoal.cli.inviting import Asked, joining_flags, refuse_on_command_line
+    from shoal.cli.inviting import Asked, joining_flags, refuse_code_on_command_line, refuse_on_command_line
     from shoal.clock import SystemClock
 
     refuse_on_command_line(*flags, str(invitation), at or "", num_servers or "")
+    if code:
+        refuse_code_on_command_line(flags)
     config, origins = load_joining(None, flags, None)
     asked = Asked(invitation, by_code=code, at=at, again=anew, on_lan=config.network.lan)
     swarm, peers = joining_flags(config, origins, asked, SystemClock())

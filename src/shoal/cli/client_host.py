@@ -26,6 +26,7 @@ from shoal.cli.local import HostRun
 from shoal.cli.run_files import make_log_dir, new_run_id
 from shoal.clock import SystemClock
 from shoal.config import Config
+from shoal.data.places import require_here
 from shoal.ids import RunId
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def start_trainer_client(
         invites: print the text by which other hosts join.
 
     Raises:
-        ConfigError: there is no such device for the plain loop, the swarm key or the identities cannot be used, the
-            log directory cannot be written, or a shared key differs from the run's.
+        ConfigError: there is no such device for the plain loop, the data is not here, the swarm key or the identities
+            cannot be used, the log directory cannot be written, or a shared key differs from the run's.
         BootstrapError: no initial peer answered in time, or none of them knows a run.
     """
     if baseline:
@@ -88,6 +89,7 @@ def start_trainer_client(
             return await train(found.config, found.run_id)
 
         async def train(config: Config, run_id: RunId) -> int:
+            require_here(config.data)
             if resumption is None:
                 log_dir, source = make_log_dir(config, run_id), None
             else:

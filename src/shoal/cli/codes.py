@@ -76,7 +76,9 @@ async def invitation_for(typed: str, at: str | None, *, on_lan: bool) -> str:
     """
     code = Code.parsed(typed)
     if code is None:
-        raise ConfigError("a code looks like 7-482-913: type it as `shoal invite --code` has printed it")
+        raise ConfigError(
+            "a code looks like 7-482-913: type it as `shoal invite --code` has printed it on a host of the swarm"
+        )
     if at is None and not on_lan:
         raise ConfigError("network.lan is false, so nothing is looked for on this network: give the address with --at")
     places = [_split(at)] if at is not None else await _offered(code)

@@ -194,6 +194,18 @@ def refuse_on_command_line(*arguments: str) -> None:
         )
 
 
+def refuse_code_on_command_line(flags: Sequence[str]) -> None:
+    """Raises ConfigError: a word stands there that is no value of a flag."""
+    before = "--code"
+    for word in flags:
+        if not word.startswith("-") and (not before.startswith("-") or before == "--code" or "=" in before):
+            raise ConfigError(
+                f"--code {word}: a code is asked for, and is no argument: leave it out, and type it then. It looks "
+                "like 7-482-913, and `shoal invite --code` prints it on a host of the swarm"
+            )
+        before = word
+
+
 def _is_meant(joined: Joined, config: Config, origins: Mapping[str, str], path: Path) -> bool:
     if "network.swarm_key_file" in origins and str(path) != joined.swarm_key_file:
         return False

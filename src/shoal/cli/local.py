@@ -32,6 +32,7 @@ from shoal.client.spec import ResumedFrom
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.control.maddrs import outward
+from shoal.data.places import require_here
 from shoal.errors import ConfigError, ShoalError
 from shoal.events.base import emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmOpen
@@ -73,8 +74,9 @@ def run_local(
         resumption: of the run that goes on, which has given `config`; None: a new run begins.
 
     Raises:
-        ConfigError: the device does not exist, or the log directory cannot be written.
+        ConfigError: the device or the data does not exist, or the log directory cannot be written.
     """
+    require_here(config.data)
     devices = devices_of_servers(config)
     clock = SystemClock()
     config = with_known_cut(config)
@@ -213,12 +215,11 @@ class HostRun:
     async def _last_words(self) -> None:
         """Have client and mirror leave first, as long as it takes.
 
-        Unless it has ended itself, the client tells servers of other hosts why the run is over, and fetches the model
-        from them. The mirror writes a checkpoint.
+        Unless it has ended itself, the client has mirrors write the last checkpoint, fetches the model, and tells
+        servers of other hosts why the run is over. A mirror without a client writes what it has.
         """
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._farewell.take, self._client, self.failure or "")
-            tasks.start_soon(self._farewell.take, self._mirror)
+        await self._farewell.take(self._client, self.failure or "")
+        await self._farewell.take(self._mirror)
 
     async def _start_roles(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         with self._starting:

@@ -138,9 +138,9 @@ class SwarmObserver:
         """Keep where the client of a view is: it has answered there."""
         if (target := self.client_of(view)) is None:
             return
-        peers = (*self.config.network.initial_peers, *view.maddrs)
+        peers = view.maddrs, self.config.network.initial_peers
         with suppress(OSError):  # then the registry is asked again next time
-            remember_client(self.swarm_key, self.config.experiment_prefix, target.run_id, target.hop, peers)
+            remember_client(self.swarm_key, self.config.experiment_prefix, target.run_id, target.hop, *peers)
 
 
 def _say(text: str) -> None:

@@ -18,12 +18,14 @@ import anyio
 from shoal.averaging.journal import genesis_of
 from shoal.averaging.signing import unsealer
 from shoal.checkpoint.manifest import GENESIS, round_of
+from shoal.checkpoint.model_folder import has_model_of
 from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.cli.forking import forked
 from shoal.cli.run_files import CONFIG_FILE, LOCAL_KEY, new_run_id, take_log_dir
 from shoal.cli.runs_here import living_runs
 from shoal.client.forking import write_fork
+from shoal.client.model_export import FOLDER
 from shoal.client.resuming import go_back
 from shoal.client.spec import ResumedFrom
 from shoal.clock import Clock, SystemClock
@@ -127,6 +129,7 @@ def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, 
         config, origins = load(before, own if own.exists() else None)
         changed += changed_keys(config, origins, before)
         config = forked(config, changed, before, checkpoint) if changed else _shared(config, origins, before)
+        problems += [] if changed else _has_ended(config, checkpoint, log_dir)
     except (ConfigError, RecordRejected) as error:
         problems.append(str(error))
     if problems:
@@ -197,6 +200,16 @@ def _shared(config: Config, origins: Mapping[str, str], before: Mapping[str, Any
     if shared_configuration(config) != before:
         raise ConfigError("the run was begun with another version of shoal, whose keys are others: use that one")
     return config
+
+
+def _has_ended(config: Config, checkpoint: StoredCheckpoint, log_dir: Path) -> Iterator[str]:
+    """Yield why there is nothing to do: all rounds are trained, and the model is left as well."""
+    last, model = config.diloco.outer_steps, log_dir / FOLDER
+    if checkpoint.manifest.round >= last and has_model_of(model, checkpoint.manifest.record):
+        yield (
+            f"all of its {last} rounds are trained, and its model is in {model}: --diloco.outer-steps=N with N above "
+            f"{last} trains on from there, as another run"
+        )
 
 
 def _still_there(run_id: RunId, log_dir: Path, *, is_local: bool) -> Iterator[str]:

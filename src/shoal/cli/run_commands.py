@@ -164,7 +164,18 @@ def trace(
     return write_trace(run, log_dir, output)
 
 
-runs_app = App(name="runs", group=WATCH, help="What runs have left.")
+runs_app = App(name="runs", group=WATCH)
+
+
+@runs_app.default
+def written_runs(*, log_dir: LogDir = _LOGS, as_json: AsJson = False) -> int:
+    """List the runs that have a folder on this host: how each has ended or that it lives, its rounds, its folder.
+
+    `shoal ps` asks those that live how they are. One that was broken off, or interrupted, goes on with --resume.
+    """
+    from shoal.cli.written_runs import list_written
+
+    return list_written(log_dir, as_json=as_json)
 
 
 @runs_app.command(name="export")

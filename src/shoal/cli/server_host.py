@@ -43,10 +43,12 @@ from shoal.events.hosts import (
     PeerHeardAgain,
     ScoutGivenUp,
     ScoutLost,
+    ServerGoesOn,
     ServerJoined,
     ServerServes,
     ServersFailed,
     ServersInterrupted,
+    ServerStopped,
 )
 from shoal.events.links import ServerDialled, ServerUndialled
 from shoal.events.mirror import MirrorServes
@@ -55,6 +57,7 @@ from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime import launcher_messages as messages
+from shoal.runtime.process_info import read_stat
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
 
@@ -63,6 +66,9 @@ logger = logging.getLogger(__name__)
 _CLIENTS_HOST = "the client's host"
 
 _WATCH_INTERVAL_S = 2.0
+_STOPPED = "T"
+_STATE_INTERVAL_S = 2.0
+"""Between looks at the processes of servers: one that is stopped says nothing."""
 _STOP_ORDER = (("server", "mirror"), ("scout",))
 
 
@@ -219,6 +225,7 @@ class ServerHost:
             self._serving += 1
             self._servers[server] = host.hop("server", index).peer
             tasks.start_soon(self._follow_role, server, host)
+        tasks.start_soon(self._watch_stopped, host)
 
     def _host(self, config: Config, run_id: str, log_dir: Path, supervisor: Supervisor) -> SwarmHost:
         host = SwarmHost(
@@ -257,6 +264,24 @@ class ServerHost:
         watched = WatchedRun(finder, self.clock, _WATCH_INTERVAL_S)
         self._display.watch(lambda: watched.status)
         await watched.run()
+
+    async def _watch_stopped(self, host: SwarmHost) -> None:
+        """Say of a server that its process is stopped, and when it goes on; one that is killed is said elsewhere."""
+        stopped: dict[tuple[RoleHandle, int], float] = {}
+        while True:
+            now_s = self.clock.now_s()
+            states = {(role, role.pid): _state_of(role) for role in self._servers if role.running}
+            for (role, pid), since_s in list(stopped.items()):
+                state = states.get((role, pid), "")
+                if state != _STOPPED:
+                    del stopped[role, pid]
+                if state not in ("", _STOPPED):
+                    self._tell(ServerGoesOn(host.name_of(role), now_s - since_s))
+            for role, pid in [server for server, state in states.items() if state == _STOPPED]:
+                if (role, pid) not in stopped:
+                    stopped[role, pid] = now_s
+                    self._tell(ServerStopped(host.name_of(role), pid))
+            await self.clock.sleep_s(_STATE_INTERVAL_S)
 
     async def _follow_role(self, role: RoleHandle, host: SwarmHost) -> None:
         """Hear what a server, or the mirror, says, until it ends for good."""
@@ -355,3 +380,9 @@ class ServerHost:
 
     def _say(self, text: str) -> None:
         self._display.notice(text)
+
+
+def _state_of(role: RoleHandle) -> str:
+    """Return a letter as `ProcessStat.state`; empty: its process has ended."""
+    stat = read_stat(role.pid)
+    return "" if stat is None or stat.state == "Z" else stat.state

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from shoal.averaging.audit import audit
 from shoal.averaging.contents import Contents
@@ -31,6 +32,7 @@ from shoal.client.divergence import Divergence
 from shoal.client.fencing import Fencing
 from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
+from shoal.client.last_checkpoint import LastCheckpoint
 from shoal.client.ledger import Ledger
 from shoal.client.model_export import ModelExport
 from shoal.client.pausing import Pausing
@@ -40,6 +42,7 @@ from shoal.client.resuming import KeptTotals
 from shoal.client.rounds import RoundLoop
 from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_watch import StageWatch
+from shoal.client.standstill import Standstill
 from shoal.client.steering import Steering
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary, costs_of
@@ -120,7 +123,8 @@ class Client:
             succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
             on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
-            patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0.
+            patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0; and
+                for one that can compute a step which all others refuse.
             unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
             deaths: where a measurement lets the process die.
 
@@ -136,6 +140,7 @@ class Client:
             endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
         )
         self._succeeds, self._on_turn, self._deaths = succeeds, on_turn, deaths
+        self._patient = patient
         self._succession = Succession(
             run_id=run_id,
             endpoint=endpoint,
@@ -235,6 +240,10 @@ class Client:
         self._keeping = Keeping(config, *kept)
         self._inheritance = Inheritance(self._contents, self.ledger, checkpoint)
         self._checkpointing = Checkpointing(config, clock, lambda: bool(membership.view.mirrors))
+        self._last_counts: RunCounts | None = None
+        self._last_checkpoint = LastCheckpoint(
+            endpoint, membership, self._coordinator, self.ledger, lambda: self._counts(is_last=True)
+        )
         takeover = Takeover(
             trainers=self.trainers, reports=self.reports, fencing=self._fencing, data=self._data, ledger=self.ledger
         )
@@ -309,14 +318,14 @@ class Client:
             self._adopt(await self._launcher.request(Adopt()))
         async with anyio.create_task_group() as tasks:
             parts = (self._watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
-            transfers = (self._fetch, self._contents, self._keeping, self._inheritance)
+            transfers = (self._fetch, self._contents, self._keeping, self._inheritance, self._last_checkpoint)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
             seen = (self._membership, self.reports, self._stages, self._pausing, self.trainers, self.counters.numbers)
             answers = StatusAnswers(self._endpoint, self._config, *seen, self.ledger.course, self._clock)
             handlers = watched(self._deaths, (*parts, *asked, answers))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
             tasks.start_soon(self._contents.run)
-            async with self.model.left_at_the_end(lambda: self.ends_run):
+            async with self.model.left_at_the_end(lambda: self.ends_run, self._last_checkpoint.left):
                 with self._training:
                     await self._train()
             tasks.cancel_scope.cancel()
@@ -336,6 +345,8 @@ class Client:
                 self._has_turn = True
                 self._on_turn()
             tasks.start_soon(self._troubles.follow_clocks)
+            if not self._patient:
+                tasks.start_soon(Standstill(self.reports, self.ledger).run)
             tasks.start_soon(self.counters.run)  # not before: its monitor would write into the W&B run of who trains
             tasks.start_soon(self.reports.follow, self._membership.changed)
             if not self.ledger.totals.num_train:
@@ -411,12 +422,20 @@ class Client:
 
     def _tell_mirrors(self) -> None:
         """Give mirrors what goes into a checkpoint of the record that stands, beside states."""
-        mirrors = self._membership.view.mirrors
-        if mirrors:
+        self._last_counts = None
+        counts = self._counts()
+        for mirror in self._membership.view.mirrors:
+            self._endpoint.post(mirror.peer, counts)
+
+    def _counts(self, *, is_last: bool = False) -> RunCounts:
+        """What goes into a checkpoint of the record that stands: what was counted when the round after it began, or now
+        if none has."""
+        counts = self._last_counts
+        if counts is None or counts.record_hash != self._coordinator.record_hash:
             counted = KeptTotals(self.ledger.totals, self.ledger.now_s()).encoded()
-            message = RunCounts(self._coordinator.record_hash, genesis_file(self._log_dir), counted)
-            for mirror in mirrors:
-                self._endpoint.post(mirror.peer, message)
+            counts = RunCounts(self._coordinator.record_hash, genesis_file(self._log_dir), counted)
+        self._last_counts = counts
+        return msgspec.structs.replace(counts, is_last=is_last)
 
     def _resume(self) -> None:
         """Go on where an earlier start was; the ledger has its totals."""

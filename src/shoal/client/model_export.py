@@ -8,7 +8,7 @@ It is fetched as a newcomer fetches it, over the connections that the client has
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -76,19 +76,30 @@ class ModelExport:
         self._ledger = ledger
 
     @asynccontextmanager
-    async def left_at_the_end(self, ends_run: Callable[[], bool]) -> AsyncGenerator[None]:
+    async def left_at_the_end(
+        self, ends_run: Callable[[], bool], beside: Callable[[], Coroutine[None, None, None]]
+    ) -> AsyncGenerator[None]:
         """Leave the model when what is done inside is over or has failed, if that is the run's end.
 
         A round that was aborted is not: another client goes on with the run.
+
+        Args:
+            beside: what else is done at the end, at the same time.
         """
+
+        async def leave() -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(beside)
+                await self.leave()
+
         try:
             yield
         except* ShoalError as errors:
             if ends_run() and not any(isinstance(error, RoundAborted) for error in leaves(errors)):
-                await self.leave()
+                await leave()
             raise
         if ends_run():
-            await self.leave()
+            await leave()
 
     async def leave(self) -> None:
         """Fetch and write; what hinders it is said, and is no failure of the run."""

@@ -82,6 +82,8 @@ class Reports:
         self._round = 0
         self._done: set[int] = set()
         self._refusals: dict[int, str] = {}
+        self.refused_since_s: float | None = None
+        self.refused_changed = Changes()
         endpoint.introduce(monitor)
 
     def receive(self, event: Received) -> bool:
@@ -111,6 +113,11 @@ class Reports:
             self._monitor_lost.set()
 
     @property
+    def refusal(self) -> str:
+        """Why servers refuse a step that is standing; empty: they refuse none."""
+        return next((" ".join(refusal.split()) for refusal in self._refusals.values()), "")
+
+    @property
     def progress(self) -> Progress:
         """What the trainers have achieved so far."""
         return self._ledger.totals.progress
@@ -128,7 +135,10 @@ class Reports:
             self._take(event)
 
     def round_over(self, number: int) -> None:
-        """Say how a round was shared between the pipelines."""
+        """Say how a round was shared between the pipelines. That it is over is as good as a step."""
+        if self.refused_since_s is not None:
+            self.refused_since_s = self._ledger.run_s()
+            self.refused_changed.notify()
         shared = self.shares.of_round()
         samples = dict(sorted(shared.samples.items()))
         speeds = {slot: round(speed, 1) for slot, speed in sorted(shared.samples_per_s.items())}
@@ -189,10 +199,17 @@ class Reports:
             self._ledger.note(TrainerWithoutPath(message.slot, message.stages))
         elif self._refusals.get(message.slot) != message.refusal:
             self._refusals[message.slot] = message.refusal  # each further attempt would say the same
+            if self.refused_since_s is None:
+                self.refused_since_s = self._ledger.run_s()
+                self.refused_changed.notify()
             self._ledger.note(StepRefused(message.slot, " ".join(message.refusal.split())))
 
     def _step(self, report: StepReport) -> None:
         self._refusals.pop(report.slot, None)
+        if self.refused_since_s is not None:
+            # Another trainer may still wait, but the run goes on.
+            self.refused_since_s = self._ledger.run_s() if self._refusals else None
+            self.refused_changed.notify()
         if report.key.number <= self.last_number(report.slot):
             return  # its trainer cannot know that it was counted before the client was started again
         routers = [each for each in report.routers if not each.figure]

@@ -381,7 +381,8 @@ class RoundLoop:
         self._divergence.round_over(*(sum(map(len, ranges)) for ranges in (record.samples, record.skipped)))
         idle_rounds = self._ledger.totals.idle_rounds
         if idle_rounds > _MAX_IDLE_ROUNDS:
-            raise ControlError(f"{idle_rounds} rounds have passed without a step: see the trainers' logs")
+            reason = self._reports.refusal or "see the trainers' logs"
+            raise ControlError(f"{idle_rounds} rounds have passed without a step: {reason}")
 
     async def _count_costs(self, record: Record) -> None:
         """Of what was lost, note what it has cost; raises as `audit.lost_in` does."""

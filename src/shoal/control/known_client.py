@@ -23,7 +23,11 @@ from shoal.runtime.user_cache import cached_file, keep, user_cache
 from shoal.wire.messages.base import Hop
 
 _FOLDER: Final = "swarms"
-_MAX_PEERS: Final = 64
+_MAX_READ: Final = 64
+_MAX_LIVE: Final = 16
+_MAX_PEERS: Final = 24
+"""Addresses that are kept: those of peers that were there last, and a few of before. By the first ones that a host was
+told it knows which swarm is meant, so these stay although nobody may answer there."""
 _MAX_BYTES: Final = 1 << 20
 
 
@@ -33,7 +37,7 @@ class KnownClient(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     peer: Annotated[PeerId, msgspec.Meta(max_length=128)]
     addresses: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
-    initial_peers: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MAX_PEERS)]
+    initial_peers: Annotated[tuple[str, ...], msgspec.Meta(max_length=_MAX_READ)]
 
     @property
     def hop(self) -> Hop:
@@ -42,9 +46,18 @@ class KnownClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remember_client(
-    swarm_key: bytes, experiment_prefix: str, run_id: str, client: Hop, initial_peers: Sequence[str]
+    swarm_key: bytes,
+    experiment_prefix: str,
+    run_id: str,
+    client: Hop,
+    live: Sequence[str],
+    told: Sequence[str],
 ) -> None:
     """Keep where the client is, for the owner alone; what was kept of the same swarm is replaced.
+
+    Args:
+        live: addresses of peers that are in the swarm now.
+        told: at which this host has joined; of more than can be kept, the first ones are.
 
     Raises:
         OSError: it cannot be written.
@@ -53,7 +66,7 @@ def remember_client(
     before = _kept(path)
     # Who was told of one peer knows no reason to forget the others.
     others = before.initial_peers if before is not None and before.run_id == run_id else ()
-    peers = tuple(dict.fromkeys((*initial_peers, *others)))[:_MAX_PEERS]
+    peers = tuple(dict.fromkeys((*live[:_MAX_LIVE], *told, *others)))[:_MAX_PEERS]
     known = KnownClient(run_id=run_id, peer=client.peer, addresses=client.addresses, initial_peers=peers)
     if known != before:
         keep(path, msgspec.json.encode(known))
@@ -69,8 +82,8 @@ async def keep_known_client(start: RoleStart, run_id: str, membership: Membershi
     while True:
         view = membership.view
         clients = view.clients if view.run is not None and view.run.run_id == run_id else ()
-        peers = (*config.network.initial_peers, *start.initial_peers, *view.maddrs)
-        found = (clients[0].hop, peers) if clients else last
+        told = (*config.network.initial_peers, *start.initial_peers)
+        found = (clients[0].hop, view.maddrs, told) if clients else last
         if found is None or found == last:
             await membership.changed()
             continue

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from shoal.config.dump import config_to_json
 from shoal.config.load import config_from_json
@@ -21,8 +19,9 @@ from shoal.config.training import AugmentConfig, DataConfig
 from shoal.data.augmentation import Augmentation
 from shoal.data.builtin import BUILTINS
 from shoal.data.checked_samples import checked
-from shoal.data.huggingface import is_place, open_images
+from shoal.data.huggingface import open_images
 from shoal.data.own_data import open_own
+from shoal.data.places import is_place
 from shoal.data.source import DataSet
 from shoal.data.speech import TONES, open_speech
 from shoal.data.text_corpus import Say, open_text, require_vocabulary
@@ -33,9 +32,6 @@ from shoal.events.base import Event, emit
 from shoal.events.data import DatasetWanted
 
 logger = logging.getLogger(__name__)
-
-_PATTERN: Final = re.compile(r"[*?\[]")
-"""Of files on this host."""
 
 
 def log_event(event: Event) -> None:
@@ -89,7 +85,7 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
 def _wanted_of_hub(data: DataConfig) -> DatasetWanted | None:
     """Return what to say of a data set that is asked for elsewhere, which may take long; None: it is here."""
     name = data.dataset_name
-    if data.is_own or name in BUILTINS or is_place(name) or _PATTERN.search(name) or Path(name).exists():
+    if data.is_own or name in BUILTINS or is_place(name) or Path(name).exists():
         return None
     near = difflib.get_close_matches(name, BUILTINS, n=1, cutoff=0.5)
     return DatasetWanted(name, near[0] if near else "")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
 from shoal.data.fields import Fields
+from shoal.data.places import require_here
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
 from shoal.errors import ConfigError
 
@@ -162,7 +163,7 @@ def load_table(data: DataConfig, split: str) -> HubTable:
     Raises:
         ConfigError: `datasets` is not installed, or the data set cannot be reached or does not exist.
     """
-    _require_folder(data)
+    require_here(data)
     datasets = _import("datasets", data)
     try:
         loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=split, token=_token(data))
@@ -177,27 +178,13 @@ def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
     Raises:
         ConfigError: As `load_table`.
     """
-    _require_folder(data)
+    require_here(data)
     datasets = _import("datasets", data)
     try:
         builder = datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=_token(data))
         return builder.as_streaming_dataset(split=split), str(builder.hash)
     except (OSError, ValueError) as error:
         raise _not_loaded(data, split, error) from error
-
-
-def is_place(name: str) -> bool:
-    """Whether this says where a folder or a file lies: no name on the hub begins like this."""
-    return name.startswith((".", "/", "~"))
-
-
-def _require_folder(data: DataConfig) -> None:
-    """Refuse what can be no name on the hub, and is not here: nobody waits for a network to hear that."""
-    name = data.dataset_name
-    if is_place(name) and not Path(name).expanduser().exists():
-        raise ConfigError(
-            f"data.dataset_name = {name}: there is no such folder or file here ({Path(name).expanduser().absolute()})"
-        )
 
 
 def _token(data: DataConfig) -> str | None:

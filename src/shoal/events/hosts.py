@@ -103,6 +103,25 @@ class PeerHeardAgain(Event, frozen=True, tag="peer.heard"):
     after_s: float
 
 
+class ServerStopped(Event, frozen=True, tag="server.stopped"):
+    """The process of a server of this host stands still, and cannot say so itself."""
+
+    level = WARNING
+    why = "it was sent SIGSTOP: by Ctrl-Z in its terminal, by a debugger, or by what saves energy or memory"
+    do = "let it go on by `kill -CONT` with its number; one that is killed is started again"
+    says = "{role} stands still (process {pid} is stopped): the run does without it; `kill -CONT {pid}` lets it go on"
+    role: str
+    pid: int
+
+
+class ServerGoesOn(Event, frozen=True, tag="server.goes_on"):
+    """The process of a server of this host that stood still goes on."""
+
+    says = "{role} goes on after it stood still for {after_s:.0f} s"
+    role: str
+    after_s: float
+
+
 class DiskFails(Event, frozen=True, tag="disk.fails"):
     """A server of this host cannot write its log, or that of its replica, and trains on."""
 

@@ -75,6 +75,26 @@ class CheckpointFailed(Event, frozen=True, tag="checkpoint.failed"):
     reason: str
 
 
+class LastCheckpointAwaited(Event, frozen=True, tag="checkpoint.last_awaited"):
+    """The run ends, and mirrors are still writing the checkpoint of its last record."""
+
+    says = (
+        "the checkpoint of round {round} is being written, with what inner optimizers know; Ctrl-C again does without"
+    )
+    round: int
+
+
+class LastCheckpointLacks(Event, frozen=True, tag="checkpoint.last_lacks"):
+    """The run has ended, and the checkpoint of its last record is not what was wanted, or is not there."""
+
+    level = WARNING
+    why = "a server or the mirror was lost, or the disk takes nothing: the run does not wait for them for ever"
+    do = "--resume goes on from the newest checkpoint that is whole; `shoal checkpoints` lists them"
+    says = "the checkpoint of round {round}: {lacks}"
+    round: int
+    lacks: str
+
+
 class CheckpointsLeft(Event, frozen=True, tag="checkpoint.not_removed"):
     """A checkpoint is written, and older ones that are not to be kept are still there."""
 

@@ -36,7 +36,8 @@ class TrainerWithoutPath(Event, frozen=True, tag="trainer.no_path"):
 
 class StepRefused(Event, frozen=True, tag="step.refused"):
     """No server of a stage can compute a trainer's step: each has tried. It is tried again once a minute, and when
-    servers come or go.
+    servers come or go. Where no step is committed for five minutes, a run of one host has failed; one that other hosts
+    may join waits for a server that can, until somebody ends it.
 
     Attributes:
         refusal: of the last server that was asked.

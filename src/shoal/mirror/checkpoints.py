@@ -5,7 +5,9 @@
                                                          '- a newer one that is due takes its place
 
 Due is a record that says so (`Record.keep`), whose members have copied what their inner optimizers know. A mirror that
-gets to none of them in time, on a slow link, writes one that it has, without inner states.
+gets to none of them in time, on a slow link, writes one that it has, without inner states. Due is also the last record
+of a run that ends, however that comes about: its members hold what they knew at the newest one. The client waits until
+it is told what was kept of it.
 
 One is written at a time. One that cannot be written is said once, and the next one is tried when it is due; what was
 written before stays. Nothing that trains waits for any of this.
@@ -33,11 +35,12 @@ from shoal.config.schema import Config
 from shoal.errors import ShoalError, StateMismatch, StorageError
 from shoal.events.base import emit, tell
 from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointWritten, InnerMissing
+from shoal.ids import PeerId
 from shoal.runtime.changes import Changes
 from shoal.swarm.keep_rule import KeepRule
-from shoal.swarm.records import outcome_of, record_hash
+from shoal.swarm.records import record_hash
 from shoal.telemetry.registry import MetricRegistry
-from shoal.wire.messages.mirror import RunCounts
+from shoal.wire.messages.mirror import LastKept, RunCounts
 from shoal.wire.messages.round import Record, SignedRecord
 
 logger = logging.getLogger(__name__)
@@ -77,6 +80,8 @@ class Checkpoints:
         layouts: returns the tensors of each stage.
         notice: tells the user what he may want to act on.
         inner: gets what members know.
+        is_idle: returns whether no bytes are on their way here.
+        on_last: told what was kept of the last record.
         metrics: of this process.
     """
 
@@ -86,12 +91,19 @@ class Checkpoints:
     clock: Clock
     notice: Callable[[str], None]
     inner: InnerFetch
+    is_idle: Callable[[], bool]
+    on_last: Callable[[LastKept], None]
     metrics: MetricRegistry = field(default_factory=MetricRegistry)
     _newest: WholeRecord | None = None
     _due: WholeRecord | None = None
     _genesis: bytes = b""
     _counted: dict[str, bytes] = field(default_factory=dict[str, bytes])
     _done: str = ""
+    _lacks: str = ""
+    _asks: str = ""  # a record of which everything is wanted, though it does not say so
+    _last: str = ""  # the same, if the client waits to be told what was kept of it
+    _failure: str = ""
+    _num_missing: int = 0
     _is_failing: bool = False
     _writing: anyio.Lock = field(default_factory=anyio.Lock)
     _changed: Changes = field(default_factory=Changes)
@@ -102,9 +114,20 @@ class Checkpoints:
     def counted(self, message: RunCounts) -> None:
         """The client begins the round after a record."""
         self._genesis = message.genesis
-        self._counted[message.record_hash] = message.counted
+        if message.is_last:
+            self._counted.setdefault(message.record_hash, message.counted)  # as it was when the round began, if known
+        else:
+            self._counted[message.record_hash] = message.counted
         while len(self._counted) > _MAX_COUNTED:
             del self._counted[next(iter(self._counted))]
+        if message.is_last:
+            self._last = self._asks = message.record_hash
+            if self._newest is not None:
+                self.held(self._newest)
+        self._changed.notify()
+
+    def idle(self) -> None:
+        """What is not here does not come."""
         self._changed.notify()
 
     def held(self, whole: WholeRecord | None) -> None:
@@ -113,9 +136,12 @@ class Checkpoints:
         now_s = self.clock.now_s()
         if whole is None or whole.hash == self._done:
             return
-        if whole.record.keep or self._overdue.is_due(whole.record.round, now_s):
+        is_wanted = self._is_wanted(whole)
+        if is_wanted or self._overdue.is_due(whole.record.round, now_s):
             self._overdue.begun(whole.record.round, now_s)
             self._due = whole
+            for stage, _, peer in self._givers(whole) if is_wanted else ():
+                self.inner.reserve(peer, stage, whole.hash)
             self._changed.notify()
 
     async def run(self) -> None:
@@ -124,6 +150,7 @@ class Checkpoints:
             while self._due is not None and self._due.hash in self._counted:
                 due, self._due = self._due, None
                 await self._write(due)
+            self._settle_last()
             await self._changed.wait()
 
     async def finish(self) -> None:
@@ -132,23 +159,40 @@ class Checkpoints:
         async with self._writing:
             pass
         if newest is not None and newest.hash != self._done and self._genesis:
+            self._asks = newest.hash
             await self._write(newest)
+
+    def _settle_last(self) -> None:
+        """Say what was kept of the last record, once nothing more comes of it."""
+        is_here = self._newest is not None and self._newest.hash == self._last
+        if not self._last or not (is_here or self.is_idle()):
+            return
+        if self._last == self._done:
+            lacks = self._lacks
+        else:
+            lacks = self._failure if is_here else "its mirror could not get the state of every stage"
+        last, self._last = self._last, ""
+        self.on_last(LastKept(last, lacks))
 
     async def _write(self, whole: WholeRecord) -> None:
         round = whole.record.round
         async with self._writing:
             begun_s = self.clock.now_s()
+            if whole.hash == self._done:
+                return  # the run has ended while it was being written
             if await anyio.to_thread.run_sync(self._is_there, whole):
-                self._done = whole.hash
+                self._done, self._lacks = whole.hash, ""
                 return
+            self._num_missing, is_wanted = 0, self._is_wanted(whole)
             try:
                 written = await anyio.to_thread.run_sync(self._store, whole)
             except ShoalError as error:
+                self._failure = str(error)
                 if not self._is_failing:
                     tell(logger, CheckpointFailed(round, str(error)), self.notice)
                 self._note_failing(is_failing=True)
                 return
-            self._done = whole.hash
+            self._done, self._lacks = whole.hash, self._missing(is_wanted=is_wanted)
             self._note_failing(is_failing=False)
             took_s = self.clock.now_s() - begun_s
             emit(logger, CheckpointWritten(round, written.location, written.size_bytes, took_s, written.removed))
@@ -181,12 +225,29 @@ class Checkpoints:
 
     def _inner(self, whole: WholeRecord, stage: int) -> Iterator[tuple[int, Tensor]]:
         """Yield what the members of a stage knew, by slot, as far as they still give it; called in a thread."""
-        outcome = outcome_of(whole.record, stage)
-        if outcome is None or not whole.record.keep:
+        if not self._is_wanted(whole):
             return
-        for slot, peer in enumerate(outcome.members[: _MOST_SLOTS[self.config.param_mirror.inner]]):
+        for slot, peer in [(slot, peer) for its, slot, peer in self._givers(whole) if its == stage]:
             content = anyio.from_thread.run(self.inner.fetch, peer, stage, whole.hash)
             if content is None:
+                self._num_missing += 1
                 emit(logger, InnerMissing(whole.record.round, stage, peer))
             else:
                 yield slot, content
+
+    def _is_wanted(self, whole: WholeRecord) -> bool:
+        """Whether members are asked for what they knew; a checkpoint that is overdue does without."""
+        return whole.record.keep or whole.hash == self._asks
+
+    def _givers(self, whole: WholeRecord) -> Iterator[tuple[int, int, PeerId]]:
+        """Yield stage, slot and peer of each member whose inner state a checkpoint has."""
+        for outcome in whole.record.stages:
+            members = outcome.members[: _MOST_SLOTS[self.config.param_mirror.inner]]
+            yield from ((outcome.stage, slot, peer) for slot, peer in enumerate(members))
+
+    def _missing(self, *, is_wanted: bool) -> str:
+        """Say what a checkpoint that was written lacks; empty: nothing."""
+        if not is_wanted and _MOST_SLOTS[self.config.param_mirror.inner] != 0:
+            return "it was due before the run ended, and lacks what inner optimizers knew: they begin anew"
+        of = f"{self._num_missing} server{'s'[: self._num_missing != 1]}"
+        return f"it lacks what the inner optimizers of {of} knew: theirs begin anew" if self._num_missing else ""

@@ -56,6 +56,7 @@ class StageCopies:
         layouts: returns the tensors of each stage; takes long, and is called in a thread.
         free_bytes: returns the memory that is free on this host; 0: not known.
         on_held: told of each stage and record whose bytes are here and offered.
+        on_idle: told when nothing is under way any more.
         notice: tells the user what he may want to act on.
 
     Attributes:
@@ -73,6 +74,7 @@ class StageCopies:
         layouts: Callable[[], Sequence[StageLayout]],
         free_bytes: Callable[[], int],
         on_held: Callable[[int, str], None],
+        on_idle: Callable[[], None],
         notice: Callable[[str], None],
     ) -> None:
         self._contents = contents
@@ -84,6 +86,7 @@ class StageCopies:
         self.layouts: Sequence[StageLayout] = ()
         self._free_bytes = free_bytes
         self._on_held = on_held
+        self._on_idle = on_idle
         self._notice = notice
         self._copies: dict[int, _Copy] = {}
         self._donors: dict[int, StateDonor] = {}
@@ -92,6 +95,7 @@ class StageCopies:
         self._newest: dict[int, str] = {}
         self._fetching: tuple[int, anyio.CancelScope] | None = None
         self._is_too_small = False
+        self._is_taking = False
         self._changed = Changes()
 
     def order(self, stage: int, order: Fetch) -> None:
@@ -108,6 +112,11 @@ class StageCopies:
         """What is held of a stage, of which something is held."""
         return self._copies[stage].state
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is fetched, and nothing waits for its turn: the rest has come, or nobody gives it."""
+        return not self._ordered and not self._is_taking
+
     async def run(self) -> None:
         """Fetch until cancelled."""
         async with anyio.create_task_group() as tasks:
@@ -115,7 +124,10 @@ class StageCopies:
             while True:
                 while self._ordered:
                     stage = next(iter(self._ordered))
+                    self._is_taking = True
                     await self._take(stage, self._ordered.pop(stage))
+                    self._is_taking = False
+                self._on_idle()
                 await self._changed.wait()
 
     # -- parts

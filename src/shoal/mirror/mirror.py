@@ -28,7 +28,7 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.events.base import tell
 from shoal.events.mirror import MirrorTooSmall
-from shoal.ids import PeerId, RunId
+from shoal.ids import NO_BALLOT, PeerId, RunId
 from shoal.mirror.checkpoints import Checkpoints, WholeRecord
 from shoal.mirror.copies import StageCopies
 from shoal.runtime.memory import free_memory_bytes
@@ -40,7 +40,7 @@ from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Handler
 from shoal.wire.messages.control import Heartbeat
-from shoal.wire.messages.mirror import Follow, RunCounts
+from shoal.wire.messages.mirror import Follow, LastKept, RunCounts
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class Mirror:
             layouts=partial(stage_layouts, config),
             free_bytes=free_bytes,
             on_held=self._fetched,
+            on_idle=self._idle,
             notice=notice,
         )
         self._starts: Starts | None = None
@@ -116,7 +117,15 @@ class Mirror:
         self._checkpoints: Checkpoints | None = None
         if store is not None:
             self._checkpoints = Checkpoints(
-                config, store, lambda: self._copies.layouts, clock, notice, self._inner, endpoint.metrics
+                config,
+                store,
+                lambda: self._copies.layouts,
+                clock,
+                notice,
+                self._inner,
+                lambda: self._copies.is_idle,
+                self._say_kept,
+                endpoint.metrics,
             )
 
     @property
@@ -155,8 +164,7 @@ class Mirror:
             RemoteProtocolError: it names no record of this run, or acts under another peer's ballot.
         """
         if isinstance(event.message, RunCounts):
-            if self._checkpoints is not None and event.peer == self._machine.promised.peer:
-                self._checkpoints.counted(event.message)
+            self._counted(event.peer, event.message)
             return True
         if not isinstance(event.message, Follow):
             return False
@@ -176,6 +184,23 @@ class Mirror:
         self._membership.found(peer)
 
     # -- parts
+
+    def _counted(self, client: PeerId, counts: RunCounts) -> None:
+        follows = client == self._machine.promised.peer
+        if follows and self._checkpoints is not None:
+            self._checkpoints.counted(counts)
+        elif counts.is_last:
+            # One that can write none has said so when it began.
+            lacks = "" if follows else "its mirror follows another client"
+            self._endpoint.post(client, LastKept(counts.record_hash, lacks))
+
+    def _say_kept(self, kept: LastKept) -> None:
+        if self._machine.promised != NO_BALLOT:
+            self._endpoint.post(self._machine.promised.peer, kept)
+
+    def _idle(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.idle()
 
     async def _read_start(self, stage: int) -> Sequence[Tensor] | None:
         """The weights of a stage that the run begins from, if they are on this host and it has the memory."""

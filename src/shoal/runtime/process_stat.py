@@ -10,7 +10,7 @@ class ProcessStat:
     """The fields of /proc/<pid>/stat (proc_pid_stat(5)) that shoal reads.
 
     Attributes:
-        state: one letter; "Z" for a process that has ended and is not reaped yet.
+        state: one letter; "Z" for a process that has ended and is not reaped yet, "T" for one that is stopped.
         parent_pid: the nearest subreaper once the parent has ended.
         session: which its children inherit.
         started_s: when it started, on a clock of the system's that is never set: seconds after the machine did, and

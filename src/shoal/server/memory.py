@@ -134,8 +134,8 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     residual_bytes = num_elements * _FLOAT_BYTES if config.diloco.feedback else 0
     # The copy of its own state that is on its way to a buddy.
     snapshot_bytes = replica.num_bytes + residual_bytes if config.diloco.snapshot_every_steps else 0
-    # What codecs have left out, and the copy of this and of what the inner optimizer knew at the record of which a
-    # checkpoint was wanted last.
+    # What codecs have left out, and the copy of this and of what the inner optimizer knew at the newest record, or at
+    # the one of which a checkpoint was wanted last (`averaging.inner_exchange`).
     kept_bytes = replica.inner.state_bytes + 2 * residual_bytes
     round_bytes = _ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * buffer_bytes
     if not codec.is_elementwise:

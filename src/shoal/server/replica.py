@@ -227,6 +227,7 @@ async def build_replica(
         capture=compute.parts.inner_state,
         inherit=worker.inherit,
         base=lambda: member.base,
+        has_mirrors=lambda: bool(view().mirrors),
     )
     source = StateSource(sync, StateDonor(contents, stage, config.diloco.fragments), snapshots, inner)
     member = RoundMember(

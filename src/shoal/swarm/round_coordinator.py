@@ -131,6 +131,11 @@ class RoundCoordinatorMachine:
             return None
         return self._tick_at_s if self._lead_at_s is None else self._lead_at_s
 
+    @property
+    def is_said(self) -> bool:
+        """Whether the tip stands: some replica is known to have swapped to it."""
+        return self._unsaid is None
+
     # -- commands
 
     def lead(self, now_s: float) -> Effects:

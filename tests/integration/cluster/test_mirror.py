@@ -8,9 +8,9 @@ import anyio
 import pytest
 from tests.alongside import until
 
-from shoal.client import gathering
+from shoal.client import gathering, last_checkpoint
 from shoal.client.diary import RoundPlan
-from shoal.events.mirror import MirrorsBehind
+from shoal.events.mirror import LastCheckpointLacks, MirrorsBehind
 from shoal.swarm.round_effects import Fetch
 from shoal.testing import Cluster
 from shoal.wire.messages.control import StartRound
@@ -157,6 +157,7 @@ async def test_a_run_comes_to_the_same_with_a_mirror_that_is_frozen_and_one_that
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gathering, "_NO_FURTHER_S", 0.2)  # of the frozen one: here no heartbeat finds it
+    monkeypatch.setattr(last_checkpoint, "_MOST_S", 0.2)
     undisturbed = await run_undisturbed(make_cluster, CONFIG)
     async with make_cluster(CONFIG) as cluster:
         for _ in range(3):
@@ -168,4 +169,6 @@ async def test_a_run_comes_to_the_same_with_a_mirror_that_is_frozen_and_one_that
     assert [outcome.hashes for record in result.records for outcome in record.stages] == [
         outcome.hashes for record in undisturbed.records for outcome in record.stages
     ]
-    assert notices == [MirrorsBehind(5, 1, 0.2).say(), f"  {MirrorsBehind.do}"]
+    silent = LastCheckpointLacks(5, "its mirror has said nothing for 0.2 s")
+    told = (MirrorsBehind(5, 1, 0.2), silent)
+    assert notices == [line for each in told for line in (each.say(), f"  {each.do}")]

@@ -25,6 +25,7 @@ from shoal.swarm.records import GENERATIONS_APART
 from shoal.testing import Cluster, ClusterResult
 from shoal.testing.cluster import RUN_ID
 from shoal.wire.messages.control import StartRound
+from shoal.wire.messages.mirror import RunCounts
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Forward
 from shoal.wire.messages.transfer import Have
@@ -248,6 +249,61 @@ async def test_a_resumed_run_comes_to_the_hashes_of_one_that_was_never_lost(make
     result, notices = await resumed(KEPT, log_dir, checkpoint)
     assert notices[-1] == "the inner optimizers of all servers go on from where they were after round 4"
     assert hashes(result) == hashes(undisturbed)
+
+
+STOPPED = KEPT.model_copy(
+    update={"param_mirror": KEPT.param_mirror.model_copy(update={"every_rounds": 0, "every_s": None})}
+)
+"""Checkpoints of the first and the last record alone are wanted."""
+
+
+async def stopped_in(cluster: Cluster, round: int) -> CheckpointStore:
+    """Train with a mirror until the middle of a round, and stop the run as a user does."""
+    store = CheckpointStore(str(cluster._log_dir.parent / "checkpoints"), cluster._run_id)
+    cluster.start_mirror(store)
+
+    async def written() -> None:
+        await until(lambda: 1 in store.rounds())
+        assert cluster.client._pausing.resume("me")
+
+    def pause() -> None:
+        assert cluster.client._pausing.pause("me")
+        cluster._tasks.start_soon(written)
+
+    # Replicas hold one copy: a run so fast may stop while the mirror still reads that of the first record.
+    cluster.when(StartRound, action=pause, round=2)
+    cluster.when(Forward, action=lambda: cluster.client.stop(), number=4 * round - 2)
+    await cluster.host.run_client()
+    return store
+
+
+async def test_a_run_that_is_stopped_and_resumed_comes_to_the_hashes_of_one_that_was_never_stopped(
+    make_cluster: MakeCluster,
+) -> None:
+    undisturbed = await run_undisturbed(make_cluster, STOPPED)
+    async with make_cluster(STOPPED) as cluster:
+        store = await stopped_in(cluster, 4)
+        assert store.rounds()[-1] == 3, "servers are there until it is written"
+        noted = [json.loads(line) for line in (cluster._log_dir / "events.jsonl").read_text().splitlines()]
+        assert not [each for each in noted if each["event"] == "checkpoint.last_lacks"]
+    checkpoint = good(cluster._log_dir)
+    assert not checkpoint.record.keep
+    assert [checkpoint.manifest.inner_slots(stage) for stage in range(2)] == [[0, 1], [0, 1]]
+    result, notices = await resumed(STOPPED, cluster._log_dir, checkpoint)
+    assert notices[-1] == "the inner optimizers of all servers go on from where they were after round 3"
+    assert hashes(result) == hashes(undisturbed)
+    assert result.summary["steps"] == undisturbed.summary["steps"], "what was begun of round 4 counts once"
+
+
+async def test_a_run_whose_mirror_dies_is_stopped_all_the_same_and_says_what_it_has_not_kept(
+    make_cluster: MakeCluster,
+) -> None:
+    async with make_cluster(STOPPED) as cluster:
+        cluster.when(RunCounts, action=lambda: cluster.mirrors[0].process.kill(), is_last=True)
+        await stopped_in(cluster, 4)
+        noted = [json.loads(line) for line in (cluster._log_dir / "events.jsonl").read_text().splitlines()]
+    [lacks] = [each for each in noted if each["event"] == "checkpoint.last_lacks"]
+    assert (lacks["round"], lacks["lacks"]) == (3, "its mirror was lost before it was written")
 
 
 def inner_states(cluster: Cluster) -> dict[int, list[dict[str, Tensor]]]:

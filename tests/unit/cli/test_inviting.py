@@ -88,6 +88,18 @@ def test_on_a_command_line_it_is_refused_and_not_repeated(text: str, capsys: pyt
         assert text not in printed.out + printed.err
 
 
+@pytest.mark.parametrize(
+    "words", [["AAAA"], ["7-482-913"], ["--servers.threads", "1", "AAAA"], ["--servers.threads=1", "AAAA"]]
+)
+def test_a_code_on_a_command_line_is_refused_with_what_a_code_is(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join", "--code", *words]) == 2
+    said = capsys.readouterr().err
+    assert f"--code {words[-1]}: a code is asked for" in said
+    assert "looks like 7-482-913, and `shoal invite --code` prints it" in said
+
+
 def test_who_names_another_key_means_another_swarm(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _take(monkeypatch, text)
     with pytest.raises(ConfigError, match="is no invitation"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -173,6 +174,22 @@ def test_where_all_are_damaged_each_is_named(runs: Runs) -> None:
     assert [line[:27] for line in runs.said] == ["the checkpoint of round 20:", "the checkpoint of round 10:"]
     with pytest.raises(ConfigError, match=r"--resume: .*record\.msgpack is not there"):
         runs.resume(wanted=str(runs.folder(10)))
+
+
+def test_a_run_that_has_all_of_its_rounds_and_its_model_is_not_started_to_train_nothing(runs: Runs) -> None:
+    config = runs.begin(diloco={"outer_steps": 20})
+    runs.keep(config, 10, 20)
+    assert runs.resume().source.round == 20, "its model is not left yet"
+    model = runs.path / RUN / "model"
+    model.mkdir()
+    record = CheckpointStore(config.checkpoint_location, RUN).open(20).manifest.record
+    (model / "config.json").write_text(json.dumps({"record": record}))
+    with pytest.raises(
+        ConfigError, match=r"all of its 20 rounds are trained.*model: --diloco\.outer-steps=N with N above"
+    ):
+        runs.resume()
+    assert runs.resume(wanted=str(runs.folder(10))).source.round == 10
+    assert runs.resume("--diloco.outer-steps=30").run_id != RUN
 
 
 def test_everything_that_speaks_against_it_is_said_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

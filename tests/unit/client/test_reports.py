@@ -195,6 +195,23 @@ async def test_what_is_no_report_is_left_to_others(desk: Desk) -> None:
     assert not desk.hear(0, UpdateReplicas(()))
 
 
+async def test_since_when_servers_refuse_a_step_counts_from_the_last_one_that_was_committed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert desk.reports.refused_since_s is None
+    first_s = now_s = 100.0
+    monkeypatch.setattr(desk.ledger, "run_s", lambda: now_s)
+    desk.hear(0, TrainerStuck(0, 1, (), "ValueError: odd\nnumber"))
+    assert desk.reports.refusal == "ValueError: odd number"
+    now_s += 60.0
+    desk.hear(0, TrainerStuck(0, 1, (), "ValueError: odd\nnumber"))
+    assert desk.reports.refused_since_s == first_s
+    desk.hear(1, step(1))
+    assert desk.reports.refused_since_s == first_s + 60.0, "another trainer goes on"
+    desk.hear(0, step(0))
+    assert (desk.reports.refused_since_s, desk.reports.refusal) == (None, "")
+
+
 async def test_a_stuck_trainer_is_passed_on(desk: Desk) -> None:
     desk.hear(0, TrainerStuck(0, 1, (1,)))
     assert desk.stuck == [TrainerStuck(0, 1, (1,))]

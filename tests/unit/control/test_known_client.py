@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_found_by_any_address_of_its_swarm_and_by_no_other_key_or_name(cache: Path) -> None:
-    remember_client(KEY, "sandbox", "r-1", CLIENT, (ONE, TWO))
+    remember_client(KEY, "sandbox", "r-1", CLIENT, (ONE, TWO), ())
     known = known_client(KEY, "sandbox", (TWO,))
     assert known is not None
     assert (known.run_id, known.hop) == ("r-1", CLIENT)
@@ -42,7 +42,7 @@ def test_it_is_found_by_any_address_of_its_swarm_and_by_no_other_key_or_name(cac
 
 
 def test_a_file_that_cannot_be_read_is_as_if_there_were_none(cache: Path) -> None:
-    remember_client(KEY, "sandbox", "r-1", CLIENT, (ONE,))
+    remember_client(KEY, "sandbox", "r-1", CLIENT, (ONE,), ())
     (file,) = [path for path in cache.rglob("*") if path.is_file()]
     for content in (b"", b"{}", b"\xff", b'{"run_id": 1}'):
         file.write_bytes(content)
@@ -50,11 +50,27 @@ def test_a_file_that_cannot_be_read_is_as_if_there_were_none(cache: Path) -> Non
 
 
 def test_the_newest_one_counts() -> None:
-    remember_client(KEY, "sandbox", "r-1", CLIENT, (ONE,))
-    remember_client(KEY, "sandbox", "r-2", Hop(PeerId("d"), ()), (ONE,))
+    remember_client(KEY, "sandbox", "r-1", CLIENT, (ONE,), ())
+    remember_client(KEY, "sandbox", "r-2", Hop(PeerId("d"), ()), (ONE,), ())
     known = known_client(KEY, "sandbox", (ONE,))
     assert known is not None
     assert known.run_id == "r-2"
+
+
+def test_addresses_of_peers_that_are_gone_do_not_pile_up_from_join_to_join() -> None:
+    invited = tuple(f"/ip4/10.0.0.{number}/tcp/1/p2p/I" for number in range(5))
+    told = invited
+    for join in range(30):
+        live = tuple(f"/ip4/10.1.{join}.{number}/tcp/1/p2p/L" for number in range(20))
+        remember_client(KEY, "sandbox", f"r-{join // 2}", CLIENT, live, told)
+        known = known_client(KEY, "sandbox", invited)
+        assert known is not None, "by what its user was told, a host knows which swarm is meant"
+        assert known.initial_peers[:16] == live[:16], "who was there last comes first"
+        assert set(invited) <= set(known.initial_peers)
+        assert len(known.initial_peers) <= 24
+        # As `shoal join` begins the next time.
+        told = tuple(dict.fromkeys((*invited, *known.initial_peers)))
+    assert len(told) <= 24
 
 
 class _Membership:

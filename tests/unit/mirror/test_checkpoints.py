@@ -31,7 +31,7 @@ from shoal.config import Config
 from shoal.errors import StorageError
 from shoal.ids import PeerId
 from shoal.mirror.checkpoints import Checkpoints, WholeRecord, kept_of
-from shoal.wire.messages.mirror import RunCounts
+from shoal.wire.messages.mirror import LastKept, RunCounts
 
 
 def config_of(outer_steps: int = 30, **mirror: Any) -> Config:
@@ -46,8 +46,8 @@ def whole(round: int) -> WholeRecord:
     return WholeRecord(open_record(signed), signed, states)
 
 
-def counted(record: WholeRecord) -> RunCounts:
-    return RunCounts(record.hash, b'{"form": 2, "seed": 1}', b'{"steps": 3}')
+def counted(record: WholeRecord, *, is_last: bool = False) -> RunCounts:
+    return RunCounts(record.hash, b'{"form": 2, "seed": 1}', b'{"steps": 3}', is_last)
 
 
 class Store(CheckpointStore):
@@ -74,6 +74,10 @@ class Members(InnerFetch):
     def __init__(self) -> None:
         self.known: dict[tuple[PeerId, int], Tensor] = {}
         self.asked: list[tuple[PeerId, int]] = []
+        self.reserved: list[tuple[PeerId, int]] = []
+
+    def reserve(self, peer: PeerId, stage: int, record_hash: str) -> None:
+        self.reserved.append((peer, stage))
 
     async def fetch(self, peer: PeerId, stage: int, record_hash: str) -> Tensor | None:
         self.asked.append((peer, stage))
@@ -87,8 +91,17 @@ class Desk:
         self.store = Store(path)
         self.notices: list[str] = []
         self.members = Members()
+        self.is_idle = False
+        self.kept: list[LastKept] = []
         self.checkpoints = Checkpoints(
-            config, self.store, lambda: LAYOUTS, SystemClock(), self.notices.append, self.members
+            config,
+            self.store,
+            lambda: LAYOUTS,
+            SystemClock(),
+            self.notices.append,
+            self.members,
+            lambda: self.is_idle,
+            self.kept.append,
         )
 
     def hold(self, *rounds: int) -> None:
@@ -149,6 +162,7 @@ async def test_whose_inner_states_a_checkpoint_has_is_configured_by_param_mirror
     await desk.checkpoints.finish()
     members = [outcome.members for outcome in whole(10).record.stages]
     assert desk.members.asked == [(peer, stage) for stage in range(2) for peer in members[stage][:places]]
+    assert desk.members.reserved == desk.members.asked, "before the first one is fetched, which may take long"
 
 
 async def test_a_mirror_that_misses_what_asks_for_a_checkpoint_writes_another_one_without_inner_states(
@@ -161,9 +175,14 @@ async def test_a_mirror_that_misses_what_asks_for_a_checkpoint_writes_another_on
     assert desk.checkpoints._due is None
     desk.hold(21)
     assert desk.checkpoints._due is not None
-    await desk.checkpoints.finish()
-    assert desk.store.rounds() == [10, 21]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.checkpoints.run)
+        await desk.written(10, 21)
+        desk.checkpoints.counted(counted(whole(21), is_last=True))
+        await until(lambda: desk.kept)
+        tasks.cancel_scope.cancel()
     assert desk.members.asked == []
+    assert desk.kept[0].lacks.startswith("it was due before the run ended, and lacks what inner optimizers knew")
 
 
 async def test_a_newer_one_takes_the_place_of_one_that_waits(desk: Desk) -> None:
@@ -205,6 +224,70 @@ async def test_at_the_end_the_newest_record_is_written_and_none_twice(desk: Desk
     await desk.checkpoints.finish()
     await desk.checkpoints.finish()
     assert desk.store.begun == [10, 13]
+
+
+async def test_the_last_record_is_written_with_inner_states_though_it_does_not_ask_for_a_checkpoint(desk: Desk) -> None:
+    last = whole(13)
+    for stage, outcome in enumerate(last.record.stages):
+        desk.members.known |= {(peer, stage): knows(peer, stage) for peer in outcome.members}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.checkpoints.run)
+        desk.hold(10)
+        await desk.written(10)
+        desk.hold(13)
+        await anyio.lowlevel.checkpoint()
+        assert desk.store.begun == [10]
+        desk.checkpoints.counted(counted(last, is_last=True))
+        await until(lambda: desk.kept)
+        tasks.cancel_scope.cancel()
+    kept = desk.store.open(13)
+    assert [kept.manifest.inner_slots(stage) for stage in range(2)] == [[0, 1], [0, 1]]
+    assert desk.kept == [LastKept(last.hash)]
+    await desk.checkpoints.finish()
+    assert desk.store.begun == [10, 13]
+
+
+async def test_what_the_last_checkpoint_lacks_is_told(desk: Desk) -> None:
+    last = whole(13)
+    first, _ = last.record.stages[0].members
+    desk.members.known[first, 0] = knows(first, 0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.checkpoints.run)
+        desk.checkpoints.counted(counted(last, is_last=True))
+        await anyio.lowlevel.checkpoint()
+        assert desk.kept == [], "its bytes are on their way"
+        desk.checkpoints.held(last)
+        await until(lambda: desk.kept)
+        assert desk.kept.pop().lacks.startswith("it lacks what the inner optimizers of 3 servers knew")
+        desk.checkpoints.counted(counted(last, is_last=True))
+        await until(lambda: desk.kept)
+        assert desk.kept.pop().lacks.startswith("it lacks"), "of another client that ends, too"
+        desk.checkpoints.counted(counted(whole(14), is_last=True))
+        desk.is_idle = True
+        desk.checkpoints.idle()
+        await until(lambda: desk.kept)
+        assert desk.kept == [LastKept(whole(14).hash, "its mirror could not get the state of every stage")]
+        desk.kept.clear()
+        desk.store.problem = "there is no room"
+        desk.checkpoints.held(whole(15))
+        desk.checkpoints.counted(counted(whole(15), is_last=True))
+        await until(lambda: desk.kept)
+        assert desk.kept == [LastKept(whole(15).hash, "there is no room")]
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_was_counted_when_the_round_began_stays_what_a_checkpoint_has(desk: Desk) -> None:
+    last = whole(13)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.checkpoints.run)
+        desk.hold(13)
+        await desk.written(13)
+        desk.hold(14)
+        desk.checkpoints.counted(RunCounts(whole(14).hash, b'{"form": 2, "seed": 1}', b'{"steps": 5}', is_last=True))
+        await desk.written(13, 14)
+        tasks.cancel_scope.cancel()
+    assert desk.store.open(14).client == b'{"steps": 3}'
+    assert last.record.round == 13
 
 
 async def test_at_the_end_what_is_being_written_is_waited_for(desk: Desk) -> None:

@@ -134,6 +134,7 @@ async def host(*serving: int, layout: StageLayout = LAYOUT, num_fragments: int =
         layouts=lambda: [layout, layout],
         free_bytes=lambda: memory.free_bytes,
         on_held=lambda *each: held.append(each),
+        on_idle=lambda: None,
         notice=notices.append,
     )
     donors = [StateDonor(each, stage) for stage, each in enumerate(contents)]

@@ -4,7 +4,8 @@ coordinator                          mirror
   | -- Follow (record) ------------->  |   which record stands, repeated until answered
   | <- Mirrored                        |   what it holds, at once and whenever it holds more
   | <- StaleBallot                     |   and then that it follows a client of a higher ballot
-  | -- RunCounts ------------------->  |   when the round after the record begins
+  | -- RunCounts ------------------->  |   when the round after the record begins; at the end of the run once more
+  | <- LastKept                        |   then: a checkpoint of it is written, or what it lacks
 
 A mirror fetches states, and gives them, as replicas do (`transfer`).
 """
@@ -42,11 +43,21 @@ class Mirrored(Struct, frozen=True, tag="mirrored"):
 
 class RunCounts(Struct, frozen=True, tag="run_counts"):
     """What a checkpoint of a record has beside states: D_0, as the file of the sender has it, and what the sender has
-    counted until it began the round after the record."""
+    counted until it began the round after the record. With `is_last` no record follows: the run ends, and a checkpoint
+    of this one is wanted before servers leave."""
 
     record_hash: str
     genesis: bytes
     counted: bytes
+    is_last: bool = False
 
 
-MirrorMessage = Follow | Mirrored | RunCounts
+class LastKept(Struct, frozen=True, tag="last_kept"):
+    """A checkpoint of the last record is written, or will not be. `lacks` says in words what is missing; empty:
+    nothing."""
+
+    record_hash: str
+    lacks: str = ""
+
+
+MirrorMessage = Follow | Mirrored | RunCounts | LastKept

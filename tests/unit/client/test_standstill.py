@@ -1,0 +1,66 @@
+"""When a run has failed because every server refuses a step, and when it has not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+from tests.alongside import alongside, until
+
+from shoal.client.standstill import Standstill
+from shoal.errors import ControlError
+from shoal.runtime.changes import Changes
+
+
+class Desk:
+    """A client's reports, and the time of its run."""
+
+    def __init__(self) -> None:
+        self.refused_changed = Changes()
+        self.refused_since_s: float | None = None
+        self.refusal = "ValueError: odd number"
+        self.now_s = 0.0
+        self.looks = 0
+        ledger: Any = SimpleNamespace(run_s=self.run_s)
+        reports: Any = self
+        # What it waits for is the time of the run, which the test sets; in between it looks at once.
+        self.watch = Standstill(reports, ledger, patience_s=0.001)
+
+    def run_s(self) -> float:
+        self.looks += 1
+        return self.now_s
+
+    def refused(self, since_s: float | None) -> None:
+        self.refused_since_s = since_s
+        self.refused_changed.notify()
+
+    async def looked(self) -> None:
+        before = self.looks
+        await until(lambda: self.looks > before)
+
+
+async def test_a_step_that_stays_refused_while_none_is_committed_ends_the_run_with_the_reason() -> None:
+    desk = Desk()
+    desk.refused(0.0)
+    desk.now_s = 1.0
+    with pytest.raises(ControlError, match=r"no server can compute a step.*ValueError: odd number.*--resume goes on"):
+        await desk.watch.run()
+
+
+async def test_while_the_run_is_paused_or_goes_on_it_has_not_failed() -> None:
+    desk = Desk()
+    async with alongside(desk.watch.run):
+        await anyio.lowlevel.checkpoint()
+        assert desk.looks == 0, "nothing is refused"
+        desk.refused(0.0)
+        await desk.looked()
+        await desk.looked()  # its time stands still
+        desk.now_s = 1.0
+        desk.refused(1.0)  # a step was committed since
+        await desk.looked()
+        desk.refused(None)
+        await anyio.lowlevel.checkpoint()
+        desk.now_s = 9.0
+        await anyio.lowlevel.checkpoint()
