@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 # At the set-up nothing is compiled (`--no-compile`): most of what is installed nobody imports, and it takes over a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all test-configs floor portable house sim screenshots pages site lint style clean
+.PHONY: help setup sim-packages run quick test test-all test-configs floor portable house sim screenshots pages site lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
@@ -35,7 +35,7 @@ help:
 setup: $(STAMP)
 
 # A shim that is named python3.12 but starts nothing is no Python: each candidate is asked for its version.
-$(STAMP): pyproject.toml constraints.txt
+define environment
 	@set -euo pipefail; \
 	python=""; \
 	for name in python3.11 python3.12 python3; do \
@@ -51,9 +51,14 @@ $(STAMP): pyproject.toml constraints.txt
 	  "$$python" -m venv $(VENV) || { \
 	    rm -rf $(VENV); \
 	    echo "\`$$python -m venv\` failed; on Debian or Ubuntu: sudo apt-get install $$(basename $$python)-venv" >&2; exit 2; }; \
-	fi; \
-	$(PY) -m pip install --disable-pip-version-check --quiet --no-compile --editable '.[all,dev]' --constraint constraints.txt; \
-	touch $(STAMP)
+	fi
+endef
+INSTALL := $(PY) -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	$(environment)
+	@$(INSTALL) --editable '.[all,dev]'
+	@touch $(STAMP)
 
 run: setup
 	$(PY) run_local.py
@@ -73,25 +78,29 @@ PYTEST := $(PY) -m pytest --dist worksteal
 SWARMS := tests/e2e
 
 # Checks run beside the tests: those of types take a core for a minute. What they find is said after them, and counts.
+# A line in which MAKE itself stands would be carried out by `make -n` too.
+CHECKS := $(MAKE) --no-print-directory
 define beside
-	@$(MAKE) --no-print-directory $(1) >$(VENV)/lint.txt 2>&1 & checks=$$!; \
+	@$(1) >$(VENV)/beside.txt 2>&1 & checks=$$!; \
 	trap 'kill $$checks 2>/dev/null' EXIT; \
 	failed=0; $(2); \
-	wait $$checks || failed=1; cat $(VENV)/lint.txt; exit $$failed
+	wait $$checks || failed=1; cat $(VENV)/beside.txt; $(3) exit $$failed
 endef
 
 quick: setup
-	$(call beside,style,$(PYTEST) --tier=quick -n $(CORES) tests/unit tests/simulation || failed=1)
+	$(call beside,$(CHECKS) style,$(PYTEST) --tier=quick -n $(CORES) tests/unit tests/simulation || failed=1)
 
 test: setup
-	$(call beside,lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
+	$(call beside,$(CHECKS) lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
 
 # Of events and numbers that no test brings about some depend on time: they are named, and fail nothing.
-# Whole swarms use all cores, but not all the time, and much of it they wait: of all their runs three go on at once.
+# Whole swarms use all cores, but not all the time, and much of it they wait: of all their runs three go on at once on two
+# cores. What they leave is taken by what runs beside them, with few workers and behind them in the queue.
+BUSY := $(shell expr $(CORES) + 1)
 test-all: export EMITTED_EVENTS := $(CURDIR)/$(VENV)/emitted
 test-all: setup
 	@rm -rf $(EMITTED_EVENTS)
-	$(call beside,lint,$(PYTEST) -n $(WORKERS) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n 3 $(SWARMS) || failed=1; $(MAKE) --no-print-directory floor || failed=1; $(MAKE) --no-print-directory portable || failed=1; $(PY) -m tests.emitted $(EMITTED_EVENTS) || true)
+	$(call beside,nice -n 5 $(CHECKS) --keep-going CORES=1 WORKERS=2 lint floor portable,$(PYTEST) -n $(BUSY) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n $(BUSY) $(SWARMS) || failed=1,$(PY) -m tests.emitted $(EMITTED_EVENTS) || true;)
 
 # Of which test-all trains one for each task.
 test-configs: setup
@@ -119,6 +128,11 @@ portable: setup
 SEEDS ?= 0:1000
 sim: setup
 	PYTHONPATH=.:src $(PY) -m tests.simulation $(SEEDS)
+
+# What simulations import, for those that `.ci/run` has run beside the set-up.
+sim-packages:
+	$(environment)
+	@$(INSTALL) anyio cryptography msgspec numpy pydantic pyyaml
 
 screenshots: setup
 	$(PY) benchmarks/dashboard.py --screenshots logs/screenshots

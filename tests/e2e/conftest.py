@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import pytest
 from tests.e2e.launched import END_S, SMALL, Launched, completed
+from tests.e2e.warm import template
 
 DEAREST = (
     "test_memory.py",
@@ -23,15 +26,23 @@ DEAREST = (
 """The beginnings of what takes a minute or more."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def launchers_are_forked(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Import for the launchers once; with `--cold` each imports for itself, as those of users do."""
+    with contextlib.nullcontext() if pytestconfig.getoption("--cold", default=False) else template():
+        yield
+
+
 @pytest.fixture(scope="session")
 def short_run(tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """Two rounds of four steps with seed 7, ended with exit code 0 and nothing left."""
-    return completed(tmp_path_factory.mktemp("short"), *SMALL, "--run.seed=7")
+    return completed(tmp_path_factory.mktemp("short"), *SMALL, "--run.seed=7", cold=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let whoever has time train every configuration, and whoever has an idle machine judge the time as well."""
     parser.addoption("--every-config", action="store_true", help="train every configuration, not one for each task")
+    parser.addoption("--cold", action="store_true", help="start each run as users do, with all of its imports")
     parser.addoption("--gone-within", type=float, default=END_S, help="seconds until nothing may be left of a run")
 
 

@@ -30,7 +30,12 @@ class Hosts:
         self.shared_path = Path(tempfile.mkdtemp(prefix="sh", dir="/tmp"))
 
     def run(
-        self, host: str, *command: str, environment: Mapping[str, str] | None = None, start: str = "first"
+        self,
+        host: str,
+        *command: str,
+        environment: Mapping[str, str] | None = None,
+        start: str = "first",
+        cold: bool = False,
     ) -> Launched:
         """Run a script on a host, with its own name, home and runtime directory; each start has its own logs."""
         home = self.home(host)
@@ -44,6 +49,7 @@ class Hosts:
                 self.directory / host / start,
                 *flags,
                 command=(script,),
+                cold=cold,
                 environment={"HOME": str(home), **of_host, **(environment or {})},
                 **own,
             )

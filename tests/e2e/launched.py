@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.warm import ROOT, WarmLaunched
+
 from shoal.cli import main
-from shoal.testing import launched as launching
 from shoal.testing.launched import END_S, START_S, Launched, until
 
 __all__ = [
@@ -28,13 +29,12 @@ __all__ = [
     "until",
 ]
 
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "--deterministic",
     "--no-wandb",
     "--model.hidden-size=48",
     "--data.seq-len=64",
-    "--data.holdout-fraction=0.02",
+    "--data.holdout-fraction=0.005",
     "--diloco.inner-steps=4",
     "--diloco.outer-steps=2",
     "--diloco.batch-size-per-step=4",
@@ -55,15 +55,24 @@ FEW = (*ENDLESS, "--servers.replicas=1")
 
 
 @contextlib.contextmanager
-def launched(directory: Path, *flags: str, **options: Any) -> Iterator[Launched]:
-    """Start `run_local.py`, or another script, with these flags, and leave nothing of it, however the test ends."""
-    with launching.launched(directory, *flags, **{"command": ("run_local.py",), "cwd": ROOT, **options}) as run:
+def launched(directory: Path, *flags: str, cold: bool = False, **options: Any) -> Iterator[Launched]:
+    """Start `run_local.py`, or another script, with these flags, and leave nothing of it, however the test ends.
+
+    Args:
+        cold: start a Python for it, as users do, which imports all that it needs.
+    """
+    kind = Launched if cold else WarmLaunched
+    run = kind(directory, flags, **{"command": ("run_local.py",), "cwd": ROOT, **options})
+    try:
+        run.start()
         yield run
+    finally:
+        run.close()
 
 
-def completed(directory: Path, *flags: str, within_s: float = 150.0) -> Launched:
+def completed(directory: Path, *flags: str, within_s: float = 150.0, cold: bool = False) -> Launched:
     """Run `run_local.py` to its end, which has to be a good one."""
-    with launched(directory, *flags) as run:
+    with launched(directory, *flags, cold=cold) as run:
         code = run.ends(within_s)
         assert code == 0, run.output
         run.leaves_nothing()

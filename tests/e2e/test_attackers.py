@@ -56,11 +56,11 @@ def _listening(runs: Iterable[Launched]) -> list[int]:
 def _training(
     hosts: Hosts, *flags: str, environment: Mapping[str, str] | None = None
 ) -> tuple[Launched, Launched, dict[str, str]]:
-    """Start a host of a client and a host of two servers; return them when a round has been recorded."""
-    client = hosts.run("client", "start_trainer_client.py", *SMALL, *flags, environment=environment)
+    """Start a host of a client and a host of two servers, as users do; return them when a round has been recorded."""
+    client = hosts.run("client", "start_trainer_client.py", *SMALL, *flags, environment=environment, cold=True)
     variable, command = invited(client)
     hosts.give_key("client", "servers")
-    servers = hosts.run("servers", *command, environment={**variable, **(environment or {})})
+    servers = hosts.run("servers", *command, environment={**variable, **(environment or {})}, cold=True)
     client.saw("client_0", "round.recorded", within_s=90.0, round=1)
     return client, servers, variable
 

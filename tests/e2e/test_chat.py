@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 from tests.e2e.launched import completed, run_shoal
 from tests.unit.data.test_packed_texts import tokenizer, turns
-from transformers import AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -48,13 +48,15 @@ def _file(tmp_path: Path) -> str:
         },
         "model_pipeline": {"stages": 2, "microbatches": 2},
         "diloco": {"inner_steps": 8, "outer_steps": 2, "batch_size_per_step": 4, "inner_optim": {"adam_lr": 0.01}},
-        "servers": {"replicas": 2},
+        "servers": {"replicas": 1},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     return f"--config-path={tmp_path / 'run.yaml'}"
 
 
-def test_conversations_are_trained_on_packed_and_the_model_goes_home_with_its_template(tmp_path: Path) -> None:
+def test_conversations_are_trained_on_packed_and_the_model_goes_home_with_its_template(
+    tmp_path: Path, transformers: ModuleType
+) -> None:
     run = completed(tmp_path, _file(tmp_path))
     summary = run.summary()
     assert (summary["outer_rounds"], summary["exit"]) == (2, "done")
@@ -69,7 +71,7 @@ def test_conversations_are_trained_on_packed_and_the_model_goes_home_with_its_te
     assert report["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-4)
     home = tmp_path / "home"
     run_shoal("export", str(log_dir), f"--to={home}")
-    template = AutoTokenizer.from_pretrained(home).apply_chat_template(
+    template = transformers.AutoTokenizer.from_pretrained(home).apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
     assert template == "<user>hi\x03<assistant>"

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.launched import END_S, SMALL, Launched, launched, until
+from tests.e2e.launched import END_S, PACE, SMALL, Launched, launched, until
 
 from shoal.testing.verdict import replayed
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 # A mirror of a busy machine gets whole records only if rounds are not too short.
-BEGUN = (*SMALL, "--model.num-layers=4", "--diloco.inner-steps=12", "--diloco.outer-steps=100")
+BEGUN = (*SMALL, "--model.num-layers=4", f"--emulation.call-s={PACE}", "--diloco.outer-steps=100")
 BEGUN += ("--param-mirror.every-rounds=2", "--network.bootstrap-timeout-s=120")
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import ANY
 
@@ -14,7 +15,6 @@ import pytest
 import torch
 import yaml
 from tests.e2e.launched import ROOT, SMALL, completed, launched, run_shoal
-from transformers import AutoModelForCausalLM
 
 from shoal.checkpoint.loading import open_model
 from shoal.testing.small_runs import train_small
@@ -41,7 +41,7 @@ def _file(tmp_path: Path, **model: object) -> str:
     values = {
         "wandb": False,
         "run": {"deterministic": True},
-        "data": {"seq_len": 64, "holdout_fraction": 0.02},
+        "data": {"seq_len": 64, "holdout_fraction": 0.005},
         "model": {"family": "hf", **model},
         "model_pipeline": {"stages": 2, "microbatches": 2},
         "diloco": {"inner_steps": 4, "outer_steps": 2, "batch_size_per_step": 4},
@@ -58,9 +58,11 @@ def _folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_qwen3_of_a_folder_trains_in_two_stages_and_is_computed_again_without_the_folder(tmp_path: Path) -> None:
+def test_a_qwen3_of_a_folder_trains_in_two_stages_and_is_computed_again_without_the_folder(
+    tmp_path: Path, transformers: ModuleType
+) -> None:
     folder = _folder(tmp_path)
-    run = completed(tmp_path, _file(tmp_path, name_or_path=str(folder), tie=False))
+    run = completed(tmp_path, _file(tmp_path, name_or_path=str(folder), tie=False), "--servers.replicas=1")
     shutil.rmtree(folder)
     summary = run.summary()
     assert (summary["stages"], summary["outer_rounds"], summary["exit"]) == (2, 2, "done")
@@ -74,14 +76,14 @@ def test_a_qwen3_of_a_folder_trains_in_two_stages_and_is_computed_again_without_
     run_shoal("export", str(run.log_dir), "--to", str(home))
     evaluated = json.loads(run_shoal("evaluate", str(home), "--json"))
     assert evaluated["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-6)
-    theirs, tokens = AutoModelForCausalLM.from_pretrained(home), torch.arange(64)[None]
+    theirs, tokens = transformers.AutoModelForCausalLM.from_pretrained(home), torch.arange(64)[None]
     with torch.no_grad():
         assert torch.equal(theirs(input_ids=tokens, use_cache=False).logits, open_model(home).whole()(tokens))
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
 def test_tied_embeddings_train_over_a_cut_and_outlive_a_kill_of_the_stage_that_has_both_ends(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, transformers: ModuleType
 ) -> None:
     # What a Gemma 3 ties by itself, the folder of the Qwen3 says.
     extra = {name: value for name, value in _CONFIG.items() if type(value) is int} | {"model_type": kind}
@@ -104,7 +106,7 @@ def test_tied_embeddings_train_over_a_cut_and_outlive_a_kill_of_the_stage_that_h
     run_shoal("replay", str(run.log_dir), f"--processes={processes}")
     home = tmp_path / "home"
     run_shoal("export", str(run.log_dir), "--to", str(home))
-    theirs, tokens = AutoModelForCausalLM.from_pretrained(home), torch.arange(64)[None]
+    theirs, tokens = transformers.AutoModelForCausalLM.from_pretrained(home), torch.arange(64)[None]
     assert theirs.get_input_embeddings().weight is theirs.get_output_embeddings().weight
     with torch.no_grad():
         assert torch.equal(theirs(input_ids=tokens, use_cache=False).logits, open_model(home).whole()(tokens))
@@ -127,7 +129,9 @@ def test_a_host_on_which_a_model_is_not_exact_serves_no_stage_of_it(tmp_path: Pa
         run.leaves_nothing()
 
 
-def test_a_known_model_in_small_trains_by_its_file_and_speaks_as_transformers_does(tmp_path: Path) -> None:
+def test_a_known_model_in_small_trains_by_its_file_and_speaks_as_transformers_does(
+    tmp_path: Path, transformers: ModuleType
+) -> None:
     small = train_small(ROOT / "configs/gemma3_270m.yaml", tmp_path, ("--data.holdout-fraction=0.01",))
     assert small.problems == ()
     assert (small.stages, small.replicas) == (2, 4)
@@ -136,7 +140,7 @@ def test_a_known_model_in_small_trains_by_its_file_and_speaks_as_transformers_do
     run_shoal("export", log_dir, "--to", str(home))
     said = json.loads(run_shoal("generate", log_dir, *wanted))
     assert json.loads(run_shoal("generate", str(home), *wanted)) == {**said, "seed": ANY}
-    theirs: Any = AutoModelForCausalLM.from_pretrained(home)
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(home)
     ids = torch.tensor([list(b"The ")])
     expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
     assert said["tokens"] == expected[0, 4:].tolist()

@@ -42,8 +42,8 @@ def _flags(tmp_path: Path) -> str:
         },
         "model": {"family": "mlp", "num_layers": 2, "hidden_size": 32, "num_classes": 2},
         "model_pipeline": {"stages": 2, "microbatches": 2},
-        "diloco": {"inner_steps": 6, "outer_steps": 2, "batch_size_per_step": 8},
-        "servers": {"replicas": 2},
+        "diloco": {"inner_steps": 12, "outer_steps": 2, "batch_size_per_step": 8},
+        "servers": {"replicas": 1},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     return f"--config-path={tmp_path / 'run.yaml'}"
@@ -58,7 +58,7 @@ def test_a_run_on_a_folder_of_images_is_augmented_and_computed_again_bit_for_bit
     _write_photos(tmp_path / "photos", 60, seed=0)
     _write_photos(tmp_path / "held_out", 20, seed=1)
     (tmp_path / "photos" / "rows" / "33.png").write_bytes(b"no image")
-    # Two trainers, 12 steps of 8 each: more than a pass over the 120 images.
+    # 24 steps of 8: more than a pass over the 120 images.
     run = completed(tmp_path, _flags(tmp_path))
     summary = run.summary()
     assert (summary["duplicates"], summary["missing"]) == (0, 0)

@@ -86,7 +86,9 @@ def read_trouble(folder: Path) -> list[tuple[str, str]]:
     return [(found["who"], found["kind"]) for found in map(_TROUBLE.fullmatch, _printed_events(folder)) if found]
 
 
-def _until_closed(run: Launched, number: int) -> None:
+def until_closed(run: Launched, number: int) -> None:
+    """Wait until an incident of a run that goes on is told as over."""
+
     def is_closed() -> bool:
         run.require_running()
         events = told_incidents(run.require_log_dir()).get(number, ())
@@ -114,7 +116,8 @@ def test_a_reader_of_the_folder_alone_names_kind_victim_time_and_cost_of_each_fa
             if kind == "was frozen":
                 until(lambda: "so it is frozen or cut off" in run.output, END_S, "the notice of the freeze")
                 os.kill(pid, signal.SIGCONT)
-            _until_closed(run, len(wanted))
+                until(lambda: "server 0@box1 has caught up" in run.output, START_S, "the notice of its return")
+            until_closed(run, len(wanted))
         run.interrupt()
         assert run.ends(END_S) == 130, run.output
         summary = summed_up(run)
@@ -125,6 +128,13 @@ def test_a_reader_of_the_folder_alone_names_kind_victim_time_and_cost_of_each_fa
     assert [what.startswith(who) for what, (who, _) in zip(opened, wanted, strict=True)] == [True] * len(wanted)
     assert [each.at >= at for each, at in zip(closed, done_at, strict=True)] == [True] * len(wanted)
     assert closed[1].noticed_s >= 2.0
+    # Whoever watches the terminal has read it as well, and over whom its work goes on.
+    assert re.search(
+        r"^\d\d:\d\d:\d\dZ  server 0@box1 \(stage \d\) has said nothing for "
+        r".*\(since \d\d:\d\d:\d\dZ\), so it is frozen .*; its work goes on over server \d@box1$",
+        run.output,
+        re.MULTILINE,
+    ), run.output
     assert all(each.away_s is not None and each.away_s >= 0 for each in closed)
     lost = sum(int(each.cost.split()[0]) for each in closed if each.cost != "no step lost")
     assert lost + summary["steps_lost_otherwise"] == sum(summary["steps_lost"].values())
@@ -147,12 +157,12 @@ def test_a_server_that_leaves_is_no_loss_and_a_client_whose_host_is_gone_is_repl
         more.interrupt()
         assert more.ends(END_S) == 130, more.output
         for number in (1, 2):
-            _until_closed(client, number)
+            until_closed(client, number)
         opened, closed = read_events(client.require_log_dir())
         assert sum("leaves: its user wants it to" in what for what in opened) == 2
         assert ("server 0@more", "has left") in [(each.who, each.kind) for each in closed]
         client.lose_host()
-        _until_closed(second, 1)
+        until_closed(second, 1)
         second.interrupt()
         assert second.ends(END_S) == 130, second.output
         folder = second.require_log_dir()
@@ -182,7 +192,7 @@ def test_a_host_whose_cable_was_out_was_cut_off_and_not_frozen(tmp_path: Path) -
         client.saw("client_0", "round.recorded", round=reached + 10)
         network.set_link("left", up=True)
         for number in (1, 2):
-            _until_closed(client, number)
+            until_closed(client, number)
         logs = [path for host in swarm.hosts for path in host.require_log_dir().glob("*.log")]
         assert [path.name for path in logs if '"dht.deaf"' in path.read_text()] == []
         client.interrupt()
@@ -193,23 +203,6 @@ def test_a_host_whose_cable_was_out_was_cut_off_and_not_frozen(tmp_path: Path) -
         ("server 0@left", "was cut off"),
         ("server 1@left", "was cut off"),
     ]
-
-
-def test_a_server_that_has_no_memory_for_a_batch_is_told_until_it_goes_on_in_smaller_parts(tmp_path: Path) -> None:
-    orders = tmp_path / "orders"
-    orders.mkdir()
-    family = ("--model.family=tests.e2e.busy_family:BusyFamily", "--model-pipeline.cut=2,2")
-    with launched(tmp_path / "run", *_RUN, *family, environment={"BUSY_FAMILY_DIR": str(orders)}) as run:
-        run.saw("client_0", "round.recorded", round=1)
-        (orders / "new").write_text(str(2**60))
-        (orders / "new").rename(orders / "needs-memory")
-        _until_closed(run, 1)
-        pid = int((orders / "needs-memory.done").read_text())
-        [index] = [index for index in range(4) if run.pid_of(f"server:{index}") == pid]
-        run.interrupt()
-        assert run.ends(END_S) == 130, run.output
-        summed_up(run)
-    assert read_trouble(run.require_log_dir()) == [(f"server {index}@box1", "was out of memory")]
 
 
 def test_a_host_of_another_time_is_told_so_at_once_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def test_a_join_that_cannot_succeed_says_why_and_what_to_do(tmp_path: Path) -> N
             assert run.ends(START_S) == 2, run.output
             assert "role.exited" not in run.output
             assert "servers.failed" not in run.output
+            # A word alone with a full stop in it is the name of an event, which is for the logs.
+            assert not re.search(r"^[a-z_]+\.[a-z_.]+$", run.output, re.MULTILINE), run.output
         for part in (
             f"{refused}\n                10.77.0.1 port 50999: refused",
             f"{nobody}\n                10.77.0.99 port 50000: no way leads there",

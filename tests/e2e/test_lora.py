@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import peft
 import pytest
 import torch
 import yaml
 from tests.e2e.launched import completed, run_shoal
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from shoal.checkpoint.loading import open_model
 
@@ -38,7 +37,7 @@ def _file(tmp_path: Path, model: dict[str, Any], **lora: Any) -> str:
     values = {
         "wandb": False,
         "run": {"deterministic": True},
-        "data": {"seq_len": 64, "holdout_fraction": 0.02},
+        "data": {"seq_len": 64, "holdout_fraction": 0.005},
         "model": {"family": "hf", **model},
         "lora": {"r": 8, "alpha": 16, **lora},
         "model_pipeline": {"stages": 2, "microbatches": 2},
@@ -54,12 +53,16 @@ def _file(tmp_path: Path, model: dict[str, Any], **lora: Any) -> str:
     return f"--config-path={tmp_path / 'run.yaml'}"
 
 
-def test_adapters_on_weights_of_a_folder_train_and_are_loaded_by_peft(tmp_path: Path) -> None:
+def test_adapters_on_weights_of_a_folder_train_and_are_loaded_by_peft(
+    tmp_path: Path, transformers: ModuleType, peft: ModuleType
+) -> None:
     folder = tmp_path / "base"
     torch.manual_seed(3)
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **_SIZES)).eval()
+    theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen3", **_SIZES)).eval()
     theirs.save_pretrained(folder)
-    run = completed(tmp_path, _file(tmp_path, {"name_or_path": str(folder), "pretrained": True}))
+    run = completed(
+        tmp_path, _file(tmp_path, {"name_or_path": str(folder), "pretrained": True}), "--servers.replicas=1"
+    )
     summary = run.summary()
     assert (summary["stages"], summary["outer_rounds"], summary["exit"]) == (2, 3, "done")
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
@@ -76,7 +79,7 @@ def test_adapters_on_weights_of_a_folder_train_and_are_loaded_by_peft(tmp_path: 
     with torch.no_grad():
         ours, plain = open_model(run.log_dir).whole()(tokens), theirs(input_ids=tokens, use_cache=False).logits
         for left in (home, run.log_dir / "model"):
-            base = AutoModelForCausalLM.from_pretrained(folder)
+            base = transformers.AutoModelForCausalLM.from_pretrained(folder)
             adapted = peft.PeftModel.from_pretrained(base, str(left)).eval()
             assert torch.equal(adapted(input_ids=tokens, use_cache=False).logits, ours)
     assert not torch.equal(plain, ours)

@@ -42,19 +42,24 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
         addresses = client.log_root / "sandbox" / "initial_peers.txt"
         common = (f"--network-initial-peers=@{addresses}", f"--swarm-key-file={_key(hosts)}")
         number = command.index("--num-servers") + 1
-        servers: list[Server] = []
-        # Each is alone on its host: with the host goes a server that nobody starts again.
-        own = [*command[:number], "1", *command[number + 1 :]]
-        for host in ("first", "second", "third", "fourth", "fifth"):
-            servers.append(Server(hosts.run(host, *own, *common, environment=variable), "server_0"))
+
+        def host_of(name: str, num_servers: int) -> list[Server]:
+            own = [*command[:number], str(num_servers), *command[number + 1 :]]
+            run = hosts.run(name, *own, *common, environment=variable)
+            return [Server(run, f"server_{index}") for index in range(num_servers)]
+
+        # Two are alone on their hosts, one at each stage: with either host goes a server that nobody starts again.
+        alone = [*host_of("first", 1), *host_of("second", 1)]
+        until(lambda: sorted(map(str, _stages(alone))) == ["0", "1"], 2 * START_S, "a server at each stage")
+        servers = [*alone, *host_of("third", 3)]
         for server in servers:
             server.run.saw(server.name, "server.ready", 2 * START_S)
         client.saw("client_0", "round.recorded", 2 * START_S, round=2)
         # Servers that could not see each other when they chose have moved by now; two of five are at one stage.
-        until(lambda: sorted(map(_stages(servers).count, (0, 1))) == [2, 3], START_S, "servers at their stages")
+        until(lambda: _are_placed(servers, alone), START_S, "servers at their stages")
         before = _stages(servers)
         weak = min((0, 1), key=before.count)
-        gone = before.index(weak)
+        [gone] = [index for index in range(len(alone)) if before[index] == weak]
         num_moves = len(client.events("client_0", "move.ended"))
         servers[gone].run.kill()
         until(lambda: len(client.events("client_0", "move.ended")) > num_moves, 2 * START_S, "a move")
@@ -93,6 +98,11 @@ def test_the_gap_of_a_host_that_is_gone_is_filled_by_one_server_in_the_same_proc
         assert swapped["parameters"] == outcome.hashes.parameters
     assert ended[0]["peer"] in records[-1].stages[weak].members
     assert [len(stage.members) for stage in records[-1].stages] == [2, 2]
+
+
+def _are_placed(servers: list[Server], alone: list[Server]) -> bool:
+    stages = _stages(servers)
+    return sorted(map(stages.count, (0, 1))) == [2, 3] and set(_stages(alone)) == {0, 1}
 
 
 def _stages(servers: list[Server]) -> list[int | None]:

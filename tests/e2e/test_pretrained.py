@@ -29,7 +29,7 @@ _SIZES = {
 }
 _TRAINED = {
     "wandb": False,
-    "data": {"seq_len": 64, "holdout_fraction": 0.02},
+    "data": {"seq_len": 64, "holdout_fraction": 0.005},
     "model_pipeline": {"stages": 2, "microbatches": 2},
     "diloco": {"inner_steps": 4, "outer_steps": 2, "batch_size_per_step": 4},
     "servers": {"replicas": 2},

@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 from tests.buckets import KEY, SECRET, bucket
-from tests.e2e.launched import END_S, SMALL, Launched, launched, until
+from tests.e2e.launched import END_S, PACE, SMALL, Launched, launched, until
+from tests.e2e.test_steering import shoal
 
 from shoal.report.learning import read_learning
 
 pytestmark = pytest.mark.timeout(600)
 
-NUM_ROUNDS = 14
+NUM_ROUNDS = 10
 BEGUN = (
     *SMALL,
     # A mirror of a busy machine gets whole records only if rounds are not too short.
-    "--diloco.inner-steps=12",
+    f"--emulation.call-s={PACE}",
     f"--diloco.outer-steps={NUM_ROUNDS}",
     "--param-mirror.every-rounds=2",
     "--param-mirror.keep-last=3",
@@ -57,6 +58,9 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_checkpoint(tmp_path:
         lost.saw("client_0", "round.recorded", within_s=END_S, round=int(kept[-1]["round"]) + 1)
         lost.lose_host()
         log_dir = lost.require_log_dir()
+        # What it has left here is named.
+        assert f" of run {log_dir.name}: " in shoal(lost, "ps")
+        assert f" of run {log_dir.name}: " in shoal(lost, "clean")
         evaluated = {each["base_round"]: each["loss"] for each in lost.events("client_0", "evaluation.done")}
     newest = max((tmp_path / "logs/checkpoints" / log_dir.name).glob("round_*"))
     good, told = int(newest.name.removeprefix("round_")), _on_inner_optimizers(newest)

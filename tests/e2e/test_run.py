@@ -166,13 +166,13 @@ def test_round_records_form_a_signed_chain_from_the_configuration_on(short_run: 
 
 
 @pytest.mark.slow
-def test_two_runs_at_once_do_not_disturb_each_other_and_equal_seeds_end_equally(
+def test_two_runs_at_once_one_without_dashboard_do_not_disturb_each_other_and_equal_seeds_end_equally(
     short_run: Launched, tmp_path: Path
 ) -> None:
     runtime_dir = Path(tempfile.mkdtemp(prefix="sh", dir="/tmp"))  # shared, as all runs of one user do
     with (
         launched(tmp_path / "same", *SMALL, "--run.seed=7", runtime_dir=runtime_dir) as same,
-        launched(tmp_path / "other", *SMALL, "--run.seed=8", runtime_dir=runtime_dir) as other,
+        launched(tmp_path / "other", *SMALL, "--run.seed=8", "--no-dashboard.enable", runtime_dir=runtime_dir) as other,
     ):
         assert other.ends(END_S) == 0, other.output
         assert same.ends(END_S) == 0, same.output
@@ -181,11 +181,17 @@ def test_two_runs_at_once_do_not_disturb_each_other_and_equal_seeds_end_equally(
     assert same.summary()["hashes"] == short_run.summary()["hashes"]
     assert set(other.summary()["hashes"].values()).isdisjoint(short_run.summary()["hashes"].values())
     assert (other.summary()["duplicates"], other.summary()["missing"]) == (0, 0)
+    # It was to have no dashboard; its report it leaves all the same.
+    log_dir = other.require_log_dir()
+    assert not (log_dir / "dashboard.url").exists()
+    assert "dashboard:" not in other.output
+    assert "dashboard.enable" not in other.output
+    assert (log_dir / "report.html").is_file()
 
 
 @pytest.mark.slow
 def test_the_sandbox_as_it_is_gives_equal_hashes_twice(tmp_path: Path) -> None:
-    flags = ("--no-wandb", "--deterministic", "--diloco.outer-steps=2", "--diloco.inner-steps=5")
-    first, second = (completed(tmp_path / name, *flags).summary() for name in ("first", "second"))
+    flags = ("--no-wandb", "--deterministic", "--diloco.outer-steps=2", "--diloco.inner-steps=3")
+    first, second = (completed(tmp_path / name, *flags, cold=True).summary() for name in ("first", "second"))
     assert first["hashes"] == second["hashes"]
     assert first["eval_losses"] == second["eval_losses"]

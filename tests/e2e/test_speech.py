@@ -39,7 +39,7 @@ def test_clips_are_trained_on_in_two_stages_and_the_model_is_evaluated_by_its_ch
         "model": {"family": "wav2vec2", "extra": {**sizes, **convolutions, "vocab_size": 4}},
         "model_pipeline": {"stages": 2, "microbatches": 2},
         "diloco": {"inner_steps": 10, "outer_steps": 2, "batch_size_per_step": 6, "inner_optim": {"adam_lr": 0.002}},
-        "servers": {"replicas": 2},
+        "servers": {"replicas": 1},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     run = completed(tmp_path, f"--config-path={tmp_path / 'run.yaml'}")

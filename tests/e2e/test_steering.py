@@ -51,13 +51,17 @@ def listed(run: Launched) -> dict[str, Any]:
     return until(answered, END_S, "an answer of the client")
 
 
-@pytest.mark.slow
-def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_and_writes_a_checkpoint_when_asked(
+def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_writes_a_checkpoint_when_asked_and_stops(
     tmp_path: Path,
 ) -> None:
     with launched(tmp_path, *FEW, "--param-mirror.every-rounds=0", "--param-mirror.every-s=1e6") as run:
         run.saw("client_0", "round.recorded")
-        name = run.require_log_dir().name
+        log_dir = run.require_log_dir()
+        name = log_dir.name
+        row = listed(run)
+        assert (row["run"], row["hosts"], row["launcher_pid"]) == (name, "client", run.process.pid)
+        assert row["log_dir"] == str(log_dir)
+        assert row["round"] >= 1
         assert f"run {name} is not paused" in shoal(run, "resume-run", name)
         assert shoal(run, "pause", name).startswith(f"run {name} is paused in round ")
         before = listed(run)
@@ -80,23 +84,9 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_and_wr
         assert "a checkpoint of the next record is wanted" in shoal(run, "checkpoint", name)
         until(lambda: run.events("mirror_0", "checkpoint.written")[1:], END_S, "the checkpoint")
         assert "a checkpoint of the next record is wanted by " in run.output
-        stop = shoal(run, "stop", name)
-        assert stop.startswith(f"run {name} stops in round ")
-        assert run.ends(END_S) == 0, run.output
-
-
-def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_its_checkpoint_and_its_summary(tmp_path: Path) -> None:
-    with launched(tmp_path, *FEW, "--param-mirror.every-rounds=0") as run:
-        # Of the first record a checkpoint is wanted: if the mirror has not asked by now, it has gone on to newer ones.
-        until(lambda: run.events("client_0", "round.recorded")[4:], END_S, "five records")
-        log_dir = run.require_log_dir()
-        row = listed(run)
-        assert (row["run"], row["hosts"], row["launcher_pid"]) == (log_dir.name, "client", run.process.pid)
-        assert row["log_dir"] == str(log_dir)
-        assert row["round"] >= 1
         assert "no run nobody of yours" in shoal(run, "stop", "nobody", code=2)
-        said = shoal(run, "stop", log_dir.name)
-        assert said.startswith(f"run {log_dir.name} stops in round ")
+        assert shoal(run, "stop", name).startswith(f"run {name} stops in round ")
+        # With its model, its checkpoint and its summary.
         assert run.ends(END_S) == 0, run.output
         run.leaves_nothing()
         assert "stopped by " in run.output
@@ -110,16 +100,6 @@ def test_stop_ends_a_run_of_this_host_with_exit_code_0_its_model_its_checkpoint_
         assert inner == ["inner_00_00.safetensors", "inner_01_00.safetensors"], "it goes on as if it was not stopped"
         assert not run.events("client_0", "checkpoint.last_lacks")
         assert "no run of yours lives on this host" in shoal(run, "stop", code=2)
-
-
-@pytest.mark.slow
-def test_what_a_lost_host_leaves_is_named(tmp_path: Path) -> None:
-    with launched(tmp_path, *FEW) as run:
-        run.saw("client_0", "round.recorded")
-        name = run.require_log_dir().name
-        run.lose_host()
-        assert f" of run {name}: " in shoal(run, "ps")
-        assert f" of run {name}: " in shoal(run, "clean")
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def _interrupted(run: Launched, moment: Moment, within_s: float, codes: tuple[in
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [preloading, starting, joining])
 def test_ctrl_c_ends_a_run_that_starts(moment: Moment, tmp_path: Path, gone_within_s: float) -> None:
-    with launched(tmp_path, *FEW) as run:
+    with launched(tmp_path, *FEW, cold=True) as run:
         _interrupted(run, moment, gone_within_s)
         assert "stopping; press Ctrl-C again" in run.output
 
@@ -94,7 +94,7 @@ def test_ctrl_c_while_the_configuration_is_read_is_silent(tmp_path: Path, gone_w
     # As long as it is open for writing, reading it does not end.
     writer = os.open(path, os.O_RDWR)
     try:
-        with launched(tmp_path, *FEW, f"--config-path={path}") as run:
+        with launched(tmp_path, *FEW, f"--config-path={path}", cold=True) as run:
             opened = Path(f"/proc/{run.process.pid}/fd")
             until(lambda: path in [_target(fd) for fd in opened.iterdir()], START_S, "the configuration is being read")
             _interrupted(run, reading, gone_within_s)
@@ -114,7 +114,7 @@ def _target(link: Path) -> Path | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", [reading, preloading, starting])
 def test_a_kill_at_the_start_leaves_nothing(moment: Moment, tmp_path: Path, gone_within_s: float) -> None:
-    with launched(tmp_path, *FEW) as run:
+    with launched(tmp_path, *FEW, cold=True) as run:
         moment(run)
         run.kill()
         run.ends(gone_within_s)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 from tests.e2e.launched import completed, run_shoal
 from tests.unit.data.corpora import write_json_lines, write_parquet
-from transformers import AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -31,14 +31,14 @@ def _file(tmp_path: Path, corpus: Path) -> str:
         "model": {"hidden_size": 48, "vocab_size": 512},
         "model_pipeline": {"stages": 2, "microbatches": 2},
         "diloco": {"inner_steps": 6, "outer_steps": 2, "batch_size_per_step": 4},
-        "servers": {"replicas": 2},
+        "servers": {"replicas": 1},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     return f"--config-path={tmp_path / 'run.yaml'}"
 
 
 def test_a_run_with_a_tokenizer_of_its_own_makes_tokens_once_and_its_model_speaks_by_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transformers: ModuleType
 ) -> None:
     corpus = tmp_path / "corpus"
     write_json_lines(corpus / "a.jsonl", _texts(0))
@@ -61,13 +61,13 @@ def test_a_run_with_a_tokenizer_of_its_own_makes_tokens_once_and_its_model_speak
     # What the run has left is enough: this host keeps nothing of it any more.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     assert again.log_dir is not None
-    tokenizer = AutoTokenizer.from_pretrained(again.log_dir / "model" / "tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(again.log_dir / "model" / "tokenizer")
     said = json.loads(run_shoal("generate", str(again.log_dir), "--prompt=the birds of", "--max-tokens=8", "--json"))
     assert said["prompt_tokens"] == len(tokenizer("the birds of")["input_ids"])
     assert said["text"] == tokenizer.decode(said["tokens"])
     home = tmp_path / "home"
     run_shoal("export", str(again.log_dir), "--to", str(home))
-    exported = AutoTokenizer.from_pretrained(home)
+    exported = transformers.AutoTokenizer.from_pretrained(home)
     assert exported("the birds of")["input_ids"] == tokenizer("the birds of")["input_ids"]
     assert json.loads((home / "config.json").read_text())["eos_token_id"] == exported.eos_token_id is not None
     run_shoal("replay", str(again.log_dir))

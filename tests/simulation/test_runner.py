@@ -84,7 +84,7 @@ def test_each_commit_has_seeds_of_its_own_and_says_which(
 
 def test_ci_runs_the_seeds_of_its_commit() -> None:
     root = Path(__file__).parents[2]
-    assert "make sim SEEDS=HEAD" in (root / ".ci" / "run").read_text()
+    assert "-m tests.simulation HEAD" in (root / ".ci" / "run").read_text()
 
 
 def test_seeds_are_shared_by_processes_that_the_command_starts() -> None:

@@ -33,7 +33,7 @@ PRELOAD = (
     "torch",
     # torch imports it, and sympy with it, at the first backward that is given a gradient: 0.2 s and 54 MB a process.
     "torch.fx.experimental.symbolic_shapes",
-    "hivemind.dht",
+    "shoal.control.dht",
     # Each DHT node would import these when it reads its first address: 0.1 s a process.
     "hivemind.utils.multiaddr.codecs.cid",
     "hivemind.utils.multiaddr.codecs.ip4",

@@ -24,7 +24,7 @@ from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 
-_PRELOAD = ("hivemind.dht", "shoal.control.scout")
+_PRELOAD = ("shoal.control.scout",)
 _GRACE_S = 3.0
 
 

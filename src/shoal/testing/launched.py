@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import InvariantViolation, RunFailed
@@ -104,17 +104,34 @@ class Launched:
             **self.environment,
         }
         with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*self.prefix, sys.executable, *self.command, *self.flags, f"--log-dir={self.log_root}"],
-                cwd=self.cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # Whoever observes a run may be killed: then nobody is left to end it.
-                preexec_fn=end_with_parent(signal.SIGTERM),
-            )
+            self._process = self.spawn(environment, output)
+
+    @property
+    def arguments(self) -> list[str]:
+        """What Python is given."""
+        return [*self.command, *self.flags, f"--log-dir={self.log_root}"]
+
+    def spawn(self, environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start the process, in a session of its own, and return it.
+
+        Args:
+            environment: all of it.
+            output: gets its output and its errors.
+
+        Raises:
+            OSError: the system refuses another process.
+        """
+        return subprocess.Popen(
+            [*self.prefix, sys.executable, *self.arguments],
+            cwd=self.cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Whoever observes a run may be killed: then nobody is left to end it.
+            preexec_fn=end_with_parent(signal.SIGTERM),
+        )
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
