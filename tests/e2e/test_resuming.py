@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.buckets import KEY, SECRET, bucket
-from tests.e2e.launched import END_S, PACE, SMALL, Launched, launched, until
+from tests.e2e.launched import END_S, FEW, PACE, SMALL, Launched, launched, until
 from tests.e2e.test_steering import shoal
 
 from shoal.report.learning import read_learning
@@ -88,6 +88,26 @@ def test_a_run_that_is_killed_whole_goes_on_from_its_newest_checkpoint(tmp_path:
     ]
     assert (learning.rounds[good], "resumed from a checkpoint") in learning.incidents
     assert "resumed from a checkpoint" in (log_dir / "curves.svg").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_ctrl_c_has_stopped_goes_on_with_what_its_inner_optimizers_knew(tmp_path: Path) -> None:
+    with launched(tmp_path, *FEW, "--param-mirror.every-rounds=0") as stopped:
+        stopped.saw("client_0", "round.recorded", within_s=480.0, round=5)
+        stopped.interrupt()
+        assert stopped.ends(240.0) == 130, stopped.output
+        stopped.leaves_nothing()
+        last = stopped.summary()["outer_rounds"]
+    assert f"--resume {tmp_path}/logs/checkpoints/" in stopped.output
+    with launched(tmp_path, "--resume", "--no-wandb") as resumed:
+        resumed.saw("client_0", "round.recorded", within_s=480.0, round=last + 1)
+        resumed.interrupt()
+        assert resumed.ends(240.0) == 130, resumed.output
+        resumed.leaves_nothing()
+        summary = resumed.summary()
+    assert f"from its checkpoint of round {last}" in resumed.output
+    assert f"the inner optimizers of all servers go on from where they were after round {last}" in resumed.output
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
 
 
 @pytest.mark.slow

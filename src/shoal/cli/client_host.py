@@ -58,6 +58,8 @@ def start_trainer_client(
             cannot be used, the log directory cannot be written, or a shared key differs from the run's.
         BootstrapError: no initial peer answered in time, or none of them knows a run.
     """
+    if origins is None:
+        require_here(config.data)
     if baseline:
         devices_of_servers(config)
     if resumption is not None:
@@ -86,10 +88,10 @@ def start_trainer_client(
                     clock=clock,
                     say=partial(print, flush=True),
                 )
+                require_here(found.config.data)
             return await train(found.config, found.run_id)
 
         async def train(config: Config, run_id: RunId) -> int:
-            require_here(config.data)
             if resumption is None:
                 log_dir, source = make_log_dir(config, run_id), None
             else:

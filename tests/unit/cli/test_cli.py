@@ -155,3 +155,13 @@ def test_a_device_that_is_not_there_is_said_before_a_client_with_a_plain_loop_st
     monkeypatch.setattr("shoal.cli.early.early_start", contextlib.nullcontext)
     assert main(["start-trainer-client", "--baseline", "--device=cuda:99"]) == 2
     assert "device = cuda:99" in capsys.readouterr().err
+
+
+def test_data_that_is_not_there_is_said_before_a_client_makes_a_key_or_a_folder(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.early.early_start", contextlib.nullcontext)
+    flags = [f"--swarm-key-file={tmp_path}/key", f"--log-dir={tmp_path}/logs"]
+    assert main(["start-trainer-client", f"--data.dataset-name={tmp_path}/nowhere", *flags]) == 2
+    assert f"{tmp_path}/nowhere: there is no such folder or file here" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
