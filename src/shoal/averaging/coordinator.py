@@ -23,8 +23,8 @@ from shoal.events.rounds import (
     SamplesTrainedTwice,
 )
 from shoal.ids import Ballot, PeerId
-from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Signal
 from shoal.swarm.contribution_guard import suspects
 from shoal.swarm.records import Logs, Tip, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
@@ -147,7 +147,7 @@ class RoundCoordinator:
         self._is_retired = False
         self._stuck: tuple[int, ...] = ()
         self._stages: dict[PeerId, int] = {}
-        self._changed = Changes()
+        self._changed = Signal()
 
     # -- commands
 

@@ -28,7 +28,7 @@ from shoal.errors import StateMismatch
 from shoal.events.base import emit
 from shoal.events.state import InnerKept, InnerRefused, InnerTakenOver
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.snapshots import Base
 from shoal.transport.base import Received
 from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState, InnerTaken, TakeInner
@@ -86,7 +86,7 @@ class InnerExchange:
         self._kept: _Kept | None = None
         self._taken = ""
         self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
-        self._changed = Changes()
+        self._changed = Signal()
 
     async def keep(self, round: int, record_hash: str) -> None:
         """The replica has swapped to a record that is kept, and no step of the next round has begun."""

@@ -13,7 +13,7 @@ from shoal.averaging.contents import Contents
 from shoal.averaging.digest_fetch import DigestFetch
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Received
 from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState
 
@@ -31,7 +31,7 @@ class InnerFetch:
         self._asked: tuple[PeerId, AskInner] | None = None
         self._answer: InnerHeld | None = None
         self._is_lost = False
-        self._changed = Changes()
+        self._changed = Signal()
 
     async def fetch(self, peer: PeerId, stage: int, record_hash: str) -> Tensor | None:
         """Return the bytes of a safetensors file, whose digest is what the member says; None: nobody gives it."""

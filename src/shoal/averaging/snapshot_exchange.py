@@ -29,7 +29,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.state import SnapshotForged, SnapshotSearched
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.snapshots import AskBuddy, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
@@ -87,7 +87,7 @@ class SnapshotExchange:
         self._search = SnapshotSearch(me, stage, self._generation, SEARCH_S) if follows else None
         self._own: SnapshotFetch | None = None
         self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
-        self._changed = Changes()
+        self._changed = Signal()
 
     # -- a new generation
 

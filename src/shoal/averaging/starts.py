@@ -23,6 +23,7 @@ from shoal.events.base import emit, tell
 from shoal.events.state import StartNobody, StateDonorDistrusted, StateFetched, StateFetching, StateLate
 from shoal.ids import PeerId
 from shoal.optim.flat import FlatLayout
+from shoal.runtime.waking import Signal
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
@@ -78,7 +79,7 @@ class Starts:
         self._settings = settings or TransferSettings()
         self._wanted: list[int] = []
         self._asked: set[int] = set()
-        self._has_wanted = anyio.Event()
+        self._has_wanted = Signal()
 
     def offer(self, stage: int, vectors: Sequence[Tensor]) -> None:
         """Give the weights of a stage from now on.
@@ -123,7 +124,7 @@ class Starts:
         if is_wanted and self._read is not None and name.stage not in self._asked:
             self._asked.add(name.stage)
             self._wanted.append(name.stage)
-            self._has_wanted.set()
+            self._has_wanted.notify()
         return self._contents.receive(event)
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -137,7 +138,6 @@ class Starts:
             while True:
                 while self._wanted:
                     await self._look(self._wanted.pop(0))
-                self._has_wanted = anyio.Event()
                 await self._has_wanted.wait()
 
     async def _look(self, stage: int) -> None:

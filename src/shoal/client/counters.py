@@ -19,6 +19,7 @@ from shoal.control.counter_report import INTERVAL_S
 from shoal.control.peer_numbers import PeerNumbers
 from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Rest, dispatch, measured
 from shoal.wire.messages.control import COUNTERS, MAX_VALUES, AskCounters, MetricReport, PeerMetrics
@@ -71,7 +72,7 @@ class CounterTotals:
         self._heard: dict[PeerId, RoleCounted] = {}
         self._connected: set[PeerId] = set()
         self._unanswered: set[PeerId] = set()
-        self._all_answered = anyio.Event()
+        self._has_answered = Signal()
 
     def totals(self) -> dict[str, int]:
         """Return the sums by name of what all processes have counted until now, this one included."""
@@ -137,16 +138,15 @@ class CounterTotals:
 
     async def ask(self) -> None:
         """Have all who report, and are not lost, say what they have counted; returns when they have, or are lost."""
-        self._unanswered, self._all_answered = self._connected | set(self._servers()), anyio.Event()
-        for peer in self._unanswered:
+        self._unanswered = self._connected | set(self._servers())
+        for peer in tuple(self._unanswered):  # one with too much unsent is lost at once
             self._endpoint.post(peer, AskCounters(_ASKED))
-        if self._unanswered:
-            await self._all_answered.wait()
+        while self._unanswered:
+            await self._has_answered.wait()
 
     def _answered(self, peer: PeerId) -> None:
         self._unanswered.discard(peer)
-        if not self._unanswered:
-            self._all_answered.set()
+        self._has_answered.notify()
 
     async def run(self) -> None:
         """Pass on and write down what has changed, until cancelled."""

@@ -17,7 +17,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.events.losses import DataServerBack
 from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.swarm.takeover import Settled
 from shoal.transport.base import Endpoint, Received
@@ -86,8 +86,8 @@ class DataLink:
         self._is_up = True
         self._is_told = False
         self._sent: tuple[_OrderedRound | None, int, str, bool] = (None, 0, "", False)
-        self._lost = anyio.Event()
-        self._changed = Changes()
+        self._lost = Signal()
+        self._changed = Signal()
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
         endpoint.introduce(data_server)
 
@@ -116,14 +116,13 @@ class DataLink:
             self._is_up = False
             self._on_lost(peer)
         self._is_told = False
-        self._lost.set()
+        self._lost.notify()
         self._changed.notify()
 
     async def run(self) -> None:
         """Dial a lost data server again, and tell it what it has to know, until cancelled."""
         while True:
-            await self._lost.wait()
-            self._lost = anyio.Event()
+            await self._lost.take()
             await self._backoff.wait(self._clock)
             self._tell()
             if not await self._is_heard():
@@ -133,7 +132,7 @@ class DataLink:
     async def _is_heard(self) -> bool:
         """Wait for an answer, or for the end of the connection: a dead one cannot be dialled, a frozen one can."""
         with anyio.move_on_after(_FROZEN_S):
-            while not self._is_up and not self._lost.is_set():
+            while not self._is_up and not self._lost.is_kept:
                 await self._changed.wait()
             return True
         return False

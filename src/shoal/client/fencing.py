@@ -13,7 +13,7 @@ from shoal.client.ledger import Ledger
 from shoal.clock import Clock
 from shoal.events.trainers import TrainerFenced
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.takeover import Settled, TakeoverMachine
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.step import Fenced
@@ -38,7 +38,7 @@ class Fencing:
         self._named: Collection[PeerId] | None = None
         self._steady: set[PeerId] = set()
         self._machines: dict[int, TakeoverMachine] = {}
-        self._changed = Changes()
+        self._changed = Signal()
 
     def receive(self, event: Received) -> bool:
         """Take answers."""

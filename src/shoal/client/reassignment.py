@@ -18,6 +18,7 @@ from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.events.stages import MoveEnded, MoveFailed, MoveOrdered
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.swarm import reassignment
 from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
 from shoal.swarm.view import SwarmView
@@ -53,7 +54,7 @@ class Reassignment:
         self._name_of = name_of
         self._machine = MoveOrders(num_stages, settings)
         self._holders: Mapping[PeerId, int] = {}
-        self._wake = anyio.Event()
+        self._wake = Signal()
         self._is_placing = False
         self._placed = anyio.Event()
 
@@ -84,7 +85,7 @@ class Reassignment:
         if message.ballot == self._coordinator.ballot:
             now_s = self._clock.now_s()
             self._do(self._machine.answered(event.peer, message.stage, message.refused, now_s))
-            self._wake.set()
+            self._wake.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -100,7 +101,7 @@ class Reassignment:
         """
         self._holders = holders
         self._do(self._machine.recorded(self._view(), holders, round, self._clock.now_s()))
-        self._wake.set()
+        self._wake.notify()
 
     async def place(self) -> None:
         """Before the first round, which this client leads: have servers stand where they should; return when they do.
@@ -108,7 +109,7 @@ class Reassignment:
         Those that have started together could not all see each other when they chose (`swarm.placement`).
         """
         self._is_placing = True
-        self._wake.set()
+        self._wake.notify()
         await self._placed.wait()
 
     async def run(self, changed: Callable[[], None]) -> None:
@@ -121,19 +122,19 @@ class Reassignment:
             tasks.start_soon(self._wake_after, self._membership.changed)
             tasks.start_soon(self._wake_after, self._coordinator.changed)
             while True:
-                self._wake = anyio.Event()
+                woken = self._wake.coming
                 before = self._machine.under_way
                 self._look()
                 if self._machine.under_way != before:
                     changed()
                 wake_at_s = self._machine.wake_at_s
                 with anyio.move_on_after(None if wake_at_s is None else max(0.0, wake_at_s - self._clock.now_s())):
-                    await self._wake.wait()
+                    await woken.wait()
 
     async def _wake_after(self, event: Callable[[], Awaitable[object]]) -> None:
         while True:
             await event()
-            self._wake.set()
+            self._wake.notify()
 
     def _look(self) -> None:
         if not self._coordinator.leads:

@@ -30,7 +30,7 @@ from shoal.errors import ControlError
 from shoal.events.losses import ClientReplaced
 from shoal.events.run import ClientWaits, RunEnded
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.client_order import ClientOrder
 from shoal.swarm.records import GENERATIONS_APART, parameters_of, used_samples
 from shoal.transport.base import Endpoint, Received
@@ -63,7 +63,7 @@ class Succession:
         self._clock = clock
         self._ledger = ledger
         self._order = ClientOrder(endpoint.peer_id)
-        self._changed = Changes()
+        self._changed = Signal()
         self._over: tuple[str, bool] | None = None
         self._announcer: PeerId | None = None
         # Of servers: which client each has said that it is connected with; who has not answered yet, and since when.

@@ -33,6 +33,7 @@ from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import RingVector
 from shoal.errors import MemberFault, RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.collective import RingPart, RingReady, RingTaken
@@ -118,7 +119,7 @@ class GroupOperation:
         self._added: Counter[tuple[int, int, int]] = Counter()
         self._early: list[_Span] = []
         self._finished: deque[_Piece | None] = deque()
-        self._has_finished = anyio.Event()
+        self._has_finished = Signal()
         self._read_from: set[int] = set()
         self._lent_to: set[int] = set()
         self._sent_to: set[int] = set()
@@ -269,7 +270,7 @@ class GroupOperation:
     def _finish(self, piece: _Piece | None) -> None:
         """Hand a piece to the task that posts; None ends it."""
         self._finished.append(piece)
-        self._has_finished.set()
+        self._has_finished.notify()
 
     async def _post_finished(self) -> None:
         while True:
@@ -278,7 +279,6 @@ class GroupOperation:
                 if piece is None:
                     return
                 await self._post(piece)
-            self._has_finished = anyio.Event()
             await self._has_finished.wait()
 
     async def _post(self, piece: _Piece) -> None:

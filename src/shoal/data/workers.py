@@ -28,6 +28,7 @@ from shoal.data.worker_process import WorkerProcess
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import emit
 from shoal.events.data import DataWorkerDied
+from shoal.runtime.waking import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class DataWorkers:
         self._order = order
         self._on_filled = on_filled
         self._undrawn: deque[Job] = deque()
-        self._undrawn_added = anyio.Event()
+        self._undrawn_added = Signal()
         self._waiting: deque[Job] = deque()
         self._workers: list[WorkerProcess] = []
         self._deaths_by_place: dict[int, int] = {}
@@ -87,7 +88,7 @@ class DataWorkers:
             self._hand_out()
         else:
             self._undrawn.append(job)
-            self._undrawn_added.set()
+            self._undrawn_added.notify()
 
     async def run(self) -> None:
         """See `Preparation.run`; all processes have ended when this returns.
@@ -109,8 +110,7 @@ class DataWorkers:
     async def _draw(self) -> None:
         """Draw the orders of passes in a thread, and let the jobs that need them go on."""
         while True:
-            await self._undrawn_added.wait()
-            self._undrawn_added = anyio.Event()
+            await self._undrawn_added.take()
             while self._undrawn:
                 job = self._undrawn.popleft()
                 await anyio.to_thread.run_sync(indices_of, job.content, self._order)

@@ -19,6 +19,7 @@ from shoal.events.base import emit
 from shoal.events.steps import StepReplayed, StepSetback
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.eval_driver import EvalDriver
+from shoal.runtime.waking import Signal
 from shoal.swarm.microbatch_cut import MicrobatchPart, cut, smallest_cap
 from shoal.swarm.step_trainer import (
     Dial,
@@ -119,7 +120,7 @@ class StepDriver:
         self._evaluation = EvalDriver(
             endpoint, clock, window=evaluation_window, timeout_s=step_timeout_s, is_wrapped=is_wrapped
         )
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self._timer_s = math.inf
         self._microbatches: Sequence[Microbatch] = ()
         self._note: Callable[[StepKey, tuple[PeerId, ...]], None] | None = None
@@ -249,11 +250,10 @@ class StepDriver:
     async def _ended(self) -> StepEnd:
         """Runs the machine's timer until the step has ended."""
         while (end := self._machine.ended) is None:
-            self._changed = changed = anyio.Event()
             self._timer_s = self._machine.wake_at_s
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._wake, self._timer_s)
-                await changed.wait()
+                await self._changed.wait()
                 tasks.cancel_scope.cancel()
         return end
 
@@ -261,7 +261,7 @@ class StepDriver:
         await self._clock.sleep_s(at_s - self._clock.now_s())
         # Progress has moved the time in the meantime; then this does nothing but set the timer anew.
         self._do(self._machine.tick(self._clock.now_s()))
-        self._changed.set()
+        self._changed.notify()
 
     def _do(self, effects: Sequence[TrainerEffect]) -> None:
         for effect in effects:
@@ -281,7 +281,7 @@ class StepDriver:
                         emit(logger, StepReplayed(str(effect.message.key), effect.to))
                     self._endpoint.post(effect.to, effect.message)
         if self._machine.ended is not None or self._machine.wake_at_s < self._timer_s:
-            self._changed.set()
+            self._changed.notify()
 
 
 def _part(microbatches: Sequence[Microbatch], part: MicrobatchPart) -> Microbatch:

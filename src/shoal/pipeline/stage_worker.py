@@ -31,9 +31,9 @@ from shoal.pipeline.schedule import choose
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
 from shoal.pipeline.tensor_check import payload_misfit
-from shoal.runtime.changes import Changes
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.waking import Signal
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.microbatch_pass import Payload
@@ -156,7 +156,7 @@ class StageWorker:
         self._round_starts = False
         self._was_evaluation = False
         self._results: tuple[Sequence[SendStepMessage], Sequence[WireTensor]] | None = None
-        self._changed = Changes()
+        self._changed = Signal()
 
     # ---- state
 
