@@ -135,7 +135,6 @@ class ContentFetch(ABC):
     async def _run(self) -> bool:
         while not self._is_done:
             now_s = self._clock.now_s()
-            wake_at_s = self.machine.wake_at_s
             if self._is_complete:
                 self._is_complete = False
                 is_right = await self.is_right()
@@ -144,13 +143,13 @@ class ContentFetch(ABC):
                 self._do(self.machine.verified(is_right, self._clock.now_s()))
             elif self.is_lost(self.machine.is_offered, self._base_round):
                 return False
-            elif wake_at_s is not None and wake_at_s <= now_s:
+            elif self.machine.wake_at_s <= now_s:
                 self._do(self.machine.peers(self.peers(), now_s))
                 self._do(self.machine.tick(now_s))
             elif self._events:
                 await self._take(self._events.popleft())
-            elif wake_at_s is not None:
-                with anyio.move_on_after(wake_at_s - now_s):
+            else:
+                with anyio.move_on_after(self.machine.wake_at_s - now_s):
                     await self._has_events.wait()
         return True
 

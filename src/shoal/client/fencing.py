@@ -46,7 +46,7 @@ class Fencing:
             return False
         for slot in event.message.generations:
             if slot in self._machines:
-                self._machines[slot].heard(event.peer, event.message)
+                self._machines[slot].receive(event.peer, event.message)
         self._changed.notify()
         return True
 

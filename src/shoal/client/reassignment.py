@@ -83,8 +83,7 @@ class Reassignment:
         if not isinstance(message, Moving):
             return False
         if message.ballot == self._coordinator.ballot:
-            now_s = self._clock.now_s()
-            self._do(self._machine.answered(event.peer, message.stage, message.refused, now_s))
+            self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
             self._wake.notify()
         return True
 
@@ -127,8 +126,7 @@ class Reassignment:
                 self._look()
                 if self._machine.under_way != before:
                     changed()
-                wake_at_s = self._machine.wake_at_s
-                with anyio.move_on_after(None if wake_at_s is None else max(0.0, wake_at_s - self._clock.now_s())):
+                with anyio.move_on_after(self._machine.wake_at_s - self._clock.now_s()):
                     await woken.wait()
 
     async def _wake_after(self, event: Callable[[], Awaitable[object]]) -> None:

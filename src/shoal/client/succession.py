@@ -117,14 +117,14 @@ class Succession:
                     self._replace(now_s)
                     return True
                 # Who is asked which run it is also says when it is over.
-                for hop in (*self._order.dial(now_s), *self._servers_to_ask(now_s)):
+                for hop in (*self._order.tick(now_s), *self._servers_to_ask(now_s)):
                     self._endpoint.introduce(hop)
                     self._endpoint.post(hop.peer, AskRun())
                 for peer in set(self._order.reachable) - told:
                     told.add(peer)
                     name = self._membership.view.name_of(peer)
                     self._ledger.note(ClientWaits(peer, name, self._run_id))
-                wake_at_s = self._order.wake_at_s(now_s)
+                wake_at_s = self._order.wake_at_s
                 if self._is_kept:
                     again_s = ANSWER_WITHIN_S if self._asked else ASK_AGAIN_S
                     wake_at_s = min(wake_at_s, self._asked_at_s + again_s)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from shoal.clock import Clock
 from shoal.data.microbatch import Microbatch
 from shoal.errors import RoundAborted
 from shoal.ids import PeerId
@@ -19,11 +18,8 @@ from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalR
 class EvalDriver:
     """One evaluation at a time."""
 
-    def __init__(
-        self, endpoint: Endpoint, clock: Clock, *, window: int, timeout_s: float, is_wrapped: bool = False
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, window: int, timeout_s: float, is_wrapped: bool = False) -> None:
         self._endpoint = endpoint
-        self._clock = clock
         self._window = window
         self._timeout_s = timeout_s
         # Where on a path the loss is computed.
@@ -96,12 +92,7 @@ class EvalDriver:
 
     async def _change(self) -> None:
         """Waits for an answer, a loss, or too long."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._expire)
+        with anyio.move_on_after(self._timeout_s) as timer:
             await self._changed.take()
-            tasks.cancel_scope.cancel()
-
-    async def _expire(self) -> None:
-        await self._clock.sleep_s(self._timeout_s)
-        self._problem = f"no answer within {self._timeout_s:g} s"
-        self._changed.notify()
+        if timer.cancelled_caught:
+            self._problem = f"no answer within {self._timeout_s:g} s"

@@ -12,6 +12,7 @@ a successor does not send a second one.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from shoal.ids import PeerId
 from shoal.swarm.placement import correction
 from shoal.swarm.reassignment import StageMove, next_move
 from shoal.swarm.view import SwarmView
+from shoal.wire.messages.round import Moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,12 @@ class MoveOrders:
         return None if move is not None and move.peer == peer and move.stage != stage else stage
 
     @property
-    def wake_at_s(self) -> float | None:
-        """When to call `update` at the latest; None if nothing waits for time."""
+    def wake_at_s(self) -> float:
+        """When to call `update` at the latest; infinite if nothing waits for time."""
         if self.under_way is not None:
             ends_s = min(self._seen_s + self._settings.silence_s, self._begun_s + self._settings.timeout_s)
             return ends_s if self._answered else min(ends_s, self._repeat_at_s)
-        return None if self._gap_since_s is None else self._gap_since_s + self._settings.patience_s
+        return math.inf if self._gap_since_s is None else self._gap_since_s + self._settings.patience_s
 
     # -- events
 
@@ -157,9 +159,9 @@ class MoveOrders:
             self._gap_since_s = now_s  # if nobody can go now, it is tried again later
         return effects
 
-    def answered(self, peer: PeerId, stage: int, refused: str, now_s: float) -> list[MoveEffect]:
-        """A server has said that it goes to a stage, or, if `refused` is not empty, why it does not."""
-        move = self.under_way
+    def receive(self, peer: PeerId, message: Moving, now_s: float) -> list[MoveEffect]:
+        """A server has said under this client's ballot that it goes to a stage, or why it does not."""
+        move, stage, refused = self.under_way, message.stage, message.refused
         if move is None and not refused:
             if self._known.get(peer) == stage or self._refused.get(peer) == self._round:
                 return []  # a late repetition, of what was said before it arrived or refused

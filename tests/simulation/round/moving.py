@@ -57,7 +57,7 @@ class MovingClient(ClientHost):
             self.stages[PeerId(sender)] = message.stage
         if isinstance(message, Moving):
             if message.ballot == self.machine.ballot:
-                self._carry_out(self.orders.answered(PeerId(sender), message.stage, message.refused, self.now_s))
+                self._carry_out(self.orders.receive(PeerId(sender), message, self.now_s))
             return
         super().deliver(sender, message)
 
