@@ -19,8 +19,8 @@ from shoal.control.membership import Membership
 from shoal.events.stages import MoveEnded, MoveFailed, MoveOrdered
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
-from shoal.swarm import reassignment
 from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
+from shoal.swarm.placement import StageMove
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Move, Moving
@@ -172,7 +172,7 @@ class Reassignment:
                     self._ledger.note(MoveFailed(*places, str(how), reason))
 
 
-def _reason(move: reassignment.StageMove, is_placing: bool) -> str:
+def _reason(move: StageMove, is_placing: bool) -> str:
     if is_placing:
         return "not all servers saw each other when they chose"
     return f"stage {move.stage} {'had no replica' if move.urgent else 'has fewer servers than the others'}"

@@ -4,9 +4,8 @@
       ^    or nothing is trained yet             |                    |
       '--- refused, dead, silent, too slow ------+--------------------'
 
-Who goes where is `reassignment.next_move`'s decision, and before the first round `placement.correction`'s. A mover that
-another coordinator has sent is recognised by what it says itself (`Moving` is said again to whoever takes a ballot), so
-a successor does not send a second one.
+Who goes where is `placement.improve`'s decision. A mover that another coordinator has sent is recognised by what it
+says itself (`Moving` is said again to whoever takes a ballot), so a successor does not send a second one.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
-from shoal.swarm.placement import correction
-from shoal.swarm.reassignment import StageMove, next_move
+from shoal.swarm.placement import StageMove, improve
 from shoal.swarm.view import SwarmView
 from shoal.wire.messages.round import Moving
 
@@ -135,7 +133,7 @@ class MoveOrders:
         """
         if self.under_way is not None:
             return []
-        move = correction(view, self._num_stages, holders, self._unmoved)
+        move = improve(view, self._num_stages, holders, self._unmoved, trains=False)
         return [] if move is None else self._ordered(move, now_s)
 
     def update(
@@ -193,7 +191,7 @@ class MoveOrders:
         only_urgent: bool = False,
     ) -> list[MoveEffect]:
         exempt = {*resting, *(peer for peer, round in self._refused.items() if round == self._round)}
-        move = next_move(view, self._num_stages, holders, exempt)
+        move = improve(view, self._num_stages, holders, exempt, trains=True)
         if move is None or (only_urgent and not move.urgent):
             return []
         return self._ordered(move, now_s)

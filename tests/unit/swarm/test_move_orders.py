@@ -9,7 +9,7 @@ from tests.unit.swarm.test_reassignment import swarm
 
 from shoal.ids import NO_BALLOT, PeerId
 from shoal.swarm.move_orders import Begun, Ended, MoveEnd, MoveOrders, MoveSettings, SendOrder
-from shoal.swarm.reassignment import StageMove
+from shoal.swarm.placement import StageMove
 from shoal.swarm.view import Candidate, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Moving

@@ -15,7 +15,7 @@ from tests.unit.swarm.test_reassignment import server, strengths
 
 from shoal.ids import NO_BALLOT, PeerId
 from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders
-from shoal.swarm.reassignment import StageMove
+from shoal.swarm.placement import StageMove
 from shoal.swarm.view import SwarmView
 from shoal.wire.messages.round import Moving
 
