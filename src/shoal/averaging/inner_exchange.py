@@ -9,7 +9,6 @@ One copy is held: that of the newest such record.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ from shoal.errors import StateMismatch
 from shoal.events.base import emit
 from shoal.events.state import InnerKept, InnerRefused, InnerTakenOver
 from shoal.ids import PeerId
-from shoal.runtime.waking import Signal
+from shoal.runtime.mailbox import Mailbox
 from shoal.swarm.snapshots import Base
 from shoal.transport.base import Received
 from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState, InnerTaken, TakeInner
@@ -85,8 +84,7 @@ class InnerExchange:
         self._base = base
         self._kept: _Kept | None = None
         self._taken = ""
-        self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
-        self._changed = Signal()
+        self._jobs = Mailbox[Callable[[], Coroutine[None, None, None]]]()
 
     async def keep(self, round: int, record_hash: str) -> None:
         """The replica has swapped to a record that is kept, and no step of the next round has begun."""
@@ -104,12 +102,11 @@ class InnerExchange:
         """Take a message about inner states; see `transport.dispatch.Handler`."""
         match event.message:
             case AskInner() as asked:
-                self._jobs.append(partial(self._answer, event.peer, asked))
+                self._jobs.put(partial(self._answer, event.peer, asked))
             case TakeInner(inner):
-                self._jobs.append(partial(self._take, event.peer, inner))
+                self._jobs.put(partial(self._take, event.peer, inner))
             case _:
                 return False
-        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -118,10 +115,8 @@ class InnerExchange:
     async def run(self) -> None:
         """Work until cancelled."""
         async with anyio.create_task_group() as tasks:
-            while True:
-                while self._jobs:
-                    tasks.start_soon(self._jobs.popleft())
-                await self._changed.wait()
+            async for job in self._jobs:
+                tasks.start_soon(job)
 
     # -- parts
 
