@@ -38,7 +38,6 @@ class Reassignment:
         clock: Clock,
         num_stages: int,
         ledger: Ledger,
-        name_of: Callable[[PeerId], str] = str,
         settings: MoveSettings | None = None,
     ) -> None:
         """Order nothing yet; `run` does the work.
@@ -51,7 +50,6 @@ class Reassignment:
         self._membership = membership
         self._clock = clock
         self._ledger = ledger
-        self._name_of = name_of
         self._machine = MoveOrders(num_stages, settings)
         self._holders: Mapping[PeerId, int] = {}
         self._wake = Signal()
@@ -159,7 +157,7 @@ class Reassignment:
     def _do(self, effects: Sequence[MoveEffect]) -> None:
         for effect in effects:
             move = effect.move
-            places = move.peer, self._name_of(move.peer), move.origin, move.stage
+            places = move.peer, self._membership.view.name_of(move.peer), move.origin, move.stage
             match effect:
                 case SendOrder():
                     order = Move(self._coordinator.ballot, self._coordinator.round, move.stage, move.urgent)
