@@ -53,8 +53,8 @@ class Host:
         self.ledger = NotedLedger()
         self.has_turn = True
         self.stops = 0
-        self.has_mirrors = True
-        self.checkpointing = Checkpointing(Config(), SystemClock(), lambda: self.has_mirrors)
+        self.view = SimpleNamespace(mirrors=("a mirror",))
+        self.checkpointing = Checkpointing(Config(), SystemClock(), SimpleNamespace(view=self.view))  # type: ignore[arg-type]
         # Whether the data server may lease, and how often the screens were told.
         self.leases: list[bool] = []
         self.shown = 0
@@ -122,7 +122,7 @@ async def test_a_checkpoint_that_is_asked_for_is_one_of_the_next_record_alone(tm
         assert host.checkpointing.is_due(2)
         host.checkpointing.recorded(kept(2))
         assert not host.checkpointing.is_due(3)
-        host.has_mirrors = False
+        host.view.mirrors = ()
         answer, _ = await host.told(Steer(3, "checkpoint", "me@here"))
         assert not host.checkpointing.is_due(10), "nobody would write it"
     assert answer is not None

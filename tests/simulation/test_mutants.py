@@ -63,7 +63,7 @@ def test_what_a_mutant_overrides_exists() -> None:
 
 def test_a_mutant_that_ends_with_an_error_of_its_own_is_not_taken_for_noticed() -> None:
     class CallsWhatHasMoved(StepReplica):
-        def peer_lost(self, peer: object) -> list[object]:
+        def lost(self, peer: object, now_s: float) -> list[object]:
             raise AttributeError("'OpenStep' object has no attribute 'unanswered'")
 
     mutant = Mutant(lambda seed: World(seed, replica_class=CallsWhatHasMoved), 0)

@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal.clock import Clock
 from shoal.codec.raw import to_wire
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.swarm.content_transfer import (
     AskDonor,
     ChunkPlan,
@@ -69,7 +70,7 @@ class ContentFetch(ABC):
         self._memory = [to_wire(vector).data for vector in vectors]
         self._events: deque[Received | PeerLost] = deque()
         self._waiting: set[tuple[PeerId, int]] = set()  # chunks among the events
-        self._has_events = anyio.Event()
+        self._has_events = Signal()
         self._arrived: WireTensor | None = None
         self._is_complete = self._is_done = False
         self._base_round = NO_BASE
@@ -119,7 +120,7 @@ class ContentFetch(ABC):
 
     def wake(self) -> None:
         """Look again whether it is still of use."""
-        self._has_events.set()
+        self._has_events.notify()
 
     def cancel(self) -> None:
         """Give it up."""
@@ -134,7 +135,6 @@ class ContentFetch(ABC):
     async def _run(self) -> bool:
         while not self._is_done:
             now_s = self._clock.now_s()
-            wake_at_s = self.machine.wake_at_s
             if self._is_complete:
                 self._is_complete = False
                 is_right = await self.is_right()
@@ -143,14 +143,13 @@ class ContentFetch(ABC):
                 self._do(self.machine.verified(is_right, self._clock.now_s()))
             elif self.is_lost(self.machine.is_offered, self._base_round):
                 return False
-            elif wake_at_s is not None and wake_at_s <= now_s:
+            elif self.machine.wake_at_s <= now_s:
                 self._do(self.machine.peers(self.peers(), now_s))
                 self._do(self.machine.tick(now_s))
             elif self._events:
                 await self._take(self._events.popleft())
-            elif wake_at_s is not None:
-                self._has_events = anyio.Event()
-                with anyio.move_on_after(wake_at_s - now_s):
+            else:
+                with anyio.move_on_after(self.machine.wake_at_s - now_s):
                     await self._has_events.wait()
         return True
 

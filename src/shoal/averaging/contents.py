@@ -26,6 +26,7 @@ from shoal.clock import Clock
 from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.swarm.content_transfer import CHUNK_BYTES, ChunkPlan
 from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, PeerLost, Received
@@ -102,7 +103,7 @@ class Contents:
         self._requests: dict[PeerId, dict[Request, None]] = {}
         self._in_vain: dict[PeerId, Want] = {}
         self._new: list[PeerId] = []
-        self._has_new = anyio.Event()
+        self._has_new = Signal()
         self._fetches: list[ContentFetch] = []
 
     def offer(self, name: ContentName, offered: Offered) -> None:
@@ -155,7 +156,6 @@ class Contents:
             while True:
                 while self._new:
                     tasks.start_soon(self._serve, self._new.pop())
-                self._has_new = anyio.Event()
                 await self._has_new.wait()
 
     # -- parts
@@ -166,7 +166,7 @@ class Contents:
         if waiting is None:
             waiting = self._requests[peer] = {}
             self._new.append(peer)
-            self._has_new.set()
+            self._has_new.notify()
         waiting[request] = None
         return len(waiting)
 

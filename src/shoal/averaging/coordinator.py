@@ -23,8 +23,8 @@ from shoal.events.rounds import (
     SamplesTrainedTwice,
 )
 from shoal.ids import Ballot, PeerId
-from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Signal
 from shoal.swarm.contribution_guard import suspects
 from shoal.swarm.records import Logs, Tip, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
@@ -47,6 +47,7 @@ from shoal.swarm.round_effects import (
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.drive import drive
 from shoal.wire.messages import Hop
 from shoal.wire.messages.mirror import Mirrored
 from shoal.wire.messages.round import (
@@ -147,7 +148,7 @@ class RoundCoordinator:
         self._is_retired = False
         self._stuck: tuple[int, ...] = ()
         self._stages: dict[PeerId, int] = {}
-        self._changed = Changes()
+        self._changed = Signal()
 
     # -- commands
 
@@ -323,25 +324,13 @@ class RoundCoordinator:
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._write_journal)
-            tasks.start_soon(self._repeat)
+            await drive(self._machine, self._clock, self._changed, self._do, until=lambda: self._is_retired)
 
     async def _write_journal(self) -> None:
         async for each in self._to_journal:
             # It is forced to the disk, which may take long; the event loop has connections to keep.
             await anyio.to_thread.run_sync(self._journal, each.record.round, each.digest, each.logs)
             self._do(self._machine.journaled(each.digest))
-
-    async def _repeat(self) -> None:
-        while not self._is_retired:
-            changed = self._changed.coming
-            wake_at_s = self._machine.wake_at_s
-            if wake_at_s is None:
-                await changed.wait()
-                continue
-            await self._clock.sleep_s(wake_at_s - self._clock.now_s())
-            due_s = self._machine.wake_at_s
-            if due_s is not None and due_s <= self._clock.now_s():
-                self._do(self._machine.tick(self._clock.now_s()))
 
     # -- effects
 

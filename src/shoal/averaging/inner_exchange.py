@@ -11,7 +11,6 @@ until it is read, and is replaced at each record from then on.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ from shoal.errors import StateMismatch
 from shoal.events.base import emit
 from shoal.events.state import InnerKept, InnerRefused, InnerTakenOver
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.mailbox import Mailbox
 from shoal.swarm.snapshots import Base
 from shoal.transport.base import Received
 from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState, InnerTaken, TakeInner
@@ -99,8 +98,7 @@ class InnerExchange:
         self._is_asked = False  # somebody wants what is held
         self._unread: dict[PeerId, set[int]] = {}  # who has not all of it yet, and the chunks that each has
         self._taken = ""
-        self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
-        self._changed = Changes()
+        self._jobs = Mailbox[Callable[[], Coroutine[None, None, None]]]()
 
     async def keep(self, round: int, record_hash: str, *, is_wanted: bool) -> None:
         """The replica has swapped to a record, and no step of the next round has begun.
@@ -122,12 +120,11 @@ class InnerExchange:
         """Take a message about inner states; see `transport.dispatch.Handler`."""
         match event.message:
             case AskInner() as asked:
-                self._jobs.append(partial(self._answer, event.peer, asked))
+                self._jobs.put(partial(self._answer, event.peer, asked))
             case TakeInner(inner):
-                self._jobs.append(partial(self._take, event.peer, inner))
+                self._jobs.put(partial(self._take, event.peer, inner))
             case _:
                 return False
-        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -137,10 +134,8 @@ class InnerExchange:
     async def run(self) -> None:
         """Work until cancelled."""
         async with anyio.create_task_group() as tasks:
-            while True:
-                while self._jobs:
-                    tasks.start_soon(self._jobs.popleft())
-                await self._changed.wait()
+            async for job in self._jobs:
+                tasks.start_soon(job)
 
     # -- parts
 

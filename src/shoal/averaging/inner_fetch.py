@@ -13,7 +13,7 @@ from shoal.averaging.contents import Contents
 from shoal.averaging.digest_fetch import DigestFetch
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState
@@ -32,7 +32,7 @@ class InnerFetch:
         self._asked: tuple[PeerId, AskInner] | None = None
         self._answer: InnerHeld | None = None
         self._is_lost = False
-        self._changed = Changes()
+        self._changed = Signal()
 
     def reserve(self, peer: PeerId, stage: int, record_hash: str) -> None:
         """Say that this will be fetched: the member holds it until then."""

@@ -39,6 +39,7 @@ from shoal.events.rounds import (
 )
 from shoal.ids import PeerId, StepKey
 from shoal.optim.fragments import Fragment
+from shoal.runtime.waking import Signal
 from shoal.swarm.records import Tip, names, outcome_of, payload_in, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
@@ -175,7 +176,7 @@ class RoundMember:
         self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, is_behind)
         self._source = source
         self._jobs: deque[_Job] = deque()
-        self._has_jobs = anyio.Event()
+        self._has_jobs = Signal()
         self._ring_scope = anyio.CancelScope()
         self._fetch_scope = anyio.CancelScope()
         self._sent_before = self._sent_bytes()
@@ -274,7 +275,6 @@ class RoundMember:
                             await self._swap(swap)
                         case Fetch() as order:
                             self._start_fetch(tasks, order)
-                self._has_jobs = anyio.Event()
                 await self._has_jobs.wait()
 
     def _do(self, effects: Sequence[MemberEffect]) -> None:
@@ -300,7 +300,7 @@ class RoundMember:
 
     def _put(self, job: _Job) -> None:
         self._jobs.append(job)
-        self._has_jobs.set()
+        self._has_jobs.notify()
 
     def _tell(self, event: RoundEvent) -> None:
         if self._events is not None:

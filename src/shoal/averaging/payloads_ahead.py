@@ -24,7 +24,7 @@ from shoal.averaging.digest_fetch import offered
 from shoal.codec.raw import to_wire
 from shoal.errors import MemberFault
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.snapshots import CHUNK_BYTES, Base
 from shoal.swarm.view import SwarmView
@@ -109,7 +109,7 @@ class PayloadsAhead:
         self._fetches: dict[PeerId, _PayloadFetch] = {}
         self._named: set[PeerId] = set()
         self._new: list[_PayloadFetch] = []
-        self._changed = Changes()
+        self._changed = Signal()
 
     def give(self, payload_P: Tensor, announced: Payload) -> None:
         """This replica has encoded its pseudo-gradient of the round; again if that has changed."""

@@ -13,7 +13,7 @@ import hmac
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -29,10 +29,11 @@ from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.state import SnapshotForged, SnapshotSearched
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
-from shoal.swarm.snapshots import AskBuddy, Base, SearchEffects, SnapshotSearch, SnapshotStore, Take, buddies
+from shoal.runtime.waking import Signal
+from shoal.swarm.snapshots import AskBuddy, Base, SnapshotSearch, SnapshotStore, Take, buddies
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
+from shoal.transport.drive import drive
 from shoal.wire.messages.snapshot import AskSnapshot, NoSnapshot, OfferSnapshot, Snapshot, SnapshotKept
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class SnapshotExchange:
         self._search = SnapshotSearch(me, stage, self._generation, SEARCH_S) if follows else None
         self._own: SnapshotFetch | None = None
         self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
-        self._changed = Changes()
+        self._changed = Signal()
 
     # -- a new generation
 
@@ -142,7 +143,7 @@ class SnapshotExchange:
                 self._endpoint.post(peer, whole.offer if whole and is_there else NoSnapshot("", "there is none"))
             case NoSnapshot() | SnapshotKept():
                 if not self.owner.answered(peer, message) and isinstance(message, NoSnapshot):
-                    self._refused(peer)
+                    self._has_none(peer)
             case _:
                 return False
         self._changed.notify()
@@ -151,12 +152,12 @@ class SnapshotExchange:
     def peer_lost(self, peer: PeerId) -> None:
         self.owner.peer_lost(peer)
         self._give_up(peer)
-        self._refused(peer)
+        self._has_none(peer)
         self._changed.notify()
 
-    def _refused(self, buddy: PeerId) -> None:
+    def _has_none(self, buddy: PeerId) -> None:
         if self._search is not None:
-            self._act(self._search.refused(buddy, self._clock.now_s()))
+            self._act(self._search.lost(buddy, self._clock.now_s()))
 
     def _offered(self, peer: PeerId, offer: OfferSnapshot) -> None:
         try:
@@ -168,7 +169,7 @@ class SnapshotExchange:
             is_own = hmac.compare_digest(self._settings.seal(offer.body), offer.seal)
             if not is_own:
                 emit(logger, SnapshotForged(peer))
-            self._act(search.offered(peer, snapshot, now_s) if is_own else search.refused(peer, now_s))
+            self._act(search.receive(peer, snapshot if is_own else None, now_s))
             return
         self._give_up(peer)
         reason = self._store.offered(peer, snapshot, len(offer.body))
@@ -185,13 +186,14 @@ class SnapshotExchange:
             coming.cancel()
         self._store.lost(owner)
 
-    def _act(self, effects: SearchEffects) -> None:
+    def _act(self, effects: Sequence[AskBuddy | Take]) -> None:
         for effect in effects:
             match effect:
                 case AskBuddy(peer):
                     self._endpoint.post(peer, AskSnapshot(self._stage, self._generation - 1))
                 case Take(snapshot):
                     self._jobs.append(partial(self._take, snapshot))
+        self._changed.notify()
 
     # -- work
 
@@ -235,15 +237,7 @@ class SnapshotExchange:
         for buddy in found:
             self._endpoint.introduce(buddy.hop)
         self._act(search.begin([buddy.peer for buddy in found], self._clock.now_s()))
-        self._changed.notify()
-        while search.wake_at_s is not None:
-            with anyio.move_on_after(search.wake_at_s - self._clock.now_s()):
-                await self._changed.wait()
-            if effects := search.tick(self._clock.now_s()):
-                self._act(effects)
-                self._changed.notify()
-            if search.is_over:
-                self._changed.notify()
+        await drive(search, self._clock, self._changed, self._act, until=lambda: search.is_over)
         if self._own is not None:
             self._own.cancel()
         emit(logger, SnapshotSearched(self._stage, len(found)))
@@ -259,5 +253,4 @@ class SnapshotExchange:
         own = self._own = SnapshotFetch(self._contents, snapshot, offer, lambda: search.givers, heard)
         is_right = await self._contents.fetch(own)
         if search.taking is snapshot:
-            self._act(search.received(is_right, self._clock.now_s()))
-            self._changed.notify()
+            self._act(search.fetched(is_right, self._clock.now_s()))

@@ -26,7 +26,7 @@ from shoal.averaging.round_average import Device
 from shoal.events.base import emit
 from shoal.events.state import SnapshotNotKept, SnapshotRefused, SnapshotWasKept
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.snapshots import Base, buddies, is_due
 from shoal.swarm.view import SwarmView
@@ -104,7 +104,7 @@ class SnapshotOwner:
         self._made: _Made | None = None
         self._talk: tuple[PeerId, str] | None = None
         self._answers: deque[Answer | None] = deque()
-        self._changed = Changes()
+        self._changed = Signal()
 
     async def boundary(self, round: int, log: tuple[StepEntry, ...], earlier: tuple[StepsTrained, ...] = ()) -> None:
         """The replica has committed the last step of `log` in `round`: copy its state, if that is due. `earlier` as in

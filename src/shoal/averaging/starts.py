@@ -23,6 +23,7 @@ from shoal.events.base import emit, tell
 from shoal.events.state import StartNobody, StateDonorDistrusted, StateFetched, StateFetching, StateLate
 from shoal.ids import PeerId
 from shoal.optim.flat import FlatLayout
+from shoal.runtime.mailbox import Mailbox
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
@@ -76,9 +77,8 @@ class Starts:
         self._read = read
         self._notice = notice
         self._settings = settings or TransferSettings()
-        self._wanted: list[int] = []
+        self._wanted = Mailbox[int]()
         self._asked: set[int] = set()
-        self._has_wanted = anyio.Event()
 
     def offer(self, stage: int, vectors: Sequence[Tensor]) -> None:
         """Give the weights of a stage from now on.
@@ -122,8 +122,7 @@ class Starts:
         is_wanted = isinstance(event.message, Want) and name == self._name(name.stage)
         if is_wanted and self._read is not None and name.stage not in self._asked:
             self._asked.add(name.stage)
-            self._wanted.append(name.stage)
-            self._has_wanted.set()
+            self._wanted.put(name.stage)
         return self._contents.receive(event)
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -134,11 +133,8 @@ class Starts:
         """Serve until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._contents.run)
-            while True:
-                while self._wanted:
-                    await self._look(self._wanted.pop(0))
-                self._has_wanted = anyio.Event()
-                await self._has_wanted.wait()
+            async for stage in self._wanted:
+                await self._look(stage)
 
     async def _look(self, stage: int) -> None:
         """Read what somebody wants; it is offered unless a record has come meanwhile."""

@@ -18,9 +18,9 @@ from shoal.errors import ConnectionLost
 from shoal.events.base import Event, tell
 from shoal.events.hosts import HostLeaving, HostStageKept, HostStageUnwanted, HostStateLost
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
 from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave
 from shoal.runtime.role_handle import RoleHandle
+from shoal.runtime.waking import Signal
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class HostLeaves:
         self._patience_s = patience_s
         self._servers: dict[RoleHandle, _LeavingServer] = {}
         self._told: set[str] = set()
-        self._changed = Changes()
+        self._changed = Signal()
         self._since_s = 0.0
 
     async def run(self, servers: Mapping[RoleHandle, PeerId]) -> None:

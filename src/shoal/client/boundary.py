@@ -14,7 +14,7 @@ from shoal.client.pausing import Pausing
 from shoal.client.reports import Reports
 from shoal.client.stage_watch import StageWatch
 from shoal.config.schema import Config
-from shoal.runtime.changes import first_of
+from shoal.runtime.waking import first_of
 from shoal.swarm.round_boundary import RoundBoundary
 from shoal.swarm.round_deadline import boundary_s
 

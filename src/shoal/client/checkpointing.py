@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shoal.clock import Clock
 from shoal.config.schema import Config
+from shoal.control.membership import Membership
 from shoal.swarm.keep_rule import KeepRule
 from shoal.wire.messages.round import Record
 
@@ -14,13 +13,18 @@ class Checkpointing:
     """The rule of one client, and what users ask for.
 
     Args:
-        has_mirrors: returns whether somebody is there who writes them.
+        membership: lists the mirrors, which write them.
     """
 
-    def __init__(self, config: Config, clock: Clock, has_mirrors: Callable[[], bool]) -> None:
-        self.has_mirrors = has_mirrors
+    def __init__(self, config: Config, clock: Clock, membership: Membership) -> None:
+        self._membership = membership
         self._clock = clock
         self._rule = KeepRule.of(config)
+
+    @property
+    def has_mirrors(self) -> bool:
+        """Whether somebody is there who writes them."""
+        return bool(self._membership.view.mirrors)
 
     @property
     def is_asked(self) -> bool:
@@ -33,7 +37,7 @@ class Checkpointing:
 
     def is_due(self, round: int) -> bool:
         """Whether one is wanted of a round's record: then each replica copies what its inner optimizer knows."""
-        return self.has_mirrors() and self._rule.is_due(round, self._clock.now_s())
+        return self.has_mirrors and self._rule.is_due(round, self._clock.now_s())
 
     def recorded(self, record: Record) -> None:
         """A record stands."""

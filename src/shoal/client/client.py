@@ -62,7 +62,7 @@ from shoal.events.run import ClientResumed, DataSized
 from shoal.ids import PeerId
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.hardware import machine_type, program_versions
-from shoal.runtime.launcher_messages import Adopt, Adoption, ReplaceDataServer
+from shoal.runtime.launcher_messages import Adopt, Adoption
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
 from shoal.swarm.resumption import still_resumes
@@ -205,13 +205,7 @@ class Client:
         )
         self.ledger.pass_on = self.reports.pass_on_event
         self.counters = CounterTotals(
-            endpoint,
-            self.reports.post,
-            clock,
-            self.ledger,
-            self.reports.pass_on,
-            self._servers,
-            self._troubles.reported,
+            endpoint, clock, self.ledger, reports=self.reports, membership=membership, troubles=self._troubles
         )
         self._reassignment = Reassignment(
             endpoint=endpoint,
@@ -220,17 +214,16 @@ class Client:
             clock=clock,
             num_stages=config.num_stages,
             ledger=self.ledger,
-            name_of=self._name_of,
         )
-        self._fencing = Fencing(endpoint=endpoint, clock=clock, ledger=self.ledger, replicas=self._servers)
+        self._fencing = Fencing(endpoint=endpoint, clock=clock, ledger=self.ledger, membership=membership)
         self._data = DataLink(
             endpoint=endpoint,
             data_server=data_server,
             clock=clock,
             ledger=self.ledger,
-            trainers=lambda: {slot: self.trainers.generations[slot] for slot in self.trainers.present},
-            replace=lambda: launcher.request(ReplaceDataServer()),
-            on_lost=self._watch.data_server_lost,
+            trainers=self.trainers,
+            launcher=launcher,
+            watch=self._watch,
         )
         self._stages = StageWatch(self.ledger, is_resumed=saved.plan is None and saved.resumed is not None)
         self._pausing = Pausing(self.ledger, self._data, lambda: self.reports.post(self._swarm_numbers()))
@@ -239,7 +232,7 @@ class Client:
         kept = self._contents, self._coordinator, self._fetch, self.ledger, checkpoint, self._watch.leaves
         self._keeping = Keeping(config, *kept)
         self._inheritance = Inheritance(self._contents, self.ledger, checkpoint)
-        self._checkpointing = Checkpointing(config, clock, lambda: bool(membership.view.mirrors))
+        self._checkpointing = Checkpointing(config, clock, membership)
         self._last_counts: RunCounts | None = None
         self._last_checkpoint = LastCheckpoint(
             endpoint, membership, self._coordinator, self.ledger, lambda: self._counts(is_last=True)
@@ -280,7 +273,7 @@ class Client:
             has_turn=lambda: self._has_turn,
             stop=self.stop if unwanted is None else unwanted,
         )
-        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping.state, clock, self.ledger)
+        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping, clock, self.ledger)
         if diary.is_resumed:
             self._resume()
         else:
@@ -396,9 +389,6 @@ class Client:
 
     def _name_of(self, peer: PeerId) -> str:
         return self._membership.view.name_of(peer)
-
-    def _servers(self) -> list[PeerId]:
-        return [replica.peer for replica in self._membership.view.replicas]
 
     def _save(self, plan: RoundPlan | None) -> None:
         """Put down how things stand at the beginning of a round, or (None) at the end of the run."""

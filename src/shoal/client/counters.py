@@ -7,18 +7,21 @@ every role -- MetricReport --> CounterTotals -- sums --> Reports, summary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import anyio
 
 from shoal.client.ledger import Ledger
+from shoal.client.reports import Reports
 from shoal.client.totals import THIS_CLIENT, counted_by, counts_anew
+from shoal.client.troubles import Troubles
 from shoal.clock import Clock
 from shoal.control.counter_report import INTERVAL_S
+from shoal.control.membership import Membership
 from shoal.control.peer_numbers import PeerNumbers
 from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Rest, dispatch, measured
 from shoal.wire.messages.control import COUNTERS, MAX_VALUES, AskCounters, MetricReport, PeerMetrics
@@ -42,27 +45,25 @@ class CounterTotals:
     def __init__(
         self,
         endpoint: Endpoint,
-        tell: Callable[[Mapping[str, float]], None],
         clock: Clock,
         ledger: Ledger,
-        pass_on: Callable[[PeerMetrics], None],
-        servers: Callable[[], Collection[PeerId]] = tuple,
-        reported: Callable[[RoleCounted, MetricReport], None] = lambda _, __: None,
+        *,
+        reports: Reports,
+        membership: Membership,
+        troubles: Troubles,
     ) -> None:
         """Start with nothing but this process's own counters.
 
         Args:
-            tell: passes the sums on to the monitor whenever they have changed.
-            pass_on: tells the monitor what a peer has measured.
-            servers: returns those that are there: a run may end before one has reported for the first time.
-            reported: is told what a peer, or this process, had counted before, and what it has measured until now.
+            reports: tells the monitor the sums whenever they have changed, and what a peer has measured.
+            membership: lists the servers that are there: a run may end before one has reported for the first time.
+            troubles: is told what a peer had counted before, and what it has measured until now.
         """
         self.numbers = PeerNumbers()
         self._endpoint = endpoint
-        self._tell = tell
-        self._pass_on = pass_on
-        self._servers = servers
-        self._reported = reported
+        self._reports = reports
+        self._membership = membership
+        self._troubles = troubles
         self._has_turn = False
         self._clock = clock
         self._ledger = ledger
@@ -71,7 +72,7 @@ class CounterTotals:
         self._heard: dict[PeerId, RoleCounted] = {}
         self._connected: set[PeerId] = set()
         self._unanswered: set[PeerId] = set()
-        self._all_answered = anyio.Event()
+        self._has_answered = Signal()
 
     def totals(self) -> dict[str, int]:
         """Return the sums by name of what all processes have counted until now, this one included."""
@@ -114,7 +115,7 @@ class CounterTotals:
 
     def _take(self, before: RoleCounted, report: MetricReport) -> None:
         self.numbers.take(before.peer, report, self._clock.now_s())
-        self._reported(before, self.numbers.report_of(before.peer) or report)
+        self._troubles.reported(before, self.numbers.report_of(before.peer) or report)
 
     def peer_lost(self, peer: PeerId) -> None:
         """What a lost peer has counted stands; it will answer nothing."""
@@ -137,16 +138,15 @@ class CounterTotals:
 
     async def ask(self) -> None:
         """Have all who report, and are not lost, say what they have counted; returns when they have, or are lost."""
-        self._unanswered, self._all_answered = self._connected | set(self._servers()), anyio.Event()
-        for peer in self._unanswered:
+        self._unanswered = self._connected | {each.peer for each in self._membership.view.replicas}
+        for peer in tuple(self._unanswered):  # one with too much unsent is lost at once
             self._endpoint.post(peer, AskCounters(_ASKED))
-        if self._unanswered:
-            await self._all_answered.wait()
+        while self._unanswered:
+            await self._has_answered.wait()
 
     def _answered(self, peer: PeerId) -> None:
         self._unanswered.discard(peer)
-        if not self._unanswered:
-            self._all_answered.set()
+        self._has_answered.notify()
 
     async def run(self) -> None:
         """Pass on and write down what has changed, until cancelled."""
@@ -158,11 +158,11 @@ class CounterTotals:
             if totals != told:
                 told = totals
                 sums = {COUNTERS + name: float(count) for name, count in totals.items()}
-                self._tell(dict(list(sums.items())[:MAX_VALUES]))
+                self._reports.post(dict(list(sums.items())[:MAX_VALUES]))
             self._tell_news()
 
     def _tell_news(self) -> None:
         """Tell the monitor what each peer has said since it was told the last time, and what this process measures."""
         self._take(RoleCounted(self._endpoint.peer_id, {}), measured(self._endpoint, "client"))
         for peer, report in self.numbers.news().items():
-            self._pass_on(PeerMetrics(peer, report))
+            self._reports.pass_on(PeerMetrics(peer, report))

@@ -6,18 +6,20 @@ trainers say what they have leased (`data.feed`), so that nothing is trained twi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import anyio
 
 from shoal.client.ledger import Ledger
+from shoal.client.trainers import Launcher, TrainerPool
+from shoal.client.watch import Watch
 from shoal.clock import Backoff, Clock
 from shoal.errors import RemoteProtocolError
 from shoal.events.losses import DataServerBack
 from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.launcher_messages import ReplaceDataServer
+from shoal.runtime.waking import Signal
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.swarm.takeover import Settled
 from shoal.transport.base import Endpoint, Received
@@ -57,25 +59,25 @@ class DataLink:
         data_server: Hop,
         clock: Clock,
         ledger: Ledger,
-        trainers: Callable[[], Mapping[int, int]],
-        on_lost: Callable[[PeerId], None],
-        replace: Callable[[], Awaitable[object]],
+        trainers: TrainerPool,
+        launcher: Launcher,
+        watch: Watch,
     ) -> None:
         """Remember where the data server is.
 
         Args:
             data_server: of the same host as the client.
-            trainers: returns the slots whose trainer is there now, with their generations.
-            on_lost: notes that it is lost.
-            replace: ends a data server that hangs but is not dead, so that it is started again.
+            trainers: those that are there now may lease.
+            launcher: starts a data server again that hangs but is not dead.
+            watch: notes that it is lost.
         """
         self._endpoint = endpoint
         self._server = data_server.peer
         self._clock = clock
         self._ledger = ledger
         self._trainers = trainers
-        self._on_lost = on_lost
-        self._replace = replace
+        self._launcher = launcher
+        self._watch = watch
         self._plan: _OrderedRound | None = None
         self._recorded: Ranges = ()
         self._base_round = 0
@@ -86,8 +88,8 @@ class DataLink:
         self._is_up = True
         self._is_told = False
         self._sent: tuple[_OrderedRound | None, int, str, bool] = (None, 0, "", False)
-        self._lost = anyio.Event()
-        self._changed = Changes()
+        self._lost = Signal()
+        self._changed = Signal()
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
         endpoint.introduce(data_server)
 
@@ -114,26 +116,25 @@ class DataLink:
             return
         if self._is_up:
             self._is_up = False
-            self._on_lost(peer)
+            self._watch.data_server_lost(peer)
         self._is_told = False
-        self._lost.set()
+        self._lost.notify()
         self._changed.notify()
 
     async def run(self) -> None:
         """Dial a lost data server again, and tell it what it has to know, until cancelled."""
         while True:
-            await self._lost.wait()
-            self._lost = anyio.Event()
+            await self._lost.take()
             await self._backoff.wait(self._clock)
             self._tell()
             if not await self._is_heard():
                 self._ledger.note(DataServerFrozen(_FROZEN_S))
-                await self._replace()
+                await self._launcher.request(ReplaceDataServer())
 
     async def _is_heard(self) -> bool:
         """Wait for an answer, or for the end of the connection: a dead one cannot be dialled, a frozen one can."""
         with anyio.move_on_after(_FROZEN_S):
-            while not self._is_up and not self._lost.is_set():
+            while not self._is_up and not self._lost.is_kept:
                 await self._changed.wait()
             return True
         return False
@@ -187,7 +188,8 @@ class DataLink:
         self._post_record()
         plan = self._plan
         if plan is not None and plan.round > self._base_round:
-            trainers = {slot: i for slot, i in self._trainers().items() if slot < plan.num_slots}
+            generations, present = self._trainers.generations, self._trainers.present
+            trainers = {slot: generations[slot] for slot in present if slot < plan.num_slots}
             complete = not self._has_dead and len(trainers) == plan.num_slots
             self._post(
                 ResumeRound(plan.round, plan.num_slots, plan.steps, trainers, complete, plan.speeds),

@@ -5,15 +5,16 @@ Whom to ask, for how long, and what the answers prove is decided in `swarm/takeo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import anyio
 
 from shoal.client.ledger import Ledger
 from shoal.clock import Clock
+from shoal.control.membership import Membership
 from shoal.events.trainers import TrainerFenced
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.takeover import Settled, TakeoverMachine
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.step import Fenced
@@ -22,23 +23,21 @@ from shoal.wire.messages.step import Fenced
 class Fencing:
     """The client's side of `Fence`. A `transport.dispatch.Handler`."""
 
-    def __init__(
-        self, *, endpoint: Endpoint, clock: Clock, ledger: Ledger, replicas: Callable[[], Collection[PeerId]]
-    ) -> None:
+    def __init__(self, *, endpoint: Endpoint, clock: Clock, ledger: Ledger, membership: Membership) -> None:
         """Fence no trainer yet.
 
         Args:
-            replicas: returns all that live now.
+            membership: lists the replicas that live now.
         """
         self._endpoint = endpoint
         self._clock = clock
         self._ledger = ledger
-        self._replicas = replicas
+        self._membership = membership
         self._round = 0
         self._named: Collection[PeerId] | None = None
         self._steady: set[PeerId] = set()
         self._machines: dict[int, TakeoverMachine] = {}
-        self._changed = Changes()
+        self._changed = Signal()
 
     def receive(self, event: Received) -> bool:
         """Take answers."""
@@ -46,7 +45,7 @@ class Fencing:
             return False
         for slot in event.message.generations:
             if slot in self._machines:
-                self._machines[slot].heard(event.peer, event.message)
+                self._machines[slot].receive(event.peer, event.message)
         self._changed.notify()
         return True
 
@@ -71,15 +70,15 @@ class Fencing:
         begun_s = self._clock.now_s()
         machine = self._machines[slot] = TakeoverMachine(slot, lowest, self._round, begun_s)
         try:
-            while not machine.is_over(self._replicas(), self._clock.now_s()):
-                for send in machine.asks(self._replicas(), self._clock.now_s()):
+            while not machine.is_over(self._live, self._clock.now_s()):
+                for send in machine.asks(self._live, self._clock.now_s()):
                     self._endpoint.post(send.to, send.message)
                 changed = self._changed.coming
                 with anyio.move_on_after(machine.wake_at_s - self._clock.now_s()):
                     await changed.wait()
         finally:
             del self._machines[slot]
-        everyone = None if self._named is None else {*self._replicas(), *self._named}
+        everyone = None if self._named is None else {*self._live, *self._named}
         settled = machine.settled(everyone, self._steady)
         self._ledger.note(
             TrainerFenced(
@@ -92,3 +91,7 @@ class Fencing:
             )
         )
         return settled
+
+    @property
+    def _live(self) -> list[PeerId]:
+        return [replica.peer for replica in self._membership.view.replicas]

@@ -16,7 +16,7 @@ from shoal.client.reassignment import Reassignment
 from shoal.client.trainers import TrainerPool
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
@@ -55,7 +55,7 @@ class Homes:
         self._membership = membership
         self._trainers = trainers
         self._reassignment = reassignment
-        self._changed = Changes()
+        self._changed = Signal()
 
     async def form(self, last_round_s: float) -> None:
         """Form the pipelines of a round; wait, however long, until there is one at least.

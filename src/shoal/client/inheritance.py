@@ -22,7 +22,7 @@ from shoal.client.ledger import Ledger
 from shoal.errors import StorageError
 from shoal.events.stages import InnerAnew, InnerGiven
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Received
 from shoal.wire.messages.inner import InnerState, InnerTaken, TakeInner
 
@@ -44,7 +44,7 @@ class Inheritance:
         self._checkpoint = checkpoint
         self._waiting: dict[PeerId, str] = {}
         self._refused: dict[PeerId, str] = {}
-        self._changed = Changes()
+        self._changed = Signal()
 
     async def give(self, replicas: Sequence[Sequence[PeerId]], record_hash: str) -> None:
         """Return when every replica trains on with what was kept, or begins anew; nothing happens unless the round is

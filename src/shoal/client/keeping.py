@@ -28,9 +28,9 @@ from shoal.config.schema import Config
 from shoal.errors import RemoteProtocolError, StorageError
 from shoal.events.stages import StageKept, StageNotKept, StageRead, StageReleased
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import free_memory_bytes
+from shoal.runtime.waking import Signal
 from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.swarm.resumption import is_superseded, stays_held
 from shoal.transport.base import Received
@@ -84,7 +84,7 @@ class Keeping:
         self._to_fetch = Mailbox[int]()
         self._awaited: set[int] = set()
         self._going: set[PeerId] = set()
-        self._changed = Changes()
+        self._changed = Signal()
         self._checkpoint = checkpoint
         if checkpoint is not None:
             # Before anything is read: what is safe on a disk is not lost, however long reading it takes.

@@ -18,7 +18,7 @@ from shoal.client.ledger import Ledger
 from shoal.control.membership import Membership
 from shoal.events.mirror import LastCheckpointAwaited, LastCheckpointLacks
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.mirror import LastKept, RunCounts
 
@@ -52,7 +52,7 @@ class LastCheckpoint:
         self._counts = counts
         self._awaited: set[PeerId] = set()
         self._lacks: list[str] = []
-        self._changed = Changes()
+        self._changed = Signal()
 
     def receive(self, event: Received) -> bool:
         """Take a mirror's word."""

@@ -17,10 +17,10 @@ import anyio
 import anyio.to_thread
 
 from shoal.averaging.journal import last_record
-from shoal.averaging.replica_state import OuterState
 from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.checkpoint.model_folder import ModelFolder, has_model_of
 from shoal.checkpoint.model_layout import stage_layouts
+from shoal.client.keeping import Keeping
 from shoal.client.ledger import Ledger
 from shoal.clock import Clock
 from shoal.config.schema import Config
@@ -58,7 +58,7 @@ class ModelExport:
         run_id: str,
         log_dir: Path,
         fetch: StageFetch,
-        kept: Callable[[int, str], OuterState | None],
+        keeping: Keeping,
         clock: Clock,
         ledger: Ledger,
     ) -> None:
@@ -66,12 +66,12 @@ class ModelExport:
 
         Args:
             log_dir: holds the records; the model's folder is made in it.
-            kept: see `Keeping.state`.
+            keeping: has the state of stages whose servers have left.
         """
         self.left = ModelLeft(reason="the run has not ended")
         self._config, self._run_id, self._log_dir = config, run_id, log_dir
         self._fetch = fetch
-        self._kept = kept
+        self._keeping = keeping
         self._clock = clock
         self._ledger = ledger
 
@@ -129,7 +129,7 @@ class ModelExport:
                 tasks.start_soon(self._say, sum(map(state_bytes, layouts)))
                 for stage, layout in enumerate(layouts):
                     digest = record_hash(signed)
-                    state = self._kept(stage, digest) or await self._fetch.fetch(stage, layout, record, digest)
+                    state = self._keeping.state(stage, digest) or await self._fetch.fetch(stage, layout, record, digest)
                     if state is None:
                         raise StateMismatch(
                             f"nobody holds the parameters of stage {stage} after round {record.round} any more"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from shoal.client.data_link import DataLink
 from shoal.client.ledger import Ledger
 from shoal.events.run import RunPaused, RunResumed
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 
 
 class Pausing:
@@ -31,7 +31,7 @@ class Pausing:
         Args:
             on_change: called after the run was paused or resumed.
         """
-        self.changed = Changes()
+        self.changed = Signal()
         self._ledger = ledger
         self._data = data
         self._on_change = on_change

@@ -18,8 +18,9 @@ from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.events.stages import MoveEnded, MoveFailed, MoveOrdered
 from shoal.ids import PeerId
-from shoal.swarm import reassignment
+from shoal.runtime.waking import Signal
 from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
+from shoal.swarm.placement import StageMove
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Move, Moving
@@ -37,7 +38,6 @@ class Reassignment:
         clock: Clock,
         num_stages: int,
         ledger: Ledger,
-        name_of: Callable[[PeerId], str] = str,
         settings: MoveSettings | None = None,
     ) -> None:
         """Order nothing yet; `run` does the work.
@@ -50,10 +50,9 @@ class Reassignment:
         self._membership = membership
         self._clock = clock
         self._ledger = ledger
-        self._name_of = name_of
         self._machine = MoveOrders(num_stages, settings)
         self._holders: Mapping[PeerId, int] = {}
-        self._wake = anyio.Event()
+        self._wake = Signal()
         self._is_placing = False
         self._placed = anyio.Event()
 
@@ -82,9 +81,8 @@ class Reassignment:
         if not isinstance(message, Moving):
             return False
         if message.ballot == self._coordinator.ballot:
-            now_s = self._clock.now_s()
-            self._do(self._machine.answered(event.peer, message.stage, message.refused, now_s))
-            self._wake.set()
+            self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
+            self._wake.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -100,7 +98,7 @@ class Reassignment:
         """
         self._holders = holders
         self._do(self._machine.recorded(self._view(), holders, round, self._clock.now_s()))
-        self._wake.set()
+        self._wake.notify()
 
     async def place(self) -> None:
         """Before the first round, which this client leads: have servers stand where they should; return when they do.
@@ -108,7 +106,7 @@ class Reassignment:
         Those that have started together could not all see each other when they chose (`swarm.placement`).
         """
         self._is_placing = True
-        self._wake.set()
+        self._wake.notify()
         await self._placed.wait()
 
     async def run(self, changed: Callable[[], None]) -> None:
@@ -121,19 +119,18 @@ class Reassignment:
             tasks.start_soon(self._wake_after, self._membership.changed)
             tasks.start_soon(self._wake_after, self._coordinator.changed)
             while True:
-                self._wake = anyio.Event()
+                woken = self._wake.coming
                 before = self._machine.under_way
                 self._look()
                 if self._machine.under_way != before:
                     changed()
-                wake_at_s = self._machine.wake_at_s
-                with anyio.move_on_after(None if wake_at_s is None else max(0.0, wake_at_s - self._clock.now_s())):
-                    await self._wake.wait()
+                with anyio.move_on_after(self._machine.wake_at_s - self._clock.now_s()):
+                    await woken.wait()
 
     async def _wake_after(self, event: Callable[[], Awaitable[object]]) -> None:
         while True:
             await event()
-            self._wake.set()
+            self._wake.notify()
 
     def _look(self) -> None:
         if not self._coordinator.leads:
@@ -160,7 +157,7 @@ class Reassignment:
     def _do(self, effects: Sequence[MoveEffect]) -> None:
         for effect in effects:
             move = effect.move
-            places = move.peer, self._name_of(move.peer), move.origin, move.stage
+            places = move.peer, self._membership.view.name_of(move.peer), move.origin, move.stage
             match effect:
                 case SendOrder():
                     order = Move(self._coordinator.ballot, self._coordinator.round, move.stage, move.urgent)
@@ -173,7 +170,7 @@ class Reassignment:
                     self._ledger.note(MoveFailed(*places, str(how), reason))
 
 
-def _reason(move: reassignment.StageMove, is_placing: bool) -> str:
+def _reason(move: StageMove, is_placing: bool) -> str:
     if is_placing:
         return "not all servers saw each other when they chose"
     return f"stage {move.stage} {'had no replica' if move.urgent else 'has fewer servers than the others'}"

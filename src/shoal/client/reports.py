@@ -18,7 +18,7 @@ from shoal.events.run import RoundShared, ShareEvaluated, StepReported, TrainerF
 from shoal.events.trainers import ReportOfStranger, StepRefused, TrainerWithoutPath
 from shoal.ids import PeerId
 from shoal.log import FloodGate
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.routing import Pipeline
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, RouterReport
@@ -67,7 +67,7 @@ class Reports:
             on_stuck: called when a trainer finds no complete path through the stages.
         """
         self.shares = Shares()
-        self.finished = Changes()
+        self.finished = Signal()
         self._endpoint = endpoint
         self._monitor = monitor.peer
         self._trainers = trainers
@@ -78,12 +78,12 @@ class Reports:
         self.divergence = divergence
         self._clock = clock
         self._monitor_rests = Deadline.after(clock, 0.0)
-        self._monitor_lost = anyio.Event()
+        self._monitor_lost = Signal()
         self._round = 0
         self._done: set[int] = set()
         self._refusals: dict[int, str] = {}
         self.refused_since_s: float | None = None
-        self.refused_changed = Changes()
+        self.refused_changed = Signal()
         endpoint.introduce(monitor)
 
     def receive(self, event: Received) -> bool:
@@ -110,7 +110,7 @@ class Reports:
         """What a lost trainer has reported stands; a lost monitor is not dialled again for each number."""
         if peer == self._monitor:
             self._monitor_rests = Deadline.after(self._clock, _MONITOR_RESTS_S)
-            self._monitor_lost.set()
+            self._monitor_lost.notify()
 
     @property
     def refusal(self) -> str:
@@ -189,8 +189,7 @@ class Reports:
 
     async def _follow_monitor(self) -> None:
         while True:
-            await self._monitor_lost.wait()
-            self._monitor_lost = anyio.Event()
+            await self._monitor_lost.take()
             await self._clock.sleep_s(self._monitor_rests.remaining_s())
             self.post(self._swarm_numbers())
 

@@ -22,7 +22,7 @@ from shoal.events.stages import (
     TrainingStopped,
     TrainingWaits,
 )
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.round_effects import ChainLeft, Restored, Stuck
 
 REPEAT_S = 30.0
@@ -48,7 +48,7 @@ class StageWatch:
         self.missing: tuple[int, ...] = ()
         self._ledger = ledger
         self._repeat_s = repeat_s
-        self.changed = Changes()
+        self.changed = Signal()
         self._since_s = 0.0
 
     def take(self, event: CoordinatorEvent) -> None:

@@ -61,7 +61,7 @@ class Steering:
     def _refusal(self, what: Order) -> str:
         if not self._has_turn():
             return _waits(what)
-        if what == "checkpoint" and not self._checkpointing.has_mirrors():
+        if what == "checkpoint" and not self._checkpointing.has_mirrors:
             return "no mirror is there to write it: run `shoal mirror`, or start without --no-param-mirror-enable"
         return ""
 

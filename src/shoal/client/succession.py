@@ -30,7 +30,7 @@ from shoal.errors import ControlError
 from shoal.events.losses import ClientReplaced
 from shoal.events.run import ClientWaits, RunEnded
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.client_order import ClientOrder
 from shoal.swarm.records import GENERATIONS_APART, parameters_of, used_samples
 from shoal.transport.base import Endpoint, Received
@@ -63,7 +63,7 @@ class Succession:
         self._clock = clock
         self._ledger = ledger
         self._order = ClientOrder(endpoint.peer_id)
-        self._changed = Changes()
+        self._changed = Signal()
         self._over: tuple[str, bool] | None = None
         self._announcer: PeerId | None = None
         # Of servers: which client each has said that it is connected with; who has not answered yet, and since when.
@@ -117,14 +117,14 @@ class Succession:
                     self._replace(now_s)
                     return True
                 # Who is asked which run it is also says when it is over.
-                for hop in (*self._order.dial(now_s), *self._servers_to_ask(now_s)):
+                for hop in (*self._order.tick(now_s), *self._servers_to_ask(now_s)):
                     self._endpoint.introduce(hop)
                     self._endpoint.post(hop.peer, AskRun())
                 for peer in set(self._order.reachable) - told:
                     told.add(peer)
                     name = self._membership.view.name_of(peer)
                     self._ledger.note(ClientWaits(peer, name, self._run_id))
-                wake_at_s = self._order.wake_at_s(now_s)
+                wake_at_s = self._order.wake_at_s
                 if self._is_kept:
                     again_s = ANSWER_WITHIN_S if self._asked else ASK_AGAIN_S
                     wake_at_s = min(wake_at_s, self._asked_at_s + again_s)

@@ -14,8 +14,8 @@ from shoal.events.losses import TrainerReady
 from shoal.events.trainers import TrainersSilent, TrainerStale
 from shoal.ids import PeerId
 from shoal.log import FloodGate
-from shoal.runtime.changes import Changes
 from shoal.runtime.launcher_messages import LauncherRequest, Reply, StartTrainer
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import TrainerHello
@@ -61,7 +61,7 @@ class TrainerPool:
         self._arrived: dict[int, int] = {}
         self._booting: set[int] = set()
         self._rounds: dict[int, int] = {}
-        self._changed = Changes()
+        self._changed = Signal()
 
     @property
     def present(self) -> Mapping[int, Hop]:

@@ -18,10 +18,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-import anyio
-
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Received
 from shoal.wire.messages.collective import CollectiveMessage, RingPart
 from shoal.wire.tensors import WireTensor
@@ -54,7 +53,7 @@ class PartQueue:
     def __init__(self, number: int) -> None:
         self.number = number
         self._parts: deque[ReceivedPart] = deque()
-        self._arrived = anyio.Event()
+        self._arrived = Signal()
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -62,12 +61,11 @@ class PartQueue:
     def put(self, part: ReceivedPart) -> None:
         """Append a part; never waits."""
         self._parts.append(part)
-        self._arrived.set()
+        self._arrived.notify()
 
     async def take(self) -> ReceivedPart:
         """Return the next part, when there is one."""
         while not self._parts:
-            self._arrived = anyio.Event()
             await self._arrived.wait()
         return self._parts.popleft()
 

@@ -18,7 +18,7 @@ gives the next one another.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import RingVector
 from shoal.errors import MemberFault, RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.runtime.mailbox import Mailbox
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.collective import RingPart, RingReady, RingTaken
@@ -117,8 +118,7 @@ class GroupOperation:
         self._taken: set[tuple[int, int, bool, int, int]] = set()
         self._added: Counter[tuple[int, int, int]] = Counter()
         self._early: list[_Span] = []
-        self._finished: deque[_Piece | None] = deque()
-        self._has_finished = anyio.Event()
+        self._finished = Mailbox[_Piece]()
         self._read_from: set[int] = set()
         self._lent_to: set[int] = set()
         self._sent_to: set[int] = set()
@@ -158,11 +158,11 @@ class GroupOperation:
         for number, plan in self._plans.items():
             for chunk in range(len(plan.chunks)):
                 if plan.begins_with(self._me, chunk) and plan.num_segments(chunk):
-                    self._finish(_Piece(number, not plan.sums, chunk, range(plan.num_segments(chunk))))
+                    self._finished.put(_Piece(number, not plan.sums, chunk, range(plan.num_segments(chunk))))
         while self._remaining:
             for span in self._spans(await parts.take()):
                 await self._apply(span)
-        self._finish(None)
+        self._finished.close()
         for member in self._read_from:
             message = RingTaken(self._tag, self._number)
             self._endpoint.post(self._members[member], message, traffic=Traffic.PSEUDO_GRADIENTS)
@@ -249,7 +249,7 @@ class GroupOperation:
             self._added.update(keys)
         self._remaining -= len(span.segments)
         if is_finished:
-            self._finish(_Piece(span.number, span.gather or is_root, span.chunk, span.segments))
+            self._finished.put(_Piece(span.number, span.gather or is_root, span.chunk, span.segments))
             return
         early, self._early = self._early, []
         for waiting in early:
@@ -266,20 +266,9 @@ class GroupOperation:
 
     # -- pass on
 
-    def _finish(self, piece: _Piece | None) -> None:
-        """Hand a piece to the task that posts; None ends it."""
-        self._finished.append(piece)
-        self._has_finished.set()
-
     async def _post_finished(self) -> None:
-        while True:
-            while self._finished:
-                piece = self._finished.popleft()
-                if piece is None:
-                    return
-                await self._post(piece)
-            self._has_finished = anyio.Event()
-            await self._has_finished.wait()
+        async for piece in self._finished:
+            await self._post(piece)
 
     async def _post(self, piece: _Piece) -> None:
         """Tell whoever comes next that segments are ready, or send them."""

@@ -11,15 +11,13 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
-import anyio
-
 from shoal.clock import Clock
 from shoal.control.records import OtherVersion, StageRecord, VerifiedRecord
 from shoal.control.view_builder import build_view, label_of
 from shoal.events.registry import PeerOtherVersion
 from shoal.ids import PeerId
 from shoal.log import FloodGate
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.view import PeerLabel, SwarmView
 from shoal.wire.handshake import version_misfit
 
@@ -38,12 +36,12 @@ class Membership:
         self._lost: dict[PeerId, int] = {}
         self._view = SwarmView()
         self._labels: dict[PeerId, PeerLabel] = {}
-        self._changed = Changes()
+        self._changed = Signal()
         self._other_versions: dict[PeerId, int] = {}
         self._clock_differences: Mapping[PeerId, tuple[float, str]] = {}
         self._gate = FloodGate(logger, clock)
         self._num_eager = 0
-        self._eager = anyio.Event()
+        self._has_asked = Signal()
 
     @property
     def view(self) -> SwarmView:
@@ -93,13 +91,11 @@ class Membership:
     def eager(self) -> Generator[None]:
         """Have the registry asked often inside of this context, because somebody waits for others to appear."""
         self._num_eager += 1
-        self._eager.set()
+        self._has_asked.notify()
         try:
             yield
         finally:
             self._num_eager -= 1
-            if not self._num_eager:
-                self._eager = anyio.Event()
 
     @property
     def awaited(self) -> bool:
@@ -108,7 +104,8 @@ class Membership:
 
     async def until_awaited(self) -> None:
         """Wait until somebody waits; used by the registry."""
-        await self._eager.wait()
+        if not self.awaited:
+            await self._has_asked.wait()
 
     @property
     def next_expiry_unix_s(self) -> float:

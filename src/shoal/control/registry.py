@@ -39,6 +39,7 @@ from shoal.events.registry import (
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.log import FloodGate
+from shoal.runtime.waking import Signal
 from shoal.swarm.view import SwarmView
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class Registry:
         self._clock = clock
         self._own: dict[str, Record] = {}
         self._dirty: set[str] = set()
-        self._wake = anyio.Event()
+        self._wake = Signal()
         self._sequence = 0
         self._last_expiry_unix_s: dict[str, float] = {}
         self._gate = FloodGate(logger, clock)
@@ -149,7 +150,7 @@ class Registry:
         self._own[topic] = record
         if at_once:
             self._dirty.add(topic)
-            self._wake.set()
+            self._wake.notify()
 
     async def conclude(self, record: Record) -> None:
         """Announce a last record that `withdraw` does not take back: it stands until it expires; bounded.
@@ -181,8 +182,7 @@ class Registry:
         pause_s = RENEW_S
         while True:
             with anyio.move_on_after(pause_s) as timer:
-                await self._wake.wait()
-            self._wake = anyio.Event()
+                await self._wake.take()
             due = set(self._own) if timer.cancelled_caught else self._dirty & set(self._own)
             self._dirty = set()
             for topic in due:
@@ -260,5 +260,5 @@ class Registry:
             return False
         emit(logger, RegistryDhtBack())
         self._dirty |= set(self._own)
-        self._wake.set()
+        self._wake.notify()
         return True

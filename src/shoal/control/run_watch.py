@@ -14,7 +14,7 @@ from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
 from shoal.control.run_question import ASK_AGAIN_S
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import AskRun, TellRun
 
@@ -38,7 +38,7 @@ class RunWatch:
         self._endpoint = endpoint
         self._membership = membership
         self._clock = clock
-        self._changed = Changes()
+        self._changed = Signal()
         self._asked_at_s: dict[PeerId, float] = {}
         self._end = RunEndListener(run_id, lambda: membership.view, self._run_over, lambda: self.client)
 

@@ -27,6 +27,7 @@ from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.data import DataServerDialledAgain, LeaseDenied
 from shoal.ids import PeerId, StepKey
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Message
 from shoal.wire.messages.base import Hop, SampleRange
@@ -122,7 +123,7 @@ class Feed:
         self._clock = clock
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
         self._num_unmapped = 0
-        self._lost = anyio.Event()
+        self._lost = Signal()
         self._is_lost = False
         self._round = 0
         self._held: dict[int, HeldBatch] = {}
@@ -173,7 +174,7 @@ class Feed:
         if peer != self._server:
             return
         self._mapped = None
-        self._lost.set()
+        self._lost.notify()
         if self._clock is not None:
             self._is_lost = True
             return
@@ -185,8 +186,7 @@ class Feed:
     async def run(self) -> None:
         """Dial a lost data server again and ask again for what is missing, until cancelled."""
         while self._clock is not None:
-            await self._lost.wait()
-            self._lost = anyio.Event()
+            await self._lost.take()
             await self._backoff.wait(self._clock)
             emit(logger, DataServerDialledAgain(len(self._held), len(self._pending)))
             self._is_lost = False

@@ -30,6 +30,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.data import SamplesRecorded, TrainerReleased, TrainerResumed
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.swarm.lease import Denial, Grant, Later, LeaseTable
 from shoal.swarm.sample_ranges import BatchStream
 from shoal.swarm.takeover import Settled
@@ -137,7 +138,7 @@ class DataService:
             max_samples=max(1, num_places // PLACES_PER_SHARE) * self._layout.max_samples,
         )
         self.pool = Pool(place_bytes=self._layout.place_bytes, num_places=num_places, directory=pool_directory)
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self.preparation = open_preparation(
             dataset=dataset,
             layout=self._layout,
@@ -195,7 +196,7 @@ class DataService:
                 self._end(peer, message.ticket, committed=None)
             case _:
                 return False
-        self._changed.set()
+        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -208,7 +209,7 @@ class DataService:
         for ticket, holding in list(self._holdings.items()):
             if holding.peer == peer and holding.lease is None:
                 self._free(ticket)
-        self._changed.set()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Prepare and answer until cancelled; sleeps while there is nothing to do.
@@ -220,12 +221,12 @@ class DataService:
         async with anyio.create_task_group() as group:
             group.start_soon(self.preparation.run)
             while True:
-                self._changed = anyio.Event()
+                changed = self._changed.coming
                 self._answer_ready()
                 urgent = [waiter.content for waiter in self._waiters]
                 ahead = [Content(batch.samples) for batch in self.table.upcoming(self._num_ahead)]
                 self.preparer.start(urgent, ahead)
-                await self._changed.wait()
+                await changed.wait()
 
     def close(self) -> None:
         """Let go of the pool, after `run` has ended."""
@@ -233,7 +234,7 @@ class DataService:
 
     def _on_filled(self, job: Job) -> None:
         self.preparer.filled(job)
-        self._changed.set()
+        self._changed.notify()
 
     def _obey(
         self, peer: PeerId, message: PlanRound | ResumeRound | PauseLeases | RecordSamples | ReleaseTrainer

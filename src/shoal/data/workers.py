@@ -28,6 +28,7 @@ from shoal.data.worker_process import WorkerProcess
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import emit
 from shoal.events.data import DataWorkerDied
+from shoal.runtime.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,7 @@ class DataWorkers:
         self._pool = pool
         self._order = order
         self._on_filled = on_filled
-        self._undrawn: deque[Job] = deque()
-        self._undrawn_added = anyio.Event()
+        self._undrawn = Mailbox[Job]()
         self._waiting: deque[Job] = deque()
         self._workers: list[WorkerProcess] = []
         self._deaths_by_place: dict[int, int] = {}
@@ -86,8 +86,7 @@ class DataWorkers:
             self._waiting.append(job)
             self._hand_out()
         else:
-            self._undrawn.append(job)
-            self._undrawn_added.set()
+            self._undrawn.put(job)
 
     async def run(self) -> None:
         """See `Preparation.run`; all processes have ended when this returns.
@@ -108,14 +107,10 @@ class DataWorkers:
 
     async def _draw(self) -> None:
         """Draw the orders of passes in a thread, and let the jobs that need them go on."""
-        while True:
-            await self._undrawn_added.wait()
-            self._undrawn_added = anyio.Event()
-            while self._undrawn:
-                job = self._undrawn.popleft()
-                await anyio.to_thread.run_sync(indices_of, job.content, self._order)
-                self._waiting.append(job)
-                self._hand_out()
+        async for job in self._undrawn:
+            await anyio.to_thread.run_sync(indices_of, job.content, self._order)
+            self._waiting.append(job)
+            self._hand_out()
 
     async def _keep(self, index: int, lifeline_read_fd: int) -> None:
         """Keep one worker running."""

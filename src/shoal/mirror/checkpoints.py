@@ -36,7 +36,7 @@ from shoal.errors import ShoalError, StateMismatch, StorageError
 from shoal.events.base import emit, tell
 from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointWritten, InnerMissing
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.keep_rule import KeepRule
 from shoal.swarm.records import record_hash
 from shoal.telemetry.registry import MetricRegistry
@@ -106,7 +106,7 @@ class Checkpoints:
     _num_missing: int = 0
     _is_failing: bool = False
     _writing: anyio.Lock = field(default_factory=anyio.Lock)
-    _changed: Changes = field(default_factory=Changes)
+    _changed: Signal = field(default_factory=Signal)
 
     def __post_init__(self) -> None:
         self._overdue = KeepRule.of(self.config, _OVERDUE)

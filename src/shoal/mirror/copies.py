@@ -31,7 +31,7 @@ from shoal.events.base import emit, tell
 from shoal.events.mirror import MirrorHolds, MirrorTooSmall
 from shoal.optim.flat import FlatLayout
 from shoal.optim.fragments import Fragment
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.round_effects import Fetch
 from shoal.wire.messages.round import StageHashes
 
@@ -96,7 +96,7 @@ class StageCopies:
         self._fetching: tuple[int, anyio.CancelScope] | None = None
         self._is_too_small = False
         self._is_taking = False
-        self._changed = Changes()
+        self._changed = Signal()
 
     def order(self, stage: int, order: Fetch) -> None:
         """Have the state of a stage fetched that a record names, in place of what is still to be fetched of it."""

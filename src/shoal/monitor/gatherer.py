@@ -27,6 +27,7 @@ from shoal.monitor.exporters.base import Exporter, Newest, PeerReport, noted_eve
 from shoal.monitor.status import Status
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import StatusChanged
+from shoal.runtime.waking import Signal
 from shoal.swarm.view import SwarmView
 from shoal.telemetry.rows import RowMaker
 from shoal.transport.base import Received
@@ -57,8 +58,8 @@ class Gatherer:
         self._exporters = exporters
         self._clock = clock
         self._rows = RowMaker()
-        self._changed = anyio.Event()
-        self._has_news = anyio.Event()
+        self._changed = Signal()
+        self._news = Signal()
 
     def receive(self, event: Received) -> bool:
         """Take a message if it holds numbers or an event; see `transport.dispatch.Handler`.
@@ -81,10 +82,10 @@ class Gatherer:
                 # Nobody speaks for another peer.
                 own = msgspec.structs.replace(numbers, peer=event.peer)
                 self._rows.add(self._status.add(own, self._clock.now_s()))
-                self._changed.set()
+                self._changed.notify()
             case _:
                 return False
-        self._has_news.set()
+        self._news.notify()
         return True
 
     def measured(self, peers: Iterable[PeerId]) -> dict[str, dict[str, float]]:
@@ -108,29 +109,28 @@ class Gatherer:
     def peer_lost(self, peer: PeerId) -> None:
         """What a client says of the swarm counts as long as it is there."""
         if self._status.lost(peer):
-            self._changed.set()
+            self._changed.notify()
 
     async def follow(self, registry: Registry) -> None:
         """Take over the registry's view whenever it changes."""
         while True:
             self._view = await registry.membership.changed()
             self._status.seen(self._view)
-            self._changed.set()
+            self._changed.notify()
 
     async def report(self, control: RoleControl) -> None:
         """Send the status to the launcher when it has changed, at most every `STATUS_INTERVAL_S`."""
         while True:
-            await self._changed.wait()
-            self._changed = anyio.Event()
+            await self._changed.take()
             control.tell(StatusChanged(self._status.values, dict(self._status.at_s)))
             await self._clock.sleep_s(STATUS_INTERVAL_S)
 
     async def export(self) -> None:
         """Hand a row to the exporters `ROW_INTERVAL_S` after the first news that are in it, until cancelled."""
         while True:
-            await self._has_news.wait()
+            await self._news.take()
             await self._clock.sleep_s(ROW_INTERVAL_S)
-            self._has_news = anyio.Event()
+            self._news.forget()
             self._export_row()
 
     async def aclose(self) -> None:

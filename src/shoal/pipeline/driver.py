@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import anyio
-
 from shoal.clock import Clock
 from shoal.data.microbatch import Microbatch
 from shoal.errors import LocalProtocolError, NoPipeline, RoundClosed
@@ -19,6 +17,7 @@ from shoal.events.base import emit
 from shoal.events.steps import StepReplayed, StepSetback
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.eval_driver import EvalDriver
+from shoal.runtime.waking import Signal
 from shoal.swarm.microbatch_cut import MicrobatchPart, cut, smallest_cap
 from shoal.swarm.step_trainer import (
     Dial,
@@ -33,6 +32,7 @@ from shoal.swarm.step_trainer import (
     TrainerEffect,
 )
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.drive import drive
 from shoal.wire.messages import Hop, SampleRange, Traffic
 from shoal.wire.messages.base import ReplicaRef, Replicas, RouterReport
 from shoal.wire.messages.control import Heartbeat
@@ -117,10 +117,10 @@ class StepDriver:
             is_wrapped=is_wrapped,
         )
         self._evaluation = EvalDriver(
-            endpoint, clock, window=evaluation_window, timeout_s=step_timeout_s, is_wrapped=is_wrapped
+            endpoint, window=evaluation_window, timeout_s=step_timeout_s, is_wrapped=is_wrapped
         )
-        self._changed = anyio.Event()
-        self._timer_s = math.inf
+        self._changed = Signal()
+        self._wake_at_s = math.inf
         self._microbatches: Sequence[Microbatch] = ()
         self._note: Callable[[StepKey, tuple[PeerId, ...]], None] | None = None
 
@@ -133,7 +133,7 @@ class StepDriver:
             case Opened() | Busy() | Refused() | MicrobatchDone() | Prepared() | Committed() | Aborted() | Broken():
                 if isinstance(message, Refused | Broken | Aborted):
                     emit(logger, StepSetback(event.peer, repr(message)))
-                self._do(self._machine.handle(event.peer, message, self._clock.now_s()))
+                self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
             case _:
                 return False
         return True
@@ -141,7 +141,7 @@ class StepDriver:
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
         self._evaluation.peer_lost(peer)
-        self._do(self._machine.peer_lost(peer, self._clock.now_s()))
+        self._do(self._machine.lost(peer, self._clock.now_s()))
 
     def peer_found(self, peer: PeerId) -> None:
         """There is a new connection with a peer."""
@@ -247,21 +247,10 @@ class StepDriver:
         )
 
     async def _ended(self) -> StepEnd:
-        """Runs the machine's timer until the step has ended."""
-        while (end := self._machine.ended) is None:
-            self._changed = changed = anyio.Event()
-            self._timer_s = self._machine.wake_at_s
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._wake, self._timer_s)
-                await changed.wait()
-                tasks.cancel_scope.cancel()
+        machine = self._machine
+        while (end := machine.ended) is None:
+            await drive(machine, self._clock, self._changed, self._do, until=lambda: machine.ended is not None)
         return end
-
-    async def _wake(self, at_s: float) -> None:
-        await self._clock.sleep_s(at_s - self._clock.now_s())
-        # Progress has moved the time in the meantime; then this does nothing but set the timer anew.
-        self._do(self._machine.tick(self._clock.now_s()))
-        self._changed.set()
 
     def _do(self, effects: Sequence[TrainerEffect]) -> None:
         for effect in effects:
@@ -280,8 +269,10 @@ class StepDriver:
                     if isinstance(effect.message, Open) and effect.message.key.attempt > 0:
                         emit(logger, StepReplayed(str(effect.message.key), effect.to))
                     self._endpoint.post(effect.to, effect.message)
-        if self._machine.ended is not None or self._machine.wake_at_s < self._timer_s:
-            self._changed.set()
+        # Most messages are progress, which puts the time off: nobody is woken for that.
+        before_s, self._wake_at_s = self._wake_at_s, self._machine.wake_at_s
+        if self._machine.ended is not None or self._wake_at_s < before_s:
+            self._changed.notify()
 
 
 def _part(microbatches: Sequence[Microbatch], part: MicrobatchPart) -> Microbatch:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
-from shoal.clock import Clock
 from shoal.data.microbatch import Microbatch
 from shoal.errors import RoundAborted
 from shoal.ids import PeerId
+from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Hop, Traffic
 from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalResult
@@ -18,11 +18,8 @@ from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalR
 class EvalDriver:
     """One evaluation at a time."""
 
-    def __init__(
-        self, endpoint: Endpoint, clock: Clock, *, window: int, timeout_s: float, is_wrapped: bool = False
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, window: int, timeout_s: float, is_wrapped: bool = False) -> None:
         self._endpoint = endpoint
-        self._clock = clock
         self._window = window
         self._timeout_s = timeout_s
         # Where on a path the loss is computed.
@@ -32,7 +29,7 @@ class EvalDriver:
         self._results: dict[int, EvalResult] = {}
         self._problem: str | None = None
         self._refuses: Callable[[PeerId], None] = lambda _: None
-        self._changed = anyio.Event()
+        self._changed = Signal()
 
     def receive(self, peer: PeerId, message: EvalResult | EvalRefused) -> None:
         """Takes an answer; those of another evaluation mean nothing."""
@@ -45,13 +42,13 @@ class EvalDriver:
             self._problem = f"{peer} refused: {message.reason}"
         elif peer == self._path[self._head]:
             self._results.setdefault(message.microbatch, message)
-        self._changed.set()
+        self._changed.notify()
 
     def peer_lost(self, peer: PeerId) -> None:
         """An evaluation over a lost replica fails."""
         if peer in self._path:
             self._problem = f"{peer} is lost"
-            self._changed.set()
+            self._changed.notify()
 
     async def evaluate(
         self,
@@ -95,13 +92,7 @@ class EvalDriver:
 
     async def _change(self) -> None:
         """Waits for an answer, a loss, or too long."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._expire)
-            await self._changed.wait()
-            tasks.cancel_scope.cancel()
-        self._changed = anyio.Event()
-
-    async def _expire(self) -> None:
-        await self._clock.sleep_s(self._timeout_s)
-        self._problem = f"no answer within {self._timeout_s:g} s"
-        self._changed.set()
+        with anyio.move_on_after(self._timeout_s) as timer:
+            await self._changed.take()
+        if timer.cancelled_caught:
+            self._problem = f"no answer within {self._timeout_s:g} s"

@@ -31,15 +31,16 @@ from shoal.pipeline.schedule import choose
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
 from shoal.pipeline.tensor_check import payload_misfit
-from shoal.runtime.changes import Changes
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.waking import Signal
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.microbatch_pass import Payload
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, SendStepMessage
 from shoal.swarm.step_replica import StepReplica
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.drive import drive
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.step import (
     Abort,
@@ -61,7 +62,6 @@ from shoal.wire.tensors import WireTensor
 
 logger = logging.getLogger(__name__)
 
-_REMIND_S = 0.5
 # Gradients kept per step to answer a repeated backward; repeats are rare and refer to what was sent last.
 _KEPT_GRADIENTS = 2
 # What torch raises for values that an operation cannot take (an index out of range, memory exhausted).
@@ -156,7 +156,7 @@ class StageWorker:
         self._round_starts = False
         self._was_evaluation = False
         self._results: tuple[Sequence[SendStepMessage], Sequence[WireTensor]] | None = None
-        self._changed = Changes()
+        self._changed = Signal()
 
     # ---- state
 
@@ -206,9 +206,9 @@ class StageWorker:
                 for hop in message.path:
                     if hop.peer != self._endpoint.peer_id:
                         self._endpoint.introduce(hop)
-                self._do(self._machine.handle(event.peer, message))
+                self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
-                self._do(self._machine.handle(event.peer, message))
+                self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
             case EvalForward() | EvalLabels():
                 self._evaluator.receive(event.peer, message, event.tensors, self.base_round, self.cap)
                 self._notify()
@@ -219,7 +219,7 @@ class StageWorker:
     def peer_lost(self, peer: PeerId) -> None:
         """See `transport.dispatch.Handler`."""
         self._evaluator.peer_lost(peer)
-        self._do(self._machine.peer_lost(peer))
+        self._do(self._machine.lost(peer, self._clock.now_s()))
 
     def start_round(self, round: int, base: str = "", anew: bool = False, keeps_rest: bool = False) -> None:
         """The module holds D_{round-1}, whose hash is `base`: steps on top of it may be opened; log and version start
@@ -300,14 +300,14 @@ class StageWorker:
                 return
             payloads = self._payloads.setdefault(message.key, {})
             payloads[wanted.is_head, type(message), message.microbatch] = tensors
-        self._do(self._machine.handle(peer, message))
+        self._do(self._machine.receive(peer, message, self._clock.now_s()))
 
     # ---- work
 
     async def run(self) -> None:
         """Works until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._remind)
+            tasks.start_soon(drive, self._machine, self._clock, self._changed, self._do)
             while True:
                 changed = self._changed.coming
                 if not await self._work():
@@ -416,15 +416,6 @@ class StageWorker:
         payloads, part = self._payloads.get(operation.key, {}), operation.is_head
         taken = [payloads.pop((part, kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
         return [tensor for tensors in taken for tensor in tensors]
-
-    async def _remind(self) -> None:
-        while True:
-            changed = self._changed.coming
-            if not self._machine.in_doubt:
-                await changed.wait()
-                continue
-            await self._clock.sleep_s(_REMIND_S)
-            self._do(self._machine.remind())
 
     # ---- effects
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
-import anyio
+from shoal.runtime.waking import Signal
 
 _Item = TypeVar("_Item")
 
@@ -19,18 +19,18 @@ class Mailbox(Generic[_Item]):
     def __init__(self) -> None:
         self._items: deque[_Item] = deque()
         self._closed = False
-        self._changed = anyio.Event()
+        self._changed = Signal()
 
     def put(self, item: _Item) -> None:
         """Append an item; once closed, it is dropped."""
         if not self._closed:
             self._items.append(item)
-            self._changed.set()
+            self._changed.notify()
 
     def close(self) -> None:
         """Let the iteration end after the items that are there."""
         self._closed = True
-        self._changed.set()
+        self._changed.notify()
 
     def __aiter__(self) -> Mailbox[_Item]:
         return self
@@ -44,6 +44,5 @@ class Mailbox(Generic[_Item]):
         while not self._items:
             if self._closed:
                 raise StopAsyncIteration
-            self._changed = anyio.Event()
             await self._changed.wait()
         return self._items.popleft()

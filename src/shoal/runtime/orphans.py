@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-import anyio
-
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.process_control import kill, reap
 from shoal.runtime.process_end import process_ended
+from shoal.runtime.waking import Signal
 
 
 class Orphans:
@@ -27,17 +26,16 @@ class Orphans:
         """
         self._servers = servers
         self._known = known
-        self._due = anyio.Event()
+        self._due = Signal()
 
     def look(self) -> None:
         """Somebody has died whose children may be left."""
-        self._due.set()
+        self._due.notify()
 
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            await self._due.wait()
-            self._due = anyio.Event()
+            await self._due.take()
             # Again and again: the children of those that were killed come next.
             while found := self._servers.orphans(self._known()):
                 for stat in found:

@@ -8,10 +8,10 @@ import msgspec
 
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime import launcher_messages as messages
-from shoal.runtime.changes import Changes
 from shoal.runtime.control_pipe import ControlPipe
 from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.role_spec import ExitStatus, RoleSpec
+from shoal.runtime.waking import Signal
 
 
 class RoleHandle:
@@ -37,7 +37,7 @@ class RoleHandle:
         self._ready: messages.RoleReady | None = None
         self._status: ExitStatus | None = None
         self.last_error = ""
-        self._changed = Changes()
+        self._changed = Signal()
 
     @property
     def running(self) -> bool:

@@ -17,6 +17,7 @@ from shoal.events.base import emit
 from shoal.events.servers import ServerCanLeave
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave, ToRole
+from shoal.runtime.waking import Signal
 from shoal.swarm.snapshots import Base
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
@@ -78,7 +79,7 @@ class Leaving:
         self._tell = tell
         self.has_left = False
         self._answer: MayLeave | None = None
-        self._answered = anyio.Event()
+        self._answered = Signal()
 
     def receive(self, event: Received) -> bool:
         """Take the client's answer; nobody else is asked."""
@@ -88,7 +89,7 @@ class Leaving:
         replica = self._replica()
         if event.peer == replica.member.coordinator and message.stage == replica.stage:
             self._answer = message
-            self._answered.set()
+            self._answered.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -110,12 +111,12 @@ class Leaving:
         others = tuple(sorted(set(leaving) - {self._endpoint.peer_id}))
         heard_s, is_due = self._clock.now_s(), True
         while True:
-            replica, self._answer, self._answered = self._replica(), None, anyio.Event()
+            replica, self._answer, answered = self._replica(), None, self._answered.coming
             client = replica.member.coordinator
             if is_due and client is not None:
                 self._endpoint.post(client, AskToLeave(replica.stage, others))
             with anyio.move_on_after(_REPEAT_S) as timer:
-                await self._answered.wait()
+                await answered.wait()
             is_due = timer.cancelled_caught  # an answer that it may not go yet is followed by one that it may
             answer, base = self._answer, replica.member.base
             if answer is not None:

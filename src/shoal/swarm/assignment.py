@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.microbatch_cut import EVAL_SAMPLES
@@ -101,6 +102,37 @@ class StageNeed:
         return fits_host and device_bytes <= server.device_memory_bytes
 
 
+class Crowd(NamedTuple):
+    """Whom a server finds at a stage: all others, and those of its own machine. Less is better, in this order: the
+    weakest stage is as fast as the whole swarm; and when a machine dies no stage should lose all replicas with it."""
+
+    others: int
+    beside: int
+
+
+class Crowds:
+    """Who stands where."""
+
+    def __init__(self, num_stages: int, places: Iterable[tuple[Candidate, int]]) -> None:
+        self.counts = [0] * num_stages
+        self._machines: dict[frozenset[str], Counter[int]] = {}
+        for server, stage in places:
+            self.add(server.hosts, stage)
+
+    def add(self, hosts: frozenset[str], stage: int) -> None:
+        """A server of this machine takes a stage."""
+        self.counts[stage] += 1
+        self._machines.setdefault(hosts, Counter())[stage] += 1
+
+    def beside(self, hosts: frozenset[str]) -> Counter[int]:
+        """Return how many servers of this machine each stage has."""
+        found = Counter[int]()
+        for names, counts in self._machines.items():
+            if names & hosts:
+                found.update(counts)
+        return found
+
+
 def assign(view: SwarmView, num_stages: int, needs: Sequence[StageNeed] = ()) -> dict[PeerId, StageIndex]:
     """Return the stage of every server that is still free to choose.
 
@@ -161,33 +193,16 @@ def _fill(
     cut: bool = False,
 ) -> dict[PeerId, StageIndex]:
     """Give each chooser, the most constrained and then the oldest first, the stage that needs it most."""
-    counts = dict.fromkeys(range(num_stages), 0)
-    for replica in settled:
-        if replica.stage < num_stages:
-            counts[replica.stage] += 1
+    crowds = Crowds(num_stages, ((replica, replica.stage) for replica in settled if replica.stage < num_stages))
     fitting = [(chooser, fitting_stages(chooser, num_stages, needs, cut=cut)) for chooser in choosers]
     # Of stages that need a server equally, the one comes first that the fewest choosers could host.
     num_fitting = {s: sum(s in stages for _, stages in fitting) for s in range(num_stages)}
-    placed: list[tuple[frozenset[str], int]] = [(replica.hosts, replica.stage) for replica in settled]
     assigned: dict[PeerId, StageIndex] = {}
     for chooser, stages in sorted(fitting, key=lambda found: (len(found[1]), found[0].seniority)):
         if not stages:
             continue
-        # When a machine dies, no stage should lose all of its replicas with it.
-        hosts = chooser.hosts
-        beside = Counter(stage for names, stage in placed if names & hosts)
-        stage = min(stages, key=lambda s: _need(s, counts, beside, num_fitting))
-        placed.append((hosts, stage))
-        counts[stage] += 1
+        beside = crowds.beside(chooser.hosts)
+        stage = min(stages, key=lambda s: (Crowd(crowds.counts[s], beside[s]), num_fitting[s], s))
+        crowds.add(chooser.hosts, stage)
         assigned[chooser.peer] = stage
     return assigned
-
-
-def _need(
-    stage: int,
-    counts: Mapping[int, int],
-    beside: Mapping[int, int],
-    num_fitting: Mapping[int, int],
-) -> tuple[int, int, int, int]:
-    """Order stages by need: fewest replicas, fewest of them on the chooser's own machine, fewest that could host it."""
-    return (counts[stage], beside[stage], num_fitting[stage], stage)

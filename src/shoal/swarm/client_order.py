@@ -9,6 +9,7 @@ The client that trains comes first, then those that wait, in the order in which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,11 +33,16 @@ class _Ahead:
 
 
 class ClientOrder:
-    """The clients before this one, as far as it knows."""
+    """The clients before this one, as far as it knows.
+
+    Attributes:
+        wake_at_s: when to call `tick` if no event comes before (monotonic), after each of which it is to be called.
+    """
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._ahead: dict[PeerId, _Ahead] = {}
+        self.wake_at_s = math.inf
 
     @property
     def reachable(self) -> tuple[PeerId, ...]:
@@ -68,11 +74,14 @@ class ClientOrder:
             each.since_s = now_s if each.since_s is None else each.since_s
             each.dial_at_s = now_s + REDIAL_S
 
-    def dial(self, now_s: float) -> list[Hop]:
+    def tick(self, now_s: float) -> list[Hop]:
         """Those that are to be dialled now; each is dialled again only when that has failed."""
-        due = [each for each in self._ahead.values() if each.since_s is not None and each.dial_at_s <= now_s]
+        lost = [(each.since_s, each) for each in self._ahead.values() if each.since_s is not None]
+        due = [each for _, each in lost if each.dial_at_s <= now_s]
         for each in due:
-            each.dial_at_s = float("inf")
+            each.dial_at_s = math.inf
+        times = [each.dial_at_s for _, each in lost] + [since_s + PATIENCE_S for since_s, _ in lost]
+        self.wake_at_s = min((time_s for time_s in times if time_s > now_s), default=math.inf)
         return [each.hop for each in due]
 
     def is_gone(self, peer: PeerId, now_s: float) -> bool:
@@ -88,12 +97,6 @@ class ClientOrder:
     def is_turn(self, now_s: float) -> bool:
         """Whether every client before this one that is known is gone."""
         return all(_is_gone(each, now_s) for each in self._ahead.values())
-
-    def wake_at_s(self, now_s: float) -> float:
-        """When to look again; infinite if only an event can change anything."""
-        lost = [(each.since_s, each.dial_at_s) for each in self._ahead.values() if each.since_s is not None]
-        times = [dial_at_s for _, dial_at_s in lost] + [since_s + PATIENCE_S for since_s, _ in lost]
-        return min((time_s for time_s in times if time_s > now_s), default=float("inf"))
 
 
 def _is_gone(ahead: _Ahead, now_s: float) -> bool:

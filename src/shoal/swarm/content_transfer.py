@@ -11,6 +11,7 @@ A donor that is lost or slow is replaced in the middle; what is stored stays, wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -178,9 +179,9 @@ class ContentTransfer:
         self._tick_at_s = 0.0
 
     @property
-    def wake_at_s(self) -> float | None:
-        """When to call `tick`; None when it is done."""
-        return None if self._done else self._tick_at_s
+    def wake_at_s(self) -> float:
+        """When to call `tick`; infinite when it is done."""
+        return math.inf if self._done else self._tick_at_s
 
     @property
     def is_offered(self) -> bool:

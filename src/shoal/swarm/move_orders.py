@@ -4,21 +4,21 @@
       ^    or nothing is trained yet             |                    |
       '--- refused, dead, silent, too slow ------+--------------------'
 
-Who goes where is `reassignment.next_move`'s decision, and before the first round `placement.correction`'s. A mover that
-another coordinator has sent is recognised by what it says itself (`Moving` is said again to whoever takes a ballot), so
-a successor does not send a second one.
+Who goes where is `placement.improve`'s decision. A mover that another coordinator has sent is recognised by what it
+says itself (`Moving` is said again to whoever takes a ballot), so a successor does not send a second one.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
-from shoal.swarm.placement import correction
-from shoal.swarm.reassignment import StageMove, next_move
+from shoal.swarm.placement import StageMove, improve
 from shoal.swarm.view import SwarmView
+from shoal.wire.messages.round import Moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ class MoveOrders:
         return None if move is not None and move.peer == peer and move.stage != stage else stage
 
     @property
-    def wake_at_s(self) -> float | None:
-        """When to call `update` at the latest; None if nothing waits for time."""
+    def wake_at_s(self) -> float:
+        """When to call `update` at the latest; infinite if nothing waits for time."""
         if self.under_way is not None:
             ends_s = min(self._seen_s + self._settings.silence_s, self._begun_s + self._settings.timeout_s)
             return ends_s if self._answered else min(ends_s, self._repeat_at_s)
-        return None if self._gap_since_s is None else self._gap_since_s + self._settings.patience_s
+        return math.inf if self._gap_since_s is None else self._gap_since_s + self._settings.patience_s
 
     # -- events
 
@@ -133,7 +133,7 @@ class MoveOrders:
         """
         if self.under_way is not None:
             return []
-        move = correction(view, self._num_stages, holders, self._unmoved)
+        move = improve(view, self._num_stages, holders, self._unmoved, trains=False)
         return [] if move is None else self._ordered(move, now_s)
 
     def update(
@@ -157,9 +157,9 @@ class MoveOrders:
             self._gap_since_s = now_s  # if nobody can go now, it is tried again later
         return effects
 
-    def answered(self, peer: PeerId, stage: int, refused: str, now_s: float) -> list[MoveEffect]:
-        """A server has said that it goes to a stage, or, if `refused` is not empty, why it does not."""
-        move = self.under_way
+    def receive(self, peer: PeerId, message: Moving, now_s: float) -> list[MoveEffect]:
+        """A server has said under this client's ballot that it goes to a stage, or why it does not."""
+        move, stage, refused = self.under_way, message.stage, message.refused
         if move is None and not refused:
             if self._known.get(peer) == stage or self._refused.get(peer) == self._round:
                 return []  # a late repetition, of what was said before it arrived or refused
@@ -191,7 +191,7 @@ class MoveOrders:
         only_urgent: bool = False,
     ) -> list[MoveEffect]:
         exempt = {*resting, *(peer for peer, round in self._refused.items() if round == self._round)}
-        move = next_move(view, self._num_stages, holders, exempt)
+        move = improve(view, self._num_stages, holders, exempt, trains=True)
         if move is None or (only_urgent and not move.urgent):
             return []
         return self._ordered(move, now_s)

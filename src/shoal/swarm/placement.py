@@ -1,108 +1,175 @@
-"""Where servers stand before the first round, corrected by who sees them all.
+"""Which server goes to another stage: a rule that everybody computes alike from the same view.
 
-Servers that start together choose their stages each by what it sees of the others (`swarm.assignment`). On a slow
-machine that may be a part of them: then too many take one stage, or one machine has all replicas of a stage and would
-take it with it. Until something is trained a server goes elsewhere without a loss, so the coordinator has that done
-first, one server at a time. Everybody computes the same from the same view.
+What is better is said by `assignment.Crowd`, for who chooses a stage as for who is sent to another one: first, stages
+have more nearly the same number of servers; then, fewer servers of one stage share a machine. A server goes where that
+gets better by most; of several the youngest. So placements only become better: without new events moves come to an
+end, and never undo each other.
 
-What is better: first, stages that have more nearly the same number of replicas; then, fewer replicas of one stage on
-one machine. Where no server alone can make it better, two that change places can, and the first of them is named: once
-it has moved, no single move is better than that of the other one.
+Until something is trained a move costs nothing, and each that makes the placement better is made. Servers that start
+together choose by what each sees of the others; on a slow machine too many may have taken one stage, or one machine has
+all replicas of a stage. Where no server alone can make it better, two that change places can, and the first of them is
+named: once it has moved, no single move is better than that of the other one.
+
+Later a move has to make the weakest stage stronger by more than `MIN_GAIN`. Where several stages are the weakest
+together, or nearly so, one move alone cannot do that; then a series is planned whose last move does it, and the first
+of it is made. As the last one is worth it by itself, what is planned is also finished: after each move the rest of the
+series is the same as before.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from shoal.ids import PeerId
-from shoal.swarm.assignment import assign
-from shoal.swarm.reassignment import StageMove
+from shoal.swarm.assignment import Crowd, Crowds, assign
 from shoal.swarm.view import Candidate, SwarmView
 
+MIN_GAIN = 0.1
+"""Of the swarm's throughput: what a move has to bring, since loading a state costs something too."""
 
-class _Change(NamedTuple):
-    """What a move changes: the sum of squares of the stages' counts, and the pairs of replicas of one stage that share
-    a machine. Less is better."""
 
-    squares: int
-    sharing: int
+class StageMove(NamedTuple):
+    """A server goes from one stage to another; `urgent` if that one has nobody."""
+
+    peer: PeerId
+    origin: int
+    stage: int
+    urgent: bool
+
+
+# What a move changes is the difference between whom a server finds where it goes, and whom where it was.
+_NOTHING = Crowd(0, 0)
+_NO_STRONGER = Crowd(-1, sys.maxsize)
+"""A move to a stage that is weaker also afterwards is better, whatever machines say, and no other one is."""
 
 
 @dataclass(frozen=True)
-class _Mover:
-    """A server that may be sent, and with how many others of each stage it shares its machine."""
+class _Place:
+    """A server and the stage that it is counted for; `may_go` if it can be a donor."""
 
     server: Candidate
     stage: int
-    beside: Sequence[int]
+    holds: bool = False
+    may_go: bool = False
 
-    def to(self, stage: int, counts: Sequence[int]) -> _Change:
-        squares = 2 * (counts[stage] - counts[self.stage] + 1)
-        return _Change(squares, self.beside[stage] - self.beside[self.stage])
-
-    def swapped_with(self, other: _Mover) -> int:
-        """Return how many more pairs share a machine when the two have changed places."""
-        counted_twice = 2 * bool(self.server.hosts & other.server.hosts)
-        here = self.beside[other.stage] - self.beside[self.stage]
-        return here + other.beside[self.stage] - other.beside[other.stage] - counted_twice
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        return self.server.hosts
 
 
-_NOTHING = _Change(0, 0)
-
-
-def correction(
-    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId] = ()
+def improve(
+    view: SwarmView,
+    num_stages: int,
+    holders: Collection[PeerId],
+    exempt: Collection[PeerId] = (),
+    *,
+    trains: bool,
 ) -> StageMove | None:
-    """Return the move that makes the placement better, or None if it is as good as it can be made.
+    """Return the move that helps most, or None if none helps enough.
 
-    Moves that are carried out one after the other come to an end: each, or each two, make it strictly better. Then
-    the counts of two stages differ by one at most, and no machine has two replicas of one stage more than of another
-    one, unless servers that must stay are in the way. Whether a stage fits a server only that one knows: it refuses,
-    and is `exempt` from then on.
+    The last holder of a stage never goes, nor a server that was given its stage by its user. A candidate counts for the
+    stage that it will take, a server that is still loading for the stage that it loads. Whether the stage fits the
+    server's memory only it knows: it refuses then, and is `exempt` the next time.
 
     Args:
-        view: the servers, at the stages that they serve; nothing is trained yet.
-        holders: the replicas that can be reached; only these are sent.
+        view: the servers, at the stages that they serve.
+        holders: the replicas that can be reached and hold the record that stands; only these are sent.
+        trains: something has been trained, so that a move costs something.
     """
+    placement = _Placement(_places(view, num_stages, holders, exempt), num_stages)
+    if not trains:
+        return placement.best(_NOTHING) or placement.first_of_two()
+    first: StageMove | None = None
+    for _ in range(num_stages):
+        move = placement.best(_NO_STRONGER)
+        if move is None:
+            return None
+        first, weakest = first or move, placement.weakest
+        placement = placement.after(move)
+        if placement.weakest > weakest * (1 + MIN_GAIN):
+            return first
+    return None
+
+
+def _places(view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId]) -> list[_Place]:
+    """Return where servers stand, the youngest first."""
     chosen = assign(view, num_stages)
-    places: list[tuple[Candidate, int]] = [(r, r.stage) for r in view.replicas if r.stage < num_stages]
-    places += [(c, chosen[c.peer]) for c in view.candidates if c.peer in chosen]
-    counts = [sum(stage == each for _, stage in places) for each in range(num_stages)]
-    may_go = {r.peer for r in view.replicas if r.peer in holders and not r.pinned} - set(exempt)
-    free = sorted((place for place in places if place[0].peer in may_go), key=lambda p: p[0].seniority, reverse=True)
-    movers = [_Mover(server, stage, _beside(server, places, num_stages)) for server, stage in free]
-    # A stage keeps a replica that is there: one that is only expected may not come.
-    there = Counter[int](r.stage for r in view.replicas if r.peer in holders)
-    donors = [mover for mover in movers if there[mover.stage] > 1]
-    best, found = _NOTHING, None
-    for mover in donors:
-        for stage in range(num_stages):
-            if stage != mover.stage and (change := mover.to(stage, counts)) < best:
-                best, found = change, (mover, stage)
-    if found is None:
-        found = _first_of_two(donors, movers)
-    if found is None:
-        return None
-    mover, stage = found
-    return StageMove(mover.server.peer, mover.stage, stage, counts[stage] == 0)
+    places = [_Place(each, chosen[each.peer]) for each in view.candidates if each.peer in chosen]
+    for each in view.replicas:
+        if each.stage < num_stages:
+            holds = each.peer in holders
+            may_go = holds and not each.pinned and each.peer not in exempt
+            places.append(_Place(each, each.stage, holds, may_go))
+    return sorted(places, key=lambda place: place.server.seniority, reverse=True)
 
 
-def _first_of_two(donors: Sequence[_Mover], movers: Sequence[_Mover]) -> tuple[_Mover, int] | None:
-    """Return who goes where first if two change places; of all pairs the best, by order of `donors`."""
-    best, found = 0, None
-    for mover in donors:
-        if not mover.beside[mover.stage]:
-            continue  # of two whose change brings something, one shares a machine within its stage
-        for other in movers:
-            if other.stage != mover.stage and (sharing := mover.swapped_with(other)) < best:
-                best, found = sharing, (mover, other.stage)
-    return found
+class _Placement:
+    """All servers where they stand, or would stand."""
 
+    def __init__(self, places: Sequence[_Place], num_stages: int) -> None:
+        self._places = places
+        self._crowds = Crowds(num_stages, ((place.server, place.stage) for place in places))
+        # A stage keeps a replica that is there: one that is only expected may not come.
+        num_holders = [sum(each.holds for each in places if each.stage == stage) for stage in range(num_stages)]
+        self._movers = [place for place in places if place.may_go]
+        self._donors = [place for place in self._movers if num_holders[place.stage] > 1]
+        self._beside: dict[frozenset[str], Counter[int]] = {}
 
-def _beside(server: Candidate, places: Sequence[tuple[Candidate, int]], num_stages: int) -> tuple[int, ...]:
-    hosts = server.hosts
-    found = Counter(stage for other, stage in places if other.peer != server.peer and other.hosts & hosts)
-    return tuple(found[stage] for stage in range(num_stages))
+    @property
+    def weakest(self) -> int:
+        """How many servers the stage has that has the fewest."""
+        return min(self._crowds.counts)
+
+    def after(self, move: StageMove) -> _Placement:
+        """Return the placement once a move is carried out; nobody goes twice."""
+        places = [
+            replace(each, stage=move.stage, holds=False, may_go=False) if each.server.peer == move.peer else each
+            for each in self._places
+        ]
+        return _Placement(places, len(self._crowds.counts))
+
+    def best(self, than: Crowd) -> StageMove | None:
+        """Return the move that makes it better by most; None: by more than `than` none does."""
+        best, found, counts = than, None, self._crowds.counts
+        for place in self._donors:
+            for stage, count in enumerate(counts):
+                others = count - (counts[place.stage] - 1)
+                if stage == place.stage or others > best.others:
+                    continue
+                change = Crowd(others, self._others_beside(place, stage) - self._others_beside(place, place.stage))
+                if change < best:
+                    best, found = change, self._move(place, stage)
+        return found
+
+    def first_of_two(self) -> StageMove | None:
+        """Return who goes where first if two change places, so that fewer share a machine; of all pairs the best."""
+        best, found = 0, None
+        for donor in self._donors:
+            if not self._others_beside(donor, donor.stage):
+                continue  # of two whose change brings something, one shares a machine within its stage
+            for other in self._movers:
+                if other.stage != donor.stage and (change := self._swapped(donor, other)) < best:
+                    best, found = change, self._move(donor, other.stage)
+        return found
+
+    def _move(self, place: _Place, stage: int) -> StageMove:
+        return StageMove(place.server.peer, place.stage, stage, self._crowds.counts[stage] == 0)
+
+    def _swapped(self, one: _Place, other: _Place) -> int:
+        """Return how many more pairs share a machine when the two have changed places."""
+        here = self._others_beside(one, other.stage) - self._others_beside(one, one.stage)
+        there = self._others_beside(other, one.stage) - self._others_beside(other, other.stage)
+        counted_twice = 2 * bool(one.hosts & other.hosts)
+        return here + there - counted_twice
+
+    def _others_beside(self, place: _Place, stage: int) -> int:
+        """Return how many other servers of its machine a stage has."""
+        beside = self._beside.get(place.hosts)
+        if beside is None:
+            beside = self._beside[place.hosts] = self._crowds.beside(place.hosts)
+        return beside[stage] - (stage == place.stage and bool(place.hosts))

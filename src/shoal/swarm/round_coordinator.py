@@ -13,6 +13,7 @@ the record committed. A stage whose bytes are gone is restored (`round_restorati
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId
@@ -123,18 +124,21 @@ class RoundCoordinatorMachine:
         return None if self.tip.signed is None else self._unseal(self.tip.signed)
 
     @property
-    def wake_at_s(self) -> float | None:
-        """When to call `tick`; None if nothing waits for time."""
-        unanswered = self._replicas.silent or self._replicas.told or self._restoration.missing
-        unanswered = unanswered or self._mirrors.unanswered
-        if self.phase is RoundPhase.WAITING or (self.phase is RoundPhase.IDLE and not unanswered):
-            return None
+    def wake_at_s(self) -> float:
+        """When to call `tick`; infinite if nothing waits for time."""
+        if self.phase is RoundPhase.WAITING or (self.phase is RoundPhase.IDLE and not self._has_unanswered):
+            return math.inf
         return self._tick_at_s if self._lead_at_s is None else self._lead_at_s
 
     @property
     def is_said(self) -> bool:
         """Whether the tip stands: some replica is known to have swapped to it."""
         return self._unsaid is None
+
+    @property
+    def _has_unanswered(self) -> bool:
+        replicas = self._replicas
+        return bool(replicas.silent or replicas.told or self._restoration.missing or self._mirrors.unanswered)
 
     # -- commands
 

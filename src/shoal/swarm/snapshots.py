@@ -13,6 +13,7 @@ nobody was told anything else in between. So these are the rules, and a simulati
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -163,7 +164,7 @@ class AskBuddy:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Get the content from those who offer it, `SnapshotSearch.givers`, and report `received`."""
+    """Get the content from those who offer it, `SnapshotSearch.givers`, and report `fetched`."""
 
     snapshot: Snapshot
 
@@ -184,7 +185,7 @@ class SnapshotSearch:
     Attributes:
         taking: the snapshot whose content is on its way.
         found: the snapshot whose content is here.
-        wake_at_s: when to call `tick` (monotonic); None when the search is over.
+        wake_at_s: when to call `tick` (monotonic); infinite when the search is over.
     """
 
     def __init__(self, peer: PeerId, stage: int, generation: int, patience_s: float) -> None:
@@ -195,7 +196,7 @@ class SnapshotSearch:
         self.taking: Snapshot | None = None
         self.found: Snapshot | None = None
         self.is_over = False
-        self.wake_at_s: float | None = None
+        self.wake_at_s = math.inf
 
     @property
     def givers(self) -> frozenset[PeerId]:
@@ -224,17 +225,18 @@ class SnapshotSearch:
         self.wake_at_s = now_s + self._patience_s
         return [*(AskBuddy(peer) for peer in peers), *self._go_on(now_s)]
 
-    def offered(self, peer: PeerId, snapshot: Snapshot, now_s: float) -> SearchEffects:
-        """A buddy has a snapshot, whose seal is this peer's own."""
+    def receive(self, peer: PeerId, message: Snapshot | None, now_s: float) -> SearchEffects:
+        """A buddy has a snapshot, whose seal is this peer's own; None: it has none, or not any more."""
+        of = None if message is None else (message.peer, message.stage, message.generation)
+        if message is None or of != (self._peer, self._stage, self._generation - 1):
+            return self.lost(peer, now_s)
         if peer not in self._asked:
             return []
-        if (snapshot.peer, snapshot.stage, snapshot.generation) != (self._peer, self._stage, self._generation - 1):
-            return self.refused(peer, now_s)
-        self._offers[peer] = snapshot
+        self._offers[peer] = message
         return self._go_on(now_s)
 
-    def refused(self, peer: PeerId, now_s: float) -> SearchEffects:
-        """A buddy has none, or not any more, or is lost."""
+    def lost(self, peer: PeerId, now_s: float) -> SearchEffects:
+        """Nothing is to be had of a buddy any more."""
         if peer not in self._asked:
             return []
         self._asked.discard(peer)
@@ -247,7 +249,7 @@ class SnapshotSearch:
         """A part of the content has come."""
         self.wake_at_s = now_s + self._patience_s
 
-    def received(self, is_right: bool, now_s: float) -> SearchEffects:
+    def fetched(self, is_right: bool, now_s: float) -> SearchEffects:
         """All of the content is here, and has the hash that was sealed, or nobody gives that."""
         if self.taking is None:
             return []
@@ -256,18 +258,18 @@ class SnapshotSearch:
             return []
         effects: SearchEffects = []
         for peer in sorted(self.givers):
-            effects += self.refused(peer, now_s)
+            effects += self.lost(peer, now_s)
         return effects
 
     def tick(self, now_s: float) -> SearchEffects:
         """Time has passed: who is silent is waited for no longer."""
-        if self.wake_at_s is None or now_s < self.wake_at_s:
+        if now_s < self.wake_at_s:
             return []
         silent = self._asked - self._offers.keys() if self.taking is None else self.givers
         self.wake_at_s = now_s + self._patience_s
         effects: SearchEffects = []
         for peer in sorted(silent):
-            effects += self.refused(peer, now_s)
+            effects += self.lost(peer, now_s)
         return effects
 
     def _go_on(self, now_s: float) -> SearchEffects:
@@ -281,7 +283,7 @@ class SnapshotSearch:
         return [Take(self.taking)]
 
     def _end(self, found: Snapshot | None) -> None:
-        self.found, self.is_over, self.wake_at_s, self.taking = found, True, None, None
+        self.found, self.is_over, self.wake_at_s, self.taking = found, True, math.inf, None
 
 
 def _age(snapshot: Snapshot) -> tuple[int, int]:

@@ -12,6 +12,8 @@ The rules that keep a step atomic whoever dies:
 
 from __future__ import annotations
 
+import math
+
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger, keys_below
@@ -19,6 +21,7 @@ from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import exceeded, refusal
 from shoal.swarm.microbatch_pass import MicrobatchPass, Payload
 from shoal.swarm.open_step import OpenStep
+from shoal.swarm.settlement import Settlement
 from shoal.swarm.step_operations import (
     BEHIND,
     CLOSED,
@@ -57,6 +60,9 @@ from shoal.wire.messages.step import (
     StepsTrained,
     TellOutcome,
 )
+
+_REMIND_S = 0.5
+"""Between two questions for the fate of a step in doubt."""
 
 
 class StepReplica:
@@ -98,6 +104,7 @@ class StepReplica:
         self._closing = False
         self._joined = False
         self._num_opened = 0
+        self._remind_at_s = math.inf
         self._drops: list[StepKey] = []
         self._ledger = AttemptLedger()
 
@@ -116,7 +123,12 @@ class StepReplica:
         """The round is closing and nothing but doubt is open."""
         return self._closing and all(step.in_doubt for step in self.open.values())
 
-    def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
+    @property
+    def wake_at_s(self) -> float:
+        """When to call `tick` (monotonic); infinite while nothing is in doubt."""
+        return self._remind_at_s if self.in_doubt else math.inf
+
+    def receive(self, sender: PeerId, message: StepMessage, now_s: float) -> list[SendStepMessage]:
         """Takes a message of `sender`.
 
         Raises:
@@ -124,7 +136,7 @@ class StepReplica:
         """
         match message:
             case Open():
-                return self._on_open(sender, message)
+                return self._on_open(sender, message, now_s)
             case Forward() | Labels() | Backward():
                 return self._on_payload(sender, message)
             case Commit():
@@ -132,13 +144,13 @@ class StepReplica:
             case Abort(key):
                 return self._on_abort(sender, key)
             case AskOutcome():
-                return self._on_ask(sender, message)
+                return self._on_ask(sender, message, now_s)
             case TellOutcome():
                 return self._on_tell(sender, message)
             case Refused(key):
                 return self._on_refused(sender, key)
             case Fence(generations):
-                return self._on_fence(sender, generations)
+                return self._on_fence(sender, generations, now_s)
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} is not for a replica")
 
@@ -148,7 +160,7 @@ class StepReplica:
         found = None if step is None else step.pass_of(sender, message)
         return None if found is None or found.has(message) else found
 
-    def _on_open(self, sender: PeerId, request: Open) -> list[SendStepMessage]:
+    def _on_open(self, sender: PeerId, request: Open, now_s: float) -> list[SendStepMessage]:
         key = request.key
         if key in self.open and self.open[key].trainer == sender:
             return [SendStepMessage(sender, Opened(key))]
@@ -158,7 +170,7 @@ class StepReplica:
         sends: list[SendStepMessage] = []
         if key.generation > self._ledger.lowest_generation(key.trainer):
             # A new generation has taken the old one's place.
-            sends += self._fence({key.trainer: key.generation})
+            sends += self._fence({key.trainer: key.generation}, now_s)
         if sum(not step.settling for step in self.open.values()) >= self._max_open_steps:
             return [*sends, SendStepMessage(sender, Busy(key))]
         self._ledger.opened(key)
@@ -226,7 +238,7 @@ class StepReplica:
 
     # ---- settlement
 
-    def _on_ask(self, sender: PeerId, message: AskOutcome) -> list[SendStepMessage]:
+    def _on_ask(self, sender: PeerId, message: AskOutcome, now_s: float) -> list[SendStepMessage]:
         key = message.key
         if (decision := self._decision_of(key)) is not None:
             return [
@@ -237,7 +249,7 @@ class StepReplica:
         if (step := self.open.get(key)) is not None and sender not in step.path:
             return []
         if step is not None and step.prepared:
-            is_known, settlement = step.settling, step.settle()
+            is_known, settlement = step.settling, self._doubt(step, now_s)
             is_known &= not settlement.learn(message.forgotten)
             sends = [SendStepMessage(sender, TellOutcome(key, Outcome.NOT_COMMITTED, forgotten=settlement.forgotten))]
             return sends if is_known else [*sends, *(step.questions() or self._abort_if_all_deny(step))]
@@ -263,45 +275,51 @@ class StepReplica:
             return []
         return (step.questions() if is_news else []) or self._abort_if_all_deny(step)
 
-    def _settle(self, step: OpenStep) -> list[SendStepMessage]:
+    def _settle(self, step: OpenStep, now_s: float) -> list[SendStepMessage]:
         """The trainer decides no more: abort an unprepared step, ask the path about a prepared one."""
         if step.decision is not None or step.settling:
             return []
         if not step.prepared:
             self._remove(step)
             return []
-        step.settle()
+        self._doubt(step, now_s)
         return step.questions() or self._abort_if_all_deny(step)
+
+    def _doubt(self, step: OpenStep, now_s: float) -> Settlement:
+        if not self.in_doubt:
+            self._remind_at_s = now_s + _REMIND_S
+        return step.settle()
 
     def _abort_if_all_deny(self, step: OpenStep) -> list[SendStepMessage]:
         return [] if self._joined or step.questions() else self._deny(step)
 
-    def remind(self) -> list[SendStepMessage]:
+    def tick(self, now_s: float) -> list[SendStepMessage]:
         """Asks again for the fate of every step in doubt: a silent replica may be back."""
+        self._remind_at_s = now_s + _REMIND_S
         return [send for step in self.open.values() if step.in_doubt for send in step.questions()]
 
-    def peer_lost(self, peer: PeerId) -> list[SendStepMessage]:
+    def lost(self, peer: PeerId, now_s: float) -> list[SendStepMessage]:
         """The connection to `peer` has ended."""
         sends: list[SendStepMessage] = []
         for key, step in list(self.open.items()):
             if step.trainer == peer:
-                sends += self._settle(step)
+                sends += self._settle(step, now_s)
             elif not step.prepared and peer in step.neighbours:
                 sends.append(SendStepMessage(step.trainer, Broken(key, peer)))
         return sends
 
-    def _on_fence(self, sender: PeerId, generations: dict[int, int]) -> list[SendStepMessage]:
-        sends, ledger = self._fence(generations), self._ledger
+    def _on_fence(self, sender: PeerId, generations: dict[int, int], now_s: float) -> list[SendStepMessage]:
+        sends, ledger = self._fence(generations, now_s), self._ledger
         committed, in_doubt = ledger.committed_below(generations), keys_below(self.open, generations)
         fenced = Fenced(generations, committed, in_doubt, self.round, ledger.since(generations), ledger.is_steady)
         return [*sends, SendStepMessage(sender, fenced)]
 
-    def _fence(self, generations: dict[int, int]) -> list[SendStepMessage]:
+    def _fence(self, generations: dict[int, int], now_s: float) -> list[SendStepMessage]:
         self._ledger.fence(generations)
         sends: list[SendStepMessage] = []
         for step in list(self.open.values()):
             if self._ledger.is_fenced(step.request.key):
-                sends += self._settle(step)
+                sends += self._settle(step, now_s)
         return sends
 
     # ---- operations

@@ -210,7 +210,7 @@ class StepTrainer:
         self.ended = None
         return [*dials, *self._open(plan, now_s)]
 
-    def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
+    def receive(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
         """Takes a message; those of another attempt, or of a peer that is not on the path, mean nothing."""
         plan = self._plan
         if plan is None or sender not in self._path or getattr(message, "key", None) != self._key:
@@ -247,7 +247,7 @@ class StepTrainer:
                 return []
         return self._go_on(plan, now_s)
 
-    def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
+    def lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
         """The connection to `peer` has ended."""
         self._avoidance.lose(peer, now_s + _LOST_S)
         self._caps.forget(peer)

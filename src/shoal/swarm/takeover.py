@@ -80,7 +80,7 @@ class TakeoverMachine:
         self._answers: dict[PeerId, Fenced] = {}
         self._committed: set[StepKey] = set()
 
-    def heard(self, peer: PeerId, answer: Fenced) -> None:
+    def receive(self, peer: PeerId, answer: Fenced) -> None:
         """Take an answer; one to an earlier fence says nothing about the trainers since."""
         if answer.generations.get(self._slot, 0) < self._lowest:
             return

@@ -27,6 +27,7 @@ from shoal.ids import PeerId, StepKey
 from shoal.optim.loss_scale import LossScale
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import StepDriver, StepResult
+from shoal.runtime.waking import Signal
 from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
@@ -76,12 +77,12 @@ class TrainerLoop:
         self._loss_scale = LossScale(is_needed=config.data.precision == "fp16-mixed")
         self._replicas: Replicas = ()
         self._next: StartRound | None = None
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self._avoided: set[PeerId] = set()
         self._evaluations = 0
         self._round_number = 0
         self._reports: list[StepReport | EvalReport | TrainerDone] = []
-        self._client_lost = anyio.Event()
+        self._client_lost = Signal()
         self._is_alone = False
         self._waits = endpoint.metrics.histogram("data.wait_seconds")
         self._backoff = Backoff(first_s=_REDIAL_FIRST_S, max_s=_REDIAL_MAX_S)
@@ -108,7 +109,7 @@ class TrainerLoop:
             self._avoided.clear()
         self._backoff.reset()
         self._replicas = message.replicas
-        self._changed.set()
+        self._changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -116,7 +117,7 @@ class TrainerLoop:
         self._avoided.add(peer)
         if peer == self._client:
             self._is_alone = True
-            self._client_lost.set()
+            self._client_lost.notify()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -126,15 +127,14 @@ class TrainerLoop:
             self._say_hello()
             while True:
                 while self._next is None:
-                    await self._wait_for_change()
+                    await self._changed.wait()
                 start, self._next = self._next, None
                 await self._round(start)
 
     async def _keep_client(self) -> None:
         """Dial a lost client until it is there again; the steps of the round do not need it."""
         while True:
-            await self._client_lost.wait()
-            self._client_lost = anyio.Event()
+            await self._client_lost.take()
             await self._backoff.wait(self._clock)
             self._is_alone = False
             emit(logger, ClientDialledAgain(len(self._reports)))
@@ -215,7 +215,7 @@ class TrainerLoop:
                 if error.refusal:
                     await self._wait_for_others()
                 else:
-                    await self._wait_for_change()
+                    await self._changed.wait()
                 if self._next is not None:
                     self._feed.give_back(batch)
                     return None
@@ -294,8 +294,4 @@ class TrainerLoop:
         refused = self._replicas
         with anyio.move_on_after(_REFUSED_S):
             while self._next is None and self._replicas == refused:
-                await self._wait_for_change()
-
-    async def _wait_for_change(self) -> None:
-        self._changed = anyio.Event()
-        await self._changed.wait()
+                await self._changed.wait()

@@ -69,11 +69,10 @@ class Host:
         if (is_gone or self.world.is_kept) and self.order.is_turn(now_s):
             self.world.takes_turn(self)
             return
-        for hop in self.order.dial(now_s):
+        for hop in self.order.tick(now_s):
             self.world.dial(self, hop.peer)
-        wake_s = self.order.wake_at_s(now_s)
-        if wake_s < END_S:
-            self.world.network.at(wake_s, self.world.if_alive, self, self.generation, self.look)
+        if self.order.wake_at_s < END_S:
+            self.world.network.at(self.order.wake_at_s, self.world.if_alive, self, self.generation, self.look)
 
     def told(self, client: ClientPeer, generation: int) -> None:
         """An announcement has arrived, perhaps of one who is gone."""

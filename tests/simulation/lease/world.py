@@ -311,7 +311,7 @@ class World:
             since = {slot: min(known)} if known else {}
             fence = {slot: generation + 1}
             answer = Fenced(fence, tuple(committed), tuple(in_doubt), self.round, since, self.began[replica] == 0)
-            machine.heard(replica, answer)
+            machine.receive(replica, answer)
         steady = [replica for replica in REPLICAS if self.began[replica] == 0 and self.rng.random() < 0.5]
         return machine.settled(REPLICAS, steady)
 

@@ -8,20 +8,21 @@ from dataclasses import replace
 from tests.simulation.placing.world import Server, World
 
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.placement import correction
-from shoal.swarm.reassignment import StageMove, next_move
+from shoal.swarm.placement import StageMove, improve
 from shoal.swarm.view import SwarmView
 from shoal.wire.messages.base import Hop
 
 
-def moves_nobody(view: SwarmView, num_stages: int, holders: Collection[PeerId]) -> StageMove | None:
+def moves_nobody(view: SwarmView, num_stages: int, holders: Collection[PeerId], *, trains: bool) -> StageMove | None:
     """Leaves gaps as they are."""
     return None
 
 
-def moves_without_gain(view: SwarmView, num_stages: int, holders: Collection[PeerId]) -> StageMove | None:
+def moves_without_gain(
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], *, trains: bool
+) -> StageMove | None:
     """Moves a server whatever that brings."""
-    move = next_move(view, num_stages, holders)
+    move = improve(view, num_stages, holders, trains=trains)
     crowded = [stage for stage in range(num_stages) if len(view.by_stage(stage)) > 1]
     if move is not None or not crowded:
         return move
@@ -29,7 +30,9 @@ def moves_without_gain(view: SwarmView, num_stages: int, holders: Collection[Pee
     return StageMove(free[0].peer, crowded[0], (crowded[0] + 1) % num_stages, False) if free else None
 
 
-def takes_the_last_one(view: SwarmView, num_stages: int, holders: Collection[PeerId]) -> StageMove | None:
+def takes_the_last_one(
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], *, trains: bool
+) -> StageMove | None:
     """Empties a stage to fill another one."""
     empty = view.missing_stages(num_stages)
     lonely = [view.by_stage(stage)[0] for stage in range(num_stages) if len(view.by_stage(stage)) == 1]
@@ -37,34 +40,36 @@ def takes_the_last_one(view: SwarmView, num_stages: int, holders: Collection[Pee
     return StageMove(free[0].peer, free[0].stage, empty[0], True) if empty and free else None
 
 
-def moves_the_pinned(view: SwarmView, num_stages: int, holders: Collection[PeerId]) -> StageMove | None:
+def moves_the_pinned(
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], *, trains: bool
+) -> StageMove | None:
     """Does not ask whether a server's stage was given by its user."""
     freed = tuple(
         type(replica)(replica.hop, replica.join_unix_s, stage=StageIndex(replica.stage)) for replica in view.replicas
     )
-    return next_move(SwarmView(freed, view.candidates), num_stages, holders)
+    return improve(SwarmView(freed, view.candidates), num_stages, holders, trains=trains)
 
 
 def corrects_nothing(
-    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId]
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId], *, trains: bool
 ) -> StageMove | None:
     """Begins the first round with what each server has chosen by what it saw."""
     return None
 
 
 def corrects_without_hosts(
-    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId]
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId], *, trains: bool
 ) -> StageMove | None:
     """Does not ask which machine a server runs on."""
     anywhere = tuple(replace(replica, hop=Hop(replica.peer, ())) for replica in view.replicas)
-    return correction(SwarmView(anywhere, view.candidates), num_stages, holders, exempt)
+    return improve(SwarmView(anywhere, view.candidates), num_stages, holders, exempt, trains=trains)
 
 
 def corrects_for_ever(
-    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId]
+    view: SwarmView, num_stages: int, holders: Collection[PeerId], exempt: Collection[PeerId], *, trains: bool
 ) -> StageMove | None:
     """Asks who has refused again."""
-    return correction(view, num_stages, holders)
+    return improve(view, num_stages, holders, trains=trains)
 
 
 class WaitsForItself(Server):

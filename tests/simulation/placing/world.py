@@ -1,8 +1,8 @@
 """Servers that choose a stage by themselves, each by what it sees of the others, and are moved where that left a gap.
 
-What is simulated is `swarm.assignment` as `control.assignment.StageChooser` uses it, `swarm.placement` as the
-coordinator does before the first round, and `swarm.reassignment` as it does at each record: everybody sees
-announcements late and in another order, wall clocks are anything, servers come and go, and some refuse.
+What is simulated is `swarm.assignment` as `control.assignment.StageChooser` uses it, and `swarm.placement` as the
+coordinator does before the first round and at each record: everybody sees announcements late and in another order, wall
+clocks are anything, servers come and go, and some refuse.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from tests.simulation.safety import Broken
 
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.assignment import assign
-from shoal.swarm.placement import correction
-from shoal.swarm.reassignment import StageMove, next_move
+from shoal.swarm.placement import StageMove, improve
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -91,8 +90,8 @@ class World:
         self,
         seed: int,
         server_class: type[Server] = Server,
-        decide: Callable[..., StageMove | None] = next_move,
-        correct: Callable[..., StageMove | None] = correction,
+        decide: Callable[..., StageMove | None] = improve,
+        correct: Callable[..., StageMove | None] = improve,
     ) -> None:
         self.network = Network(seed, lambda message: False, Manners(in_order=False))
         rng = self.network.rng
@@ -159,7 +158,8 @@ class World:
         if view.candidates:
             self.network.after(0.5, self.begin)
             return
-        move = self.correct(view, self.num_stages, [replica.peer for replica in view.replicas], self.refusing)
+        holders = [replica.peer for replica in view.replicas]
+        move = self.correct(view, self.num_stages, holders, self.refusing, trains=False)
         if move is None:
             self.check_places()
             self.network.after(ROUND_S, self.round)
@@ -213,7 +213,7 @@ class World:
         self.network.after(ROUND_S, self.round)
         view = self.true_view()
         holders = [replica.peer for replica in view.replicas]
-        move = self.decide(view, self.num_stages, holders)
+        move = self.decide(view, self.num_stages, holders, trains=True)
         if move is None:
             return
         self.send(move, view)

@@ -300,7 +300,7 @@ class ClientHost:
                 return  # crashed between two sends of one message to all
         self.world.resumption.acted(self)
         wake_at_s = self.machine.wake_at_s
-        if wake_at_s is not None and self._wake_s is None:
+        if wake_at_s < math.inf and self._wake_s is None:
             self._wake_s = wake_at_s
             self.world.network.on_host(self.peer, max(0.0, wake_at_s - self.now_s), self._tick)
 

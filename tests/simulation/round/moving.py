@@ -10,7 +10,7 @@ from tests.simulation.safety import Broken
 
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
-from shoal.swarm.reassignment import next_move
+from shoal.swarm.placement import improve
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import CoordinatorEffect, MemberEffect, Relocate, RoundReady
 from shoal.swarm.round_member import RoundMemberMachine
@@ -57,7 +57,7 @@ class MovingClient(ClientHost):
             self.stages[PeerId(sender)] = message.stage
         if isinstance(message, Moving):
             if message.ballot == self.machine.ballot:
-                self._carry_out(self.orders.answered(PeerId(sender), message.stage, message.refused, self.now_s))
+                self._carry_out(self.orders.receive(PeerId(sender), message, self.now_s))
             return
         super().deliver(sender, message)
 
@@ -248,7 +248,8 @@ class MovingWorld(World):
         replicas = (
             Replica(h.machine.hop, self.joined_unix_s[h.peer], stage=StageIndex(h.stage)) for h in self.replica_hosts()
         )
-        left = next_move(SwarmView(tuple(replicas)), self.num_stages, [h.peer for h in self.replica_hosts()])
+        holders = [h.peer for h in self.replica_hosts()]
+        left = improve(SwarmView(tuple(replicas)), self.num_stages, holders, trains=True)
         if left is not None:
             raise Broken(f"somebody is still in the wrong place: {left}")
         return rounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from math import inf
 
 from tests.simulation.kernel import Kernel
 from tests.simulation.safety import Broken
@@ -126,9 +127,8 @@ class World:
             return
         self._do(self.machine.peers(self.donors, self.now_s))
         self._do(self.machine.tick(self.now_s))
-        wake_at_s = self.machine.wake_at_s
-        if wake_at_s is not None:
-            self.at(max(wake_at_s, self.now_s + 1e-3), self._tick)
+        if self.machine.wake_at_s < inf:
+            self.at(max(self.machine.wake_at_s, self.now_s + 1e-3), self._tick)
 
     # -- the newcomer's driver
 

@@ -44,7 +44,6 @@ TARGETS = (3, 0, 1, 5, 2, 7)
 """Of a step's samples."""
 STEPS_PER_ROUND = 3
 _COMPUTE_S = 1 / 30
-_REMIND_S = 0.4
 _PAYLOADS = frozenset((Forward, Labels, Backward))
 
 
@@ -142,19 +141,19 @@ class ReplicaHost:
         self._kick()
 
     def lost(self, peer: str) -> None:
-        self._do(self.machine.peer_lost(PeerId(peer)))
+        self._do(self.machine.lost(PeerId(peer), self.world.network.now_s))
         self._remind_later()
         self._kick()
 
     def _on_step(self, sender: PeerId, envelope: Envelope) -> None:
         message = envelope.message
         if type(message) not in _PAYLOADS:
-            self._do(self.machine.handle(sender, message))
+            self._do(self.machine.receive(sender, message, self.world.network.now_s))
             self._remind_later()
             return
         if (wanted := self.machine.wanted_by(sender, message)) is not None:
             self.payloads[message.key, wanted.is_head, type(message), message.microbatch] = envelope.tensor
-        self._do(self.machine.handle(sender, message))
+        self._do(self.machine.receive(sender, message, self.world.network.now_s))
 
     def _on_hello(self, hello: Hello) -> None:
         if self.machine.round < hello.round:
@@ -190,13 +189,16 @@ class ReplicaHost:
             self.world.network.send(self.peer, "K", self.joined)
 
     def _remind_later(self) -> None:
-        if not self._reminds and self.machine.in_doubt:
+        wake_at_s = self.machine.wake_at_s
+        if not self._reminds and wake_at_s < inf:
             self._reminds = True
-            self.world.network.on_host(self.peer, _REMIND_S, self._remind)
+            delay_s = max(1e-3, wake_at_s - self.world.network.now_s)
+            self.world.network.on_host(self.peer, delay_s, self._remind)
 
     def _remind(self) -> None:
-        self._reminds = False
-        self._do(self.machine.remind())
+        self._reminds, now_s = False, self.world.network.now_s
+        if self.machine.wake_at_s <= now_s:
+            self._do(self.machine.tick(now_s))
         self._remind_later()
 
     def _do(self, sends: list[SendStepMessage], tensor: Chain = ()) -> None:
@@ -324,7 +326,7 @@ class TrainerHost:
 
     def deliver(self, sender: str, message: object) -> None:
         if type(message) is Envelope:
-            self._do(self.machine.handle(PeerId(sender), message.message, self.world.network.now_s))
+            self._do(self.machine.receive(PeerId(sender), message.message, self.world.network.now_s))
         elif isinstance(message, Hello) and message.round > self.round:
             self.round, self.steps = message.round, 0
             if not self.busy and self.sample is not None:
@@ -333,7 +335,7 @@ class TrainerHost:
         self._arm()
 
     def lost(self, peer: str) -> None:
-        self._do(self.machine.peer_lost(PeerId(peer), self.world.network.now_s))
+        self._do(self.machine.lost(PeerId(peer), self.world.network.now_s))
         self._arm()
 
     def runs_over(self, replica: str) -> bool:

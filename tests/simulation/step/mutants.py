@@ -71,30 +71,30 @@ class CommitsWhileAnotherStepHasBegun(StepReplica):
 class PromisesNothing(StepReplica):
     """Answers "not committed", and takes the trainer's Commit afterwards."""
 
-    def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
+    def receive(self, sender: PeerId, message: StepMessage, now_s: float) -> list[SendStepMessage]:
         if isinstance(message, AskOutcome):
             step = self.open.get(message.key)
             if step is not None and step.prepared and step.decision is None:
                 return [SendStepMessage(sender, TellOutcome(message.key, Outcome.NOT_COMMITTED))]
-        return super().handle(sender, message)
+        return super().receive(sender, message, now_s)
 
 
 class AbortsWithoutWaitingForTheSilent(StepReplica):
-    def peer_lost(self, peer: PeerId) -> list[SendStepMessage]:
-        sends = super().peer_lost(peer)
+    def lost(self, peer: PeerId, now_s: float) -> list[SendStepMessage]:
+        sends = super().lost(peer, now_s)
         for step in list(self.open.values()):
             if step.in_doubt and peer in step.settle().unanswered():
                 denial = TellOutcome(step.request.key, Outcome.NOT_COMMITTED, forgotten=step.settle().forgotten)
-                sends += self.handle(peer, denial)
+                sends += self.receive(peer, denial, now_s)
         return sends
 
 
 class AbortsAPreparedStepAlone(StepReplica):
-    def peer_lost(self, peer: PeerId) -> list[SendStepMessage]:
+    def lost(self, peer: PeerId, now_s: float) -> list[SendStepMessage]:
         for step in list(self.open.values()):
             if step.trainer == peer and step.decision is None:
                 step.prepared = False
-        return super().peer_lost(peer)
+        return super().lost(peer, now_s)
 
 
 class ForgetsWhatItHasCommitted(StepReplica):
@@ -109,10 +109,10 @@ class ForgetsWhatItHasCommitted(StepReplica):
 
 
 class DeniesWhatItsEarlierGenerationKnew(StepReplica):
-    def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
+    def receive(self, sender: PeerId, message: StepMessage, now_s: float) -> list[SendStepMessage]:
         if isinstance(message, TellOutcome) and message.outcome == Outcome.FORGOTTEN:
             message = TellOutcome(message.key, Outcome.ABORTED)
-        return super().handle(sender, message)
+        return super().receive(sender, message, now_s)
 
 
 class IgnoresFences(StepReplica):
@@ -128,21 +128,21 @@ class OpensStepsOfAnotherRound(StepReplica):
 
 
 class ReplaysAfterItsFirstCommit(StepTrainer):
-    def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
+    def lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
         if self._phase == StepPhase.COMMITTING and self._plan is not None and peer in self._path:
             self._avoidance.lose(peer, now_s + 0.5)
             return self._again(self._plan, now_s)
-        return super().peer_lost(peer, now_s)
+        return super().lost(peer, now_s)
 
 
 class NoticesALossByItsTimeout(StepTrainer):
     """Remembers that a replica is lost, and leaves it to the step's timeout to begin anew."""
 
-    def peer_lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
+    def lost(self, peer: PeerId, now_s: float) -> list[TrainerEffect]:
         if self._phase in (StepPhase.OPENING, StepPhase.RUNNING) and peer in self._path:
             self._avoidance.lose(peer, now_s + 0.5)
             return []
-        return super().peer_lost(peer, now_s)
+        return super().lost(peer, now_s)
 
 
 class UsesOneAttemptForAll(StepTrainer):
@@ -168,27 +168,27 @@ class CutsByNoCap(StepTrainer):
         replicas = tuple(tuple(ReplicaRef(replica.hop) for replica in stage) for stage in plan.replicas)
         return super().start(replace(plan, replicas=replicas), now_s)
 
-    def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
+    def receive(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
         if isinstance(message, Refused):
             message = Refused(message.key, message.reason)
-        return super().handle(sender, message, now_s)
+        return super().receive(sender, message, now_s)
 
 
 class FeedsWholeMicrobatches(StepTrainer):
-    def handle(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
-        effects = super().handle(sender, message, now_s)
+    def receive(self, sender: PeerId, message: StepMessage, now_s: float) -> list[TrainerEffect]:
+        effects = super().receive(sender, message, now_s)
         return [replace(e, part=replace(e.part, start=0)) if isinstance(e, FeedMicrobatch) else e for e in effects]
 
 
 class AddsRepeatedBackwards(StepReplica):
     """Computes a backward that arrives again once more, instead of answering with what it has."""
 
-    def handle(self, sender: PeerId, message: StepMessage) -> list[SendStepMessage]:
+    def receive(self, sender: PeerId, message: StepMessage, now_s: float) -> list[SendStepMessage]:
         if isinstance(message, Backward):
             step = self.open.get(message.key)
             if step is not None and not step.prepared and message.microbatch < step.passes[0].backwards:
                 step.passes[0].backwards = message.microbatch
-        return super().handle(sender, message)
+        return super().receive(sender, message, now_s)
 
 
 class WritesBuffersAtOnce(ReplicaHost):
@@ -220,11 +220,11 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (CommitsWithoutAllMicrobatches, 0),
         (CommitsWhileAnotherStepHasBegun, 0),
         (PromisesNothing, 100),
-        (AbortsWithoutWaitingForTheSilent, 191),
-        (AbortsAPreparedStepAlone, 2),
-        (ForgetsWhatItHasCommitted, 1),
-        (IgnoresFences, 669),
-        (OpensStepsOfAnotherRound, 0),
+        (AbortsWithoutWaitingForTheSilent, 194),
+        (AbortsAPreparedStepAlone, 4),
+        (ForgetsWhatItHasCommitted, 4),
+        (IgnoresFences, 1316),
+        (OpensStepsOfAnotherRound, 11),
         (TakesMicrobatchesOfAnySize, 1),
         (AddsRepeatedBackwards, 0),
     )
@@ -241,9 +241,9 @@ MUTANTS |= {
 MUTANTS |= {
     mutant.__name__: _make(first_seed, trainer_class=mutant)
     for mutant, first_seed in (
-        (ReplaysAfterItsFirstCommit, 1),
-        (NoticesALossByItsTimeout, 3),
-        (UsesOneAttemptForAll, 3),
+        (ReplaysAfterItsFirstCommit, 2),
+        (NoticesALossByItsTimeout, 6),
+        (UsesOneAttemptForAll, 6),
         (CutsByNoCap, 2),
         (FeedsWholeMicrobatches, 0),
         (WeighsBySamples, 0),

@@ -186,7 +186,7 @@ class Client(ClientHost):
     def deliver(self, sender: str, message: object) -> None:
         if type(message) is Envelope and isinstance(message.message, Fenced):
             for machine in self._takeovers.values():
-                machine.heard(PeerId(sender), message.message)
+                machine.receive(PeerId(sender), message.message)
         elif type(message) is not Envelope:
             super().deliver(sender, message)
 

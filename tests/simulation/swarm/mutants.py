@@ -188,7 +188,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 25),
     "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 407),
     "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 24),
-    "KeepsWhatIsInNoRecord": (lambda seed: World(seed, member_class=KeepsWhatIsInNoRecord), 4),
+    "KeepsWhatIsInNoRecord": (lambda seed: World(seed, member_class=KeepsWhatIsInNoRecord), 5),
     "WeighsTheRoundAlone": (lambda seed: World(seed, replica_class=WeighsTheRoundAlone), 0),
     "AveragesTheRestTwice": (lambda seed: World(seed, cuts_class=AveragesTheRestTwice), 1),
     "ForgetsTheRest": (lambda seed: World(seed, cuts_class=ForgetsTheRest), 1),

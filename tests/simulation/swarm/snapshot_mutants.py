@@ -25,13 +25,15 @@ class TakesSnapshotsOfOtherRounds(SnapshotSearch):
 
 
 class ComparesNoHash(SnapshotSearch):
-    def received(self, is_right: bool, now_s: float) -> SearchEffects:
-        return super().received(True, now_s)
+    def fetched(self, is_right: bool, now_s: float) -> SearchEffects:
+        return super().fetched(True, now_s)
 
 
 class TakesSnapshotsOfOlderGenerations(SnapshotSearch):
-    def offered(self, peer: PeerId, snapshot: Snapshot, now_s: float) -> SearchEffects:
-        return super().offered(peer, msgspec.structs.replace(snapshot, generation=self._generation - 1), now_s)
+    def receive(self, peer: PeerId, message: Snapshot | None, now_s: float) -> SearchEffects:
+        if message is not None:
+            message = msgspec.structs.replace(message, generation=self._generation - 1)
+        return super().receive(peer, message, now_s)
 
 
 class _Forgetful(AttemptLedger):
@@ -63,16 +65,16 @@ class KeepsSnapshotsBehindTheCut(SnapshotServer):
 
 
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
-    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 10),
-    "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 2),
+    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 14),
+    "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 19),
     "TakesSnapshotsOfOlderGenerations": (
         lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderGenerations),
         164,
     ),
     "ForgetsWhatItHadTrainedBefore": (
         lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHadTrainedBefore),
-        5,
+        14,
     ),
-    "KeepsSnapshotsBehindTheCut": (lambda seed: SnapshotWorld(seed, host_class=KeepsSnapshotsBehindTheCut), 13),
-    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 43),
+    "KeepsSnapshotsBehindTheCut": (lambda seed: SnapshotWorld(seed, host_class=KeepsSnapshotsBehindTheCut), 35),
+    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 33),
 }

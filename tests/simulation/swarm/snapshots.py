@@ -6,6 +6,7 @@ of the path is in doubt about it. Sometimes it dies once more, and its buddies a
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 from tests.simulation.round.hosts import digest, hashes_of
@@ -108,7 +109,7 @@ class SnapshotServer(Server):
 
     def _tick(self) -> None:
         self._search(self.search.tick(self.world.network.now_s))
-        if self.search.wake_at_s is not None:
+        if self.search.wake_at_s < inf:
             delay_s = max(1e-3, self.search.wake_at_s - self.world.network.now_s)
             self.world.network.on_host(self.peer, delay_s, self._tick)
 
@@ -146,7 +147,7 @@ class SnapshotServer(Server):
         peer, network = PeerId(sender), self.world.network
         match message.message:
             case OfferSnapshot() if message.snapshot is not None and message.snapshot.peer == self.peer:
-                self._search(self.search.offered(peer, message.snapshot, network.now_s))
+                self._search(self.search.receive(peer, message.snapshot, network.now_s))
             case OfferSnapshot() if message.snapshot is not None:
                 offered = message.snapshot
                 reason = self.store.offered(peer, offered)
@@ -173,13 +174,13 @@ class SnapshotServer(Server):
                 if coming is not None and coming.name == name:
                     self.store.lost(peer)
                     self._post(peer, NoSnapshot(name.digest, "it is gone"))
-                self._search(self.search.refused(peer, network.now_s))
+                self._search(self.search.receive(peer, None, network.now_s))
             case NoSnapshot(of):
                 if self.made is not None and self.made[0].digest == of and self.others[:1] == [peer]:
                     self.others = self.others[1:]
                     self._offer()
                 else:
-                    self._search(self.search.refused(peer, network.now_s))
+                    self._search(self.search.receive(peer, None, network.now_s))
             case SnapshotKept(of) if self.made is not None and self.made[0].digest == of:
                 self.world.num_kept += 1
                 self.made = None
@@ -190,7 +191,7 @@ class SnapshotServer(Server):
         taking, coming = self.search.taking, self.store.coming(peer)
         if taking is not None and peer in self.search.givers and taking.digest == of:
             self.content = content
-            self._search(self.search.received(digest(content) == of, self.world.network.now_s))
+            self._search(self.search.fetched(digest(content) == of, self.world.network.now_s))
         elif coming is not None and coming.digest == of == digest(content):
             self.store.completed(peer)
             self.kept[peer] = (coming, self.world.flipped(content))
@@ -201,7 +202,7 @@ class SnapshotServer(Server):
         if self.made is not None and self.others[:1] == [peer]:
             self.others = self.others[1:]
             self._offer()
-        self._search(self.search.refused(PeerId(peer), self.world.network.now_s))
+        self._search(self.search.lost(PeerId(peer), self.world.network.now_s))
         super().lost(peer)
 
     # -- as a new generation

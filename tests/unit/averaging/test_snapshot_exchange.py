@@ -392,11 +392,11 @@ async def test_a_buddy_that_falls_silent_is_replaced_by_another_before_both_are_
         machine.peers(givers, 0.0)
         machine.offered(BUDDY, bytes(32 * 3), 0.0)  # all three are asked of it, and it says nothing more
         machine.offered(OTHER, bytes(32 * 3), 0.0)
-        now_s = machine.wake_at_s or 0.0
+        now_s = machine.wake_at_s
         while not any(machine.is_requested(OTHER, chunk) for chunk in range(3)):
             assert now_s < SEARCH_S, "the search gives both up"
             machine.tick(now_s)
-            now_s = machine.wake_at_s or 0.0
+            now_s = machine.wake_at_s
 
 
 async def test_an_owner_whose_round_is_over_gives_its_snapshot_no_more() -> None:

@@ -15,7 +15,7 @@ from shoal.client.boundary import BoundaryWatch
 from shoal.client.pausing import Pausing
 from shoal.client.stage_watch import StageWatch
 from shoal.config import Config
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 
 
 class Desk:
@@ -24,7 +24,7 @@ class Desk:
     def __init__(self, **run: object) -> None:
         config = Config.model_validate({"diloco": {"outer_steps": 9}, "run": run})
         self.ledger = NotedLedger()
-        self.finished, self.done = Changes(), set[int]()
+        self.finished, self.done = Signal(), set[int]()
         self.stages = StageWatch(self.ledger)
         self.told: list[bool] = []
         self.pausing = Pausing(self.ledger, SimpleNamespace(pause=self._tell), lambda: None)  # type: ignore[arg-type]

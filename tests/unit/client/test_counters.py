@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -17,7 +19,7 @@ from shoal.events.run import ClientStarted, RoleCounted
 from shoal.ids import PeerId
 from shoal.transport.base import Received
 from shoal.transport.dispatch import Rest, dispatch, measured
-from shoal.transport.memory import MemoryNetwork
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.control import MAX_COUNTERS, MAX_VALUES, Heartbeat, MetricReport, PeerMetrics
 
 pytestmark = pytest.mark.anyio
@@ -51,19 +53,33 @@ class _StoppedClock(SystemClock):
         await self._sleeping.wait()
 
 
-def _nobody(values: Mapping[str, float]) -> None:
-    """Is told the sums."""
-
-
-def _no_one(numbers: PeerMetrics) -> None:
-    """Is told what each peer has measured."""
+def _counters(
+    endpoint: MemoryEndpoint,
+    clock: SystemClock,
+    ledger: NotedLedger,
+    servers: Sequence[PeerId] = (),
+    *,
+    tell: Callable[[Mapping[str, float]], None] = lambda _: None,
+    pass_on: Callable[[PeerMetrics], None] = lambda _: None,
+    reported: Callable[[RoleCounted, MetricReport], None] = lambda *_: None,
+) -> CounterTotals:
+    """Where the sums, what each peer has measured, and what it had counted before go as the test says."""
+    stand_in: Any = SimpleNamespace
+    return CounterTotals(
+        endpoint,
+        clock,
+        ledger,
+        reports=stand_in(post=tell, pass_on=pass_on),
+        membership=stand_in(view=stand_in(replicas=[stand_in(peer=peer) for peer in servers])),
+        troubles=stand_in(reported=reported),
+    )
 
 
 def _totals(ledger: NotedLedger | None = None) -> CounterTotals:
     network = MemoryNetwork()
     endpoint = network.endpoint(PeerId("client"))
     endpoint.metrics.counter("refused").add(2)
-    return CounterTotals(endpoint, _nobody, _Clock(), ledger or NotedLedger(), _no_one)
+    return _counters(endpoint, _Clock(), ledger or NotedLedger())
 
 
 def _report(totals: CounterTotals, peer: str, started_unix_s: float = 0.0, **counts: int) -> bool:
@@ -126,7 +142,7 @@ async def test_a_client_that_is_started_again_goes_on_from_what_was_counted_befo
 async def test_what_has_changed_is_written_down_and_nothing_else() -> None:
     network, ledger = MemoryNetwork(), NotedLedger()
     endpoint, clock = network.endpoint(PeerId("client")), _StoppedClock()
-    totals = CounterTotals(endpoint, _nobody, clock, ledger, _no_one)
+    totals = _counters(endpoint, clock, ledger)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(totals.run)
         await clock.passes()
@@ -145,7 +161,7 @@ async def test_what_has_changed_is_written_down_and_nothing_else() -> None:
 async def test_memory_and_what_the_monitor_is_told_are_bounded() -> None:
     ledger, told = NotedLedger(), list[Mapping[str, float]]()
     endpoint, clock = MemoryNetwork().endpoint(PeerId("client")), _StoppedClock()
-    totals = CounterTotals(endpoint, told.append, clock, ledger, _no_one)
+    totals = _counters(endpoint, clock, ledger, tell=told.append)
     assert not totals.receive(Received(PeerId("a"), Heartbeat()))
     for i in range(5000):
         _report(totals, f"p{i}", **{f"n{i}_{j}": 1 for j in range(MAX_COUNTERS if i < 8 else 1)})
@@ -160,7 +176,7 @@ async def test_memory_and_what_the_monitor_is_told_are_bounded() -> None:
 async def test_what_each_peer_has_measured_is_passed_on_by_itself_when_there_is_news_and_at_the_end() -> None:
     network, passed = MemoryNetwork(), list[PeerMetrics]()
     endpoint, clock = network.endpoint(PeerId("client")), _StoppedClock()
-    totals = CounterTotals(endpoint, _nobody, clock, NotedLedger(), passed.append)
+    totals = _counters(endpoint, clock, NotedLedger(), pass_on=passed.append)
     lost = MetricReport("server", {"transport.lost": 1}, {"process.memory_bytes": 5.0}, {})
     totals.receive(Received(PeerId("a"), lost))
     await totals.gather()
@@ -193,7 +209,7 @@ async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pyt
         if values.get(wanted) == 7.0:
             told.set()
 
-    totals = CounterTotals(client, tell, _Clock(), NotedLedger(), _no_one)
+    totals = _counters(client, _Clock(), NotedLedger(), tell=tell)
     server.metrics.counter("refused", offence="tls").add(7)
 
     async def hear() -> None:
@@ -216,7 +232,7 @@ async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pyt
 async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report() -> None:
     network = MemoryNetwork()
     server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
-    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger(), _no_one)
+    totals = _counters(client, _StoppedClock(), NotedLedger())
     with anyio.fail_after(240):
         async with counters_reported(server, "server", lambda: client.hop, _StoppedClock()):
             server.metrics.counter("refused").add(7)
@@ -230,7 +246,7 @@ async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report
 async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> None:
     network = MemoryNetwork()
     client, server, gone = (network.endpoint(PeerId(name)) for name in ("client", "server", "gone"))
-    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger(), _no_one)
+    totals = _counters(client, _StoppedClock(), NotedLedger())
     async with anyio.create_task_group() as tasks:
         for endpoint in (server, gone):
             endpoint.introduce(client.hop)
@@ -258,7 +274,7 @@ async def test_a_server_that_has_not_reported_yet_is_asked_at_the_end() -> None:
     client.post(server.peer_id, Heartbeat())
     server.metrics.counter("refused").add(3)
     servers = [server.peer_id, PeerId("one that nobody reaches")]
-    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger(), _no_one, lambda: servers)
+    totals = _counters(client, _StoppedClock(), NotedLedger(), servers)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(dispatch, server, (Rest(),))
         tasks.start_soon(dispatch, client, (totals, Rest()))
@@ -270,7 +286,7 @@ async def test_a_server_that_has_not_reported_yet_is_asked_at_the_end() -> None:
 async def test_a_report_that_was_under_way_is_no_answer() -> None:
     network = MemoryNetwork()
     client, server = (network.endpoint(PeerId(name)) for name in ("client", "server"))
-    totals = CounterTotals(client, _nobody, _StoppedClock(), NotedLedger(), _no_one)
+    totals = _counters(client, _StoppedClock(), NotedLedger())
     _report(totals, "server", refused=1)
     client.introduce(server.hop)
     done = list[int]()
@@ -298,7 +314,7 @@ async def test_each_report_is_told_with_what_was_counted_before_also_by_an_earli
     ledger = NotedLedger()
     ledger.note(RoleCounted(PeerId("a"), {LOST: 2}))
     endpoint = MemoryNetwork().endpoint(PeerId("client"))
-    totals = CounterTotals(endpoint, _nobody, _Clock(), ledger, _no_one, reported=reported)
+    totals = _counters(endpoint, _Clock(), ledger, reported=reported)
     for count in (3, 7):
         _report(totals, "a", **{LOST: count})
     assert told == [("a", 2, 3), ("a", 3, 7)]
@@ -309,7 +325,7 @@ async def test_who_is_asked_again_reports_at_once() -> None:
     client, server = network.endpoint(PeerId("client")), network.endpoint(PeerId("a"))
     server.metrics.counter("refused").add(4)
     heard = anyio.Event()
-    totals = CounterTotals(client, _nobody, _Clock(), NotedLedger(), _no_one, reported=lambda *_: heard.set())
+    totals = _counters(client, _Clock(), NotedLedger(), reported=lambda *_: heard.set())
     client.introduce(server.hop)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(dispatch, client, (totals,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import anyio
 import pytest
 from tests.alongside import alongside
@@ -12,6 +14,7 @@ from shoal.client.data_link import DataLink
 from shoal.clock import SystemClock
 from shoal.events.losses import DataServerBack, LossFound
 from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import ReplaceDataServer
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.base import SampleRange, StepRange
@@ -34,9 +37,9 @@ class Desk:
             data_server=self.server.hop,
             clock=SystemClock(),
             ledger=self.ledger,
-            trainers=dict,
-            on_lost=lambda _: None,
-            replace=self._replace,
+            trainers=SimpleNamespace(present={}, generations={}),  # type: ignore[arg-type]
+            launcher=self,  # type: ignore[arg-type]
+            watch=SimpleNamespace(data_server_lost=lambda _: None),  # type: ignore[arg-type]
         )
 
     async def hello(self) -> None:
@@ -44,7 +47,7 @@ class Desk:
             if isinstance(event, Received) and isinstance(event.message, DataHello):
                 return
 
-    async def _replace(self) -> None:
+    async def request(self, asked: ReplaceDataServer) -> None:
         self.replaced += 1
         self.asked.set()
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import anyio
 import pytest
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client.fencing import Fencing
 from shoal.clock import SystemClock
-from shoal.ids import PeerId, StepKey
+from shoal.ids import PeerId, StageIndex, StepKey
 from shoal.swarm import takeover
 from shoal.swarm.takeover import Settled
+from shoal.swarm.view import Replica, SwarmView
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages.step import Fence, Fenced
@@ -25,12 +28,16 @@ class Desk:
     def __init__(self) -> None:
         network = MemoryNetwork()
         self.replicas = {peer: network.endpoint(peer) for peer in (A, B)}
-        self.live = [A, B]
+        replicas = tuple(Replica(replica.hop, 0.0, stage=StageIndex(0)) for replica in self.replicas.values())
+        self.membership = SimpleNamespace(view=SwarmView(replicas))
         self.client = network.endpoint(PeerId("client"))
         for replica in self.replicas.values():
             self.client.introduce(replica.hop)
         self.fencing = Fencing(
-            endpoint=self.client, clock=SystemClock(), ledger=NotedLedger(), replicas=lambda: self.live
+            endpoint=self.client,
+            clock=SystemClock(),
+            ledger=NotedLedger(),
+            membership=self.membership,  # type: ignore[arg-type]
         )
         self.named = {A, B}
         self.fencing.begin_round(3, self.named, ())
@@ -102,7 +109,7 @@ async def test_a_replica_that_is_lost_meanwhile_is_not_waited_for_and_does_not_c
         await anyio.wait_all_tasks_blocked()
         desk.answer(A, KEY)
         await anyio.wait_all_tasks_blocked()
-        desk.live.remove(B)
+        desk.membership.view = desk.membership.view.without([B])
         desk.fencing.peer_lost(B)
     assert desk.settled == Settled(3, frozenset({KEY}), frozenset(), {}, complete=False)
 
@@ -121,7 +128,7 @@ async def test_a_silent_replica_leaves_the_answer_incomplete(monkeypatch: pytest
 
 async def test_without_any_replica_in_reach_nothing_is_waited_for_and_nothing_is_settled() -> None:
     desk = Desk()
-    desk.live.clear()
+    desk.membership.view = SwarmView()
     await desk.settle()
     assert desk.settled == Settled(3, frozenset(), frozenset(), {}, complete=False)
 

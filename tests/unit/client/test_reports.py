@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -27,6 +29,7 @@ from shoal.events.trainers import StepRefused
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
 from shoal.swarm.routing import Pipeline
+from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
@@ -339,7 +342,10 @@ async def test_a_client_that_was_started_again_knows_who_is_done_and_what_each_p
 async def test_counters_reach_the_monitor_with_the_round_that_is_trained(desk: Desk) -> None:
     desk.begin_round(4)
     desk.client.metrics.counter("refused").add(1)
-    totals = CounterTotals(desk.client, desk.reports.post, _OneTick(), desk.ledger, desk.reports.pass_on)
+    others: Any = SimpleNamespace(view=SwarmView(), reported=lambda *_: None)
+    totals = CounterTotals(
+        desk.client, _OneTick(), desk.ledger, reports=desk.reports, membership=others, troubles=others
+    )
     with pytest.raises(_Enough):
         await totals.run()
     assert [(message.round, message.values) for message in await desk.messages()] == [(4, {"counters/refused": 1.0})]

@@ -11,14 +11,14 @@ from tests.alongside import alongside, until
 
 from shoal.client.standstill import Standstill
 from shoal.errors import ControlError
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 
 
 class Desk:
     """A client's reports, and the time of its run."""
 
     def __init__(self) -> None:
-        self.refused_changed = Changes()
+        self.refused_changed = Signal()
         self.refused_since_s: float | None = None
         self.refusal = "ValueError: odd number"
         self.now_s = 0.0

@@ -15,7 +15,7 @@ from tests.unit.control.test_seen_peers import VIEW
 from shoal.config import load_config
 from shoal.control.known_client import keep_known_client, known_client, remember_client
 from shoal.ids import PeerId
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.view import ClientPeer, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -78,7 +78,7 @@ class _Membership:
 
     def __init__(self) -> None:
         self.view = SwarmView(maddrs=(TWO,))
-        self.changes = Changes()
+        self.changes = Signal()
 
     async def changed(self) -> SwarmView:
         await self.changes.wait()

@@ -27,7 +27,7 @@ from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.mirror.copies import StageCopies
 from shoal.optim.flat import FlatLayout
 from shoal.optim.fragments import Fragment
-from shoal.runtime.changes import Changes
+from shoal.runtime.waking import Signal
 from shoal.swarm.round_effects import Fetch
 from shoal.swarm.view import Replica, SwarmView
 from shoal.transport.base import Received
@@ -85,7 +85,7 @@ class Seen:
     def __init__(self, servers: Sequence[MemoryEndpoint]) -> None:
         replicas = (Replica(each.hop, 0.0, stage=StageIndex(stage)) for stage, each in enumerate(servers))
         self.view = SwarmView(tuple(replicas))
-        self.changes = Changes()
+        self.changes = Signal()
 
     async def changed(self) -> SwarmView:
         await self.changes.wait()

@@ -94,9 +94,9 @@ class Swarm:
     def _post(self, sender: PeerId, to: PeerId, message: StepMessage) -> None:
         def arrive() -> None:
             if to == TRAINER:
-                self._effects(self._trainer.handle(sender, message, self._now_s))
+                self._effects(self._trainer.receive(sender, message, self._now_s))
             else:
-                self._sends(to, self._replicas[to].handle(sender, message))
+                self._sends(to, self._replicas[to].receive(sender, message, self._now_s))
                 self._work(to)
 
         self._after(self._message_s, arrive)

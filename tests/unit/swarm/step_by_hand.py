@@ -43,18 +43,18 @@ def run(machine: StepReplica) -> list[SendStepMessage]:
 
 
 def begun(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T) -> None:
-    machine.handle(trainer, request(key))
-    machine.handle(A, Forward(key, 0))
+    machine.receive(trainer, request(key), 0.0)
+    machine.receive(A, Forward(key, 0), 0.0)
     run(machine)
 
 
 def prepared(machine: StepReplica, key: StepKey = KEY, trainer: PeerId = T, round: int = 1) -> list[SendStepMessage]:
-    machine.handle(trainer, request(key, round))
+    machine.receive(trainer, request(key, round), 0.0)
     for microbatch in range(NUM):
-        machine.handle(A, Forward(key, microbatch))
+        machine.receive(A, Forward(key, microbatch), 0.0)
     run(machine)
     for microbatch in range(NUM):
-        machine.handle(C, Backward(key, microbatch))
+        machine.receive(C, Backward(key, microbatch), 0.0)
     return run(machine)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_chunks_are_asked_of_all_donors_a_window_at_a_time() -> None:
     assert transfer.received(A, 4, sha(4), 0.3) == [Store(4), Verify()]
     assert transfer.verified(True, 0.4) == [TransferDone()]
     assert transfer.sources == {A: 3, B: 2}
-    assert transfer.wake_at_s is None
+    assert transfer.wake_at_s == math.inf
 
 
 def test_a_donor_that_dies_is_replaced_in_the_middle() -> None:

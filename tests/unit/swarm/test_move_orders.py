@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tests.unit.swarm.test_reassignment import swarm
 
-from shoal.ids import PeerId
+from shoal.ids import NO_BALLOT, PeerId
 from shoal.swarm.move_orders import Begun, Ended, MoveEnd, MoveOrders, MoveSettings, SendOrder
-from shoal.swarm.reassignment import StageMove
+from shoal.swarm.placement import StageMove
 from shoal.swarm.view import Candidate, SwarmView
 from shoal.wire.messages.base import Hop
+from shoal.wire.messages.round import Moving
 
 TO_1 = StageMove(PeerId("s0.2"), 0, 1, False)
 URGENT = StageMove(PeerId("s0.2"), 0, 1, True)
@@ -46,7 +48,7 @@ class Swarm:
         self.view = self.view.placed({PeerId(peer): stage})
 
     def answer(self, peer: str, stage: int, refused: str = "") -> list[object]:
-        return self.machine.answered(PeerId(peer), stage, refused, self.now_s)
+        return self.machine.receive(PeerId(peer), Moving(NO_BALLOT, stage, refused), self.now_s)
 
 
 def test_after_a_record_one_server_is_ordered_until_it_answers_and_followed_until_it_holds_the_record() -> None:
@@ -90,7 +92,7 @@ def test_a_stage_without_anybody_is_filled_after_a_moment_but_not_if_somebody_co
     assert world.look(0.0) == []
     world.view = there  # only its connection had broken
     assert world.look(0.8) == []
-    assert world.machine.wake_at_s is None
+    assert world.machine.wake_at_s == math.inf
     world.view = there.without({PeerId("s1.0")})
     assert world.look(1.5) == []
     assert world.look(2.6)[0] == Begun(URGENT)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 from tests.unit.swarm.test_reassignment import server, strengths
 
-from shoal.ids import PeerId
+from shoal.ids import NO_BALLOT, PeerId
 from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders
-from shoal.swarm.reassignment import StageMove
+from shoal.swarm.placement import StageMove
 from shoal.swarm.view import SwarmView
+from shoal.wire.messages.round import Moving
 
 PATIENT_S = 200.0
 """Between two rounds: longer than any patience of the machine, so that what is lost is forgotten by then."""
@@ -78,10 +79,10 @@ class World:
     def _play(self, move: StageMove, dies_on_the_way: bool) -> None:
         assert Counter(self.known.values())[move.origin] > 1, "never the last of a stage"
         if move.peer in self.refusing:
-            ended = self.machine.answered(move.peer, move.stage, "too small", self.now_s)
+            ended = self.machine.receive(move.peer, Moving(NO_BALLOT, move.stage, "too small"), self.now_s)
             assert [type(each) for each in ended] == [Ended]
             return
-        assert self.machine.answered(move.peer, move.stage, "", self.now_s) == []
+        assert self.machine.receive(move.peer, Moving(NO_BALLOT, move.stage, ""), self.now_s) == []
         self.machine.lost(move.peer)
         if dies_on_the_way:
             self.view = self.view.without({move.peer})

@@ -1,17 +1,19 @@
-"""Where servers stand before the first round, and what is corrected of it."""
+"""Who moves before the first round: where servers stand, and what is corrected of it."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.placement import correction
-from shoal.swarm.reassignment import StageMove
+from shoal.swarm.placement import StageMove, improve
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
+
+correction = partial(improve, trains=False)
 
 
 def _hop(name: str, host: str) -> Hop:

@@ -1,4 +1,4 @@
-"""Which server moves: the rule, on chosen and on random views."""
+"""Which server moves once something is trained: the rule, on chosen and on random views."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.reassignment import MIN_GAIN, StageMove, next_move
+from shoal.swarm.placement import MIN_GAIN, StageMove, improve
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -31,7 +31,7 @@ def peers(view: SwarmView) -> set[PeerId]:
 
 def decide(view: SwarmView, num_stages: int, **options: object) -> StageMove | None:
     options.setdefault("holders", peers(view))
-    return next_move(view, num_stages, **options)
+    return improve(view, num_stages, trains=True, **options)
 
 
 def strengths(view: SwarmView, num_stages: int) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.unit.swarm.test_round_coordinator import (
     BYTES,
@@ -63,7 +65,7 @@ def lost_stage(machine: RoundCoordinatorMachine) -> tuple[SignedRecord, list[Coo
     """A, who alone holds record 1, comes back as the same peer without it."""
     signed = whole_round(machine)
     assert machine.lost(A, 5.0) == [Stuck((0,))]
-    assert machine.wake_at_s is not None
+    assert machine.wake_at_s < math.inf
     assert sent(machine.receive(A, state(machine), 6.0), CommitRecord).keys() == {A}
     asked = machine.receive(A, state(machine, refused="it has not these bytes"), 6.0)
     assert sent(asked, AskRound).keys() == {A}, "what is restored is chosen having heard everyone just now"
@@ -154,7 +156,7 @@ def test_as_long_as_a_stage_is_missing_everybody_is_asked_again_and_who_follows_
     machine.lead(0.0)
     machine.receive(A, state(machine), 0.0)
     assert isinstance(machine.receive(B, state(machine, stage=1), 0.0)[0], RoundReady)
-    assert machine.wake_at_s is None
+    assert machine.wake_at_s == math.inf
     assert machine.lost(B, 1.0) == [Stuck((1,))]
     assert sent(machine.tick(2.0), AskRound).keys() == {A, B}
     assert machine.receive(A, state(machine), 2.0) == []

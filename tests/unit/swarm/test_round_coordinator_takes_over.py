@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.unit.swarm.test_round_coordinator import BYTES, ME, A, B, coordinator, lead, sent, state, unsealed
 
@@ -90,7 +92,7 @@ def test_clients_that_take_over_at_the_same_time_overtake_each_other_once_and_th
         assert machine.receive(A, state(machine), 0.0) == [], "what was asked under a ballot that is given up"
         machine.close(CloseRequest(1, {}, {}), 0.1)
         assert machine.tick(0.5) == []
-        assert machine.wake_at_s is not None
+        assert machine.wake_at_s < math.inf
         waits_s.append(machine.wake_at_s)
         assert sent(machine.tick(waits_s[-1]), AskRound) == {A: AskRound(Ballot(6, me, 1))}
         assert isinstance(machine.receive(A, state(machine), 9.0)[0], RoundReady)
@@ -106,7 +108,7 @@ def test_a_leader_yields_to_another_client_but_not_to_its_past_self(machine: Rou
     higher = Ballot(9, PeerId("other"), 1)
     assert machine.receive(A, StaleBallot(higher), 1.0) == [Deposed(higher)]
     assert machine.receive(A, state(machine), 1.0) == []
-    assert machine.wake_at_s is None
+    assert machine.wake_at_s == math.inf
 
 
 def test_a_client_that_led_before_it_was_started_again_yields_to_whoever_leads_now() -> None:
@@ -205,7 +207,7 @@ def test_what_nobody_holds_is_waited_for_once_however_many_clients_take_over() -
     machine.receive(B, state(machine, first, 1, stage=1, prepared=prepared), 0.0)
     for number, now_s in ((5, 1.0), (8, 2.0)):
         machine.receive(A, StaleBallot(Ballot(number, PeerId("other"), 3)), now_s)
-    assert machine.wake_at_s is not None
+    assert machine.wake_at_s < math.inf
     assert 2.0 < machine.wake_at_s < 5.0
     machine.tick(machine.wake_at_s)
     machine.receive(A, state(machine, first, 1), 5.5)

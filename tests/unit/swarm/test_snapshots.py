@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import msgspec
@@ -164,10 +165,10 @@ def search(generation: int = 2) -> SnapshotSearch:
 
 def test_the_newest_snapshot_of_all_buddies_is_taken_once() -> None:
     machine = search()
-    assert machine.offered(A, snapshot(steps=2), 0.1) == []
-    assert machine.offered(B, snapshot(steps=4), 0.2) == [Take(snapshot(steps=4))]
+    assert machine.receive(A, snapshot(steps=2), 0.1) == []
+    assert machine.receive(B, snapshot(steps=4), 0.2) == [Take(snapshot(steps=4))]
     assert not machine.is_settled(BASE)
-    assert machine.received(True, 0.3) == []
+    assert machine.fetched(True, 0.3) == []
     assert machine.is_settled(BASE)
     assert machine.take(BASE) == snapshot(steps=4)
     assert machine.take(BASE) is None
@@ -175,43 +176,43 @@ def test_the_newest_snapshot_of_all_buddies_is_taken_once() -> None:
 
 def test_one_whose_content_is_wrong_gives_way_to_the_next_best() -> None:
     machine = search()
-    machine.offered(A, snapshot(steps=2), 0.1)
-    machine.offered(B, snapshot(steps=4), 0.2)
-    assert machine.received(False, 0.3) == [Take(snapshot(steps=2))]
-    machine.received(True, 0.4)
+    machine.receive(A, snapshot(steps=2), 0.1)
+    machine.receive(B, snapshot(steps=4), 0.2)
+    assert machine.fetched(False, 0.3) == [Take(snapshot(steps=2))]
+    machine.fetched(True, 0.4)
     assert machine.take(BASE) == snapshot(steps=2)
 
 
 @pytest.mark.parametrize("how", ["lost", "silent"])
 def test_a_buddy_that_stops_in_the_middle_gives_way_as_well(how: str) -> None:
     machine = search()
-    machine.offered(A, snapshot(steps=2), 0.1)
-    machine.offered(B, snapshot(steps=4), 1.0)
+    machine.receive(A, snapshot(steps=2), 0.1)
+    machine.receive(B, snapshot(steps=4), 1.0)
     machine.progressed(2.5)
     assert machine.tick(4.0) == []
-    effects = machine.refused(B, 4.1) if how == "lost" else machine.tick(4.5)
+    effects = machine.lost(B, 4.1) if how == "lost" else machine.tick(4.5)
     assert effects == [Take(snapshot(steps=2))]
 
 
 def test_what_several_have_comes_from_all_of_them_until_none_is_left() -> None:
     machine = search()
-    machine.offered(A, snapshot(), 0.1)
-    assert machine.offered(B, snapshot(), 0.2) == [Take(snapshot())]
+    machine.receive(A, snapshot(), 0.1)
+    assert machine.receive(B, snapshot(), 0.2) == [Take(snapshot())]
     assert machine.givers == {A, B}
-    assert machine.refused(A, 0.3) == []
+    assert machine.receive(A, None, 0.3) == []
     assert (machine.taking, machine.givers) == (snapshot(), {B})
-    machine.refused(B, 0.4)
+    machine.receive(B, None, 0.4)
     assert machine.is_over
 
 
 def test_nobody_waits_longer_than_its_patience_for_a_silent_buddy() -> None:
     machine = search()
-    machine.offered(A, snapshot(), 0.1)
+    machine.receive(A, snapshot(), 0.1)
     assert machine.wake_at_s == 2.0
     assert machine.tick(2.0) == [Take(snapshot())]
     assert machine.tick(4.0) == []
     assert machine.is_over
-    assert machine.wake_at_s is None
+    assert machine.wake_at_s == math.inf
     assert machine.take(BASE) is None
 
 
@@ -226,19 +227,19 @@ def test_without_buddies_it_is_over_at_once() -> None:
 )
 def test_only_this_replicas_last_life_is_taken(other: Snapshot) -> None:
     machine = search(generation=2 if other.generation == 1 else 4)
-    machine.offered(A, other, 0.1)
-    machine.refused(B, 0.1)
+    machine.receive(A, other, 0.1)
+    machine.receive(B, None, 0.1)
     assert machine.is_over
     assert machine.found is None
 
 
 def test_what_does_not_continue_the_state_is_not_taken_then_nor_later() -> None:
     machine = search()
-    machine.offered(A, snapshot(), 0.1)
-    machine.refused(B, 0.1)
+    machine.receive(A, snapshot(), 0.1)
+    machine.receive(B, None, 0.1)
     assert machine.is_settled(Base(4, "next", HASHES))
     assert not machine.is_settled(BASE)
-    machine.received(True, 0.2)
+    machine.fetched(True, 0.2)
     assert machine.take(Base(2, "before", HASHES)) is None  # on its way to what the snapshot continues
     assert machine.take(Base(3, "another chain", HASHES)) is None
     assert machine.take(BASE) is None

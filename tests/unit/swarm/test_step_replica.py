@@ -47,18 +47,18 @@ from shoal.wire.messages.step import (
 
 def test_tensors_go_to_the_neighbours_and_the_report_to_the_trainer() -> None:
     machine = replica()
-    assert machine.handle(T, request()) == [SendStepMessage(T, Opened(KEY))]
-    machine.handle(A, Forward(KEY, 0))
+    assert machine.receive(T, request(), 0.0) == [SendStepMessage(T, Opened(KEY))]
+    machine.receive(A, Forward(KEY, 0), 0.0)
     assert run(machine) == [SendStepMessage(C, Forward(KEY, 0))]
-    machine.handle(A, Forward(KEY, 1))
-    machine.handle(C, Backward(KEY, 0))
+    machine.receive(A, Forward(KEY, 1), 0.0)
+    machine.receive(C, Backward(KEY, 0), 0.0)
     assert run(machine) == [SendStepMessage(A, Backward(KEY, 0)), SendStepMessage(C, Forward(KEY, 1))]  # backward first
-    machine.handle(C, Backward(KEY, 1))
+    machine.receive(C, Backward(KEY, 1), 0.0)
     assert run(machine) == [
         SendStepMessage(A, Backward(KEY, 1)),
         SendStepMessage(T, Prepared(KEY, 1, 0, 2.0, True, None)),
     ]
-    machine.handle(T, Commit(KEY, 0.5, 0.1, False))
+    machine.receive(T, Commit(KEY, 0.5, 0.1, False), 0.0)
     assert run(machine) == [SendStepMessage(T, Committed(KEY))]
     [entry] = machine.log
     assert (entry.key, entry.path, entry.version, entry.num_samples) == (KEY, (A, B, C), 0, 4)
@@ -67,37 +67,37 @@ def test_tensors_go_to_the_neighbours_and_the_report_to_the_trainer() -> None:
 
 def test_the_first_stage_reports_microbatches_and_the_last_needs_input_and_labels() -> None:
     first, last = replica(0), replica(2)
-    first.handle(T, request())
-    first.handle(T, Forward(KEY, 0))
+    first.receive(T, request(), 0.0)
+    first.receive(T, Forward(KEY, 0), 0.0)
     assert run(first) == [SendStepMessage(B, Forward(KEY, 0))]
-    first.handle(B, Backward(KEY, 0))
+    first.receive(B, Backward(KEY, 0), 0.0)
     assert run(first) == [SendStepMessage(T, MicrobatchDone(KEY, 0))]
-    last.handle(T, request())
-    last.handle(B, Forward(KEY, 0))
+    last.receive(T, request(), 0.0)
+    last.receive(B, Forward(KEY, 0), 0.0)
     assert run(last) == []
-    last.handle(T, Labels(KEY, 0))
+    last.receive(T, Labels(KEY, 0), 0.0)
     assert choose(last.ready()) == Operation(OperationKind.LOSS, KEY, 0)
     assert run(last) == [SendStepMessage(B, Backward(KEY, 0))]
 
 
 def test_microbatches_run_in_order_however_they_arrive() -> None:
     machine = replica()
-    machine.handle(T, request())
-    machine.handle(A, Forward(KEY, 1))
+    machine.receive(T, request(), 0.0)
+    machine.receive(A, Forward(KEY, 1), 0.0)
     assert run(machine) == []
-    machine.handle(A, Forward(KEY, 0))
+    machine.receive(A, Forward(KEY, 0), 0.0)
     assert [send.message for send in run(machine)] == [Forward(KEY, 0), Forward(KEY, 1)]
-    machine.handle(C, Backward(KEY, 1))
+    machine.receive(C, Backward(KEY, 1), 0.0)
     assert run(machine) == []
 
 
 def test_a_repeated_backward_is_answered_again_and_not_added_again() -> None:
     machine = replica()
     begun(machine)
-    machine.handle(C, Backward(KEY, 0))
+    machine.receive(C, Backward(KEY, 0), 0.0)
     run(machine)
     assert not machine.wanted_by(C, Backward(KEY, 0))
-    assert machine.handle(C, Backward(KEY, 0)) == [SendStepMessage(A, Backward(KEY, 0))]
+    assert machine.receive(C, Backward(KEY, 0), 0.0) == [SendStepMessage(A, Backward(KEY, 0))]
     assert machine.ready() == []
 
 
@@ -116,44 +116,46 @@ def test_a_repeated_backward_is_answered_again_and_not_added_again() -> None:
     ],
 )
 def test_an_open_that_does_not_fit_is_refused(changed: Open, reason: str) -> None:
-    assert replica().handle(T, changed) == [SendStepMessage(T, Refused(KEY, reason))]
+    assert replica().receive(T, changed, 0.0) == [SendStepMessage(T, Refused(KEY, reason))]
 
 
 def test_an_attempt_that_was_aborted_is_never_opened_again() -> None:
     machine = replica()
-    machine.handle(T, request())
-    machine.handle(T, Abort(KEY))
-    assert machine.handle(T, request()) == [SendStepMessage(T, Refused(KEY, "stale"))]
-    assert machine.handle(T, request(KEY._replace(attempt=1))) == [SendStepMessage(T, Opened(KEY._replace(attempt=1)))]
+    machine.receive(T, request(), 0.0)
+    machine.receive(T, Abort(KEY), 0.0)
+    assert machine.receive(T, request(), 0.0) == [SendStepMessage(T, Refused(KEY, "stale"))]
+    assert machine.receive(T, request(KEY._replace(attempt=1)), 0.0) == [
+        SendStepMessage(T, Opened(KEY._replace(attempt=1)))
+    ]
 
 
 def test_an_attempt_that_another_replica_was_told_is_forgotten_is_never_opened() -> None:
     machine = replica()
-    assert machine.handle(A, AskOutcome(KEY)) == [SendStepMessage(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
-    assert machine.handle(T, request()) == [SendStepMessage(T, Refused(KEY, "stale"))]
+    assert machine.receive(A, AskOutcome(KEY), 0.0) == [SendStepMessage(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
+    assert machine.receive(T, request(), 0.0) == [SendStepMessage(T, Refused(KEY, "stale"))]
 
 
 def test_a_repeated_open_is_answered_again_and_too_many_are_busy() -> None:
     machine = replica(max_open_steps=1)
-    assert machine.handle(T, request()) == machine.handle(T, request())
-    assert machine.handle(U, request(OTHER)) == [SendStepMessage(U, Busy(OTHER))]
-    machine.handle(T, Abort(KEY))
-    assert machine.handle(U, request(OTHER)) == [SendStepMessage(U, Opened(OTHER))]
+    assert machine.receive(T, request(), 0.0) == machine.receive(T, request(), 0.0)
+    assert machine.receive(U, request(OTHER), 0.0) == [SendStepMessage(U, Busy(OTHER))]
+    machine.receive(T, Abort(KEY), 0.0)
+    assert machine.receive(U, request(OTHER), 0.0) == [SendStepMessage(U, Opened(OTHER))]
 
 
 def test_a_commit_waits_for_a_step_that_has_begun_but_not_for_one_that_has_not() -> None:
     machine = replica(max_open_steps=3)
     begun(machine, OTHER, U)
-    machine.handle(PeerId("V"), request(StepKey(2, 1, 0, 0)))
+    machine.receive(PeerId("V"), request(StepKey(2, 1, 0, 0)), 0.0)
     prepared(machine)
-    machine.handle(T, Commit(KEY, 1.0, 0.1, False))
+    machine.receive(T, Commit(KEY, 1.0, 0.1, False), 0.0)
     assert run(machine) == []
-    machine.handle(A, Forward(OTHER, 1))
+    machine.receive(A, Forward(OTHER, 1), 0.0)
     assert run(machine) == [SendStepMessage(C, Forward(OTHER, 1))]  # the waiting commit holds no microbatch up
     for microbatch in range(NUM):
-        machine.handle(C, Backward(OTHER, microbatch))
+        machine.receive(C, Backward(OTHER, microbatch), 0.0)
     assert SendStepMessage(T, Committed(KEY)) in run(machine)
-    machine.handle(U, Commit(OTHER, 1.0, 0.1, False))
+    machine.receive(U, Commit(OTHER, 1.0, 0.1, False), 0.0)
     run(machine)
     assert [entry.version for entry in machine.log] == [0, 0]
 
@@ -162,36 +164,36 @@ def test_a_commit_is_answered_as_often_as_it_is_sent_also_in_the_next_round() ->
     machine = replica()
     prepared(machine)
     commit = Commit(KEY, 1.0, 0.1, False)
-    machine.handle(T, commit)
+    machine.receive(T, commit, 0.0)
     run(machine)
-    assert machine.handle(T, commit) == [SendStepMessage(T, Committed(KEY))]
+    assert machine.receive(T, commit, 0.0) == [SendStepMessage(T, Committed(KEY))]
     machine.start_round(2)
-    assert machine.handle(T, commit) == [SendStepMessage(T, Committed(KEY))]
+    assert machine.receive(T, commit, 0.0) == [SendStepMessage(T, Committed(KEY))]
     assert machine.log == []
     machine.start_round(3)
-    assert machine.handle(T, commit) == [SendStepMessage(T, Aborted(KEY))]
+    assert machine.receive(T, commit, 0.0) == [SendStepMessage(T, Aborted(KEY))]
 
 
 def test_a_step_of_another_record_is_refused_though_its_round_has_the_number_of_this_one() -> None:
     machine = replica()
     machine.start_round(1, "a record")
-    [refused] = machine.handle(T, request(OTHER))
+    [refused] = machine.receive(T, request(OTHER), 0.0)
     assert refused == SendStepMessage(T, Refused(OTHER, "behind"))
     machine.start_round(1)
-    assert machine.handle(T, request(OTHER)) == [SendStepMessage(T, Opened(OTHER))]
+    assert machine.receive(T, request(OTHER), 0.0) == [SendStepMessage(T, Opened(OTHER))]
 
 
 def test_a_decision_is_final() -> None:
     machine = replica(max_open_steps=2)
     begun(machine, OTHER, U)
     prepared(machine)
-    machine.handle(T, Commit(KEY, 1.0, 0.1, False))
-    machine.handle(T, Abort(KEY))
-    machine.peer_lost(T)
-    assert machine.handle(A, AskOutcome(KEY)) == [
+    machine.receive(T, Commit(KEY, 1.0, 0.1, False), 0.0)
+    machine.receive(T, Abort(KEY), 0.0)
+    machine.lost(T, 0.0)
+    assert machine.receive(A, AskOutcome(KEY), 0.0) == [
         SendStepMessage(A, TellOutcome(KEY, Outcome.COMMITTED, 1.0, 0.1, False))
     ]
-    machine.handle(U, Abort(OTHER))
+    machine.receive(U, Abort(OTHER), 0.0)
     run(machine)
     assert [entry.key for entry in machine.log] == [KEY]
 
@@ -201,7 +203,7 @@ def test_a_commit_with_impossible_numbers_breaks_the_protocol(commit: Commit) ->
     machine = replica()
     prepared(machine)
     with pytest.raises(RemoteProtocolError):
-        machine.handle(T, commit)
+        machine.receive(T, commit, 0.0)
 
 
 def test_messages_of_the_wrong_peer_or_before_their_time_break_the_protocol() -> None:
@@ -216,29 +218,29 @@ def test_messages_of_the_wrong_peer_or_before_their_time_break_the_protocol() ->
         (T, Opened(KEY)),
     ):
         with pytest.raises(RemoteProtocolError):
-            machine.handle(sender, message)
+            machine.receive(sender, message, 0.0)
     prepared_machine = replica()
     prepared(prepared_machine)
     with pytest.raises(RemoteProtocolError):
-        prepared_machine.handle(A, Commit(KEY, 1.0, 0.1, False))
+        prepared_machine.receive(A, Commit(KEY, 1.0, 0.1, False), 0.0)
 
 
 def test_a_tensor_of_an_unknown_attempt_is_refused_and_one_of_an_aborted_attempt_is_not() -> None:
     machine = replica()
-    assert machine.handle(A, Forward(KEY, 0)) == [SendStepMessage(A, Refused(KEY, "unknown"))]
-    machine.handle(T, request())
-    machine.handle(T, Abort(KEY))
-    assert machine.handle(A, Forward(KEY, 0)) == []
+    assert machine.receive(A, Forward(KEY, 0), 0.0) == [SendStepMessage(A, Refused(KEY, "unknown"))]
+    machine.receive(T, request(), 0.0)
+    machine.receive(T, Abort(KEY), 0.0)
+    assert machine.receive(A, Forward(KEY, 0), 0.0) == []
 
 
 def test_a_refusal_or_loss_of_a_neighbour_is_reported_until_the_step_is_prepared() -> None:
     machine = replica()
     begun(machine)
-    assert machine.handle(C, Refused(KEY, "unknown")) == [SendStepMessage(T, Broken(KEY, C))]
-    assert machine.peer_lost(A) == [SendStepMessage(T, Broken(KEY, A))]
+    assert machine.receive(C, Refused(KEY, "unknown"), 0.0) == [SendStepMessage(T, Broken(KEY, C))]
+    assert machine.lost(A, 0.0) == [SendStepMessage(T, Broken(KEY, A))]
     machine = replica()
     prepared(machine)
-    assert machine.peer_lost(A) == machine.peer_lost(C) == []
+    assert machine.lost(A, 0.0) == machine.lost(C, 0.0) == []
 
 
 def test_a_step_that_the_device_fails_on_is_refused() -> None:
@@ -254,18 +256,18 @@ def test_a_refusal_carries_a_cap_that_was_lowered_and_so_does_that_of_the_next_o
     machine.cap = 1
     assert machine.refuse(KEY, "out of memory") == [SendStepMessage(T, Refused(KEY, "out of memory", 1))]
     again = request(KEY._replace(attempt=KEY.attempt + 1))
-    [send] = machine.handle(T, again)
+    [send] = machine.receive(T, again, 0.0)
     assert isinstance(send.message, Refused)
     assert send.message.cap == 1
 
 
 def test_results_of_an_attempt_that_was_aborted_meanwhile_are_thrown_away() -> None:
     machine = replica()
-    machine.handle(T, request())
-    machine.handle(A, Forward(KEY, 0))
+    machine.receive(T, request(), 0.0)
+    machine.receive(A, Forward(KEY, 0), 0.0)
     operation = choose(machine.ready())
     assert operation is not None
     machine.started(operation)
-    machine.handle(T, Abort(KEY))
+    machine.receive(T, Abort(KEY), 0.0)
     assert machine.finished(operation, None) == []
     assert choose(machine.ready()) == Operation(OperationKind.DROP, KEY)

@@ -35,7 +35,7 @@ def generation_before() -> tuple[StepEntry, ...]:
     """One commit of a replica that is killed then."""
     machine = replica()
     prepared(machine)
-    machine.handle(T, Commit(KEY, 0.5, 0.1, False))
+    machine.receive(T, Commit(KEY, 0.5, 0.1, False), 0.0)
     run(machine)
     return tuple(machine.log)
 
@@ -56,10 +56,12 @@ def test_it_has_committed_what_the_snapshot_has() -> None:
     machine = new_generation()
     assert begin(machine)
     assert machine.version == 1
-    assert replies(machine.handle(A, AskOutcome(KEY)), A) == [TellOutcome(KEY, Outcome.COMMITTED, 0.5, 0.1, False)]
-    assert replies(machine.handle(T, Commit(KEY, 0.5, 0.1, False)), T) == [Committed(KEY)]
-    assert isinstance(replies(machine.handle(T, request(KEY)), T)[0], Refused)
-    [fenced] = replies(machine.handle(C, Fence({0: 2})), C)
+    assert replies(machine.receive(A, AskOutcome(KEY), 0.0), A) == [
+        TellOutcome(KEY, Outcome.COMMITTED, 0.5, 0.1, False)
+    ]
+    assert replies(machine.receive(T, Commit(KEY, 0.5, 0.1, False), 0.0), T) == [Committed(KEY)]
+    assert isinstance(replies(machine.receive(T, request(KEY), 0.0), T)[0], Refused)
+    [fenced] = replies(machine.receive(C, Fence({0: 2}), 0.0), C)
     assert isinstance(fenced, Fenced)
     assert fenced.committed == (KEY,)
 
@@ -69,7 +71,7 @@ def test_the_next_step_sees_the_version_after_it() -> None:
     assert begin(machine)
     sends = prepared(machine, LATER)
     assert [reply.version for reply in replies(sends, T) if isinstance(reply, Prepared)] == [1]
-    machine.handle(T, Commit(LATER, 1.0, 0.1, False))
+    machine.receive(T, Commit(LATER, 1.0, 0.1, False), 0.0)
     run(machine)
     assert [entry.key for entry in machine.log] == [KEY, LATER]
 
@@ -90,7 +92,7 @@ def test_what_some_fragment_has_not_seen_stays_from_round_to_round_and_goes_with
     machine.start_round(1)
     for round in (1, 2, 3, 4):
         prepared(machine, StepKey(0, 1, round, 0), round=round)
-        machine.handle(T, Commit(StepKey(0, 1, round, 0), 0.5, 0.1, False))
+        machine.receive(T, Commit(StepKey(0, 1, round, 0), 0.5, 0.1, False), 0.0)
         run(machine)
         assert [each.num_steps for each in machine.earlier] == [1] * min(round - 1, num_fragments - 1)
         machine.start_round(round + 1, keeps_rest=True)
@@ -101,21 +103,21 @@ def test_what_some_fragment_has_not_seen_stays_from_round_to_round_and_goes_with
 @pytest.mark.parametrize("message", [AskOutcome(KEY), Commit(KEY, 0.5, 0.1, False), Fence({0: 2})])
 def test_it_does_not_go_on_from_what_it_has_denied(message: StepMessage) -> None:
     machine = new_generation()
-    [reply] = replies(machine.handle(T, message), T)
+    [reply] = replies(machine.receive(T, message, 0.0), T)
     assert reply in (TellOutcome(KEY, Outcome.FORGOTTEN), Aborted(KEY), Fenced({0: 2}, (), (), 0, {}, steady=False))
     assert not begin(machine)
     assert machine.version == 0
-    assert replies(machine.handle(A, AskOutcome(KEY)), A) == [TellOutcome(KEY, Outcome.FORGOTTEN)]
+    assert replies(machine.receive(A, AskOutcome(KEY), 0.0), A) == [TellOutcome(KEY, Outcome.FORGOTTEN)]
 
 
 @pytest.mark.parametrize("message", [AskOutcome(LATER), Open(LATER, 1, PATH, (2, 2), (2, 2), request().samples)])
 def test_what_it_has_said_of_later_steps_does_not_matter(message: StepMessage) -> None:
     machine = new_generation()
-    machine.handle(T, message)
+    machine.receive(T, message, 0.0)
     assert begin(machine)
 
 
 def test_a_step_that_was_never_in_it_can_be_opened() -> None:
     machine = new_generation()
     assert begin(machine)
-    assert replies(machine.handle(T, request(LATER)), T) == [Opened(LATER)]
+    assert replies(machine.receive(T, request(LATER), 0.0), T) == [Opened(LATER)]

@@ -34,12 +34,12 @@ def split(stage: int = 1) -> StepReplica:
 def test_zero_bubble_sends_the_gradient_first_and_is_prepared_with_the_last_weights() -> None:
     machine = split()
     begun(machine)
-    machine.handle(C, Backward(KEY, 0))
+    machine.receive(C, Backward(KEY, 0), 0.0)
     assert do(machine, BACKWARD, 0) == [Backward(KEY, 0)]
-    machine.handle(A, Forward(KEY, 1))
+    machine.receive(A, Forward(KEY, 1), 0.0)
     assert do(machine, FORWARD, 1) == [Forward(KEY, 1)]
     assert do(machine, WEIGHTS, 0) == []
-    machine.handle(C, Backward(KEY, 1))
+    machine.receive(C, Backward(KEY, 1), 0.0)
     assert do(machine, BACKWARD, 1) == [Backward(KEY, 1)]
     assert not machine.open[KEY].prepared
     assert do(machine, WEIGHTS, 1) == [Prepared(KEY, 1, 0, 2.0, True, None)]
@@ -49,10 +49,10 @@ def test_zero_bubble_sends_the_gradient_first_and_is_prepared_with_the_last_weig
 
 def test_the_last_stage_of_zero_bubble_does_all_losses_before_weights() -> None:
     machine = split(2)
-    machine.handle(T, request())
+    machine.receive(T, request(), 0.0)
     for microbatch in range(NUM):
-        machine.handle(B, Forward(KEY, microbatch))
-        machine.handle(T, Labels(KEY, microbatch))
+        machine.receive(B, Forward(KEY, microbatch), 0.0)
+        machine.receive(T, Labels(KEY, microbatch), 0.0)
     assert [do(machine, LOSS, m) for m in range(NUM)] == [[Backward(KEY, m)] for m in range(NUM)]
     do(machine, WEIGHTS, 0)
     assert do(machine, WEIGHTS, 1) == [Prepared(KEY, 2, 0, 2.0, True, None)]
@@ -61,13 +61,13 @@ def test_the_last_stage_of_zero_bubble_does_all_losses_before_weights() -> None:
 def test_weights_go_first_where_too_many_microbatches_are_kept() -> None:
     machine = split()
     begun(machine)
-    machine.handle(C, Backward(KEY, 0))
+    machine.receive(C, Backward(KEY, 0), 0.0)
     do(machine, BACKWARD, 0)
-    machine.handle(A, Forward(KEY, 1))
+    machine.receive(A, Forward(KEY, 1), 0.0)
     assert choose(machine.ready(), 2) == Operation(FORWARD, KEY, 1)
     assert choose(machine.ready(), 1) == Operation(WEIGHTS, KEY, 0)
     do(machine, FORWARD, 1)
-    machine.handle(C, Backward(KEY, 1))
+    machine.receive(C, Backward(KEY, 1), 0.0)
     # A gradient that somebody waits for keeps nothing more.
     assert choose(machine.ready(), 1) == Operation(BACKWARD, KEY, 1)
 
@@ -75,11 +75,11 @@ def test_weights_go_first_where_too_many_microbatches_are_kept() -> None:
 def test_a_repeated_backward_is_answered_before_and_after_its_weights_and_adds_nothing() -> None:
     machine = split()
     begun(machine)
-    machine.handle(C, Backward(KEY, 0))
+    machine.receive(C, Backward(KEY, 0), 0.0)
     do(machine, BACKWARD, 0)
-    assert replies(machine.handle(C, Backward(KEY, 0)), A) == [Backward(KEY, 0)]
+    assert replies(machine.receive(C, Backward(KEY, 0), 0.0), A) == [Backward(KEY, 0)]
     do(machine, WEIGHTS, 0)
-    assert replies(machine.handle(C, Backward(KEY, 0)), A) == [Backward(KEY, 0)]
+    assert replies(machine.receive(C, Backward(KEY, 0), 0.0), A) == [Backward(KEY, 0)]
     assert machine.ready() == []
 
 
@@ -87,8 +87,8 @@ def test_a_step_without_all_its_weights_holds_up_a_commit_and_aborts_alone() -> 
     machine = split()
     begun(machine)
     for microbatch in range(NUM):
-        machine.handle(A, Forward(KEY, microbatch))
-        machine.handle(C, Backward(KEY, microbatch))
+        machine.receive(A, Forward(KEY, microbatch), 0.0)
+        machine.receive(C, Backward(KEY, microbatch), 0.0)
     do(machine, BACKWARD, 0)
     do(machine, FORWARD, 1)
     do(machine, BACKWARD, 1)
@@ -96,7 +96,7 @@ def test_a_step_without_all_its_weights_holds_up_a_commit_and_aborts_alone() -> 
     machine.open[other] = machine.open[KEY].__class__(request(other), T, 1, 1, Schedule.ZERO_BUBBLE)
     machine.open[other].prepared, machine.open[other].decision = True, Decision(1.0, 0.1, False)
     assert OperationKind.COMMIT not in [one.operation.kind for one in machine.ready()]
-    machine.handle(T, Abort(KEY))
+    machine.receive(T, Abort(KEY), 0.0)
     kinds = [one.operation.kind for one in machine.ready()]
     assert kinds == [OperationKind.DROP, OperationKind.COMMIT]
 
@@ -104,9 +104,9 @@ def test_a_step_without_all_its_weights_holds_up_a_commit_and_aborts_alone() -> 
 def test_a_step_that_waits_for_weights_answers_the_settlement_as_one_that_is_not_prepared() -> None:
     machine = split()
     begun(machine)
-    machine.handle(C, Backward(KEY, 0))
+    machine.receive(C, Backward(KEY, 0), 0.0)
     do(machine, BACKWARD, 0)
-    [told] = replies(machine.handle(A, AskOutcome(KEY)), A)
+    [told] = replies(machine.receive(A, AskOutcome(KEY), 0.0), A)
     assert isinstance(told, TellOutcome)
     assert told.outcome == "aborted"
     assert KEY not in machine.open
@@ -116,24 +116,24 @@ def test_closing_waits_for_the_weights_of_a_step_that_has_begun() -> None:
     machine = split()
     begun(machine)
     machine.close()
-    machine.handle(A, Forward(KEY, 1))
+    machine.receive(A, Forward(KEY, 1), 0.0)
     for microbatch in range(NUM):
-        machine.handle(C, Backward(KEY, microbatch))
+        machine.receive(C, Backward(KEY, microbatch), 0.0)
     assert replies(run(machine), T) == [Prepared(KEY, 1, 0, 2.0, True, None)]
-    machine.handle(T, Commit(KEY, 1.0, 0.1, False))
+    machine.receive(T, Commit(KEY, 1.0, 0.1, False), 0.0)
     run(machine)
     assert machine.closed
 
 
 def test_gpipe_does_all_forwards_before_the_last_stage_begins_its_losses() -> None:
     machine = replica(2, schedule=Schedule.GPIPE)
-    machine.handle(T, request())
+    machine.receive(T, request(), 0.0)
     for microbatch in range(NUM):
-        machine.handle(T, Labels(KEY, microbatch))
-    machine.handle(B, Forward(KEY, 0))
+        machine.receive(T, Labels(KEY, microbatch), 0.0)
+    machine.receive(B, Forward(KEY, 0), 0.0)
     assert do(machine, FORWARD, 0) == []
     assert choose(machine.ready()) is None
-    machine.handle(B, Forward(KEY, 1))
+    machine.receive(B, Forward(KEY, 1), 0.0)
     assert do(machine, FORWARD, 1) == []
     assert do(machine, LOSS, 0) == [Backward(KEY, 0)]
     assert do(machine, LOSS, 1) == [Backward(KEY, 1), Prepared(KEY, 2, 0, 2.0, True, None)]

@@ -63,8 +63,8 @@ def trainer(max_grad_norm: float | None = 1.0) -> StepTrainer:
 
 def running(machine: StepTrainer, the_plan: StepPlan | None = None) -> list[TrainerEffect]:
     machine.start(the_plan or plan(), 0.0)
-    machine.handle(A, Opened(KEY), 0.0)
-    return machine.handle(B, Opened(KEY), 0.0)
+    machine.receive(A, Opened(KEY), 0.0)
+    return machine.receive(B, Opened(KEY), 0.0)
 
 
 def prepared(stage: int, squared_norm: float = 0.02, finite: bool = True, key: StepKey = KEY) -> Prepared:
@@ -73,8 +73,8 @@ def prepared(stage: int, squared_norm: float = 0.02, finite: bool = True, key: S
 
 def committing(machine: StepTrainer) -> list[TrainerEffect]:
     running(machine)
-    machine.handle(A, prepared(0), 0.0)
-    return machine.handle(B, prepared(1), 0.0)
+    machine.receive(A, prepared(0), 0.0)
+    return machine.receive(B, prepared(1), 0.0)
 
 
 def sent(effects: list[TrainerEffect]) -> list[tuple[PeerId, type[StepMessage]]]:
@@ -90,24 +90,24 @@ def test_the_lease_is_noted_before_anything_is_opened() -> None:
 def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> None:
     machine = trainer()
     machine.start(plan(), 0.0)
-    assert machine.handle(A, Opened(KEY), 0.0) == []
-    assert machine.handle(B, Opened(KEY), 0.0) == [
+    assert machine.receive(A, Opened(KEY), 0.0) == []
+    assert machine.receive(B, Opened(KEY), 0.0) == [
         FeedMicrobatch(KEY, 0, MicrobatchPart(0, 0, 2), A, B),
         FeedMicrobatch(KEY, 1, MicrobatchPart(1, 0, 2), A, B),
     ]
-    assert machine.handle(A, MicrobatchDone(KEY, 2), 0.0) == []
-    assert machine.handle(B, MicrobatchDone(KEY, 0), 0.0) == []
-    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == [FeedMicrobatch(KEY, 2, MicrobatchPart(2, 0, 1), A, B)]
-    assert machine.handle(A, MicrobatchDone(KEY, 0), 0.0) == []
+    assert machine.receive(A, MicrobatchDone(KEY, 2), 0.0) == []
+    assert machine.receive(B, MicrobatchDone(KEY, 0), 0.0) == []
+    assert machine.receive(A, MicrobatchDone(KEY, 0), 0.0) == [FeedMicrobatch(KEY, 2, MicrobatchPart(2, 0, 1), A, B)]
+    assert machine.receive(A, MicrobatchDone(KEY, 0), 0.0) == []
 
 
 def test_of_a_wrapped_model_the_first_replica_gets_the_labels_and_says_the_loss() -> None:
     machine = StepTrainer(trainer=3, generation=2, window=1, max_grad_norm=None, step_timeout_s=10.0, is_wrapped=True)
     assert running(machine) == [FeedMicrobatch(KEY, 0, MicrobatchPart(0, 0, 2), A, A)]
-    machine.handle(A, Prepared(KEY, 0, 0, 0.02, True, 2.5), 0.0)
-    machine.handle(B, Prepared(KEY, 1, 0, 0.02, True, None), 0.0)
-    machine.handle(A, Committed(KEY), 0.0)
-    machine.handle(B, Committed(KEY), 0.0)
+    machine.receive(A, Prepared(KEY, 0, 0, 0.02, True, 2.5), 0.0)
+    machine.receive(B, Prepared(KEY, 1, 0, 0.02, True, None), 0.0)
+    machine.receive(A, Committed(KEY), 0.0)
+    machine.receive(B, Committed(KEY), 0.0)
     assert isinstance(machine.ended, Finished)
     assert machine.ended.loss == 2.5
 
@@ -117,19 +117,19 @@ def test_a_wrapped_path_is_chosen_by_whether_its_ends_reach_each_other() -> None
     three = (refs(A, A2), refs(B), refs(B2))
     the_plan = StepPlan(1, 7, ((1,),), (), 0.1, hops(A, B, B2), three)
     machine.start(the_plan, 0.0)
-    effects = machine.handle(B2, Broken(KEY, A), 0.0)
+    effects = machine.receive(B2, Broken(KEY, A), 0.0)
     assert [to for to, kind in sent(effects) if kind is Open] == [A2, B, B2]
 
 
 def test_gradients_are_clipped_over_all_stages() -> None:
     machine = trainer()
     running(machine)
-    machine.handle(A, prepared(0, 9.0), 0.0)
-    effects = machine.handle(B, prepared(1, 16.0), 0.0)
+    machine.receive(A, prepared(0, 9.0), 0.0)
+    effects = machine.receive(B, prepared(1, 16.0), 0.0)
     commit = Commit(KEY, 1.0 / (5.0 + 1e-6), 0.1, False)
     assert effects == [SendStepMessage(A, commit), SendStepMessage(B, commit)]
-    assert machine.handle(A, Committed(KEY), 0.0) == []
-    machine.handle(B, Committed(KEY), 0.0)
+    assert machine.receive(A, Committed(KEY), 0.0) == []
+    machine.receive(B, Committed(KEY), 0.0)
     assert machine.ended == Finished(KEY, (A, B), 1.5, 5.0, False, True, 1)
 
 
@@ -137,10 +137,10 @@ def test_routers_are_those_of_all_stages_in_order_whoever_was_prepared_first() -
     machine = trainer()
     running(machine)
     first, second, third = (RouterReport(1.0 + stage, 0.5) for stage in range(3))
-    machine.handle(B, structs.replace(prepared(1), routers=(second, third)), 0.0)
-    machine.handle(A, structs.replace(prepared(0), routers=(first,)), 0.0)
+    machine.receive(B, structs.replace(prepared(1), routers=(second, third)), 0.0)
+    machine.receive(A, structs.replace(prepared(0), routers=(first,)), 0.0)
     for peer in (A, B):
-        machine.handle(peer, Committed(KEY), 0.0)
+        machine.receive(peer, Committed(KEY), 0.0)
     assert isinstance(machine.ended, Finished)
     assert machine.ended.routers == (first, second, third)
 
@@ -149,24 +149,24 @@ def test_routers_are_those_of_all_stages_in_order_whoever_was_prepared_first() -
 def test_small_gradients_are_left_as_they_are(max_grad_norm: float | None) -> None:
     machine = trainer(max_grad_norm)
     running(machine)
-    machine.handle(A, prepared(0, 9.0), 0.0)
-    assert machine.handle(B, prepared(1, 16.0), 0.0)[0] == SendStepMessage(A, Commit(KEY, 1.0, 0.1, False))
+    machine.receive(A, prepared(0, 9.0), 0.0)
+    assert machine.receive(B, prepared(1, 16.0), 0.0)[0] == SendStepMessage(A, Commit(KEY, 1.0, 0.1, False))
 
 
 @pytest.mark.parametrize(("squared_norm", "finite"), [(1.0, False), (math.nan, True), (math.inf, True)])
 def test_a_step_that_is_not_finite_is_skipped_everywhere(squared_norm: float, finite: bool) -> None:
     machine = trainer()
     running(machine)
-    machine.handle(A, prepared(0, squared_norm, finite), 0.0)
-    assert machine.handle(B, prepared(1), 0.0)[0] == SendStepMessage(A, Commit(KEY, 0.0, 0.1, True))
+    machine.receive(A, prepared(0, squared_norm, finite), 0.0)
+    assert machine.receive(B, prepared(1), 0.0)[0] == SendStepMessage(A, Commit(KEY, 0.0, 0.1, True))
 
 
 def test_messages_of_another_attempt_or_of_strangers_mean_nothing() -> None:
     machine = trainer()
     running(machine)
     for sender, message in ((A, Refused(AGAIN, "stale")), (B2, Busy(KEY)), (A, prepared(1)), (B2, prepared(1))):
-        assert machine.handle(sender, message, 0.0) == []
-    machine.handle(A, prepared(0), 0.0)
+        assert machine.receive(sender, message, 0.0) == []
+    machine.receive(A, prepared(0), 0.0)
     assert machine.ended is None
 
 
@@ -176,7 +176,7 @@ def test_messages_of_another_attempt_or_of_strangers_mean_nothing() -> None:
 def test_a_setback_aborts_the_attempt_everywhere_and_begins_another(setback: StepMessage) -> None:
     machine = trainer()
     running(machine)
-    effects = machine.handle(B, setback, 0.0)
+    effects = machine.receive(B, setback, 0.0)
     assert sent(effects)[:2] == [(A, Abort), (B, Abort)]
     [note] = [effect for effect in effects if isinstance(effect, Note)]
     assert note.key == AGAIN
@@ -187,7 +187,7 @@ def test_a_setback_aborts_the_attempt_everywhere_and_begins_another(setback: Ste
 def test_a_pair_that_was_apart_is_left_to_itself_for_a_while() -> None:
     machine = trainer()
     running(machine)
-    machine.handle(B, Broken(KEY, A), 0.0)
+    machine.receive(B, Broken(KEY, A), 0.0)
     for number, now_s, is_home in ((8, 10.0, False), (9, 20.0, True)):
         machine.cancel()
         effects = machine.start(plan(number), now_s)
@@ -197,7 +197,7 @@ def test_a_pair_that_was_apart_is_left_to_itself_for_a_while() -> None:
 def test_a_lost_replica_is_replaced_and_used_again_later() -> None:
     machine = trainer()
     running(machine)
-    assert Note(AGAIN, hops(A2, B)) in machine.peer_lost(A, 0.0)
+    assert Note(AGAIN, hops(A2, B)) in machine.lost(A, 0.0)
     machine.cancel()
     # It is looked for beside the next step, which does not wait for it.
     effects = machine.start(plan(8), 100.0)
@@ -214,42 +214,42 @@ def test_a_lost_replica_is_replaced_and_used_again_later() -> None:
 
 def test_a_lost_replica_is_looked_for_again_after_a_pause_as_long_as_the_client_names_it() -> None:
     machine = trainer()
-    machine.peer_lost(A, 0.0)
+    machine.lost(A, 0.0)
     assert Dial(A) not in machine.start(plan(7), 0.4)
     machine.cancel()
     assert Dial(A) in machine.start(plan(8), 0.6)
     machine.cancel()
-    machine.peer_lost(A, 5.0)
+    machine.lost(A, 5.0)
     assert Dial(A) in machine.start(plan(9), 5.6)
     machine.cancel()
-    machine.peer_lost(A, 10.0)
+    machine.lost(A, 10.0)
     assert Dial(A) not in machine.start(plan(10, (refs(A2), refs(B, B2))), 10.6)
 
 
 def test_a_home_replica_that_the_client_does_not_name_is_the_last_choice() -> None:
     machine = trainer()
     assert Note(KEY, hops(A2, B)) in machine.start(plan(replicas=(refs(A2), refs(B2, B))), 0.0)
-    machine.peer_lost(A2, 0.0)
+    machine.lost(A2, 0.0)
     assert Note(StepKey(3, 2, 7, 1), hops(A, B)) not in machine.start(plan(replicas=(refs(A2), refs(B))), 0.0)
 
 
 def test_a_lost_replica_is_used_at_once_where_its_stage_has_no_other() -> None:
     machine = trainer()
-    machine.peer_lost(A, 0.0)
+    machine.lost(A, 0.0)
     assert Note(KEY, hops(A, B)) in machine.start(plan(replicas=(refs(A), refs(B))), 0.1)
 
 
 def test_a_closed_round_ends_the_step_everywhere() -> None:
     machine = trainer()
     running(machine)
-    assert sent(machine.handle(B, Refused(KEY, "closed"), 0.0)) == [(A, Abort), (B, Abort)]
+    assert sent(machine.receive(B, Refused(KEY, "closed"), 0.0)) == [(A, Abort), (B, Abort)]
     assert machine.ended == RoundOver(B)
 
 
 def test_a_busy_replica_without_substitute_is_tried_again_later() -> None:
     machine = trainer()
     running(machine, plan(replicas=(refs(A), refs(B))))
-    assert sent(machine.handle(B, Busy(KEY), 0.0)) == [(A, Abort), (B, Abort)]
+    assert sent(machine.receive(B, Busy(KEY), 0.0)) == [(A, Abort), (B, Abort)]
     assert 0.0 < machine.wake_at_s < 1.0
     assert machine.tick(machine.wake_at_s - 0.001) == []
     assert sent(machine.tick(machine.wake_at_s)) == [(A, Open), (B, Open)]
@@ -259,21 +259,21 @@ def test_a_stage_whose_replicas_stay_lost_ends_the_step() -> None:
     machine = trainer()
     running(machine, plan(replicas=(refs(A), refs(B))))
     now_s = 0.0
-    machine.peer_lost(B, now_s)
+    machine.lost(B, now_s)
     while machine.ended is None:
         now_s = machine.wake_at_s
         machine.tick(now_s)
-        machine.peer_lost(B, now_s)
+        machine.lost(B, now_s)
         assert now_s < 10.0
     assert machine.ended == NoPath((1,))
     assert Note(StepKey(3, 2, 7, 9), hops(A, B)) not in machine.start(plan(), now_s)
-    assert machine.handle(A, Opened(KEY), now_s) == []  # attempts count on: the first one stays dead
+    assert machine.receive(A, Opened(KEY), now_s) == []  # attempts count on: the first one stays dead
 
 
 def test_after_too_long_the_silent_are_replaced() -> None:
     machine = trainer()
     running(machine)
-    machine.handle(A, prepared(0), 5.0)
+    machine.receive(A, prepared(0), 5.0)
     assert machine.tick(14.9) == []
     assert Note(AGAIN, hops(A, B2)) in machine.tick(15.0)
 
@@ -281,12 +281,12 @@ def test_after_too_long_the_silent_are_replaced() -> None:
 def test_from_the_first_commit_on_the_step_stands() -> None:
     machine = trainer()
     committing(machine)
-    assert machine.peer_lost(A, 0.0) == []
+    assert machine.lost(A, 0.0) == []
     assert machine.cancel() == []
     machine = trainer()
     committing(machine)
-    machine.peer_lost(A, 0.0)
-    machine.handle(B, Committed(KEY), 0.0)
+    machine.lost(A, 0.0)
+    machine.receive(B, Committed(KEY), 0.0)
     assert isinstance(machine.ended, Finished)
     assert machine.ended.committed
 
@@ -294,16 +294,16 @@ def test_from_the_first_commit_on_the_step_stands() -> None:
 def test_a_commit_that_all_have_aborted_is_replayed() -> None:
     machine = trainer()
     committing(machine)
-    machine.handle(A, Aborted(KEY), 0.0)
-    assert Note(AGAIN, hops(A, B)) in machine.handle(B, Aborted(KEY), 0.0)
+    machine.receive(A, Aborted(KEY), 0.0)
+    assert Note(AGAIN, hops(A, B)) in machine.receive(B, Aborted(KEY), 0.0)
 
 
 @pytest.mark.parametrize("other_answers", [True, False])
 def test_a_commit_that_nobody_confirms_and_somebody_cannot_deny_is_left_to_the_record(other_answers: bool) -> None:
     machine = trainer()
     committing(machine)
-    machine.peer_lost(A, 0.0)
-    effects = machine.handle(B, Aborted(KEY), 0.0) if other_answers else machine.peer_lost(B, 0.0)
+    machine.lost(A, 0.0)
+    effects = machine.receive(B, Aborted(KEY), 0.0) if other_answers else machine.lost(B, 0.0)
     assert effects == []
     assert isinstance(machine.ended, Finished)
     assert not machine.ended.committed
@@ -313,9 +313,9 @@ def test_commit_is_repeated_to_the_silent_until_one_has_applied_it() -> None:
     machine = trainer()
     committing(machine)
     assert sent(machine.tick(10.0)) == [(A, Commit), (B, Commit)]
-    machine.handle(A, Aborted(KEY), 11.0)
+    machine.receive(A, Aborted(KEY), 11.0)
     assert sent(machine.tick(20.0)) == [(B, Commit)]
-    machine.handle(B, Committed(KEY), 21.0)
+    machine.receive(B, Committed(KEY), 21.0)
     assert isinstance(machine.ended, Finished)
 
 
@@ -323,7 +323,7 @@ def test_a_cancelled_step_is_aborted() -> None:
     machine = trainer()
     running(machine)
     assert sent(machine.cancel()) == [(A, Abort), (B, Abort)]
-    assert machine.handle(A, prepared(0), 0.0) == []
+    assert machine.receive(A, prepared(0), 0.0) == []
 
 
 def test_a_step_that_is_refused_again_and_again_ends() -> None:
@@ -336,14 +336,14 @@ def test_a_step_that_is_refused_again_and_again_ends() -> None:
         now_s = max(now_s, machine.wake_at_s) if machine.wake_at_s < 9 + now_s else now_s
         machine.tick(now_s)
         for peer in (B, B2):
-            machine.handle(peer, Refused(KEY._replace(attempt=attempt), "float32[2] expected"), now_s)
+            machine.receive(peer, Refused(KEY._replace(attempt=attempt), "float32[2] expected"), now_s)
     assert machine.ended == NoPath((1,), "float32[2] expected")
 
 
 def test_a_refusal_with_a_cap_is_replayed_at_once_over_the_same_path_in_smaller_microbatches() -> None:
     machine = trainer()
     running(machine)
-    effects = machine.handle(B, Refused(KEY, "memory exhausted", cap=1), 0.0)
+    effects = machine.receive(B, Refused(KEY, "memory exhausted", cap=1), 0.0)
     assert sent(effects)[:2] == [(A, Abort), (B, Abort)]
     [opened, again] = [e.message for e in effects if isinstance(e, SendStepMessage) and isinstance(e.message, Open)]
     assert opened == again
@@ -360,16 +360,16 @@ def test_a_refusal_with_a_cap_is_replayed_at_once_over_the_same_path_in_smaller_
 def test_a_cap_that_the_microbatches_keep_to_already_makes_a_refusal_no_better() -> None:
     machine = trainer()
     running(machine)
-    effects = machine.handle(B, Refused(KEY, "memory exhausted", cap=2), 0.0)
+    effects = machine.receive(B, Refused(KEY, "memory exhausted", cap=2), 0.0)
     assert [e.to for e in effects if isinstance(e, SendStepMessage) and isinstance(e.message, Open)] == [A, B2]
 
 
 def test_the_cap_of_a_peer_that_was_lost_is_forgotten() -> None:
     machine = trainer()
     running(machine)
-    machine.handle(B, Refused(KEY, "memory exhausted", cap=1), 0.0)
+    machine.receive(B, Refused(KEY, "memory exhausted", cap=1), 0.0)
     machine.cancel()
-    machine.peer_lost(B, 0.0)
+    machine.lost(B, 0.0)
     machine.peer_found(B)
     [opened, _] = [e.message for e in machine.start(plan(8), 0.0) if isinstance(e, SendStepMessage)]
     assert isinstance(opened, Open)
@@ -386,6 +386,6 @@ def test_the_caps_that_the_client_says_cut_a_step_by_the_smallest_one_of_its_pat
     assert isinstance(opened, SendStepMessage)
     assert isinstance(opened.message, Open)
     assert opened.message.microbatch_samples == (1,) * 5
-    effects = machine.peer_lost(B, 0.0)
+    effects = machine.lost(B, 0.0)
     [opened, _] = [e.message for e in effects if isinstance(e, SendStepMessage) and isinstance(e.message, Open)]
     assert ([hop.peer for hop in opened.path], opened.microbatch_samples) == ([A, B2], (2, 2, 1))

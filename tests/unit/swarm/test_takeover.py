@@ -29,7 +29,7 @@ def machine(**answers: Fenced) -> TakeoverMachine:
     """Trainer 1.1 is gone in round 3; these replicas have answered."""
     made = TakeoverMachine(slot=1, lowest=2, round=3, now_s=10.0)
     for peer, answer in answers.items():
-        made.heard(PeerId(peer), answer)
+        made.receive(PeerId(peer), answer)
     return made
 
 
@@ -37,10 +37,10 @@ def test_live_replicas_are_asked_until_all_have_answered() -> None:
     asking = machine()
     assert asking.asks([A, B], 10.0) == [SendStepMessage(A, Fence({1: 2})), SendStepMessage(B, Fence({1: 2}))]
     assert asking.asks([A, B], 10.05) == []
-    asking.heard(A, fenced())
+    asking.receive(A, fenced())
     assert not asking.is_over([A, B], 10.05)
     assert asking.asks([A, B], 10.1) == [SendStepMessage(A, Fence({1: 2})), SendStepMessage(B, Fence({1: 2}))]
-    asking.heard(B, fenced())
+    asking.receive(B, fenced())
     assert asking.is_over([A, B], 10.1)
 
 
@@ -55,7 +55,7 @@ def test_doubt_is_waited_for_a_moment() -> None:
     asking = machine(A=fenced(in_doubt=(KEY,)), B=fenced())
     assert not asking.is_over([A, B], 10.9)
     assert asking.is_over([A, B], 11.1)
-    asking.heard(A, fenced(KEY))
+    asking.receive(A, fenced(KEY))
     assert asking.is_over([A, B], 10.9)
 
 
@@ -121,7 +121,7 @@ def test_one_that_was_there_when_the_round_began_need_not_have_opened_anything(
 
 def test_what_somebody_has_committed_stays_so_if_it_is_started_again_before_all_is_settled() -> None:
     asking = machine(A=fenced(KEY), B=fenced(in_doubt=(KEY,)))
-    asking.heard(A, fenced(since=None))
+    asking.receive(A, fenced(since=None))
     settled = asking.settled({A, B}, ())
     assert (settled.committed, settled.in_doubt) == ({KEY}, set())
 

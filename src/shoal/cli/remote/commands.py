@@ -69,9 +69,9 @@ def machine_script(
     User, packages, firewall, installation and service; it may run again. No secret is in it: the machine is given an
     invitation afterwards. docs/deploy.md says how.
     """
-    from shoal.cli.remote.machine_script import Machine, print_machine_script
+    from shoal.cli.remote.machine_script import RemoteMachine, print_machine_script
 
-    machine = Machine(install, num_servers, first_port, python, sees_system_packages=target == "jetson")
+    machine = RemoteMachine(install, num_servers, first_port, python, sees_system_packages=target == "jetson")
     return print_machine_script(target, machine, wheel_in)
 
 

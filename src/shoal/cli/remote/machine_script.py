@@ -31,7 +31,7 @@ _INTERPRETER: Final = re.compile(r"(/[\w./-]*)?python3(\.\d+)?")
 
 
 @dataclass(frozen=True)
-class Machine:
+class RemoteMachine:
     """What is to become of a machine.
 
     Attributes:
@@ -65,7 +65,7 @@ class Machine:
         }
 
 
-def print_machine_script(target: Target, machine: Machine, wheel_in: Path | None) -> int:
+def print_machine_script(target: Target, machine: RemoteMachine, wheel_in: Path | None) -> int:
     """Print the script, and return the exit code.
 
     Args:
@@ -93,7 +93,7 @@ def _write_wheel(folder: Path) -> Path:
     return path
 
 
-def machine_text(target: Target, machine: Machine) -> str:
+def machine_text(target: Target, machine: RemoteMachine) -> str:
     """Return what is given to the machine: a script for its shell, or what cloud-init takes as user data.
 
     Raises:
@@ -122,7 +122,7 @@ def service_text() -> str:
     return Path(__file__).with_name(_UNIT).read_text(encoding="utf-8")
 
 
-def _require_possible(machine: Machine) -> None:
+def _require_possible(machine: RemoteMachine) -> None:
     if "\n" in machine.install:
         raise ConfigError(f"--install {machine.install!r}: give what pip is to install, on one line")
     if machine.num_servers < 1:
@@ -137,7 +137,7 @@ def _require_possible(machine: Machine) -> None:
         raise ConfigError(f"--python {machine.python}: name it as python3.12, or with its folder")
 
 
-def _script(machine: Machine) -> str:
+def _script(machine: RemoteMachine) -> str:
     first, last = machine.ports
     values = {
         "INSTALL": shlex.quote(machine.install),

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, Protocol
 
-import anyio
-
 from shoal.clock import Clock
+from shoal.runtime.waking import Signal
 from shoal.testing.faults.link import PACKET_BYTES
 from shoal.testing.faults.link_model import LinkModel, Parcel
 
@@ -48,24 +47,19 @@ class Way:
     Attributes:
         flow: whether bytes arrive; changed by `set_flow`.
         taken_bytes: how many bytes it has taken so far.
-        news: set, and replaced, whenever one of these has changed.
+        news: one of these has changed.
     """
 
     def __init__(self, model: LinkModel) -> None:
         self.model = model
         self.flow = Flow.PASS
         self.taken_bytes = 0
-        self.news = anyio.Event()
+        self.news = Signal()
 
     def set_flow(self, flow: Flow) -> None:
         """Treat bytes like this from now on."""
         self.flow = flow
-        self.tell()
-
-    def tell(self) -> None:
-        """Wake whoever waits for news."""
-        news, self.news = self.news, anyio.Event()
-        news.set()
+        self.news.notify()
 
     async def left(self, *flows: Flow) -> None:
         """Return when the flow is none of these."""
@@ -90,7 +84,7 @@ class Lane:
         self._end = end
         self._held: deque[Parcel] = deque()
         self._held_bytes = 0
-        self._news = anyio.Event()
+        self._news = Signal()
         self._was_reset = False
 
     async def read(self) -> None:
@@ -107,8 +101,8 @@ class Lane:
             if not data or way.flow is not Flow.DROP:
                 self._held.extend(way.model.take(self._clock.now_s(), data))
                 self._held_bytes += len(data)
-                self._tell()
-            way.tell()
+                self._news.notify()
+            way.news.notify()
 
     async def write(self) -> None:
         """Write what has arrived, when it has, until the stream's end has."""
@@ -157,8 +151,4 @@ class Lane:
             data = self._held.popleft().data
             self._held_bytes -= len(data)
             yield data
-        self._tell()
-
-    def _tell(self) -> None:
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        self._news.notify()

@@ -15,14 +15,14 @@ import yaml
 
 from shoal.cli import main
 from shoal.cli.host_network import HostNetwork
-from shoal.cli.remote.machine_script import Machine, Target, machine_text, service_text
+from shoal.cli.remote.machine_script import RemoteMachine, Target, machine_text, service_text
 from shoal.cli.remote.own_wheel import own_wheel
 from shoal.config import load_config
 from shoal.control.invitation import MARK
 from shoal.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]
-MACHINE = Machine("shoal.whl", num_servers=2)
+MACHINE = RemoteMachine("shoal.whl", num_servers=2)
 MAX_USER_DATA_BYTES = 16 * 1024
 """Of the strictest cloud."""
 
@@ -84,7 +84,7 @@ class FakeMachine:
 
 @pytest.mark.parametrize("target", ["bash", "jetson"])
 def test_a_script_is_one_for_a_plain_shell(target: Target) -> None:
-    machine = Machine("it's here.whl", sees_system_packages=target == "jetson")
+    machine = RemoteMachine("it's here.whl", sees_system_packages=target == "jetson")
     text = machine_text(target, machine)
     done = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -125,7 +125,7 @@ def test_a_machine_that_has_joined_is_not_told_to_join(tmp_path: Path) -> None:
 
 def test_what_is_installed_may_be_said_when_it_runs(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
-    script = machine_text("bash", Machine(""))
+    script = machine_text("bash", RemoteMachine(""))
     refused = machine.run(script)
     assert refused.returncode == 1
     assert "say what pip is to install" in refused.stderr
@@ -138,7 +138,7 @@ def test_a_wheel_of_the_same_version_is_installed_nevertheless(tmp_path: Path) -
     assert machine.run(machine_text("bash", MACHINE)).returncode == 0
     pips = [line for line in machine.called() if " pip " in line]
     assert ["--force-reinstall" in line for line in pips] == [False, True]
-    assert machine.run(machine_text("bash", Machine("git+https://example.org/shoal"))).returncode == 0
+    assert machine.run(machine_text("bash", RemoteMachine("git+https://example.org/shoal"))).returncode == 0
     assert not [line for line in machine.called() if "--force-reinstall" in line]
 
 
@@ -176,7 +176,7 @@ def test_on_a_jetson_the_torch_that_came_with_it_is_seen(
 
 @pytest.mark.parametrize("num_servers", [1, 3])
 def test_the_ports_of_the_firewall_are_those_at_which_the_servers_are_reached(num_servers: int) -> None:
-    machine = Machine("shoal.whl", num_servers=num_servers, first_port=50010)
+    machine = RemoteMachine("shoal.whl", num_servers=num_servers, first_port=50010)
     config = load_config(None, (), machine.settings)
     assert config.num_servers == num_servers
     network = HostNetwork(config.network)
@@ -191,26 +191,28 @@ def test_the_ports_of_the_firewall_are_those_at_which_the_servers_are_reached(nu
 @pytest.mark.parametrize(
     ("machine", "said"),
     [
-        (Machine("x", num_servers=0), "--num-servers 0"),
-        (Machine("x", num_servers=20, first_port=65500), "65500 to 65540"),
-        (Machine("x", first_port=0), "--first-port 0"),
-        (Machine("x\nreboot"), "on one line"),
-        (Machine("x", python="python3; reboot"), "--python"),
+        (RemoteMachine("x", num_servers=0), "--num-servers 0"),
+        (RemoteMachine("x", num_servers=20, first_port=65500), "65500 to 65540"),
+        (RemoteMachine("x", first_port=0), "--first-port 0"),
+        (RemoteMachine("x\nreboot"), "on one line"),
+        (RemoteMachine("x", python="python3; reboot"), "--python"),
     ],
 )
-def test_a_machine_that_cannot_be_is_refused(machine: Machine, said: str) -> None:
+def test_a_machine_that_cannot_be_is_refused(machine: RemoteMachine, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         machine_text("bash", machine)
 
 
 def test_cloud_init_has_to_be_told_what_is_installed() -> None:
     with pytest.raises(ConfigError, match="--install"):
-        machine_text("cloud-init", Machine(""))
+        machine_text("cloud-init", RemoteMachine(""))
 
 
 def test_an_interpreter_with_a_folder_is_no_package() -> None:
-    assert "python3.12 python3.12-venv ca-certificates" in machine_text("bash", Machine("x", python="python3.12"))
-    assert "for package in ca-certificates;" in machine_text("bash", Machine("x", python="/opt/python3.12/bin/python3"))
+    assert "python3.12 python3.12-venv ca-certificates" in machine_text("bash", RemoteMachine("x", python="python3.12"))
+    assert "for package in ca-certificates;" in machine_text(
+        "bash", RemoteMachine("x", python="/opt/python3.12/bin/python3")
+    )
 
 
 def test_what_runs_here_is_written_as_a_wheel_beside_the_script(
