@@ -7,8 +7,12 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from tests.e2e.launched import END_S, SMALL, Launched, completed
+from benchmarks import resume_points
+from tests.e2e.launched import END_S, SMALL, Launched, completed, launched
 from tests.e2e.warm import template
+
+from shoal.testing import small_runs
+from shoal.testing.chaos import session
 
 DEAREST = (
     "test_memory.py",
@@ -31,6 +35,13 @@ def launchers_are_forked(pytestconfig: pytest.Config) -> Iterator[None]:
     """Import for the launchers once; with `--cold` each imports for itself, as those of users do."""
     with contextlib.nullcontext() if pytestconfig.getoption("--cold", default=False) else template():
         yield
+
+
+@pytest.fixture
+def forked_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have those launchers forked as well that programs of the checkout start when a test calls them."""
+    for program in (resume_points, session, small_runs):
+        monkeypatch.setattr(program, "launched", launched)
 
 
 @pytest.fixture(scope="session")

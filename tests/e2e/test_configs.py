@@ -31,6 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("name", every if is_wanted else sorted(HERE.values()))
 
 
+@pytest.mark.usefixtures("forked_for_programs")
 def test_a_configuration_trains_in_small_to_its_end(name: str, tmp_path: Path) -> None:
     run = train_small(ROOT / "configs" / f"{name}.yaml", tmp_path)
     assert run.problems == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.e2e.launched import PACE, ROOT
+from tests.e2e.launched import ROOT
 
 
 def _run(*flags: str, within_s: float) -> subprocess.CompletedProcess[str]:
@@ -29,8 +29,7 @@ def test_servers_of_a_configuration_of_ones_own_are_killed_one_by_one_at_a_given
     own = tmp_path / "own.yaml"
     values = yaml.safe_load((ROOT / "configs/sandbox.yaml").read_text())
     values["data"]["seq_len"], values["model"]["hidden_size"] = 64, 48
-    # It waits for rounds and for their absence; meanwhile other tests have the cores.
-    own.write_text(yaml.safe_dump({**values, "emulation": {"call_s": float(PACE)}}))
+    own.write_text(yaml.safe_dump(values))
     done = _run(f"--config-path={own}", "--public-ip=127.0.0.1", within_s=560)
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1].startswith("PASS")

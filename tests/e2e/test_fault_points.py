@@ -7,13 +7,11 @@ step. None of them is so tight that what else the machine does decides (`--lenie
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import recovery_limits
-from tests.e2e.launched import ROOT
+from benchmarks import fault_points, recovery_limits
 
 POINTS = ("server@commit", "server@fetch", "trainer@prepared")
 """Of a step, a round and a transfer, of each role: those that are left out are like their neighbours."""
@@ -21,12 +19,14 @@ POINTS = ("server@commit", "server@fetch", "trainer@prepared")
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_swarm_gets_over_a_death_at_each_point_within_the_limits(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_for_programs")
+def test_a_swarm_gets_over_a_death_at_each_point_within_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = tmp_path / "points.json"
     options = [f"--points={','.join(POINTS)}", "--repeat=1", "--lenient", "--seed=7", f"--json={report}"]
-    command = [sys.executable, "benchmarks/fault_points.py", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setattr(sys, "argv", ["fault_points.py", *options])
+    assert fault_points.main() == 0, capsys.readouterr()
     found = json.loads(report.read_text())
     assert {each["point"] for each in found["points"] if each["deaths"]} == set(POINTS)
     assert found["failures"] == []

@@ -129,6 +129,7 @@ def test_a_host_on_which_a_model_is_not_exact_serves_no_stage_of_it(tmp_path: Pa
         run.leaves_nothing()
 
 
+@pytest.mark.usefixtures("forked_for_programs")
 def test_a_known_model_in_small_trains_by_its_file_and_speaks_as_transformers_does(
     tmp_path: Path, transformers: ModuleType
 ) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from benchmarks import resume_points
 from benchmarks.resume_points import LATER, Resumed, late
-from tests.e2e.launched import ROOT
 
 from shoal.testing.faults.whole_kills import WholeKill
 
@@ -19,12 +18,14 @@ POINTS = ("mirror@rename", "server@swapped+cut")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_goes_on_wherever_it_is_killed_with_the_rounds_of_one_that_nobody_has_killed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_for_programs")
+def test_a_run_goes_on_wherever_it_is_killed_with_the_rounds_of_one_that_nobody_has_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = tmp_path / "resumed.json"
     options = [f"--points={','.join(POINTS)}", "--lenient", "--seed=0", f"--json={report}"]
-    command = [sys.executable, "benchmarks/resume_points.py", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setattr(sys, "argv", ["resume_points.py", *options])
+    assert resume_points.main() == 0, capsys.readouterr()
     found = json.loads(report.read_text())
     assert len(found["points"]) == len(POINTS)
     assert found["failures"] == []

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.hosts import Hosts, hosts_of, invited
-from tests.e2e.launched import END_S, ENDLESS, FEW, ROOT, START_S, Launched, launched, until
+from tests.e2e.launched import END_S, ENDLESS, FEW, START_S, Launched, launched, until
+
+from shoal.cli import main
 
 pytestmark = pytest.mark.timeout(600)
 
 
 def shoal(run: Launched, *words: str, code: int = 0) -> str:
-    """Run a command beside a run, as the same user; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "shoal", *words],
-        cwd=ROOT,
-        env=os.environ | {"XDG_RUNTIME_DIR": str(run.runtime_dir)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-    )
-    assert done.returncode == code, done
-    return done.stdout + done.stderr
+    """Run a command beside a run, as the same user and in this process; return what it prints."""
+    said = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open(os.devnull) as nothing,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", str(run.runtime_dir))
+        patch.setattr(sys, "stdin", nothing)
+        ended = main(words)
+    assert ended == code, said.getvalue()
+    return said.getvalue()
 
 
 def elsewhere(hosts: Hosts, host: str, word: str, *flags: str, code: int = 0, start: str = "steering") -> str:

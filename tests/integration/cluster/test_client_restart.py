@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import anyio
 import pytest
+from tests.covering import covering
 
 from shoal.errors import NoPipeline, RecordRejected
 from shoal.testing import Cluster, ClusterResult
@@ -198,10 +199,15 @@ async def test_client_and_server_die_at_once(make_cluster: MakeCluster, kind: ty
     assert "client" in [failover["kind"] for failover in result.summary["failovers"]]
 
 
-@pytest.mark.usual("0.02-Lease-True", "0.15-RecordPrepared-True")
-@pytest.mark.parametrize("deterministic", BOTH)
-@pytest.mark.parametrize("kind", [Lease, Acknowledge, Commit, TrainerDone, RecordPrepared, Swapped, HoldoutInfo])
-@pytest.mark.parametrize("client_away_s", [0.02, 0.15])
+WITH_DATA_SERVER = {
+    "kind": (Lease, Acknowledge, Commit, TrainerDone, RecordPrepared, Swapped, HoldoutInfo),
+    "deterministic": (True, False),
+    "client_away_s": (0.02, 0.15),
+}
+
+
+@pytest.mark.usual("Lease-True-0.02", "RecordPrepared-True-0.02")
+@pytest.mark.parametrize(tuple(WITH_DATA_SERVER), covering(WITH_DATA_SERVER))
 async def test_client_and_data_server_die_at_once(
     make_cluster: MakeCluster, kind: type, deterministic: bool, client_away_s: float
 ) -> None:
