@@ -117,4 +117,4 @@ def test_a_folder_that_cannot_be_read_as_data_is_named_and_one_that_is_not_there
     assert "loaded from this folder" in said
     said = _opened(tmp_path, "./nowhere", "llm")
     assert "data.dataset_name = ./nowhere" in said
-    assert "no folder here is called so" in said
+    assert "there is no such folder or file here" in said

@@ -69,7 +69,7 @@ MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
     "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 19),
     "TakesSnapshotsOfOlderGenerations": (
         lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderGenerations),
-        164,
+        240,
     ),
     "ForgetsWhatItHadTrainedBefore": (
         lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHadTrainedBefore),
