@@ -94,13 +94,13 @@ test: setup
 	$(call beside,$(CHECKS) lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
 
 # Of events and numbers that no test brings about some depend on time: they are named, and fail nothing.
-# Whole swarms use all cores, but not all the time, and most of it they wait: of all their runs four go on at once on two
+# Whole swarms use all cores, but not all the time, and most of it they wait: of all their runs three go on at once on two
 # cores. What is left is taken by what runs beside the tests, with few workers and behind them in the queue.
 FEWER := $(shell expr $(CORES) + 1)
 test-all: export EMITTED_EVENTS := $(CURDIR)/$(VENV)/emitted
 test-all: setup
 	@rm -rf $(EMITTED_EVENTS)
-	$(call beside,nice -n 5 $(CHECKS) --keep-going CORES=1 WORKERS=2 lint floor portable,$(PYTEST) -n $(FEWER) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n $(WORKERS) $(SWARMS) || failed=1,$(PY) -m tests.emitted $(EMITTED_EVENTS) || true;)
+	$(call beside,nice -n 5 $(CHECKS) --keep-going CORES=1 WORKERS=2 lint floor portable,$(PYTEST) -n $(FEWER) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n $(FEWER) $(SWARMS) || failed=1,$(PY) -m tests.emitted $(EMITTED_EVENTS) || true;)
 
 # Of which test-all trains one for each task.
 test-configs: setup

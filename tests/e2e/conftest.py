@@ -31,7 +31,15 @@ DEAREST = (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def launchers_are_forked(pytestconfig: pytest.Config) -> Iterator[None]:
+def starts_have_time() -> Iterator[None]:
+    """Give the DHT nodes of all runs a minute to start: several swarms start on the same cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_NETWORK__BOOTSTRAP_TIMEOUT_S", "60")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def launchers_are_forked(pytestconfig: pytest.Config, starts_have_time: None) -> Iterator[None]:
     """Import for the launchers once; with `--cold` each imports for itself, as those of users do."""
     with contextlib.nullcontext() if pytestconfig.getoption("--cold", default=False) else template():
         yield
