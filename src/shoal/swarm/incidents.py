@@ -68,6 +68,7 @@ class Incident:
         recovered_s: when the last of these slots has committed a step.
         back_s: when it, or what was started in its place, took part again; of trouble, when it was over.
         gone_s: when a server that has left was not there any more.
+        gone_in: the round that was trained then.
         replayed: steps that had to be begun again, counted each time.
         steps_lost: as far as records that are written down say.
         recorded_in: the round of the first record that was written down since it was noticed; 0: there is none yet.
@@ -93,6 +94,7 @@ class Incident:
     host: str = ""
     hit: int = 0
     gone_s: float | None = None
+    gone_in: int = 0
     steps_lost: int = 0
     recorded_in: int = 0
     due_in: int = 0
@@ -177,6 +179,7 @@ class Incidents:
         match event:
             case RoundBegun() if event.steps:
                 self._round = event.round
+                self._go_on_without()
             case ServerLost():
                 return self._server_lost(event)
             case TrainerLost():
@@ -332,9 +335,17 @@ class Incidents:
         self._trouble_over(event.peer, event.at_s, (Cause.MEMORY, Cause.DISK))
         leaving = [each for each in self.all if _leaves(each, event.peer)]
         for incident in leaving:
-            incident.gone_s, incident.waiting, incident.hit = event.at_s, set(event.slots), len(event.slots)
+            incident.gone_s, incident.gone_in = event.at_s, self._round
+            incident.waiting, incident.hit = set(event.slots), len(event.slots)
             incident.recovered_s = None if event.slots else event.at_s
         return () if leaving else (self._lost("server", event, event.slots, event.peer),)
+
+    def _go_on_without(self) -> None:
+        """A slot that has had no step in a whole round since a server left has no pipeline any more, and may never have
+        one: nobody comes back in the place of that server."""
+        for incident in self.all:
+            if incident.cause == Cause.LEFT and incident.waiting and self._round > incident.gone_in + 1:
+                incident.waiting = {_ANY_SLOT}
 
     def _leaving(self, event: ServerLeaving) -> Sequence[Event]:
         if any(_leaves(each, event.peer) for each in self.all):
@@ -408,14 +419,14 @@ class Incidents:
         del steps_s[:-_NUM_STEPS]
         waiting = [each for each in self.all if each.waiting]
         due = [each for each in waiting if {slot, _ANY_SLOT} & each.waiting and at_s >= each.noticed_s]
+        # Trainers do not stop for a client.
+        stopped = [each for each in due if each.is_loss and each.kind != "client" and slot in each.waiting]
         for incident in due:
             incident.waiting -= {slot, _ANY_SLOT}
             if not incident.waiting:
                 incident.recovered_s = at_s
                 # Who has taken a place, or met, is there with the first step.
                 incident.back_s = incident.back_s if incident.is_loss else at_s
-        # Trainers do not stop for a client.
-        stopped = [each for each in due if each.is_loss and each.kind != "client"]
         if not stopped:
             return ()
         # Of several losses at once nobody can tell which has made it begin again.

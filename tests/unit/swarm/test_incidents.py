@@ -265,6 +265,20 @@ def test_a_server_that_leaves_is_no_loss_until_it_has_gone_and_is_told_as_one_th
     )
 
 
+def test_a_slot_that_has_no_pipeline_since_a_server_left_is_waited_for_no_longer_than_a_whole_round() -> None:
+    begun, leaving = RoundBegun(4, 8, 2, 2, 4), ServerLeaving(A, "server 1@box", "box", 0, 5.0)
+    incidents = after(begun, step(0, 4.0), step(1, 4.5), leaving, server_lost(A, 6.0, 1), StepsLost(4, ()))
+    # In the next round it may be a slow one.
+    for event in (RoundBegun(5, 8, 1, 2, 2), step(0, 8.0)):
+        assert incidents.apply(event) == []
+    assert incidents.apply(RoundBegun(6, 8, 1, 2, 2)) == []
+    [closed] = incidents.apply(step(0, 10.0))
+    assert isinstance(closed, IncidentClosed)
+    assert closed.say() == (
+        "server 1@box has left: noticed at once, training went on after 5.0 s, gone after 1.0 s; no step lost"
+    )
+
+
 def test_trouble_is_told_once_and_is_over_when_it_is_said_or_its_server_is_lost() -> None:
     seen = TroubleSeen("server", Cause.DISK, A, "server 1@box", "box", "it is full", 1.0, 1.5)
     [opened] = told(seen, seen)
