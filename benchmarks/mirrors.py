@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.idle import used
 from benchmarks.signals import ended_by_signals
-from tests.e2e.hosts import Hosts, end_whole, hosts_of, invited
+from tests.e2e.hosts import Hosts, end_whole, hosts_of, start_two_server_hosts
 from tests.e2e.launched import END_S, START_S, Launched, until
 from tests.e2e.namespaces import Lan, lan, why_impossible
 
@@ -60,7 +60,6 @@ FLAGS = (
     "--no-wandb",
     "--log-level=debug",
     "--data.holdout-fraction=0.02",
-    "--num-servers=4",
     f"--diloco.inner-steps={INNER_STEPS}",
     "--diloco.outer-steps=100000",
     "--no-param-mirror-enable",
@@ -245,13 +244,8 @@ def place(trouble: str, directory: Path) -> Iterator[str]:
 def training(directory: Path, flags: Sequence[str], checkpoints: str) -> Iterator[Setup]:
     """Give a run that trains without a mirror; one that is started writes its checkpoints there."""
     with lan("client", "left", "right", "nas") as network, hosts_of(directory, network) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *FLAGS, *flags)
-        variable, command = invited(client)
-        for host in ("left", "right", "nas"):
-            hosts.give_key("client", host)
-        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
-        swarm = Swarm(client, servers, NUM_SLOTS)
-        until(swarm.is_training, 2 * START_S, "training")
+        swarm, variable = start_two_server_hosts(hosts, (*FLAGS, *flags), NUM_SLOTS)
+        hosts.give_key("client", "nas")
         yield Setup(hosts, network, swarm, {**variable, **NOWHERE}, checkpoints)
 
 

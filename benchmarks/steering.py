@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.resume_points import hashes_in
 from benchmarks.signals import ended_by_signals
-from tests.e2e.hosts import Hosts, hosts_of, invited
+from tests.e2e.hosts import Hosts, hosts_of, start_two_server_hosts
 from tests.e2e.launched import END_S, SMALL, START_S, Launched, launched, until
 from tests.e2e.namespaces import lan, why_impossible
 
@@ -56,7 +56,6 @@ FLAGS = (
     "--no-wandb",
     "--log-level=debug",
     "--data.holdout-fraction=0.02",
-    "--num-servers=4",
     "--diloco.inner-steps=40",
     "--diloco.outer-steps=100000",
     "--param-mirror.every-rounds=0",
@@ -154,15 +153,10 @@ class Operators:
 def steered(directory: Path, repeat: int, call_s: float) -> tuple[list[Order], list[str]]:
     """Steer a run from two hosts until it is stopped; returns what each order took, and what is wrong."""
     with lan("client", "left", "right", "operator") as network, hosts_of(directory, network) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *FLAGS, f"--emulation.call-s={call_s}")
-        variable, command = invited(client)
-        for host in ("left", "right", "operator"):
-            hosts.give_key("client", host)
-        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
-        swarm = Swarm(client, servers, NUM_SLOTS)
-        until(swarm.is_training, 2 * START_S, "training")
+        swarm, variable = start_two_server_hosts(hosts, (*FLAGS, f"--emulation.call-s={call_s}"), NUM_SLOTS)
+        hosts.give_key("client", "operator")
         operators = Operators(hosts, swarm, f"--initial-peers={variable['INITIAL_PEERS']}")
-        client.saw("mirror_0", "checkpoint.written", 2 * START_S)  # the first one is due unasked
+        swarm.client.saw("mirror_0", "checkpoint.written", 2 * START_S)  # the first one is due unasked
         time.sleep(STANDS_S)
         limit_s = SLACK_S + operators.longest_step_s()
         for _ in range(repeat):

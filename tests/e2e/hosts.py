@@ -83,14 +83,19 @@ def hosts_of(directory: Path, network: Lan | None = None) -> Iterator[Hosts]:
 def two_server_hosts(directory: Path, flags: Sequence[str], num_slots: int) -> Iterator[tuple[Swarm, Lan]]:
     """Give a swarm that trains on a client's host and two hosts of two servers each, and their network."""
     with lan("client", "left", "right") as network, hosts_of(directory, network) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *flags, "--num-servers=4")
-        variable, command = invited(client)
-        for host in ("left", "right"):
-            hosts.give_key("client", host)
-        servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
-        swarm = Swarm(client, servers, num_slots)
-        until(swarm.is_training, 2 * START_S, "training")
-        yield swarm, network
+        yield start_two_server_hosts(hosts, flags, num_slots)[0], network
+
+
+def start_two_server_hosts(hosts: Hosts, flags: Sequence[str], num_slots: int) -> tuple[Swarm, dict[str, str]]:
+    """Have the hosts `client`, `left` and `right` train; returns the swarm, and the variable for hosts that join it."""
+    client = hosts.run("client", "start_trainer_client.py", *flags, "--num-servers=4")
+    variable, command = invited(client)
+    for host in ("left", "right"):
+        hosts.give_key("client", host)
+    servers = [hosts.run(host, *command, environment=variable) for host in ("left", "right")]
+    swarm = Swarm(client, servers, num_slots)
+    until(swarm.is_training, 2 * START_S, "training")
+    return swarm, variable
 
 
 def end_whole(swarm: Swarm) -> None:

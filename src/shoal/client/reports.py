@@ -115,7 +115,7 @@ class Reports:
     @property
     def refusal(self) -> str:
         """Why servers refuse a step that is standing; empty: they refuse none."""
-        return next((" ".join(refusal.split()) for refusal in self._refusals.values()), "")
+        return next(iter(self._refusals.values()), "")
 
     @property
     def progress(self) -> Progress:
@@ -137,8 +137,7 @@ class Reports:
     def round_over(self, number: int) -> None:
         """Say how a round was shared between the pipelines. That it is over is as good as a step."""
         if self.refused_since_s is not None:
-            self.refused_since_s = self._ledger.run_s()
-            self.refused_changed.notify()
+            self._stand_since(self._ledger.run_s())
         shared = self.shares.of_round()
         samples = dict(sorted(shared.samples.items()))
         speeds = {slot: round(speed, 1) for slot, speed in sorted(shared.samples_per_s.items())}
@@ -196,19 +195,23 @@ class Reports:
     def _stuck(self, message: TrainerStuck) -> None:
         if not message.refusal:
             self._ledger.note(TrainerWithoutPath(message.slot, message.stages))
-        elif self._refusals.get(message.slot) != message.refusal:
-            self._refusals[message.slot] = message.refusal  # each further attempt would say the same
+            return
+        refusal = " ".join(message.refusal.split())
+        if self._refusals.get(message.slot) != refusal:  # each further attempt would say the same
+            self._refusals[message.slot] = refusal
             if self.refused_since_s is None:
-                self.refused_since_s = self._ledger.run_s()
-                self.refused_changed.notify()
-            self._ledger.note(StepRefused(message.slot, " ".join(message.refusal.split())))
+                self._stand_since(self._ledger.run_s())
+            self._ledger.note(StepRefused(message.slot, refusal))
+
+    def _stand_since(self, since_s: float | None) -> None:
+        self.refused_since_s = since_s
+        self.refused_changed.notify()
 
     def _step(self, report: StepReport) -> None:
         self._refusals.pop(report.slot, None)
         if self.refused_since_s is not None:
             # Another trainer may still wait, but the run goes on.
-            self.refused_since_s = self._ledger.run_s() if self._refusals else None
-            self.refused_changed.notify()
+            self._stand_since(self._ledger.run_s() if self._refusals else None)
         if report.key.number <= self.last_number(report.slot):
             return  # its trainer cannot know that it was counted before the client was started again
         routers = [each for each in report.routers if not each.figure]

@@ -6,20 +6,15 @@ Reads no file, and imports nothing that takes long: a launcher asks before it st
 from __future__ import annotations
 
 import glob
-import re
 from pathlib import Path
-from typing import Final
 
 from shoal.config.training import DataConfig
 from shoal.errors import ConfigError
 
-_PATTERN: Final = re.compile(r"[*?\[]")
-"""Of files on this host."""
-
 
 def is_place(name: str) -> bool:
     """Whether this says where a folder or files lie: no name on the hub looks like this."""
-    return name.startswith((".", "/", "~")) or _PATTERN.search(name) is not None
+    return name.startswith((".", "/", "~")) or glob.has_magic(name)
 
 
 def require_here(data: DataConfig) -> None:
