@@ -99,20 +99,24 @@ class Operators:
     peers: str
     orders: dict[tuple[str, str], Order] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    num_given: int = 0
 
     def give(self, word: str, host: str) -> tuple[Order, float]:
         """Give a command; returns how it fared so far, and when the client heard it."""
-        self.num_given += 1
         begun_s = time.time()
-        asked = self.hosts.run(host, "-m", "shoal", word, self.peers, start=f"order-{self.num_given}")
-        code = asked.ends(START_S)
+        shoal(word, *self.where(host), self.hosts.shared_path)
         order = self.orders.setdefault((word, host), Order(word, host))
         order.command_s.append(time.time() - begun_s)
-        if code != 0:
-            raise RunFailed(f"shoal {word} on {host} ended with {code}: {asked.output}")
         [heard] = self.swarm.events("client_0", EVENTS[word], begun_s)
         return order, time_of(heard)
+
+    def where(self, host: str) -> tuple[Sequence[str], Path, Sequence[str]]:
+        """Return what runs a command on a host, its home, and the flags that it needs there."""
+        assert self.hosts.lan is not None
+        home = self.hosts.home(host)
+        if host == "client":
+            # Where the run's own note is seen, in the directory that a host has for itself.
+            return ("nsenter", f"--target={self.swarm.client.process.pid}", "--mount", "--net"), home, ()
+        return self.hosts.lan.prefix(host), home, (self.peers,)
 
     def steps_after(self, at_s: float) -> list[float]:
         """When steps were committed after that."""
@@ -188,11 +192,11 @@ def paused(directory: Path, pause_s: float) -> list[str]:
         with launched(directory / name, *flags) as run:
             run.saw("client_0", "round.recorded")
             if name == "paused":
-                shoal(run, "pause")
+                shoal("pause", (), Path.home(), (), run.runtime_dir)
                 before = processes(run)
                 time.sleep(pause_s)
                 problems += [f"{each} has ended in the pause" for each in sorted(before - processes(run))]
-                shoal(run, "resume-run")
+                shoal("resume-run", (), Path.home(), (), run.runtime_dir)
             if (code := run.ends(START_S + END_S)) != 0:
                 problems.append(f"the run ended with {code}: {run.output}")
             kept.append(hashes_in(run.require_log_dir()))
@@ -206,15 +210,20 @@ def processes(run: Launched) -> set[int]:
     return {run.process.pid, run.fork_server(), *(run.living_pid_of(role) for role in ROLES)}
 
 
-def shoal(run: Launched, word: str) -> None:
-    """Run a command on the host of a run."""
-    subprocess.run(
-        [sys.executable, "-m", "shoal", word],
-        env=os.environ | {"XDG_RUNTIME_DIR": str(run.runtime_dir)},
+def shoal(word: str, prefix: Sequence[str], home: Path, flags: Sequence[str], runtime_dir: Path) -> None:
+    """Run a command on a host."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "shoal", word, *flags],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(runtime_dir), "HOME": str(home)},
         stdin=subprocess.DEVNULL,
-        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         timeout=START_S,
+        check=False,
     )
+    if done.returncode != 0:
+        raise RunFailed(f"shoal {word} ended with {done.returncode}: {done.stdout}")
 
 
 def table(orders: Sequence[Order]) -> Table:

@@ -14,10 +14,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from shoal.cli.asking import Answer, ask
-from shoal.clock import Clock, SystemClock
+from shoal.clock import Clock
 from shoal.config import Config
 from shoal.control.initial_peers import require_reachable
 from shoal.control.known_client import known_client, remember_client
+from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.run_note import RunNote
@@ -31,35 +32,8 @@ from shoal.wire.messages import Message
 from shoal.wire.messages.base import Hop
 
 _ANSWER_S = 10.0
-
-
-async def look(
-    config: Config,
-    swarm_key: bytes,
-    question: Message,
-    kind: type[Answer],
-    check: Callable[[SwarmView], None] = lambda _: None,
-) -> tuple[SwarmView, Answer | None, str]:
-    """Return what the registry says, and what the client of the run answers, or why it says nothing.
-
-    Args:
-        check: raises if this is not the run that is meant; then nothing is asked.
-
-    Raises:
-        BootstrapError: the swarm cannot be joined, or announces no run; says why.
-    """
-    observer = SwarmObserver(config, swarm_key, SystemClock())
-    view = await observer.registry()
-    check(view)
-    target = observer.client_of(view)
-    if target is None:
-        return view, None, ""
-    async with target.opened() as endpoint:
-        answer, problem = await ask(endpoint, target.hop, question, kind, _ANSWER_S)
-    if answer is None:
-        return view, None, await target.why_unreachable() or problem
-    observer.remember(view)
-    return view, answer, ""
+_KNOWN_ANSWER_S = 3.0
+"""Of a client that was there before; it costs as much if it has gone and its host says nothing."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +60,11 @@ class ClientTarget:
             )
         async with opened as endpoint:
             yield endpoint
+
+    async def asked(self, question: Message, kind: type[Answer], within_s: float) -> tuple[Answer | None, str]:
+        """Return what it answers, or why it says nothing."""
+        async with self.opened() as endpoint:
+            return await ask(endpoint, self.hop, question, kind, within_s)
 
     async def why_unreachable(self) -> str:
         """Return why it can be dialled at none of its addresses; empty: it can be."""
@@ -116,6 +95,37 @@ class SwarmObserver:
         network = self.config.network
         known = known_client(self.swarm_key, self.config.experiment_prefix, network.initial_peers)
         return None if known is None else ClientTarget(known.run_id, known.hop, self.swarm_key)
+
+    async def tell(
+        self, wanted: str, order: Message, kind: type[Answer], obeys: Callable[[Answer], bool]
+    ) -> tuple[str, Answer | None, str]:
+        """Return the run, and what its client answers, or why it says nothing.
+
+        Args:
+            wanted: how the run's id begins.
+            obeys: whether a client does what it is told; another one may lead by now.
+
+        Raises:
+            BootstrapError: the swarm cannot be joined, or announces no run; says why.
+            ConfigError: it has another run.
+        """
+        known = self.known()
+        if known is not None and known.run_id.startswith(wanted):
+            answer, _ = await known.asked(order, kind, _KNOWN_ANSWER_S)
+            if answer is not None and obeys(answer):
+                return known.run_id, answer, ""
+        view = await self.registry()
+        run_id = "" if view.run is None else view.run.run_id
+        if not run_id.startswith(wanted):
+            raise ConfigError(f"no run {wanted} there: the swarm has run {run_id}")
+        target = self.client_of(view)
+        if target is None:
+            return run_id, None, ""
+        answer, problem = await target.asked(order, kind, _ANSWER_S)
+        if answer is None:
+            return run_id, None, await target.why_unreachable() or problem
+        self.remember(view)
+        return run_id, answer, ""
 
     async def registry(self) -> SwarmView:
         """Return what the registry says.

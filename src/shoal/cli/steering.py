@@ -2,7 +2,8 @@
 from its client's host without.
 
 a run of this host -> its client's Unix socket -> Steered
-           '-> no client of it here, or --initial-peers: registry, its client over TLS -> Steered
+           '-> no client of it here, or --initial-peers: its client over TLS -> Steered
+               (where it was found last, else where the registry says)
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from shoal.wire.messages.control import Order, Steer, Steered
 
 if TYPE_CHECKING:
     from shoal.config import Config
-    from shoal.swarm.view import SwarmView
 
 _ANSWER_S = 5.0
 """A client that is started again listens within this time."""
@@ -77,22 +77,15 @@ def _from_elsewhere(
     """
     from shoal import log
     from shoal.cli.known_peers import with_known_peers
-    from shoal.cli.observing import look
+    from shoal.cli.observing import SwarmObserver
     from shoal.identity import load_swarm_key
 
     config = with_known_peers(config, origins, folder)
-    swarm_key = load_swarm_key(config.network.swarm_key_file)
+    observer = SwarmObserver(config, load_swarm_key(config.network.swarm_key_file), SystemClock())
     log.configure("steering", None)
-
-    def check(view: SwarmView) -> None:
-        run_id = "" if view.run is None else view.run.run_id
-        if not run_id.startswith(wanted):
-            raise ConfigError(f"no run {wanted} there: the swarm has run {run_id}")
-
-    view, answer, problem = anyio.run(
-        look, config, swarm_key, order, Steered, check, backend_options={"use_uvloop": True}
+    return anyio.run(
+        observer.tell, wanted, order, Steered, lambda answer: not answer.refused, backend_options={"use_uvloop": True}
     )
-    return "" if view.run is None else view.run.run_id, answer, problem
 
 
 def _me() -> str:
