@@ -314,6 +314,11 @@ class Config(Section):
         data, family = self.data, self.model.family
         if data.messages_column is None:
             return None
+        if data.shuffle_window is not None:
+            return (
+                f"data.shuffle_window = {data.shuffle_window}: conversations share samples by their lengths, not by "
+                "where they are, and so have no neighbours; remove it"
+            )
         if data.tokenizer is None or trained_size(data.tokenizer) is not None:
             return (
                 f"data.messages_column = {data.messages_column} needs a tokenizer with a chat template, and "

@@ -139,6 +139,12 @@ class DataConfig(Section):
         description="What is trained on are token files: *.bin, whole numbers of this type one after the other, or "
         "*.npy, arrays of it. null: it is text.",
     )
+    shuffle_window: PositiveInt | None = Field(
+        default=None,
+        description="Samples of a pass that are shuffled at one time: a sixteenth of them in each of 16 places of the "
+        "data set, drawn anew for each pass, so that data larger than the memory is not read at random. null: all "
+        "samples of a pass are.",
+    )
     cache_dir: Path | None = Field(
         default=None,
         description="Where this host keeps tokens of text from one start to the next; may be emptied. null: tokens in "

@@ -51,6 +51,10 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
         StorageError: the tokens of its text cannot be kept.
         RemoteError: who makes them was killed.
     """
+    return replace(_opened(config, say), shuffle_window=config.data.shuffle_window)
+
+
+def _opened(config: Config, say: Say) -> DataSet:
     data, model = config.data, config.model
     name = f"data.dataset_name = {data.dataset_name}"
     if data.dataset_name == TONES:

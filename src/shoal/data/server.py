@@ -143,7 +143,7 @@ class DataService:
             dataset=dataset,
             layout=self._layout,
             pool=self.pool,
-            order=PassOrder(seed, dataset.train.num_samples),
+            order=PassOrder.of(dataset, seed),
             num_workers=num_workers,
             opening=opening,
             on_filled=self._on_filled,

@@ -84,6 +84,9 @@ class Source(ABC):
         """Return what a person finds a sample by."""
         return str(index)
 
+    def advise(self, start: int, stop: int, *, is_needed: bool) -> None:  # noqa: B027 - most have nothing to do
+        """Take note that samples `start` to `stop` will be read soon, or (`is_needed` false) not for long."""
+
     @abstractmethod
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         """Write samples `indices` (n) into the arrays (n, ...) of a batch, of the types and shapes of `fields`."""
@@ -103,7 +106,7 @@ class Selection(Source):
     """Some of the samples of another source, under indices of their own."""
 
     def __init__(self, source: Source, chosen: Indices) -> None:
-        """Select the samples `chosen` of `source`; the first of them gets index 0."""
+        """Select the samples `chosen` of `source`, in ascending order; the first of them gets index 0."""
         self._source = source
         self._chosen = chosen
 
@@ -130,6 +133,10 @@ class Selection(Source):
     def name_of(self, index: int) -> str:
         return self._source.name_of(int(self._chosen[index]))
 
+    def advise(self, start: int, stop: int, *, is_needed: bool) -> None:
+        first, last = self._chosen[start], self._chosen[stop - 1]
+        self._source.advise(int(first), int(last) + 1, is_needed=is_needed)
+
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         self._source.read_into(self._chosen[indices], batch)
 
@@ -144,6 +151,7 @@ class DataSet:
         num_classes: labels are 0..num_classes-1; for text this is the vocabulary.
         skipped: what could not be read so far; None: there is no sample that cannot be read.
         augmentation: what is done to inputs that are trained on, when a batch is prepared; None: nothing.
+        shuffle_window: samples of a pass that are shuffled at one time; None: all.
     """
 
     name: str
@@ -152,6 +160,7 @@ class DataSet:
     num_classes: int
     skipped: SkippedSamples | None = None
     augmentation: Augmentation | None = None
+    shuffle_window: int | None = None
 
     @property
     def fields(self) -> Fields[ArraySpec]:

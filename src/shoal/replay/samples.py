@@ -29,7 +29,7 @@ class Samples:
 
     def __init__(self, config: Config, dataset: DataSet | None = None) -> None:
         self._dataset = dataset or open_source(config)
-        self._order = PassOrder(config.run.seed, self.num_per_pass)
+        self._order = PassOrder.of(self._dataset, config.run.seed)
 
     @property
     def num_per_pass(self) -> int:
