@@ -5,6 +5,7 @@ versions (it does not promise that for `Generator.permutation`), so a pass can b
 
 no window   every sample can move anywhere; all that there is are read at random
 window      groups of neighbours in a random order, a window of them at a time -> the samples of a window shuffled
+stream      a pass is a window of it, the next pass the one that follows
 
 So every position of a pass is a number, whichever it is, and sources that are read by index need no shuffle buffer.
 """
@@ -80,6 +81,7 @@ class PassOrder:
     Args:
         window: Samples that are shuffled at one time; None, or as many as there are: all.
         source: Told what is read next, and what is not any more.
+        is_stream: The samples of pass p are those from p * num_samples on.
     """
 
     def __init__(
@@ -89,11 +91,13 @@ class PassOrder:
         *,
         window: int | None = None,
         source: Source | None = None,
+        is_stream: bool = False,
     ) -> None:
         self._seed = seed
         self._num_samples = num_samples
         self._group = num_samples if window is None or window >= num_samples else -(-window // GROUPS_OF_WINDOW)
         self._source = source
+        self._is_stream = is_stream
         self._passes: dict[int, _Pass] = {}
         self._windows: dict[tuple[int, int], _Window] = {}
 
@@ -106,6 +110,7 @@ class PassOrder:
             train.num_samples,
             window=dataset.shuffle_window,
             source=train,
+            is_stream=dataset.windows is not None,
         )
 
     def drawn(self, ranges: Ranges) -> bool:
@@ -153,8 +158,9 @@ class PassOrder:
 
     def _drawn_window(self, pass_number: int, at: int) -> _Window:
         if self._group == self._num_samples:
+            first = pass_number * self._num_samples if self._is_stream else 0
             order = permutation(self._seed, pass_number, self._num_samples)
-            return _Window(((0, self._num_samples),), order)
+            return _Window(((first, first + self._num_samples),), order + first)
         groups = self._groups(pass_number, at)
         samples = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in groups])
         return _Window(groups, samples[_drawn(f"shoal.window {self._seed} {pass_number} {at}", len(samples))])

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +143,36 @@ class Selection(Source):
         self._source.read_into(self._chosen[indices], batch)
 
 
+class Windows(Protocol):
+    """What is there of a stream on this host; see `data.stream_windows`."""
+
+    folder: Path
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have a function called, by a thread, whenever a window has come, or none will come any more."""
+        ...
+
+    def has(self, numbers: Iterable[int]) -> bool:
+        """Return whether windows are there."""
+        ...
+
+    def need(self, numbers: Iterable[int]) -> None:
+        """Have windows made, the first ones first, instead of those that were needed before."""
+        ...
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        """Have windows made, and wait for them."""
+        ...
+
+    def forget_below(self, number: int) -> None:
+        """Give up the windows before one of them."""
+        ...
+
+    def close(self) -> None:
+        """Make no more of them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DataSet:
     """Samples to train on and samples to evaluate on, of the same kind.
@@ -152,6 +184,8 @@ class DataSet:
         skipped: what could not be read so far; None: there is no sample that cannot be read.
         augmentation: what is done to inputs that are trained on, when a batch is prepared; None: nothing.
         shuffle_window: samples of a pass that are shuffled at one time; None: all.
+        windows: of a stream, whose pass p is window p: the samples from p * num_samples on; None: it is none, or
+            another process has it read.
     """
 
     name: str
@@ -161,6 +195,7 @@ class DataSet:
     skipped: SkippedSamples | None = None
     augmentation: Augmentation | None = None
     shuffle_window: int | None = None
+    windows: Windows | None = None
 
     @property
     def fields(self) -> Fields[ArraySpec]:
