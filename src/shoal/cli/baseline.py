@@ -78,14 +78,15 @@ async def _run(config: Config, report: Callable[[BaselineReport], None]) -> Plai
     device_name = profiled_device(config)
     network = MemoryNetwork(encode=False)
     server, trainer = (network.endpoint(PeerId(name)) for name in ("data_server", "baseline"))
+    dataset = await anyio.to_thread.run_sync(open_source, config, print_event, abandon_on_cancel=True)
     service = DataService(
         endpoint=server,
-        dataset=await anyio.to_thread.run_sync(open_source, config, print_event, abandon_on_cancel=True),
+        dataset=dataset,
         samples_per_step=config.diloco.samples_per_step,
         seed=config.run.seed,
         deterministic=config.run.deterministic,
         num_workers=config.data.num_workers,
-        opening=opening_of(config),
+        opening=opening_of(config, dataset.windows),
         client=None,
     )
     feed = Feed(endpoint=trainer, data_server=server.hop, trainer=-1, generation=1)
@@ -104,3 +105,5 @@ async def _run(config: Config, report: Callable[[BaselineReport], None]) -> Plai
         return trained[0]
     finally:
         service.close()
+        if dataset.windows is not None:
+            dataset.windows.close()

@@ -56,7 +56,10 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
             )
         module = _whole(source, device, for_loss=True)
     data = source.config.data
-    holdout = open_source(source.config).holdout
+    dataset = open_source(source.config)
+    if dataset.windows is not None:
+        dataset.windows.close()
+    holdout = dataset.holdout
     report = {"eval_loss": held_out_loss(module, holdout)}
     if data.task_type == "cv":
         report["accuracy"] = held_out_accuracy(module, holdout, next(module.parameters()).device.type)

@@ -20,7 +20,7 @@ PIPELINE = "model_pipeline.pipeline"
 
 REMOVED = {
     FULL_MODEL_NAME: "model.name_or_path or model.extra say which model of transformers it is, with model.family = hf",
-    "data.shuffle_buffer_size": "all samples of a pass are shuffled, not a buffer of them; see run.seed",
+    "data.shuffle_buffer_size": "all samples of a pass are shuffled, or data.shuffle_window of them at a time",
     "diloco.min_refresh_period": _NO_REFRESH,
     "diloco.max_refresh_period": _NO_REFRESH,
     "diloco.default_refresh_period": _NO_REFRESH,

@@ -213,6 +213,7 @@ class Config(Section):
             self._task_problem(),
             self._compile_problem(),
             self._chat_problem(),
+            self._stream_problem(),
             self._heads_problem(),
             self._deadline_problem(),
             self._longest_deadline_problem(),
@@ -314,6 +315,11 @@ class Config(Section):
         data, family = self.data, self.model.family
         if data.messages_column is None:
             return None
+        if data.shuffle_window is not None:
+            return (
+                f"data.shuffle_window = {data.shuffle_window}: conversations share samples by their lengths, not by "
+                "where they are, and so have no neighbours; remove it"
+            )
         if data.tokenizer is None or trained_size(data.tokenizer) is not None:
             return (
                 f"data.messages_column = {data.messages_column} needs a tokenizer with a chat template, and "
@@ -323,6 +329,30 @@ class Config(Section):
             return (
                 f"data.messages_column = {data.messages_column} packs several conversations into a sample, which "
                 f"model.family = {family} does not see apart; use hf"
+            )
+        return None
+
+    def _stream_problem(self) -> str | None:
+        data = self.data
+        if not data.streaming:
+            return None
+        odd = {
+            "task_type = speech": data.task_type == "speech",
+            "messages_column": data.messages_column is not None,
+            "max_documents": data.max_documents is not None,
+            "token_dtype": data.token_dtype is not None,
+            "holdout_fold": data.holdout_fold != 0,
+        }
+        if any(odd.values()):
+            named = " and ".join(f"data.{key}" for key, is_odd in odd.items() if is_odd)
+            return (
+                f"data.streaming and {named}: what is read from its beginning on can be text, images and samples of a "
+                "class of your own, and of all of them; remove one of the two"
+            )
+        if data.stream_window < self.diloco.samples_per_step:
+            return (
+                f"data.shuffle_window = {data.stream_window}: a step has {self.diloco.samples_per_step} samples, all "
+                "of one window of the stream; use a larger one"
             )
         return None
 

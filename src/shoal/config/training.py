@@ -14,6 +14,8 @@ POSITIONS = "positions"
 LENGTHS = "lengths"
 """The name of how many samples of a clip of audio are no padding."""
 
+_STREAM_WINDOW = 8192
+
 LEAST_TRAINED = 257
 """Tokens of the smallest tokenizer that is trained."""
 
@@ -139,10 +141,23 @@ class DataConfig(Section):
         description="What is trained on are token files: *.bin, whole numbers of this type one after the other, or "
         "*.npy, arrays of it. null: it is text.",
     )
+    shuffle_window: PositiveInt | None = Field(
+        default=None,
+        description="Samples of a pass that are shuffled at one time: a sixteenth of them in each of 16 places of the "
+        "data set, drawn anew for each pass, so that data larger than the memory is not read at random; of a stream, "
+        "so many that follow one another. null: all samples of a pass are.",
+    )
+    streaming: bool = Field(
+        default=False,
+        description="The data set is read from its beginning on while it is trained on, and never lies here as a "
+        "whole: files, a data set of the hub, or an iterable without a length, given by a class of your own. A pass "
+        "is shuffle_window samples of it, 8192 unless said otherwise, which are on the disk while they are trained on. "
+        "At its end it begins anew.",
+    )
     cache_dir: Path | None = Field(
         default=None,
-        description="Where this host keeps tokens of text from one start to the next; may be emptied. null: tokens in "
-        "the user's cache folder of shoal.",
+        description="Where this host keeps tokens of text from one start to the next, and what it has of streams; may "
+        "be emptied. null: the user's cache folder of shoal.",
     )
     num_workers: int = Field(
         default=0,
@@ -224,6 +239,11 @@ class DataConfig(Section):
                 f"{int((1 + 1e-9) / self.holdout_fraction) - 1}"
             )
         return self
+
+    @property
+    def stream_window(self) -> int:
+        """Samples of a stream that are a pass."""
+        return self.shuffle_window or _STREAM_WINDOW
 
     @property
     def is_own(self) -> bool:

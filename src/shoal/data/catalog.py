@@ -12,6 +12,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from shoal.config.dump import config_to_json
 from shoal.config.load import config_from_json
 from shoal.config.schema import Config
@@ -22,8 +24,9 @@ from shoal.data.checked_samples import checked
 from shoal.data.huggingface import open_images
 from shoal.data.own_data import open_own
 from shoal.data.places import is_place
-from shoal.data.source import DataSet
+from shoal.data.source import DataSet, Windows
 from shoal.data.speech import TONES, open_speech
+from shoal.data.stream_windows import open_stream, opened_stream
 from shoal.data.text_corpus import Say, open_text, require_vocabulary
 from shoal.data.tones import open_tones
 from shoal.data.worker_messages import Opening
@@ -51,8 +54,21 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
         StorageError: the tokens of its text cannot be kept.
         RemoteError: who makes them was killed.
     """
-    data, model = config.data, config.model
-    name = f"data.dataset_name = {data.dataset_name}"
+    if config.data.streaming:
+        if (wanted := _wanted_of_hub(config.data)) is not None:
+            say(wanted)
+        dataset = open_stream(config, say)
+        try:
+            return _fitting(config, dataset)
+        except ConfigError:
+            if dataset.windows is not None:
+                dataset.windows.close()
+            raise
+    return replace(_opened(config, say), shuffle_window=config.data.shuffle_window)
+
+
+def _opened(config: Config, say: Say) -> DataSet:
+    data = config.data
     if data.dataset_name == TONES:
         return open_tones(data)
     if (wanted := _wanted_of_hub(data)) is not None:
@@ -66,16 +82,22 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
         dataset = open_text(config, say) if _is_made_to_tokens(config) else BUILTINS[data.dataset_name](data)
     else:
         dataset = BUILTINS.get(data.dataset_name, open_images)(data)
-    if is_text:
+    # Documents that cannot be read are left out before text becomes samples.
+    may_fail = data.is_own or not (is_text or data.dataset_name in BUILTINS)
+    return _fitting(config, checked(dataset, data, say) if may_fail else dataset)
+
+
+def _fitting(config: Config, dataset: DataSet) -> DataSet:
+    """Check that the model has all labels; return the data set with what is done to its images."""
+    data, model = config.data, config.model
+    name = f"data.dataset_name = {data.dataset_name}"
+    if data.task_type == "llm":
         require_vocabulary(config, dataset.num_classes, name)
     elif model.num_classes < dataset.num_classes:
         raise ConfigError(
             f"model.num_classes = {model.num_classes} is too small for {name}: it has {dataset.num_classes} different "
             f"labels; set model.num_classes to at least {dataset.num_classes}"
         )
-    # Documents that cannot be read are left out before text becomes samples.
-    may_fail = data.is_own or not (is_text or data.dataset_name in BUILTINS)
-    dataset = checked(dataset, data, say) if may_fail else dataset
     if data.augment == AugmentConfig():
         return dataset
     shape = dataset.fields.inputs.shape
@@ -98,9 +120,34 @@ def _is_made_to_tokens(config: Config) -> bool:
     return data.dataset_name not in BUILTINS or any(value is not None for value in said)
 
 
-def opening_of(config: Config) -> Opening:
-    """Return how another process opens the same data set; it holds the secrets of the configuration."""
-    return Opening("shoal.data.catalog:open_configured", config_to_json(config))
+def opening_of(config: Config, windows: Windows | None = None) -> Opening:
+    """Return how another process opens the same data set; it holds the secrets of the configuration.
+
+    Args:
+        windows: of the data set, which this process has opened.
+    """
+    if windows is None:
+        return Opening("shoal.data.catalog:open_configured", config_to_json(config))
+    there = OpenedHere(config_to_json(config), str(windows.folder))
+    return Opening("shoal.data.catalog:open_windows", msgspec.msgpack.encode(there))
+
+
+class OpenedHere(msgspec.Struct, frozen=True):
+    """A stream that another process of this host has read."""
+
+    config_json: bytes
+    folder: str
+
+
+def open_windows(payload: bytes) -> DataSet:
+    """Open a stream that another process of this host has opened, and reads.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    there = msgspec.msgpack.decode(payload, type=OpenedHere)
+    config = config_from_json(there.config_json)
+    return _fitting(config, opened_stream(config, there.folder))
 
 
 def open_configured(config_json: bytes) -> DataSet:

@@ -69,6 +69,9 @@ class CheckedSamples(Source):
     def name_of(self, index: int) -> str:
         return self._source.name_of(index)
 
+    def advise(self, start: int, stop: int, *, is_needed: bool) -> None:
+        self._source.advise(start, stop, is_needed=is_needed)
+
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         """See `Source.read_into`.
 

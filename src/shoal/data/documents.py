@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -79,6 +80,10 @@ class Documents(ABC):
         Raises:
             ConfigError: There is something that cannot be read at all.
         """
+
+    def after(self, rows: int) -> Iterator[TextPiece | Unreadable]:
+        """Yield what there is without the first `rows` of it."""
+        return islice(iter(self), rows, None)
 
 
 class RowReader:

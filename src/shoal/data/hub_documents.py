@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
+from shoal.data.rows import rows_after
 
 _ROWS: Final = 1024
 
@@ -37,24 +38,29 @@ class TableDocuments(Documents):
 
 
 class StreamDocuments(Documents):
-    """The documents of a data set of the hub, of which only the beginning is fetched.
+    """The documents of rows that are fetched as they are read.
 
     Args:
-        stream: A `datasets.IterableDataset`.
+        rows: Gives them from the first one on, whenever it is called, as a `datasets.IterableDataset`.
         version: What the hub calls what it has now.
     """
 
     share = None
 
-    def __init__(self, stream: Any, reader: RowReader, name: str, version: str) -> None:
-        self._stream = stream
+    def __init__(self, rows: Callable[[], Iterable[object]], reader: RowReader, name: str, version: str = "") -> None:
+        self._rows = rows
         self._reader = reader
         self._name = name
         self.identity = f"{name} {' '.join(reader.columns)} {version}"
 
     def __iter__(self) -> Iterator[TextPiece | Unreadable]:
-        for number, row in enumerate(self._stream):
-            yield self._reader.take({self._reader.column: None, **row}, f"{self._name}:{number}")
+        return self.after(0)
+
+    def after(self, rows: int) -> Iterator[TextPiece | Unreadable]:
+        for number, row in enumerate(rows_after(self._rows(), self._name, rows), rows):
+            where = f"{self._name}:{number}"
+            named = cast("Mapping[str, Any]", row) if isinstance(row, Mapping) else {self._reader.column: row}
+            yield self._reader.take({self._reader.column: None, **named}, where)
 
 
 class TextDocuments(Documents):

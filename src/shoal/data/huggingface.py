@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,9 @@ class HubTable(Protocol):
     """What is used of `datasets.Dataset`."""
 
     @property
-    def column_names(self) -> list[str]: ...
+    def column_names(self) -> list[str] | None:
+        """None: of a stream nobody knows."""
+        ...
 
     @property
     def features(self) -> Mapping[str, Any]: ...
@@ -104,15 +106,18 @@ class HubImages(Source):
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         rows: dict[str, Sequence[Any]] = self._table[indices.tolist()]
         for place, image in enumerate(rows[self._image_column]):
-            batch.inputs[place] = self._pixels(cast("PilImage", image))
+            pixels = pixels_of(cast("PilImage", image), self._size, self._channels, is_cropped=self._is_cropped)
+            batch.inputs[place] = pixels
         batch.labels[...] = np.asarray(rows[self._label_column], dtype=np.int64)
 
-    def _pixels(self, image: PilImage) -> NDArray[np.float32]:
-        mode = "L" if self._channels == 1 else "RGB"
-        whole = image.convert(mode)
-        fitted = (_middle(whole) if self._is_cropped else whole).resize((self._size, self._size))
-        pixels_HWC = np.asarray(fitted, dtype=np.float32).reshape(self._size, self._size, self._channels)
-        return (pixels_HWC.transpose(2, 0, 1) / 255.0 - 0.5) / 0.5
+
+def pixels_of(image: PilImage, size: int, channels: int, *, is_cropped: bool) -> NDArray[np.float32]:
+    """Return an image as (C, H, W); see `HubImages`."""
+    mode = "L" if channels == 1 else "RGB"
+    whole = image.convert(mode)
+    fitted = (_middle(whole) if is_cropped else whole).resize((size, size))
+    pixels_HWC = np.asarray(fitted, dtype=np.float32).reshape(size, size, channels)
+    return (pixels_HWC.transpose(2, 0, 1) / 255.0 - 0.5) / 0.5
 
 
 def _middle(image: PilImage) -> PilImage:
@@ -214,10 +219,22 @@ def _import(package: str, data: DataConfig) -> Any:
         ) from error
 
 
-def _images(table: HubTable, data: DataConfig) -> tuple[Source, Sequence[str]]:
-    """Return the images of a table, and what their classes are called."""
-    image_column = next((name for name in _IMAGE_COLUMNS if name in table.column_names), None)
-    label_column = next((name for name in _LABEL_COLUMNS if name in table.column_names), None)
+class ImageColumns(NamedTuple):
+    """Which columns have images and their classes, and what these are called."""
+
+    image: str
+    label: str
+    classes: Sequence[str]
+
+
+def image_columns(table: HubTable, data: DataConfig) -> ImageColumns:
+    """Find the images of a table or a stream.
+
+    Raises:
+        ConfigError: There are none, or their classes have no names; the package for images is not installed.
+    """
+    image_column = next((name for name in _IMAGE_COLUMNS if name in (table.column_names or ())), None)
+    label_column = next((name for name in _LABEL_COLUMNS if name in (table.column_names or ())), None)
     if image_column is None or label_column is None:
         raise misfit(table, data, f"one of the columns {_IMAGE_COLUMNS} and one of {_LABEL_COLUMNS}")
     classes: Sequence[str] | None = getattr(table.features[label_column], "names", None)
@@ -226,16 +243,22 @@ def _images(table: HubTable, data: DataConfig) -> tuple[Source, Sequence[str]]:
     if data.num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
     _import("PIL", data)
+    return ImageColumns(image_column, label_column, classes)
+
+
+def _images(table: HubTable, data: DataConfig) -> tuple[Source, Sequence[str]]:
+    """Return the images of a table, and what their classes are called."""
+    columns = image_columns(table, data)
     source = HubImages(
         table,
-        image_column,
-        label_column,
+        columns.image,
+        columns.label,
         img_size=data.img_size,
         channels=data.num_channels,
         # What makes images would learn to make stretched ones.
         is_cropped=data.task_type == "image_gen",
     )
-    return source, classes
+    return source, columns.classes
 
 
 def misfit(table: HubTable, data: DataConfig, needed: str) -> ConfigError:

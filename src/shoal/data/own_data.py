@@ -5,8 +5,9 @@ The class, or a function, is called with `data.arguments`, in the data server an
     DataSet            with its own held-out samples
     Source             samples by index, written into given memory
     map-style          `__len__` and `__getitem__`, as torch.utils.data.Dataset: (input, label), or a mapping of both
+    iterable           with data.streaming, see `stream_opening`: of such samples, or of texts
 
-Of the last two `data.holdout_fraction` is held out. A class that takes an argument `split` gets `data.dataset_split`,
+Of the middle two `data.holdout_fraction` is held out. A class that takes an argument `split` gets `data.dataset_split`,
 and `data.eval_split` for the samples that are held out, where that is set.
 """
 
@@ -46,7 +47,7 @@ def open_own(config: Config) -> DataSet:
         ConfigError: There is no such class, it raises, or what it gives is no data set or does not fit the model.
     """
     data = config.data
-    own = _OwnClass(data)
+    own = OwnClass(data)
     found = own.called(data.dataset_split)
     if isinstance(found, DataSet):
         if data.eval_split is not None:
@@ -63,11 +64,16 @@ def open_own(config: Config) -> DataSet:
     for source in (dataset.train, dataset.holdout):
         if not source.num_samples:
             raise own.refused("has no samples, to train on or to hold out")
-    _require_form(config, dataset, own)
+    if dataset.holdout.fields != dataset.fields:
+        raise own.refused(
+            f"has other samples to hold out ({_described(dataset.holdout.fields)}) than to train on "
+            f"({_described(dataset.fields)}): all need the same shape and type"
+        )
+    require_form(config, dataset.fields, own)
     return dataset
 
 
-class _OwnClass:
+class OwnClass:
     """What `data.dataset_name` names."""
 
     def __init__(self, data: DataConfig) -> None:
@@ -113,9 +119,8 @@ class _OwnClass:
         is_stream = loaded is not None and isinstance(found, loaded.IterableDataset)
         if is_stream or (hasattr(found, "__iter__") and not hasattr(found, "__len__")):
             raise self.refused(
-                "is a stream of samples without a length, and shoal reads samples by their index, so that each is "
-                "trained on once and can be found again: give it __len__ and __getitem__, or write its samples to "
-                "files (parquet, JSON lines, token files, images) and name these"
+                "is a stream of samples without a length: give it __len__ and __getitem__, so that any sample can be "
+                "read at any time, or set data.streaming = true, by which it is read from its beginning on"
             )
         if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
             raise self.refused(
@@ -133,7 +138,9 @@ def _takes(function: Callable[..., object], argument: str) -> bool:
         return False
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
+    """What a data set of the user's own has given."""
+
     inputs: Array
     labels: Array
 
@@ -159,7 +166,7 @@ class MapSamples(Source):
         if not self._num_samples:
             raise ConfigError(f"data.dataset_name = {name} has no samples: its length is 0")
         first = self._look()
-        self._fields = Fields(_spec_of(first.inputs), _spec_of(first.labels))
+        self._fields = Fields(spec_of(first.inputs), spec_of(first.labels))
 
     @property
     def inputs(self) -> ArraySpec:
@@ -185,7 +192,7 @@ class MapSamples(Source):
         for place, index in enumerate(indices.tolist()):
             sample = self._sample(index)
             for part, array, spec, target in zip(
-                _Sample._fields, sample, self._fields.everything, batch[:2], strict=True
+                Sample._fields, sample, self._fields.everything, batch[:2], strict=True
             ):
                 if array.shape != spec.shape or not np.can_cast(array.dtype, spec.dtype):
                     raise SampleError(
@@ -194,10 +201,10 @@ class MapSamples(Source):
                     )
                 target[place] = array
 
-    def _look(self) -> _Sample:
+    def _look(self) -> Sample:
         """Return the first sample that can be read, of some from everywhere."""
         indices = sorted({int(index) for index in np.linspace(0, self._num_samples - 1, _LOOKED_AT)})
-        found: list[_Sample] = []
+        found: list[Sample] = []
         failed: Exception | None = None
         for index in indices:
             try:
@@ -221,54 +228,66 @@ class MapSamples(Source):
             ) from failed
         return found[0]
 
-    def _sample(self, index: int) -> _Sample:
+    def _sample(self, index: int) -> Sample:
         with self._reading:
             item = self._samples[index]
-        inputs, labels = self._parts(item, index)
-        return _Sample(self._array(inputs, "inputs", index), self._array(labels, "labels", index))
-
-    def _parts(self, item: object, index: int) -> tuple[object, object]:
-        where = self.name_of(index)
-        if isinstance(item, Mapping):
-            named = cast("Mapping[str, object]", item)
-            inputs = [name for name in _INPUTS if name in named]
-            labels = [name for name in _LABELS if name in named]
-            if len(inputs) != 1 or len(labels) != 1 or len(named) != 2:
-                raise SampleError(
-                    f"{where} has {', '.join(map(str, named))}: a mapping has one of {', '.join(_INPUTS)} and one of "
-                    f"{', '.join(_LABELS)}, and nothing else"
-                )
-            return named[inputs[0]], named[labels[0]]
-        if isinstance(item, tuple | list):
-            pair = cast("Sequence[object]", item)
-            if len(pair) == 2:
-                return pair[0], pair[1]
-            raise SampleError(f"{where} has {len(pair)} parts: a sample is a pair (input, label), or a mapping")
-        raise SampleError(f"{where} is {_kind(item)}: a sample is a pair (input, label), or a mapping")
-
-    def _array(self, value: object, part: str, index: int) -> Array:
-        """Return a part of a sample as an array of a type that travels."""
-        array = np.asarray(cast("Any", value))
-        if np.issubdtype(array.dtype, np.floating):
-            return array.astype(np.float32, copy=False)
-        if array.dtype.name in ITEM_BYTES and array.dtype.name != "bool":
-            return array
-        if np.issubdtype(array.dtype, np.integer) and array.dtype != np.uint64:
-            return array.astype(np.int64)
-        raise SampleError(
-            f"{self.name_of(index)}: its {part} are {_kind(value)}, as an array of {array.dtype}: give numbers, as an "
-            "array of numpy or a tensor"
-        )
+        return sample_of(item, self.name_of(index))
 
 
-def _require_form(config: Config, dataset: DataSet, own: _OwnClass) -> None:
-    """Check that samples are what the model takes: of its own families shoal knows that before there is a model."""
-    data, fields = config.data, dataset.fields
-    if dataset.holdout.fields != fields:
-        raise own.refused(
-            f"has other samples to hold out ({_described(dataset.holdout.fields)}) than to train on "
-            f"({_described(fields)}): all need the same shape and type"
-        )
+def sample_of(item: object, where: str) -> Sample:
+    """Return what a data set has given, as arrays of types that travel.
+
+    Args:
+        where: It is, for people.
+
+    Raises:
+        SampleError: It is no sample.
+    """
+    inputs, labels = _parts(item, where)
+    return Sample(_array(inputs, "inputs", where), _array(labels, "labels", where))
+
+
+def _parts(item: object, where: str) -> tuple[object, object]:
+    if isinstance(item, Mapping):
+        named = cast("Mapping[str, object]", item)
+        inputs = [name for name in _INPUTS if name in named]
+        labels = [name for name in _LABELS if name in named]
+        if len(inputs) != 1 or len(labels) != 1 or len(named) != 2:
+            raise SampleError(
+                f"{where} has {', '.join(map(str, named))}: a mapping has one of {', '.join(_INPUTS)} and one of "
+                f"{', '.join(_LABELS)}, and nothing else"
+            )
+        return named[inputs[0]], named[labels[0]]
+    if isinstance(item, tuple | list):
+        pair = cast("Sequence[object]", item)
+        if len(pair) == 2:
+            return pair[0], pair[1]
+        raise SampleError(f"{where} has {len(pair)} parts: a sample is a pair (input, label), or a mapping")
+    raise SampleError(f"{where} is {_kind(item)}: a sample is a pair (input, label), or a mapping")
+
+
+def _array(value: object, part: str, where: str) -> Array:
+    """Return a part of a sample as an array of a type that travels."""
+    array = np.asarray(cast("Any", value))
+    if np.issubdtype(array.dtype, np.floating):
+        return array.astype(np.float32, copy=False)
+    if array.dtype.name in ITEM_BYTES and array.dtype.name != "bool":
+        return array
+    if np.issubdtype(array.dtype, np.integer) and array.dtype != np.uint64:
+        return array.astype(np.int64)
+    raise SampleError(
+        f"{where}: its {part} are {_kind(value)}, as an array of {array.dtype}: give numbers, as an array of numpy or "
+        "a tensor"
+    )
+
+
+def require_form(config: Config, fields: Fields[ArraySpec], own: OwnClass) -> None:
+    """Check that samples are what the model takes: of its own families shoal knows that before there is a model.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    data = config.data
     if set(fields.context) != set(data.context):
         raise own.refused(
             f"gives {', '.join(fields.context) or 'no context'} beside inputs and labels, and the stages take "
@@ -294,7 +313,8 @@ def _described(fields: Fields[ArraySpec]) -> str:
     return f"inputs {inputs} and labels {labels}"
 
 
-def _spec_of(array: Array) -> ArraySpec:
+def spec_of(array: Array) -> ArraySpec:
+    """Return what samples are like of which this is a part."""
     return ArraySpec(array.dtype.name, array.shape)
 
 

@@ -9,9 +9,12 @@ recorded it may be training on these bytes. A place that was only read is free w
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from shoal.data.preparation import Content, Job
 from shoal.data.preparations import open_preparation
 from shoal.data.preparer import Preparer
 from shoal.data.shuffle import PassOrder
-from shoal.data.source import DataSet
+from shoal.data.source import DataSet, Windows
 from shoal.data.worker_messages import Opening
 from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit
@@ -129,7 +132,7 @@ class DataService:
             ConfigError: the data set or the batch is empty.
         """
         self._endpoint = endpoint
-        self._dataset = dataset
+        self._dataset, self._windows = dataset, dataset.windows
         self._client, self._clock = client, clock or SystemClock()
         self._layout = BatchLayout.of(dataset, max(samples_per_step, MIN_READ_SAMPLES))
         self.table = LeaseTable(
@@ -143,7 +146,7 @@ class DataService:
             dataset=dataset,
             layout=self._layout,
             pool=self.pool,
-            order=PassOrder(seed, dataset.train.num_samples),
+            order=PassOrder.of(dataset, seed),
             num_workers=num_workers,
             opening=opening,
             on_filled=self._on_filled,
@@ -216,8 +219,12 @@ class DataService:
 
         Raises:
             SampleError: a sample cannot be prepared.
-            ConfigError: the processes that prepare batches cannot open the data set.
+            ConfigError: the processes that prepare batches cannot open the data set, or a stream gives other samples
+                than it gave.
+            StorageError, RemoteError: a stream cannot be kept, or who reads it dies of it.
         """
+        if self._windows is not None:
+            self._windows.watch(self._tell_of_windows(asyncio.get_running_loop()))
         async with anyio.create_task_group() as group:
             group.start_soon(self.preparation.run)
             while True:
@@ -225,8 +232,33 @@ class DataService:
                 self._answer_ready()
                 urgent = [waiter.content for waiter in self._waiters]
                 ahead = [Content(batch.samples) for batch in self.table.upcoming(self._num_ahead)]
+                if self._windows is not None:
+                    urgent, ahead = self._arrived(self._windows, urgent, ahead)
                 self.preparer.start(urgent, ahead)
                 await changed.wait()
+
+    def _tell_of_windows(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        def tell() -> None:
+            # Of a loop that has ended, nobody hears.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._changed.notify)
+
+        return tell
+
+    def _arrived(
+        self, windows: Windows, urgent: list[Content], ahead: list[Content]
+    ) -> tuple[list[Content], list[Content]]:
+        """Return what of this can be prepared; have the windows made that somebody waits for, and one that follows."""
+        # Before a round is planned it is not known where a run goes on.
+        ahead = ahead if self.table.planned_round else []
+        passes = {item.pass_number for each in (*urgent, *ahead) if not each.is_holdout for item in each.samples}
+        if passes:
+            windows.need({*passes, max(passes) + 1})
+
+        def is_there(content: Content) -> bool:
+            return content.is_holdout or windows.has({item.pass_number for item in content.samples})
+
+        return list(filter(is_there, urgent)), list(filter(is_there, ahead))
 
     def close(self) -> None:
         """Let go of the pool, after `run` has ended."""
@@ -259,6 +291,8 @@ class DataService:
                 self._grant_early()
             case RecordSamples(number, samples, chain):
                 ended = self.table.record(number, samples, chain)
+                if self._windows is not None:
+                    self._windows.forget_below(self._first_unrecorded())
                 self._free_leases(ended)
                 emit(logger, SamplesRecorded(number, len(ended)))
             case ReleaseTrainer(trainer, generation, number, committed, in_doubt, witnesses, complete):
@@ -269,6 +303,13 @@ class DataService:
                 self._free_leases(released.leases)
                 emit(logger, TrainerReleased(trainer, len(released.leases)))
                 self._endpoint.post(peer, Released(trainer, generation, released.next_step, released.is_known))
+
+    def _first_unrecorded(self) -> int:
+        """Return the first pass of which not all samples are recorded."""
+        for number, item in enumerate(self.table.recorded):
+            if (item.pass_number, item.start, item.stop) != (number, 0, self.table.stream.num_samples):
+                return number
+        return len(self.table.recorded)
 
     def _planned(self, num_slots: int) -> None:
         # Each trainer takes a batch at about the same time, so the next one of each should lie ready.
@@ -327,7 +368,11 @@ class DataService:
         if not 0 <= message.batch < _MAX_STREAM_BATCH:
             self._endpoint.post(peer, NoBatch(message.request, f"there is no batch {message.batch}"))
             return
-        self._read(peer, message.request, Content((self.table.stream.range_of(message.batch),)))
+        samples = self.table.stream.range_of(message.batch)
+        if self._windows is not None and self._client is None:
+            # Nothing is recorded, and it is read in its order.
+            self._windows.forget_below(samples.pass_number)
+        self._read(peer, message.request, Content((samples,)))
 
     def _read_holdout(self, peer: PeerId, message: ReadHoldout) -> None:
         num_holdout = self._dataset.holdout.num_samples

@@ -1,25 +1,42 @@
-"""The order of the samples in each pass: a pure function of the seed and the pass number.
+"""The order of the samples in each pass: a pure function of the seed, the pass number and the window.
 
 The order is drawn from the raw output of a counter-based generator, whose stream numpy promises to keep between
 versions (it does not promise that for `Generator.permutation`), so a pass can be repeated years later elsewhere.
-Every sample can move anywhere: sources that are read by index need no shuffle buffer.
+
+no window   every sample can move anywhere; all that there is are read at random
+window      groups of neighbours in a random order, a window of them at a time -> the samples of a window shuffled
+stream      a pass is a window of it, the next pass the one that follows
+
+So every position of a pass is a number, whichever it is, and sources that are read by index need no shuffle buffer.
 """
 
 from __future__ import annotations
 
 import hashlib
+from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from shoal.data.source import Indices
+from shoal.data.source import DataSet, Indices, Source
 from shoal.swarm.sample_ranges import Ranges
 
-_MAX_ORDERS = 3
+GROUPS_OF_WINDOW: Final = 16
+"""Of as many places of a data set at a time are samples read, and mixed with each other."""
+
+_MAX_KEPT: Final = 3
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
 
 
 def permutation(seed: int, pass_number: int, num_samples: int) -> Indices:
     """Return the order (num_samples,) int64 in which pass `pass_number` visits the samples."""
-    digest = hashlib.blake2b(f"shoal.pass {seed} {pass_number}".encode(), digest_size=16).digest()
+    return _drawn(f"shoal.pass {seed} {pass_number}", num_samples)
+
+
+def _drawn(what: str, num_samples: int) -> Indices:
+    """Return an order (num_samples,) that another text makes another one."""
+    digest = hashlib.blake2b(what.encode(), digest_size=16).digest()
     generator = np.random.Philox(key=np.frombuffer(digest, dtype="<u8"))
     keys = generator.random_raw(num_samples)
     order = np.argsort(keys)
@@ -30,31 +47,145 @@ def permutation(seed: int, pass_number: int, num_samples: int) -> Indices:
     return order.astype(np.int64, copy=False)
 
 
+class _Window(NamedTuple):
+    """What is read at one time.
+
+    Attributes:
+        groups: Where they lie: first sample, and the one behind the last.
+        samples: (n,) In the order of the pass.
+    """
+
+    groups: tuple[tuple[int, int], ...]
+    samples: Indices
+
+
+class _Pass(NamedTuple):
+    """How a pass is cut into windows.
+
+    Attributes:
+        groups: (G,) In the order in which they are visited.
+        starts: (W + 1,) The first position of each window, and their end.
+    """
+
+    groups: Indices
+    starts: Indices
+
+
 class PassOrder:
     """The orders of the passes that are in use, drawn when they are first needed. Usable from several threads.
 
-    Drawing sorts as many numbers as there are samples (0.1 s for a million), so it is no work for an event loop.
+    Drawing sorts as many numbers as a pass or a window has samples (0.1 s for a million), so it is no work for an event
+    loop. Without a window three passes are kept, with one three windows: the current one, the next one, and one with
+    stragglers.
+
+    Args:
+        window: Samples that are shuffled at one time; None, or as many as there are: all.
+        source: Told what is read next, and what is not any more.
+        is_stream: The samples of pass p are those from p * num_samples on.
     """
 
-    def __init__(self, seed: int, num_samples: int) -> None:
-        """Keep at most three orders: the current pass, the next one, and one with stragglers."""
+    def __init__(
+        self,
+        seed: int,
+        num_samples: int,
+        *,
+        window: int | None = None,
+        source: Source | None = None,
+        is_stream: bool = False,
+    ) -> None:
         self._seed = seed
         self._num_samples = num_samples
-        self._orders: dict[int, Indices] = {}
+        self._group = num_samples if window is None or window >= num_samples else -(-window // GROUPS_OF_WINDOW)
+        self._source = source
+        self._is_stream = is_stream
+        self._passes: dict[int, _Pass] = {}
+        self._windows: dict[tuple[int, int], _Window] = {}
+
+    @classmethod
+    def of(cls, dataset: DataSet, seed: int) -> Self:
+        """Return the order in which samples of a data set are trained on; its source is told what comes next."""
+        train = dataset.train
+        return cls(
+            seed,
+            train.num_samples,
+            window=dataset.shuffle_window,
+            source=train,
+            is_stream=dataset.windows is not None,
+        )
 
     def drawn(self, ranges: Ranges) -> bool:
         """Return whether `indices` need not draw anything for these ranges."""
-        return all(item.pass_number in self._orders for item in ranges)
+        for item in ranges:
+            cut = self._passes.get(item.pass_number)
+            if cut is None or any(
+                (item.pass_number, at) not in self._windows for at in _met(cut, item.start, item.stop)
+            ):
+                return False
+        return True
 
     def indices(self, ranges: Ranges) -> Indices:
         """Return the samples (n,) that lie at the positions `ranges`, in their order."""
-        return np.concatenate([self._order(item.pass_number)[item.start : item.stop] for item in ranges])
+        found: list[Indices] = []
+        for item in ranges:
+            cut = self._cut(item.pass_number)
+            for at in _met(cut, item.start, item.stop):
+                begin = int(cut.starts[at])
+                samples = self._window(item.pass_number, at).samples
+                found.append(samples[max(0, item.start - begin) : item.stop - begin])
+        return np.concatenate(found)
 
-    def _order(self, pass_number: int) -> Indices:
-        order = self._orders.get(pass_number)
-        if order is None:
+    def _cut(self, pass_number: int) -> _Pass:
+        cut = self._passes.get(pass_number)
+        if cut is None:
+            num_groups = -(-self._num_samples // self._group)
+            groups = _drawn(f"shoal.groups {self._seed} {pass_number}", num_groups)
+            sizes = np.minimum(self._num_samples - groups * self._group, self._group)
+            ends = np.cumsum(sizes)
+            last = np.minimum(np.arange(GROUPS_OF_WINDOW, num_groups + GROUPS_OF_WINDOW, GROUPS_OF_WINDOW), num_groups)
+            cut = _Pass(groups, np.concatenate((np.zeros(1, np.int64), ends[last - 1])))
+            _keep(self._passes, pass_number, cut)
+        return cut
+
+    def _window(self, pass_number: int, at: int) -> _Window:
+        window = self._windows.get((pass_number, at))
+        if window is None:
+            window = self._drawn_window(pass_number, at)
+            for old in _keep(self._windows, (pass_number, at), window):
+                self._advise(old.groups, is_needed=False)
+            if at + 2 < len(self._cut(pass_number).starts):
+                self._advise(self._groups(pass_number, at + 1), is_needed=True)
+        return window
+
+    def _drawn_window(self, pass_number: int, at: int) -> _Window:
+        if self._group == self._num_samples:
+            first = pass_number * self._num_samples if self._is_stream else 0
             order = permutation(self._seed, pass_number, self._num_samples)
-            for old in list(self._orders)[: 1 - _MAX_ORDERS]:
-                self._orders.pop(old, None)
-            self._orders[pass_number] = order
-        return order
+            return _Window(((first, first + self._num_samples),), order + first)
+        groups = self._groups(pass_number, at)
+        samples = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in groups])
+        return _Window(groups, samples[_drawn(f"shoal.window {self._seed} {pass_number} {at}", len(samples))])
+
+    def _groups(self, pass_number: int, at: int) -> tuple[tuple[int, int], ...]:
+        chosen = self._cut(pass_number).groups[at * GROUPS_OF_WINDOW : (at + 1) * GROUPS_OF_WINDOW]
+        starts = (chosen * self._group).tolist()
+        return tuple((start, min(start + self._group, self._num_samples)) for start in starts)
+
+    def _advise(self, groups: tuple[tuple[int, int], ...], *, is_needed: bool) -> None:
+        # What is read at random all the time is left to the system.
+        if self._source is None or self._group == self._num_samples:
+            return
+        for start, stop in groups:
+            self._source.advise(start, stop, is_needed=is_needed)
+
+
+def _keep(kept: dict[_Key, _Item], key: _Key, item: _Item) -> list[_Item]:
+    """Add an item to those that are kept; return those that are not kept any more."""
+    gone = [kept.pop(old, None) for old in list(kept)[: 1 - _MAX_KEPT]]
+    kept[key] = item
+    return [each for each in gone if each is not None]
+
+
+def _met(cut: _Pass, start: int, stop: int) -> range:
+    """Return which windows have the positions from `start` to `stop`."""
+    first = int(np.searchsorted(cut.starts, start, side="right")) - 1
+    return range(first, int(np.searchsorted(cut.starts, stop, side="left")))

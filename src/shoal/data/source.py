@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +86,9 @@ class Source(ABC):
         """Return what a person finds a sample by."""
         return str(index)
 
+    def advise(self, start: int, stop: int, *, is_needed: bool) -> None:  # noqa: B027 - most have nothing to do
+        """Take note that samples `start` to `stop` will be read soon, or (`is_needed` false) not for long."""
+
     @abstractmethod
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         """Write samples `indices` (n) into the arrays (n, ...) of a batch, of the types and shapes of `fields`."""
@@ -103,7 +108,7 @@ class Selection(Source):
     """Some of the samples of another source, under indices of their own."""
 
     def __init__(self, source: Source, chosen: Indices) -> None:
-        """Select the samples `chosen` of `source`; the first of them gets index 0."""
+        """Select the samples `chosen` of `source`, in ascending order; the first of them gets index 0."""
         self._source = source
         self._chosen = chosen
 
@@ -130,8 +135,42 @@ class Selection(Source):
     def name_of(self, index: int) -> str:
         return self._source.name_of(int(self._chosen[index]))
 
+    def advise(self, start: int, stop: int, *, is_needed: bool) -> None:
+        first, last = self._chosen[start], self._chosen[stop - 1]
+        self._source.advise(int(first), int(last) + 1, is_needed=is_needed)
+
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         self._source.read_into(self._chosen[indices], batch)
+
+
+class Windows(Protocol):
+    """What is there of a stream on this host; see `data.stream_windows`."""
+
+    folder: Path
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have a function called, by a thread, whenever a window has come, or none will come any more."""
+        ...
+
+    def has(self, numbers: Iterable[int]) -> bool:
+        """Return whether windows are there."""
+        ...
+
+    def need(self, numbers: Iterable[int]) -> None:
+        """Have windows made, the first ones first, instead of those that were needed before."""
+        ...
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        """Have windows made, and wait for them."""
+        ...
+
+    def forget_below(self, number: int) -> None:
+        """Give up the windows before one of them."""
+        ...
+
+    def close(self) -> None:
+        """Make no more of them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +183,9 @@ class DataSet:
         num_classes: labels are 0..num_classes-1; for text this is the vocabulary.
         skipped: what could not be read so far; None: there is no sample that cannot be read.
         augmentation: what is done to inputs that are trained on, when a batch is prepared; None: nothing.
+        shuffle_window: samples of a pass that are shuffled at one time; None: all.
+        windows: of a stream, whose pass p is window p: the samples from p * num_samples on; None: it is none, or
+            another process has it read.
     """
 
     name: str
@@ -152,6 +194,8 @@ class DataSet:
     num_classes: int
     skipped: SkippedSamples | None = None
     augmentation: Augmentation | None = None
+    shuffle_window: int | None = None
+    windows: Windows | None = None
 
     @property
     def fields(self) -> Fields[ArraySpec]:

@@ -118,13 +118,13 @@ def _ordered_tokens(config: Config, split: str | None, say: Say) -> tuple[Path, 
 
 def made_tokens(config: Config, split: str | None, say: Say) -> tuple[TokenCache, CachedTokens]:
     """Make the tokens of a split in this process, unless they are there. Raises as `open_text`."""
-    documents = documents_here(config, split) or _of_hub(config.data, split)
-    return TokenBuilding(config, documents, say).run(_encoder(config, documents, say))
+    documents = documents_here(config, split) or documents_of_hub(config.data, split)
+    return TokenBuilding(config, documents, say).run(encoder_of(config, documents, say))
 
 
 def made_tokenizer(config: Config, say: Say) -> KeptTokenizer:
     """Train the tokenizer of a run in this process, unless that was done before. Raises as `tokenizer_of`."""
-    documents = documents_here(config, None) or _of_hub(config.data, None)
+    documents = documents_here(config, None) or documents_of_hub(config.data, None)
     if isinstance(documents, FileDocuments) and documents.is_tokens:
         raise ConfigError(
             f"data.tokenizer = {config.data.tokenizer}: data.dataset_name = {config.data.dataset_name} are tokens "
@@ -227,7 +227,8 @@ def _trained(config: Config, say: Say) -> KeptTokenizer:
     return kept
 
 
-def _encoder(config: Config, documents: Documents, say: Say) -> Encoder:
+def encoder_of(config: Config, documents: Documents, say: Say) -> Encoder:
+    """Return what makes tokens of documents. Raises as `tokenizer_of`."""
     if isinstance(documents, FileDocuments) and documents.is_tokens:
         return GivenTokens(model_vocabulary(config))
     if config.data.tokenizer is None:
@@ -240,18 +241,22 @@ def _encoder(config: Config, documents: Documents, say: Say) -> Encoder:
     return ChatEncoder(kept, config.data.tokenizer)
 
 
-def _of_hub(data: DataConfig, split: str | None) -> Documents:
-    """Open a data set of the hub, or one that `datasets` reads from a folder."""
+def documents_of_hub(data: DataConfig, split: str | None) -> Documents:
+    """Open a data set of the hub, or one that `datasets` reads from a folder.
+
+    Raises:
+        ConfigError: It is not there, or has not the column.
+    """
     from shoal.data.huggingface import load_stream, load_table, misfit
 
     reader = RowReader(data)
     wanted = data.dataset_split if split is None else split
     name = f"{data.dataset_name} {data.dataset_config} {wanted}"
-    if data.max_documents is not None:
+    if data.max_documents is not None or data.streaming:
         stream, version = load_stream(data, wanted)
-        return StreamDocuments(stream, reader, name, version)
+        return StreamDocuments(lambda: stream, reader, name, version)
     table = load_table(data, wanted)
-    if reader.column not in table.column_names:
+    if reader.column not in (table.column_names or ()):
         raise misfit(table, data, f'a column "{reader.column}" ({reader.key})')
     return TableDocuments(table, reader, name)
 

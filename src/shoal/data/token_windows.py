@@ -16,6 +16,7 @@ import numpy as np
 from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, holdout_size
 from shoal.errors import ConfigError, StorageError
+from shoal.runtime.linux_calls import LinuxCall, has
 
 _SMALL: Final = ("uint8", "uint16", "int32")
 
@@ -51,6 +52,13 @@ class TokenFile:
             raise StorageError(f"{self.path} is shorter than when it was opened: start the run again")
         return np.frombuffer(content, self.dtype).reshape(len(starts), num_tokens)
 
+    def advise(self, start: int, num_tokens: int, *, is_needed: bool) -> None:
+        """Have the system read tokens before they are asked for, or (`is_needed` false) give up its copy of them."""
+        if has(LinuxCall.CACHE_ADVICE):
+            advice = os.POSIX_FADV_WILLNEED if is_needed else os.POSIX_FADV_DONTNEED
+            size_bytes = self.dtype.itemsize
+            os.posix_fadvise(self._fd, start * size_bytes, num_tokens * size_bytes, advice)
+
 
 class TokenWindows(Source):
     """Windows of `seq_len` tokens (T) that do not overlap; a rest shorter than a window and its label is left out."""
@@ -75,6 +83,10 @@ class TokenWindows(Source):
     @property
     def num_samples(self) -> int:
         return self._num_samples
+
+    def advise(self, start: int, stop: int, *, is_needed: bool) -> None:
+        num_tokens = (stop - start) * self._seq_len + 1
+        self._file.advise(self._start + start * self._seq_len, num_tokens, is_needed=is_needed)
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         starts = (self._start + indices * self._seq_len).tolist()

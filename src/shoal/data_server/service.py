@@ -77,7 +77,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
             seed=config.run.seed,
             deterministic=config.run.deterministic,
             num_workers=config.data.num_workers,
-            opening=opening_of(config),
+            opening=opening_of(config, dataset.windows),
             client=start.client,
             pool_directory=socket_path.parent,
         )
@@ -88,3 +88,5 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
                 control.tell(RoleReady())
         finally:
             service.close()
+            if dataset.windows is not None:
+                dataset.windows.close()

@@ -166,3 +166,27 @@ class TokenizerTraining(Event, frozen=True, tag="tokenizer.training"):
     says = "training a tokenizer of {tokens} tokens on {dataset}"
     dataset: str
     tokens: int
+
+
+class StreamWindow(Event, frozen=True, tag="stream.window"):
+    """Samples of a stream are on this host, ready to be trained on, or are there again.
+
+    Attributes:
+        rows: of the stream that it took up to here, of which `skipped` could not be read.
+        sha256: of the samples, hexadecimal.
+    """
+
+    dataset: str
+    window: int
+    rows: int
+    skipped: int
+    sha256: str
+
+
+class StreamRepeats(Event, frozen=True, tag="stream.repeats"):
+    """A stream has ended, and is read from its beginning on again."""
+
+    says = "{dataset} has ended after {rows} rows, and begins anew (repeat {repeat})"
+    dataset: str
+    repeat: int
+    rows: int

@@ -94,6 +94,7 @@ def replay(
             )
     finally:
         torch.set_num_threads(num_threads)
+        samples.close()
     lines = {
         round: [StepLine(peer, stage, entry) for peer, (stage, log) in logs.items() for entry in log]
         for round, logs in run.logs.items()

@@ -29,7 +29,12 @@ class Samples:
 
     def __init__(self, config: Config, dataset: DataSet | None = None) -> None:
         self._dataset = dataset or open_source(config)
-        self._order = PassOrder(config.run.seed, self.num_per_pass)
+        self._order = PassOrder.of(self._dataset, config.run.seed)
+
+    def close(self) -> None:
+        """End what reads a stream."""
+        if self._dataset.windows is not None:
+            self._dataset.windows.close()
 
     @property
     def num_per_pass(self) -> int:
@@ -49,8 +54,14 @@ class Samples:
 
         Raises:
             SampleError: a sample cannot be prepared.
+            ConfigError, StorageError, RemoteError: a stream gives other samples than it gave, or cannot be read.
         """
         content = Content(samples)
+        if (windows := self._dataset.windows) is not None:
+            passes = {item.pass_number for item in samples}
+            # Steps of one pass are computed one after the other, or nearly so.
+            windows.forget_below(min(passes) - 1)
+            windows.wait(passes)
         batch = self._dataset.fields.each(lambda spec: spec.empty(content.num_samples))
         prepare(self._dataset, content, indices_of(content, self._order), batch)
         whole = batch.each(wire_view)

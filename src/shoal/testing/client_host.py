@@ -183,7 +183,7 @@ class ClientHost:
             seed=config.run.seed,
             deterministic=config.run.deterministic,
             num_workers=config.data.num_workers,
-            opening=opening_of(config),
+            opening=opening_of(config, self._dataset.windows),
             client=self.identity.peer_id,
             clock=self._clock,
         )

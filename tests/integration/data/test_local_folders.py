@@ -24,6 +24,9 @@ try:
     data |= json.loads(more)
     family = {"llm": "gpt", "cv": "resnet18"}[task]
     found = open_source(Config.model_validate({"data": data, "model": {"family": family}}))
+    if found.windows is not None:
+        found.windows.wait({0})
+        found.windows.close()
     print(found.num_classes, found.train.num_samples, found.holdout.num_samples)
     if task == "cv":
         for source in (found.train, found.holdout):
@@ -118,3 +121,20 @@ def test_a_folder_that_cannot_be_read_as_data_is_named_and_one_that_is_not_there
     said = _opened(tmp_path, "./nowhere", "llm")
     assert "data.dataset_name = ./nowhere" in said
     assert "there is no such folder or file here" in said
+
+
+def test_a_folder_of_images_is_a_stream_too_without_those_that_are_damaged(tmp_path: Path) -> None:
+    _write_photos(tmp_path / "photos")
+    _write_photos(tmp_path / "others", first=200)
+    _write_photos(tmp_path / "birds", classes=("cats", "birds"))
+    (tmp_path / "photos" / "cats" / "3.png").write_bytes(b"no image")
+    stream = {"streaming": True, "shuffle_window": 64, "holdout_fraction": 0.05, "max_bad_fraction": 0.1}
+    sizes, train, holdout = _opened(tmp_path, "./photos", "cv", **stream).splitlines()
+    assert sizes == "2 64 3"
+    assert set(_numbers(train)).isdisjoint(_numbers(holdout))
+    assert set(_numbers(train)) | set(_numbers(holdout)) == set(range(20)) - {2 * 3}
+    sizes, train, holdout = _opened(tmp_path, "./photos", "cv", eval_split="./others", **stream).splitlines()
+    assert set(_numbers(train)) == set(range(20)) - {2 * 3}
+    assert len(set(_numbers(holdout)) & set(range(200, 220))) == 3
+    said = _opened(tmp_path, "./photos", "cv", eval_split="./birds", **stream)
+    assert "with 2 classes birds, cats, and what is trained on of" in said

@@ -25,8 +25,12 @@ def pictures(data: dict[str, Any], num_classes: int = 4) -> Config:
     return Config.model_validate({"data": values, "model": {"family": "mlp", "num_classes": num_classes}})
 
 
-async def test_batches_of_own_data_with_bad_samples_are_the_same_with_no_one_and_three_workers() -> None:
-    config = pictures({"arguments": {"count": 50, "bad": [3, 4, 21]}, "max_bad_fraction": 0.06})
+@pytest.mark.parametrize("window", [None, 16])
+async def test_batches_of_own_data_with_bad_samples_are_the_same_with_no_one_and_three_workers(
+    window: int | None,
+) -> None:
+    arguments = {"count": 50, "bad": [3, 4, 21]}
+    config = pictures({"arguments": arguments, "max_bad_fraction": 0.06, "shuffle_window": window})
     runs: list[list[bytes]] = []
     for num_workers in (0, 1, 3):
         said: list[Event] = []

@@ -88,7 +88,7 @@ def test_a_worker_opens_the_same() -> None:
             {"arguments": {"bad": list(range(20))}},
             "none of .* can be read; .* OSError: broken file 19.png",
         ),
-        ("Stream", {}, "stream of samples without a length.* write its samples to files"),
+        ("Stream", {}, "stream of samples without a length.* or set data.streaming = true"),
         ("test_of_nothing", {}, "has no test_of_nothing"),
         ("Nameless", {}, r"Nameless\[0\] has image, label, weight: a mapping has one of"),
         ("Triples", {}, r"Triples\[0\] has 3 parts"),

@@ -260,6 +260,7 @@ def test_what_has_no_conversations_is_refused(tmp_path: Path) -> None:
     [
         ({"tokenizer": None}, HF, "needs a tokenizer with a chat template, and data.tokenizer is None"),
         ({"tokenizer": "train:300"}, HF, "needs a tokenizer with a chat template, and data.tokenizer is train:300"),
+        ({"shuffle_window": 64}, HF, r"data\.shuffle_window = 64: conversations .* have no neighbours; remove it"),
         ({"tokenizer": "x"}, {"family": "gpt"}, "model.family = gpt does not see apart; use hf"),
         ({"tokenizer": None, "task_type": "cv"}, {"family": "resnet18"}, "means nothing to data.task_type = cv"),
     ],

@@ -23,7 +23,7 @@ from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
 from shoal.data import text_corpus
 from shoal.data.catalog import log_event, open_source
-from shoal.data.shuffle import permutation
+from shoal.data.shuffle import PassOrder, permutation
 from shoal.data.source import Source
 from shoal.data.text_corpus import with_tokenizer
 from shoal.data.token_cache import TokenCache
@@ -31,6 +31,7 @@ from shoal.errors import ConfigError, RemoteError
 from shoal.events.base import Event
 from shoal.events.data import DocumentsSkipped, TokenizerTraining, TokensBuilt, TokensDamaged
 from shoal.model.hf.tokenizer import kept_tokenizer
+from shoal.wire.messages.base import SampleRange
 
 TEXTS = [f"déjà vu number {number} is about the {number * 7} birds of the woods" for number in range(40)]
 
@@ -312,6 +313,23 @@ def test_of_eight_parquet_files_with_100_000_rows_each_is_there_once_in_a_pass_i
     assert in_order_of(1) == first != in_order_of(2)
     # What is held out ends with the last row, whose last byte is the label of the one before.
     assert num_train + dataset.holdout.num_samples == 99_999
+
+
+def test_with_a_window_tokens_are_read_ahead_and_given_up_and_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
+    dataset = open_source(of_folder(tmp_path / "corpus", {"seq_len": 4, "shuffle_window": 32}))
+    told: list[tuple[int, int, int]] = []
+    monkeypatch.setattr("os.posix_fadvise", lambda fd, start, size, advice: told.append((start, size, advice)))
+    order, num_train = PassOrder.of(dataset, 1), dataset.train.num_samples
+    indices = order.indices((SampleRange(0, 0, num_train),))
+    assert sorted(indices.tolist()) == list(range(num_train))
+    # Groups of two samples of four bytes, with the label of the second one.
+    ahead = {start for start, size, advice in told if advice == os.POSIX_FADV_WILLNEED and size == 9}
+    assert ahead == {4 * index for index in indices[32:].tolist() if index % 2 == 0 and index + 1 < num_train}
+    behind = [start for start, _, advice in told if advice == os.POSIX_FADV_DONTNEED]
+    assert sorted({4 * (index - index % 2) for index in indices[: len(behind) * 2].tolist()}) == sorted(behind)
 
 
 def tokenizer_folder(tmp_path: Path) -> Path:

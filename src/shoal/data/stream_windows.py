@@ -1,0 +1,425 @@
+"""A stream as samples by index: windows of it that are made as they are needed, read from the disk, and given up again.
+
+    need -> (a process makes it) -> there -> read_into ... -> recorded -> given up
+                  '-- it died --> another one makes it
+
+A window is a pass, for those who lease and record samples: of pass p the samples p * window to (p + 1) * window, which
+are all different. A window is always full, since a stream that has ended begins anew. So nobody has to know how much of
+it there is, and what each position names follows from the stream and the seed, whenever it arrives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from shoal.config.dump import config_to_json
+from shoal.config.schema import Config
+from shoal.config.training import DataConfig
+from shoal.data.builtin import BUILTINS
+from shoal.data.fields import Fields
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
+from shoal.data.stream_messages import (
+    FillerOrder,
+    FillerReport,
+    FillerTells,
+    FillWindow,
+    OpenStream,
+    StreamFailed,
+    StreamOpened,
+    WindowFilled,
+)
+from shoal.data.stream_store import FORMAT, StreamFacts, WindowStore, lock_file, record_of
+from shoal.data.text_corpus import Say
+from shoal.errors import ConfigError, RemoteError, SampleError, ShoalError, StorageError
+from shoal.events.data import StreamWindow
+from shoal.runtime.clean_interpreter import start_interpreter
+from shoal.runtime.durable_files import make_directory
+from shoal.runtime.frames import framed, received
+from shoal.runtime.user_cache import user_cache
+
+_FILLER: Final = "shoal.data.stream_filler"
+_KINDS: Final[dict[str, type[ShoalError]]] = {"config": ConfigError, "sample": SampleError, "storage": StorageError}
+_MAX_DEATHS: Final = 3
+_OPEN_FILES: Final = 4
+
+
+class WindowSamples(Source):
+    """The samples of a stream, by index; or those of it that are held out.
+
+    Args:
+        is_holdout: They are all in one file.
+    """
+
+    def __init__(self, store: WindowStore, facts: StreamFacts, *, is_holdout: bool = False) -> None:
+        self._store = store
+        self._fields = facts.fields
+        self._record = record_of(facts.fields)
+        self._num_samples = facts.num_holdout if is_holdout else facts.window
+        self._is_holdout = is_holdout
+        # By window; the lock is for those who open and close, what is open can be read by all.
+        self._files: dict[int, _OpenFile] = {}
+        self._opening = threading.Lock()
+
+    @property
+    def inputs(self) -> ArraySpec:
+        return self._fields.inputs
+
+    @property
+    def labels(self) -> ArraySpec:
+        return self._fields.labels
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of a window; there are samples of larger indices, of those that follow."""
+        return self._num_samples
+
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        """See `Source.read_into`.
+
+        Raises:
+            StorageError: A window is not there, or not whole.
+        """
+        windows, places = np.divmod(indices, self._num_samples)
+        for number in np.unique(windows).tolist():
+            chosen = np.flatnonzero(windows == number)
+            rows = self._file(number).read(places[chosen].tolist(), self._record)
+            batch.inputs[chosen], batch.labels[chosen] = rows["inputs"], rows["labels"]
+
+    def _file(self, number: int) -> _OpenFile:
+        with self._opening:
+            file = self._files.get(number)
+            if file is None:
+                for old in list(self._files)[: 1 - _OPEN_FILES]:
+                    del self._files[old]
+                file = self._files[number] = _OpenFile(
+                    self._store.holdout if self._is_holdout else self._store.path(number)
+                )
+            return file
+
+
+class _OpenFile:
+    """A file that is open as long as somebody has it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StorageError(f"cannot read {path} ({error.strerror or error}): start the run again") from error
+        weakref.finalize(self, os.close, self._fd)
+
+    def read(self, places: list[int], record: np.dtype[np.void]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        """Return the samples (n,) at some places."""
+        size_bytes = record.itemsize
+        content = b"".join([os.pread(self._fd, size_bytes, place * size_bytes) for place in places])
+        if len(content) != len(places) * size_bytes:
+            raise StorageError(f"{self._path} is shorter than it was: start the run again")
+        return np.frombuffer(content, record)
+
+
+class StreamWindows:
+    """The windows of a stream that are on this host, and the process that makes them. Usable from several threads.
+
+    Args:
+        folder: Of the stream; nobody else uses it.
+        lock_fd: By which nobody does; it is closed with this.
+        say: Told what happens, by a thread.
+    """
+
+    def __init__(self, config: Config, folder: Path, lock_fd: int, say: Say) -> None:
+        self.folder = folder
+        self._order = OpenStream(config_to_json(config), str(folder))
+        self._name = config.data.dataset_name
+        self._store = WindowStore(folder)
+        self._say = say
+        self._changed: Callable[[], None] = lambda: None
+        self._condition = threading.Condition()
+        self._wanted: frozenset[int] = frozenset()
+        self._there: set[int] = set()
+        self._facts: StreamFacts | None = None
+        self._is_opening = False
+        self._error: ShoalError | None = None
+        self._thread: threading.Thread | None = None
+        self._filler: _Filler | None = None
+        self._is_closed = False
+        self._unlock = weakref.finalize(self, os.close, lock_fd)
+
+    def facts(self) -> StreamFacts:
+        """Return what holds for the whole stream; waits for its beginning, where this is the first time.
+
+        Raises:
+            ConfigError, SampleError, StorageError: There is no such stream, or it cannot be read or kept.
+            RemoteError: Who reads it has died, again and again.
+        """
+        found = self._store.whole_facts()
+        if found is not None:
+            return found
+        with self._condition:
+            self._is_opening = True
+            self._start()
+            self._condition.wait_for(lambda: self._facts is not None or self._error is not None)
+            if self._facts is None:
+                raise self._error or RemoteError("nobody reads the stream any more")
+            return self._facts
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have a function called, by a thread, whenever a window has come, or none will come any more."""
+        self._changed = changed
+
+    def has(self, numbers: Iterable[int]) -> bool:
+        """Return whether windows are there."""
+        with self._condition:
+            return self._there.issuperset(numbers)
+
+    def need(self, numbers: Iterable[int]) -> None:
+        """Have windows made, the first ones first, instead of those that were needed before.
+
+        Raises:
+            ConfigError, SampleError, StorageError, RemoteError: As `facts`; or the stream gives other samples than it
+                gave.
+        """
+        with self._condition:
+            if self._error is not None:
+                raise self._error
+            self._wanted = frozenset(numbers)
+            if self._wanted - self._there:
+                self._start()
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        """Have windows made, and wait for them. Raises as `need`."""
+        wanted = frozenset(numbers)
+        self.need(wanted)
+        with self._condition:
+            self._condition.wait_for(lambda: self._there >= wanted or self._error is not None or self._is_closed)
+            if self._error is not None:
+                raise self._error
+
+    def forget_below(self, number: int) -> None:
+        """Give up the windows before one of them: all of their samples are recorded."""
+        with self._condition:
+            self._there = {each for each in self._there if each >= number}
+            self._wanted = frozenset(each for each in self._wanted if each >= number)
+        self._store.forget_below(number)
+
+    def close(self) -> None:
+        """End the process that makes windows, and give up the folder."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify_all()
+            if self._filler is not None:
+                self._filler.end()
+        if self._thread is not None:
+            self._thread.join()
+        self._unlock()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="stream", daemon=True)
+            self._thread.start()
+        self._condition.notify_all()
+
+    def _next(self) -> int | None:
+        """Return what is to be made next, or None to open the stream; waits until there is something."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_closed or self._is_opening or self._wanted - self._there)
+            if self._is_opening or self._is_closed:
+                return None
+            return min(self._wanted - self._there)
+
+    def _work(self) -> None:
+        deaths = 0
+        try:
+            while True:
+                number = self._next()
+                if self._is_closed:
+                    return
+                match self._made(number):
+                    case WindowFilled():
+                        deaths = 0
+                    case None if not self._is_closed:
+                        deaths += 1
+                        if deaths >= _MAX_DEATHS:
+                            raise RemoteError(
+                                f"the process that reads data.dataset_name = {self._name} has died {deaths} times in a "
+                                "row: see the data server's output; is the memory enough?"
+                            )
+                    case _:
+                        pass
+        except ShoalError as error:
+            self._end_with(error)
+        except OSError as error:
+            self._end_with(StorageError(f"data.dataset_name = {self._name} cannot be read: {error}"))
+        finally:
+            if self._filler is not None:
+                self._filler.close()
+
+    def _end_with(self, error: ShoalError) -> None:
+        with self._condition:
+            self._error = error
+            self._condition.notify_all()
+        self._changed()
+
+    def _made(self, number: int | None) -> StreamOpened | WindowFilled | None:
+        """Have the filler open the stream, or a window made; returns None if it has died of it, or is not needed."""
+        if self._filler is None:
+            filler = _Filler()
+            with self._condition:
+                self._filler = filler
+                if self._is_closed:
+                    return None
+            filler.tell(self._order)
+        elif number is not None:
+            self._filler.tell(FillWindow(number))
+        for report in self._filler.reports:
+            match report:
+                case FillerTells(event):
+                    self._say(event)
+                case StreamFailed(message, kind):
+                    raise _KINDS[kind](message)
+                case StreamOpened(facts):
+                    with self._condition:
+                        self._facts, self._is_opening = facts, False
+                        self._condition.notify_all()
+                    return report
+                case WindowFilled(entry):
+                    self._say(
+                        StreamWindow(self._name, entry.number, entry.past + entry.read, entry.skipped, entry.sha256)
+                    )
+                    with self._condition:
+                        self._there.add(entry.number)
+                        self._condition.notify_all()
+                    self._changed()
+                    return report
+        self._filler.close()
+        with self._condition:
+            self._filler = None
+        return None
+
+
+class _Filler:
+    """One process."""
+
+    def __init__(self) -> None:
+        lifeline_read_fd, self._lifeline_fd = os.pipe()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            fds = (theirs.fileno(), lifeline_read_fd)
+            self._process = start_interpreter(_FILLER, fds, pass_fds=fds)
+        except OSError:
+            self._control.close()
+            os.close(self._lifeline_fd)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline_read_fd)
+        self.reports: Iterator[FillerReport] = received(self._control, FillerReport)
+
+    def tell(self, order: FillerOrder) -> None:
+        """Give it an order; that it is gone is seen by its reports."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._control.sendall(framed(order))
+
+    def end(self) -> None:
+        """Have whoever waits for its reports go on without them."""
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Kill and reap it."""
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+        os.close(self._lifeline_fd)
+
+
+def open_stream(config: Config, say: Say) -> DataSet:
+    """Open the stream that the configuration names. Close its `windows` when it is not needed any more.
+
+    Raises:
+        ConfigError, SampleError, StorageError, RemoteError: As `StreamWindows.facts`.
+    """
+    if config.data.task_type != "llm" and config.data.dataset_name in BUILTINS:
+        raise ConfigError(
+            f"data.dataset_name = {config.data.dataset_name} is here as a whole: leave out data.streaming"
+        )
+    folder, lock_fd = _free_folder(config.data)
+    windows = StreamWindows(config, folder, lock_fd, say)
+    try:
+        facts = windows.facts()
+    except BaseException:
+        windows.close()
+        raise
+    return _dataset(config, WindowStore(folder), facts, windows)
+
+
+def opened_stream(config: Config, folder: str) -> DataSet:
+    """Open what another process of this host has opened, and go on reading as its windows come.
+
+    Raises:
+        ConfigError: It is not there.
+    """
+    store = WindowStore(Path(folder))
+    facts = store.facts()
+    if facts is None:
+        raise ConfigError(f"{folder} is not there any more: start the run again")
+    return _dataset(config, store, facts, None)
+
+
+def _dataset(config: Config, store: WindowStore, facts: StreamFacts, windows: StreamWindows | None) -> DataSet:
+    train, holdout = WindowSamples(store, facts), WindowSamples(store, facts, is_holdout=True)
+    return DataSet(config.data.dataset_name, train, holdout, facts.num_classes, windows=windows)
+
+
+def _free_folder(data: DataConfig) -> tuple[Path, int]:
+    """Return a folder of this stream that no other process has, and the lock by which it is this one's."""
+    root = user_cache("streams") if data.cache_dir is None else data.cache_dir.expanduser() / "streams"
+    root /= hashlib.sha256(_identity(data).encode()).hexdigest()[:32]
+    try:
+        for number in count():
+            folder = root / str(number)
+            make_directory(folder)
+            descriptor = lock_file(folder / "user.lock")
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return folder, descriptor
+            except BlockingIOError:
+                os.close(descriptor)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {root} ({error.strerror or error}): choose another place by data.cache_dir"
+        ) from error
+    raise AssertionError("unreachable")
+
+
+def _identity(data: DataConfig) -> str:
+    """Return another text for other samples, where that is known without reading them."""
+    name = data.dataset_name
+    here = str(Path(name).expanduser().absolute()) if "/" in name and not data.is_own else name
+    told = {
+        "name": here,
+        "config": data.dataset_config,
+        "split": data.dataset_split,
+        "eval_split": data.eval_split,
+        "arguments": data.arguments,
+        "columns": data.text_column,
+        "tokenizer": data.tokenizer_hash or data.tokenizer,
+        "task": data.task_type,
+        "image": [data.num_channels, data.img_size],
+        "seq_len": data.seq_len,
+        "window": data.stream_window,
+        "holdout_fraction": data.holdout_fraction,
+        "format": FORMAT,
+    }
+    return repr(sorted(told.items()))
