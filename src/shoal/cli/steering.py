@@ -83,9 +83,11 @@ def _from_elsewhere(
     config = with_known_peers(config, origins, folder)
     observer = SwarmObserver(config, load_swarm_key(config.network.swarm_key_file), SystemClock())
     log.configure("steering", None)
-    return anyio.run(
-        observer.tell, wanted, order, Steered, lambda answer: not answer.refused, backend_options={"use_uvloop": True}
-    )
+    return anyio.run(observer.tell, wanted, order, Steered, _obeys, backend_options={"use_uvloop": True})
+
+
+def _obeys(answer: Steered) -> bool:
+    return not answer.refused
 
 
 def _me() -> str:
