@@ -358,7 +358,7 @@ def open_stream(config: Config, say: Say) -> DataSet:
     windows = StreamWindows(config, folder, lock_fd, say)
     try:
         facts = windows.facts()
-    except BaseException:
+    except BaseException:  # also of a Ctrl-C: the process that reads ends, and the folder is free again
         windows.close()
         raise
     return _dataset(config, WindowStore(folder), facts, windows)
