@@ -32,9 +32,9 @@ NOT_HERE = re.compile(
 PAGES = [ROOT / "docs" / "tasks" / f"{name}.md" for name in RUNS]
 LANGUAGE_MODEL = ROOT / "docs" / "tasks" / "language_model.md"
 # What keeps a test short, and says nothing about the page.
-SHORT = "--diloco.inner-steps=6 --diloco.outer-steps=2"
+SHORT = "--diloco.inner-steps=6 --diloco.outer-steps=2 --servers.replicas=1"
 # Of random weights: after fewer steps, and outer ones over the mark, the model can be worse than at the beginning.
-SHORT_FROM_NOTHING = "--diloco.inner-steps=15 --diloco.outer-steps=3"
+SHORT_FROM_NOTHING = "--diloco.inner-steps=15 --diloco.outer-steps=3 --servers.replicas=1"
 
 
 START = ROOT / "docs" / "start" / "one_machine.md"
