@@ -10,9 +10,9 @@ from tests.e2e.launched import SMALL, Launched, launched, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS_PER_ROUND = 20
+STEPS_PER_ROUND = 50
 HALFWAY, END = 500 // STEPS_PER_ROUND, 1000 // STEPS_PER_ROUND
-NUM_ROUNDS = 10
+NUM_ROUNDS = 4
 """Of which the highest memory is taken at each of the two ends."""
 MAX_GROWTH = 0.01
 KINDS = {
