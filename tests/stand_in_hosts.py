@@ -20,6 +20,8 @@ from shoal.control.swarm_status import ServerStatus, StageStatus, SwarmStatus
 PREFIX = "herd"
 _SSH = """
 import os, socket, sys, threading
+# As ssh does. Else what is started on a host would keep open what its starter reads until the end.
+os.closerange(3, 1024)
 directory = os.path.dirname(os.path.abspath(__file__))
 host = sys.argv[sys.argv.index("--") + 1]
 home = os.path.join(directory, host)

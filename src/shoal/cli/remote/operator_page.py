@@ -56,8 +56,8 @@ async def serve_page(
                     "",
                     f"it is there until Ctrl-C; the address can be opened once, the next one is in {folder}/{URL_FILE}",
                 )
-                await anyio.sleep_forever()
-    raise AssertionError("it sleeps for ever")
+                await anyio.Event().wait()
+    raise AssertionError("nobody sets that event")
 
 
 def _listener(port: int) -> socket.socket:
