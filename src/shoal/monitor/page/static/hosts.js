@@ -11,7 +11,7 @@ class Hosts {
   constructor(section) {
     this.problem = element("p", { class: "empty", role: "status" });
     this.list = element("ul", { class: "machines" });
-    const head = element("h2", {}, "What was done");
+    const head = element("h2", {}, "What was done (times in UTC)");
     // What is added is read aloud, when nothing else is.
     this.course = element("ol", { class: "course", "aria-live": "polite", "aria-relevant": "additions" });
     this.nothing = element("p", { class: "empty" }, "nothing was done from this page");
