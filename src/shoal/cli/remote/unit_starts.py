@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from shoal.cli.remote.unit_messages import Unit
@@ -112,12 +113,16 @@ def _heeded(*numbers: signal.Signals) -> Generator[None]:
     """Inside, signals that are ignored are taken, and passed over: for a program that is started they are as usual."""
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _pass_over)
     try:
         yield
     finally:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """Take a signal, and do nothing."""
 
 
 def start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
