@@ -96,11 +96,13 @@ class Units(msgspec.Struct, frozen=True):
     Attributes:
         changed: what was done, in words; empty: nothing, since it was so already.
         differs: a unit runs that is another, and was left alone.
+        version: of shoal there.
     """
 
     units: tuple[UnitState, ...]
     changed: str = ""
     differs: bool = False
+    version: str = ""
 
 
 Request = StartUnit | StopUnits | LookAtUnits | AwaitPeers

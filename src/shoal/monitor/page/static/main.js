@@ -17,6 +17,12 @@ let shown = "now";
 let isDue = false;
 let made = null;
 
+// A page that has more than that of a run brings it along; its section is there.
+export function addPart(name, Part) {
+  PARTS[name] = Part;
+  choose();
+}
+
 function part(name) {
   if (!parts.has(name)) parts.set(name, new PARTS[name](document.getElementById(name)));
   return parts.get(name);
