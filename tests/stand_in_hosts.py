@@ -44,6 +44,8 @@ if "-W" in sys.argv:
     os._exit(0)
 path = os.path.join(home, "bin") + ":" + os.environ["PATH"]
 os.chdir(home)
+# Of what is open here a host gets nothing but the three streams: uvloop leaves a child its ends of them twice.
+os.closerange(3, 4096)
 os.execve("/bin/sh", ["sh", "-c", sys.argv[-1]], {**os.environ, "HOME": home, "PATH": path})
 """
 _PYTHON = """#!/bin/sh

@@ -56,7 +56,7 @@ async def serve_page(
                     "",
                     f"it is there until Ctrl-C; the address can be opened once, the next one is in {folder}/{URL_FILE}",
                 )
-                await anyio.sleep_forever()
+                await anyio.Event().wait()
     raise AssertionError("it sleeps for ever")
 
 
