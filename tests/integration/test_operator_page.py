@@ -22,11 +22,12 @@ from tests.stand_in_hosts import PREFIX, StandInHosts
 
 from shoal.cli import main
 from shoal.cli.remote.operator_page import serve_page
+from shoal.cli.remote.probe import INSTALLED
 from shoal.clock import SystemClock
 from shoal.monitor.http.access import URL_FILE
 from shoal.runtime.process_info import read_stat
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 
 @dataclass
@@ -173,6 +174,65 @@ async def test_what_cannot_be_reached_or_done_is_said_where_it_belongs(tmp_path:
         assert "did you mean hosts?" in last["says"]
         hosts.write()
         (tmp_path / "box.away").unlink()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("client: desk", "client: box"),
+        ("box: {", "box: {ssh: other, "),
+        ("ssh.py", "ssh.py -v"),
+        ("config: own.yaml", "config: own.yaml, flags: [--experiment-prefix=flock]"),
+    ],
+)
+async def test_an_order_whose_file_means_another_thing_by_now_than_the_page_shows_is_not_carried_out(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    hosts = StandInHosts(tmp_path)
+    async with served(hosts) as page:
+        hosts.file.write_text(hosts.file.read_text().replace(before, after))
+        assert await page.order("box", "restart") == (202, b"")
+        await page.until(lambda found: not found["box"]["busy"])
+        course = [line["says"] for line in (await page.board())["course"]]
+        assert course[0] == "shoal hosts restart box"
+        assert course[1:] == ["error: the file names another run, client or way to box by now: start this page again"]
+        hosts.write()
+
+
+async def test_what_is_said_of_a_host_is_asked_anew_and_one_that_has_nothing_to_run_may_leave_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.remote.host_board.PROBE_S", 0.0)
+    hosts = StandInHosts(tmp_path)
+    hosts.write(box="servers: 0")
+    async with served(hosts) as page:
+        for free_kb in (5_000_000, 4_000_000):
+            hosts.put_program("desk", "df", f"echo; echo a b c {free_kb}")
+            await page.until(lambda found, free_kb=free_kb: found["desk"]["freeKb"] == free_kb)
+        found = await page.until(lambda found: found["box"]["isReached"])
+        assert (found["box"]["units"], found["box"]["servers"]) == ([], 0)
+        hosts.leaves("box")
+        await page.until(lambda found: found["box"]["isReached"] is False)
+        (tmp_path / "box.away").unlink()
+
+
+async def test_who_was_taken_down_is_well_and_an_answer_that_nobody_could_show_is_none(tmp_path: Path) -> None:
+    hosts = StandInHosts(tmp_path)
+    async with served(hosts) as page:
+        await page.order("desk", "up")
+        await page.until(lambda found: _runs(found["desk"]) == [True, True] and not found["desk"]["busy"])
+        await page.order("desk", "down")
+        found = await page.until(lambda found: found["desk"]["units"] and not any(_runs(found["desk"])))
+        seen = [(unit["state"], unit["isWell"]) for unit in found["desk"]["units"]]
+        assert seen == [("has ended with 130", True)] * 2
+        unit = '{"name": "x", "is_running": true, "code": null, "since_unix_s": 1e300, "pid": 1}'
+        [python] = (tmp_path / "box" / INSTALLED).glob("*/bin/python")
+        whole = python.read_text()
+        python.write_text(f"#!/bin/sh\ncat > /dev/null; echo '{{\"units\": [{unit}]}}'\n")
+        found = await page.until(lambda found: found["box"]["problem"])
+        assert found["box"]["problem"].startswith("its units answer in another version")
+        assert found["box"]["isReached"]
+        python.write_text(whole)
 
 
 async def test_the_run_s_own_news_are_handed_on_and_nothing_else_of_its_dashboard(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from shoal.cli.exits import DONE, INTERRUPTED
 from shoal.cli.output import on_one_line, without_controls
 from shoal.cli.remote.hosts_file import DescribedSwarm
 from shoal.cli.remote.operate import told, units_of
@@ -31,6 +32,8 @@ from shoal.errors import ConfigError, HostFailed
 
 LOOK_S: Final = 4.0
 """What was seen is so old at least, when a host is looked at again."""
+PROBE_S: Final = 60.0
+"""The same of what changes slowly, such as the room on its disk."""
 _WITHIN_S: Final = 30.0
 _NUM_LINES: Final = 200
 _MAX_COURSE: Final = 100
@@ -42,11 +45,13 @@ class _Seen:
 
     Attributes:
         facts: None: it was not reached.
+        probed_s: when they were asked for.
         units: None: it has no installation that says how they are.
         problem: why something is not known, or empty.
     """
 
     facts: HostFacts | None = None
+    probed_s: float = 0.0
     units: Units | None = None
     problem: str = ""
 
@@ -134,8 +139,9 @@ class HostBoard:
         self._note(name, f"shoal hosts {order} {name}" if order != "up" else "shoal up")
         try:
             swarm = await anyio.to_thread.run_sync(self._read)
-            if name not in swarm.hosts.hosts:
-                raise ConfigError(f"{name} is not in the file any more: start this page again")
+            if _meant(swarm, name) != _meant(self._swarm, name):
+                # What the page shows, and has asked about, would be another thing than what is done.
+                raise ConfigError(f"the file names another run, client or way to {name} by now: start this page again")
             code = await ORDERS[order](swarm, (name,), self._note, clock=self._clock)
             self._note(name, f"{order}: {'not all of it could be done' if code else 'done'}")
         except (ConfigError, HostFailed, OSError) as error:
@@ -151,21 +157,24 @@ class HostBoard:
 
     async def _look(self, name: str) -> None:
         try:
-            self._seen[name] = await self._look_at(name, self._seen.get(name, _Seen()).facts)
+            self._seen[name] = await self._look_at(name, self._seen.get(name, _Seen()))
             self._seen_s[name] = self._clock.now_s()
         finally:
             self._looking.discard(name)
 
-    async def _look_at(self, name: str, facts: HostFacts | None) -> _Seen:
-        ssh, asked = self._hosts[name], LookAtUnits(self._units_of(name))
+    async def _look_at(self, name: str, before: _Seen) -> _Seen:
+        units, problem, asked = None, "", LookAtUnits(self._units_of(name))
         try:
-            units = await ask_units(ssh, asked, within_s=_WITHIN_S) if asked.names else Units(())
-            return _Seen(facts or await self._probed(name), units)
+            # Without names it would be all that its user has there, of other swarms as well.
+            units = await ask_units(self._hosts[name], asked, within_s=_WITHIN_S) if asked.names else Units(())
         except HostFailed as error:
             problem = on_one_line(str(error))
+        now_s = self._clock.now_s()
+        if asked.names and units is not None and before.facts is not None and now_s - before.probed_s < PROBE_S:
+            return replace(before, units=units, problem="")
         try:
-            # Whether it is the host that is not reached, or what should be there is not.
-            return _Seen(await self._probed(name), None, problem)
+            # It also tells a host that is not reached from one where what should be there is not.
+            return _Seen(await self._probed(name), now_s, units, problem)
         except HostFailed as error:
             return _Seen(problem=on_one_line(str(error)))
 
@@ -197,13 +206,19 @@ class HostBoard:
         }
 
 
+def _meant(swarm: DescribedSwarm, name: str) -> tuple[object, ...]:
+    """Return what an order to a host is about, beside what it is to be there."""
+    return swarm.prefix, swarm.hosts.swarm.client, swarm.hosts.destinations((name,)), swarm.hosts.ssh_command
+
+
 def _unit_row(unit: UnitState) -> dict[str, Any]:
     said = on_one_line(unit.said[-1]) if unit.said else ""
     state = told(unit)
     return {
         "name": on_one_line(unit.name),
         "isRunning": unit.is_running,
-        "isWell": unit.is_running or unit.code == 0,
+        # One that was taken down has ended as by Ctrl-C.
+        "isWell": unit.is_running or unit.code in (DONE, INTERRUPTED),
         "since": unit.since_unix_s,
         "state": state.removesuffix(f": {said}") if said else state,
         "said": said,

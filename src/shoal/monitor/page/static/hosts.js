@@ -1,7 +1,7 @@
 // What the hosts of an operator do, and orders to them. Only the page that `shoal up --ui` serves has this part.
 
 import { addPart } from "./main.js";
-import { clock, duration, element, setAge, setText, whole } from "./text.js";
+import { clock, day, duration, element, setAge, setText, whole } from "./text.js";
 
 const ASK_MS = 2000;
 const OLD_S = 20;
@@ -63,7 +63,9 @@ class Hosts {
     let from = 0;
     while (from < known.length && known.slice(from).some((line, index) => line !== lines[index])) from += 1;
     for (const line of [...this.course.children].slice(0, from)) line.remove();
-    for (const line of lines.slice(known.length - from)) this.course.append(element("li", {}, line));
+    for (const line of lines.slice(known.length - from)) {
+      this.course.append(element("li", line.includes(": error: ") ? { class: "why" } : {}, line));
+    }
   }
 
   async order(name, order) {
@@ -87,6 +89,8 @@ class Machine {
     this.facts = element("p", { class: "age" });
     this.units = element("ul", { class: "units" });
     this.problem = element("p", { class: "why" });
+    // Why an order was not taken: it is read aloud, as the answer to a press.
+    this.complaint = element("p", { class: "why", role: "alert" });
     this.age = element("p", { class: "age" });
     this.buttons = new Map(ORDERS.map((each) => [each, this.button(each, () => this.wanted(each))]));
     const id = `logs-of-${host.name}`;
@@ -100,10 +104,13 @@ class Machine {
     this.question = element("p", { class: "question", role: "group", hidden: "" }, this.asks, this.yes, this.no);
     this.yes.addEventListener("click", () => this.answer(true));
     this.no.addEventListener("click", () => this.answer(false));
+    this.question.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.answer(false);
+    });
     const row = element("p", { class: "orders" }, ...this.buttons.values(), this.shows);
     const title = element("h3", {}, host.name);
     list.append(
-      element("li", {}, title, this.state, this.facts, this.units, this.problem, this.age, row, this.question, this.logs),
+      element("li", {}, title, this.state, this.facts, this.units, this.problem, this.age, row, this.complaint, this.question, this.logs),
     );
   }
 
@@ -125,7 +132,7 @@ class Machine {
       this.known = units.map((each) => each.textContent).join("\n");
       this.units.replaceChildren(...units);
     }
-    setText(this.problem, host.problem || this.complaint || "");
+    setText(this.problem, host.problem);
     // One that is disabled would lose the keyboard's focus.
     for (const each of this.buttons.values()) each.setAttribute("aria-disabled", String(Boolean(host.busy)));
     if (!this.logs.hidden) this.read();
@@ -139,13 +146,15 @@ class Machine {
   }
 
   complain(why) {
-    this.complaint = why;
-    setText(this.problem, why);
+    setText(this.complaint, why);
   }
 
   wanted(order) {
-    if (this.host.busy) return;
-    this.complaint = "";
+    if (this.host.busy) {
+      this.complain(`${this.host.busy} is under way there`);
+      return;
+    }
+    this.complain("");
     const cost = costOf(this.host, order);
     if (!cost) {
       this.order(order);
@@ -191,6 +200,7 @@ function stateOf(host) {
   if (host.busy) return ["waiting", `${host.busy} is under way`];
   if (host.isReached === null) return ["waiting", "is being looked at"];
   if (!host.isReached) return ["stopped", "not reached"];
+  if (!host.servers && !host.isClient) return ["waiting", "reached; the file has nothing run there"];
   if (!host.units.length) return ["waiting", "reached; what runs there is not known"];
   const running = host.units.filter((unit) => unit.isRunning).length;
   if (running === host.units.length) return ["training", "runs"];
@@ -209,7 +219,8 @@ function factsOf(host) {
 }
 
 function unitLine(unit) {
-  const parts = [element("strong", {}, unit.name), ` ${unit.state}`];
+  const state = unit.isRunning ? `runs since ${day(unit.since)}` : unit.state;
+  const parts = [element("strong", {}, unit.name), ` ${state}`];
   if (unit.said) parts.push(element("q", {}, unit.said));
   return element("li", { "data-level": unit.isWell ? "INFO" : "ERROR" }, ...parts);
 }
