@@ -37,8 +37,11 @@ async def test_hosts_stand_beside_the_run_and_orders_are_given_by_keyboard_alone
         await seen.show("hosts")
         box = seen.page.locator(".machines > li").filter(has_text="ssh box")
         await box.locator("text=does not run").wait_for()
+        # Whose client invites it.
+        await page.order("desk", "up")
+        await page.until(lambda hosts: not hosts["desk"]["busy"])
         await box.get_by_role("button", name="up box").press("Enter")
-        await seen.says(".units", f"{PREFIX}-servers runs since")
+        await box.locator(".units").filter(has_text=f"{PREFIX}-servers runs since").wait_for()
         await seen.says(".course", f"box: {PREFIX}-servers started")
         await page.until(lambda hosts: not hosts["box"]["busy"])
         await box.get_by_role("button", name="logs box").press("Enter")
