@@ -213,6 +213,7 @@ async def test_what_is_said_of_a_host_is_asked_anew_and_one_that_has_nothing_to_
         for free_kb in (5_000_000, 4_000_000):
             hosts.put_program("desk", "df", f"echo; echo a b c {free_kb}")
             await page.until(lambda found, free_kb=free_kb: found["desk"]["freeKb"] == free_kb)
+        monkeypatch.setattr("shoal.cli.remote.host_board.PROBE_S", 1e9)
         found = await page.until(lambda found: found["box"]["isReached"])
         assert (found["box"]["units"], found["box"]["servers"]) == ([], 0)
         hosts.leaves("box")
