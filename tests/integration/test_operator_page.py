@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -21,8 +22,11 @@ from tests.browser.made_runs import going_on
 from tests.stand_in_hosts import PREFIX, StandInHosts
 
 from shoal.cli import main
+from shoal.cli.remote.operate import ask_all
 from shoal.cli.remote.operator_page import serve_page
+from shoal.cli.remote.orders import take_down
 from shoal.cli.remote.probe import INSTALLED
+from shoal.cli.remote.unit_messages import LookAtUnits, Units
 from shoal.clock import SystemClock
 from shoal.monitor.http.access import URL_FILE
 from shoal.runtime.process_info import read_stat
@@ -209,6 +213,7 @@ async def test_what_is_said_of_a_host_is_asked_anew_and_one_that_has_nothing_to_
         for free_kb in (5_000_000, 4_000_000):
             hosts.put_program("desk", "df", f"echo; echo a b c {free_kb}")
             await page.until(lambda found, free_kb=free_kb: found["desk"]["freeKb"] == free_kb)
+        monkeypatch.setattr("shoal.cli.remote.host_board.PROBE_S", 1e9)
         found = await page.until(lambda found: found["box"]["isReached"])
         assert (found["box"]["units"], found["box"]["servers"]) == ([], 0)
         hosts.leaves("box")
@@ -278,6 +283,45 @@ async def test_the_next_address_is_in_a_folder_of_the_operator_alone_that_goes_w
         await other.enter(f"?{(await page.next_address()).partition('/?')[2]}")
         assert (await other.asked("GET", "/hosts"))[0] == 200
     assert not file.parent.exists()
+
+
+_AS_IN_A_TERMINAL = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from shoal.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+async def test_ctrl_c_in_the_middle_of_an_order_ends_the_page_and_nothing_that_runs(tmp_path: Path) -> None:
+    hosts = StandInHosts(tmp_path)
+    command = [sys.executable, "-c", _AS_IN_A_TERMINAL, "up", str(hosts.file), "--ui"]
+    async with await anyio.open_process(command, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        said = ""
+        while URL_FILE not in said:
+            said += (await process.stdout.receive()).decode()
+        address = re.search(r"^page: http://127\.0\.0\.1:(\d+)/(\?token=\S+)$", said, re.MULTILINE)
+        folder = re.search(rf"the next one is in (\S+)/{URL_FILE}", said)
+        assert address is not None
+        assert folder is not None
+        page = Page(int(address[1]), [])
+        await page.enter(address[2])
+        [python] = (tmp_path / "box" / INSTALLED).glob("*/bin/python")
+        whole = python.read_text()
+        python.write_text("#!/bin/sh\nexec sleep 60\n")
+        assert await page.order("box", "restart") == (202, b"")
+        assert (await page.board())["hosts"][1]["busy"] == "restart"
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+    assert not await anyio.Path(folder[1]).exists()
+    python.write_text(whole)
+    answers = await ask_all(hosts.read().hosts, {"desk": (), "box": (f"{PREFIX}-servers",)}, LookAtUnits, SystemClock())
+    box = answers["box"]
+    assert isinstance(box, Units)
+    assert [unit.is_running for unit in box.units] == [True]
+    for name in hosts.names:
+        assert await take_down(hosts.read(), (name,), lambda host, text: None, clock=SystemClock()) == 0
 
 
 def test_hosts_of_a_file_that_have_nothing_to_run_are_not_asked_to_end_what_others_have_there(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ class Machine {
   }
 
   show(host) {
+    // What kept an order from being taken is over.
+    if (this.host?.busy && !host.busy) this.complain("");
     this.host = host;
     this.ageS = host.ageS;
     const [mark, words] = stateOf(host);
