@@ -40,12 +40,12 @@ def pip_settings(listing: str) -> dict[str, str]:
     Where several files and the environment (`:env:`) set one, the more particular counts, as in pip.
     """
     settings: dict[str, str] = {}
-    ranks = {"global": 0, "install": 1, ":env:": 2}
-    lines = [line.partition("=") for line in listing.splitlines()]
-    named = [(*name.rpartition(".")[::2], value) for name, _, value in lines]
-    for section, name, value in sorted(named, key=lambda line: ranks.get(line[0], -1)):
-        if section in ranks:
-            settings[name] = str(ast.literal_eval(value))
+    for counted in ("global", "install", ":env:"):
+        for line in listing.splitlines():
+            where, _, value = line.partition("=")
+            section, _, name = where.rpartition(".")
+            if section == counted:
+                settings[name] = str(ast.literal_eval(value))
     return settings
 
 

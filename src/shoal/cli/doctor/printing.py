@@ -117,6 +117,5 @@ def plain_lines(check: CheckResult) -> Iterator[str]:
 
 def _sum(found: Diagnosis) -> str:
     counts = ((condition, len(found.of(condition))) for condition in Condition)
-    return f"{len(found.checks)} check{'s'[: len(found.checks) != 1]}: " + ", ".join(
-        f"{count} {condition}" for condition, count in counts if count
-    )
+    checks = "1 check" if len(found.checks) == 1 else f"{len(found.checks)} checks"
+    return f"{checks}: " + ", ".join(f"{count} {condition}" for condition, count in counts if count)

@@ -30,7 +30,7 @@ _INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM)
 """What ends a unit; whoever starts one may ignore them, as what a shell runs in the background does."""
 # The shell outlives an interrupt, which its whole session gets, to note how what it runs has ended. Each write to the
 # output goes to its end, so it may be cut at any time: a second shell does that, which goes with the first one. It
-# notes nothing of what it waits for, since it may be told to go before the note: `$!` is there as soon as that is.
+# ends what `$!` names, which the shell sets with the start: a variable of ours might be unset when it is told to go.
 _SESSION: Final = """
 cd "$0" && trap : INT TERM && {
   (

@@ -69,11 +69,13 @@ class Guard:
             await PlainTextResponse(f"{reason}\n", status)(scope, receive, send_guarded)
 
 
-def with_cookie(access: Access, answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+def with_cookie(
+    access: Access, answer: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that answers only browsers that were let in."""
 
     async def guarded(request: Request) -> Response:
-        return answer(request) if access.admits(request.cookies) else refused(access)
+        return await answer(request) if access.admits(request.cookies) else refused(access)
 
     return guarded
 
@@ -87,10 +89,10 @@ def page_routes(access: Access, html: str | None = None, more: Mapping[str, Path
     """
     files = {path.relative_to(STATIC).as_posix(): path for path in static_files()} | dict(more or {})
 
-    def page(request: Request) -> Response:
+    async def page(request: Request) -> Response:
         return FileResponse(PAGE) if html is None else HTMLResponse(html)
 
-    def file(request: Request) -> Response:
+    async def file(request: Request) -> Response:
         path = files.get(request.path_params["name"])
         return PlainTextResponse("there is no such file\n", 404) if path is None else FileResponse(path)
 

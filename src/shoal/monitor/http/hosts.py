@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.monitor.http.access import Access
-from shoal.monitor.http.app import build_app, last_id, page_routes, refused
+from shoal.monitor.http.app import build_app, last_id, page_routes, refused, with_cookie
 from shoal.monitor.page.files import OF_OPERATORS, PAGE
 
 _NO_RUN = "the client's host has no dashboard, or not yet\n"
@@ -87,19 +87,13 @@ def operator_page() -> str:
 
 def _host_routes(access: Access, operator: Operator) -> list[Route]:
     async def board(request: Request) -> Response:
-        if not access.admits(request.cookies):
-            return refused(access)
         return _json({**operator.board(), "token": access.order_token})
 
     async def logs(request: Request) -> Response:
-        if not access.admits(request.cookies):
-            return refused(access)
         name = request.path_params["name"]
         return _json(await operator.logs(name)) if name in operator.names else PlainTextResponse(_NOBODY, 404)
 
     async def order(request: Request) -> Response:
-        if not access.admits(request.cookies):
-            return refused(access)
         if not access.lets_order(request.headers.get("x-shoal-order", "")):
             return PlainTextResponse(_STRANGE_PAGE, 403)
         name, what = request.path_params["name"], request.path_params["order"]
@@ -109,9 +103,9 @@ def _host_routes(access: Access, operator: Operator) -> list[Route]:
         return PlainTextResponse(f"{why_not}\n", 409) if why_not else Response(status_code=202)
 
     return [
-        Route("/hosts", board),
-        Route("/hosts/{name}/logs", logs),
-        Route("/hosts/{name}/{order}", order, methods=["POST"]),
+        Route("/hosts", with_cookie(access, board)),
+        Route("/hosts/{name}/logs", with_cookie(access, logs)),
+        Route("/hosts/{name}/{order}", with_cookie(access, order), methods=["POST"]),
     ]
 
 
