@@ -105,7 +105,7 @@ test-all: setup
 test-every:
 	@$(CHECKS) test-all TIER=all
 
-# Of which test-all trains one for each task.
+# Of which test-every trains one for each task.
 test-configs: setup
 	$(PYTEST) -n 2 tests/e2e/test_configs.py --every-config
 
