@@ -129,12 +129,12 @@ class Watch:
             told: by the launcher, also of what an earlier start has noted. One that ended at once has noted nothing.
             slots: of the round in which the client was.
         """
-        ends_s = [lost.at_s for lost in told if lost.role == "client" and not self._is_noted(self._found(lost, slots))]
-        since_s = min(ends_s, default=math.inf) - BEFORE_CLIENT_S
-        for lost in told:
-            found = self._found(lost, slots)
-            if lost.at_s >= since_s and not self._is_noted(found):
-                self._ledger.note(found)
+        losses = [self._found(lost, slots) for lost in told]
+        own_ends_s = [loss.at_s for loss in losses if loss.kind == "client" and not self._is_noted(loss)]
+        since_s = min(own_ends_s, default=math.inf) - BEFORE_CLIENT_S
+        for loss in losses:
+            if loss.at_s >= since_s and not self._is_noted(loss):
+                self._ledger.note(loss)
 
     def _is_noted(self, found: LossFound) -> bool:
         # Of the client's own end nobody else tells.

@@ -396,10 +396,13 @@ class World:
 
     def kill_client(self) -> None:
         if self.client_is_there and self.network.now_s < FAULTS_END_S:
-            self.client_is_there = False
-            self.happened.append(("client", ""))
-            self.ended.append(LostProcess("client", self.network.now_s))
-            self.network.after(self.network.rng.uniform(*RESTART_S), self.start_client)
+            self.client_ends()
+
+    def client_ends(self) -> None:
+        self.client_is_there = False
+        self.happened.append(("client", ""))
+        self.ended.append(LostProcess("client", self.network.now_s))
+        self.network.after(self.network.rng.uniform(*RESTART_S), self.start_client)
 
     def start_client(self) -> None:
         """The next start of the client: it knows what the last one has put down, and dials everybody.
@@ -407,9 +410,7 @@ class World:
         Or it ends at once, and has noted nothing.
         """
         if self.ends_rng.random() < 0.3 and self.network.now_s < FAULTS_END_S:
-            self.happened.append(("client", ""))
-            self.ended.append(LostProcess("client", self.network.now_s))
-            self.network.after(self.network.rng.uniform(*RESTART_S), self.start_client)
+            self.client_ends()
             return
         totals = msgspec.msgpack.decode(self.saved, type=RunTotals)
         written = msgspec.msgpack.encode(totals.incidents)
