@@ -120,6 +120,7 @@ class MemoryEndpoint(Endpoint):
         self._received_bytes = 0
         self._metrics = MetricRegistry()
         self._losses = Losses(self._events, self._metrics)
+        self._is_stopped = False
 
     @property
     def peer_id(self) -> PeerId:
@@ -178,7 +179,8 @@ class MemoryEndpoint(Endpoint):
         if peer == self._peer_id:
             self._events.put(Received(peer, frame.message, frame.tensors))
             return
-        if peer not in self._linked and (self._losses.pending(peer) or not self._dial(peer)):
+        is_unreachable = self._is_stopped or self._losses.pending(peer)
+        if peer not in self._linked and (is_unreachable or not self._dial(peer)):
             self._metrics.counter("transport.dropped").add()
             return
         if self._network.before_delivery is not None:
@@ -228,7 +230,8 @@ class MemoryEndpoint(Endpoint):
         await anyio.lowlevel.checkpoint()
 
     def stop(self) -> None:
-        """Forget all connections and end the events."""
+        """Forget all connections and end the events; from now on nobody can be reached."""
+        self._is_stopped = True
         self._linked.clear()
         self._known.clear()
         self._events.close()

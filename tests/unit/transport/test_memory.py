@@ -122,8 +122,10 @@ async def test_a_killed_peer_is_lost_by_all_and_sees_and_sends_nothing_more() ->
     assert (await take(a, 2))[-1] == PeerLost(B, "killed")
     assert (await take(c, 2))[-1] == PeerLost(B, "killed")
     b.post(A, Opened(key(5)))
+    b.introduce(c.hop)
+    b.post(C, Opened(key(5)))
     assert [event async for event in b.events()] == []
-    assert a.peers == frozenset()
+    assert (a.peers, c.peers) == (frozenset(), frozenset())
     again = network.endpoint(B)
     a.post(B, Opened(key(6)))
     assert await take(again, 2) == [PeerUp(A), Received(A, Opened(key(6)))]
