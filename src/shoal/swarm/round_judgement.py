@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shoal.ids import Ballot
-from shoal.swarm.record_chains import Unseal, is_before, parted_after
+from shoal.swarm.record_chains import Unseal, heads, is_before, parted_after
 from shoal.swarm.records import Tip, record_hash, used_samples
 from shoal.swarm.round_choice import Choice, tip_of
 from shoal.swarm.round_effects import ChainLeft
@@ -44,7 +44,7 @@ class Judgement:
         self._unseal = unseal
         self._judged: set[tuple[str, int]] = set()  # hashes of records, and stages of those that hold them
         self._judged_prepared: set[tuple[str, int]] = set()  # the same, of records that are only prepared
-        self._left: set[str] = set()
+        self._left: set[Tip] = set()
         self._named: set[str] = set()  # hashes of the records that replicas have named, of which some could be reached
         self.heard: set[Tip] = set()
 
@@ -94,8 +94,9 @@ class Judgement:
             self._judged.add((tip_of(state, self._genesis).hash, state.stage))
             if state.prepared is not None:
                 self._judged_prepared.add((record_hash(state.prepared), state.stage))
-        new = [tip for tip in choice.left if tip.hash not in self._left]
-        self._left |= {tip.hash for tip in new}
+        new = [tip for tip in choice.left if not self._was_left(tip)]
+        # Who trained on a chain may have committed one more record of it before it heard that the chain was left.
+        self._left = set(heads((*self._left, *choice.left), self._unseal))
         return [self._chain_left(tip, choice.tip) for tip in new]
 
     def lost(self, state: RoundState, others: Iterable[RoundState]) -> None:
@@ -116,6 +117,13 @@ class Judgement:
         record = self._unseal(tip.signed)
         is_mine = (record.ballot.peer, record.ballot.generation) == (self._ballot.peer, self._ballot.generation)
         return is_mine and record.previous == before.hash
+
+    def _was_left(self, tip: Tip) -> bool:
+        """Whether a record belongs to a chain that was left before."""
+        return any(
+            tip == known or is_before(known, tip, self._unseal) or is_before(tip, known, self._unseal)
+            for known in self._left
+        )
 
     def _chain_left(self, left: Tip, kept: Tip) -> ChainLeft:
         if left.signed is None or kept.signed is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.round.checks import HEARD_S, Checks, samples_of
@@ -10,7 +11,9 @@ from tests.simulation.safety import Broken
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.record_chains import is_before
-from shoal.swarm.records import outcome_of, record_hash, used_samples
+from shoal.swarm.records import Tip, outcome_of, record_hash, used_samples
+from shoal.swarm.round_coordinator import RoundCoordinatorMachine
+from shoal.swarm.round_effects import ChainLeft
 from shoal.swarm.sample_ranges import count
 from shoal.wire.messages.round import CommitRecord, Record, Restore, SignedRecord
 
@@ -29,6 +32,7 @@ class SplitChecks(Checks):
     def __init__(self, world: SplitWorld) -> None:
         super().__init__(world)
         self._there: dict[tuple[Ballot, PeerId], set[PeerId]] = {}
+        self._told: defaultdict[RoundCoordinatorMachine, list[Tip]] = defaultdict(list)
 
     def says(self, replica: PeerId, message: object) -> None:
         """Who could be heard when a replica was first told, under a ballot, of the chain that was chosen."""
@@ -100,6 +104,14 @@ class SplitChecks(Checks):
             heard = [other for other in holders if other.peer in self._there[host.machine.promised, host.peer]]
         if host in heard and {other.stage for other in heard} == set(range(self.world.num_stages)):
             raise Broken(f"{host.peer} leaves record {tip.round}, whose chain has more samples and is whole")
+
+    def tells(self, client: RoundCoordinatorMachine, chain: ChainLeft) -> None:
+        """A client says that a chain is left: once, also if that grows until all of its holders have heard it."""
+        left, unseal = chain.left, self.world.unseal
+        for told in self._told[client]:
+            if told == left or is_before(told, left, unseal) or is_before(left, told, unseal):
+                raise Broken(f"record {told.round} was told to be left, and then {left.round} of the same chain")
+        self._told[client].append(left)
 
     def one_chain(self) -> list[Record]:
         """All replicas are on one chain, each with the bytes that it names; returns its records, newest first."""

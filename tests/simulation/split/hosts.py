@@ -68,6 +68,7 @@ class Client(ClientHost):
                 case Overtaken() | Deposed():
                     self.leaves()
                 case ChainLeft():
+                    self.world.checks.tells(self.machine, effect)
                     self.world.chains_left.append(effect)
                 case RoundReady():
                     self._ready(effect)

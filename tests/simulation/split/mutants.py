@@ -38,6 +38,19 @@ class ChoosesByArrival(RoundCoordinatorMachine):
         self._judgement.__class__ = _KnowsTheChoice
 
 
+class _KnowsNoChain(Judgement):
+    def _was_left(self, tip: Tip) -> bool:
+        return tip in self._left
+
+
+class TellsItTwice(RoundCoordinatorMachine):
+    """Says again that a chain is left when one more of its records is heard of."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._judgement.__class__ = _KnowsNoChain
+
+
 class WaitsForNoChain(RoundCoordinatorMachine):
     """Chooses among the chains that are whole now, though replicas are heard of one after the other."""
 
@@ -153,6 +166,7 @@ def _meets(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld
 
 MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
+    "TellsItTwice": _make(28, coordinator_class=TellsItTwice),
     "WaitsForNoChain": _make(9, coordinator_class=WaitsForNoChain),
     "KeepsTheFirstFate": _meets(1652, coordinator_class=KeepsTheFirstFate),
     "LeavesOutTheLast": _meets(3368, coordinator_class=LeavesOutTheLast),

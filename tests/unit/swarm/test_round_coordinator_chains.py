@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.swarm.test_round_coordinator import BYTES, unsealed
 
@@ -110,6 +111,18 @@ def test_a_chain_that_was_left_is_not_chosen_among_again() -> None:
     effects = ask(machine, {B: SMALL})
     assert machine.ballot == ballot
     assert not any(isinstance(effect, ChainLeft) for effect in effects)
+
+
+def test_a_chain_that_was_left_is_not_told_again_when_its_client_has_committed_one_more_record() -> None:
+    machine, _ = met(LARGE, SMALL)
+    record = unsealed(SMALL)
+    ranges = (SampleRange(0, 10, 12),)
+    later = msgspec.structs.replace(record, round=2, previous=record_hash(SMALL), samples=ranges)
+    more = seal(later, PeerId("D"), lambda _: b"")
+    ballot = machine.ballot
+    ask(machine, {B: more})
+    assert machine.ballot > ballot, "it is heard among all before it is left"
+    assert not any(isinstance(effect, ChainLeft) for effect in ask(machine, {A: LARGE, B: more}))
 
 
 def test_a_chain_that_was_left_is_judged_anew_when_a_holder_that_was_away_comes_back_with_it() -> None:
