@@ -137,7 +137,7 @@ class TrainerSlots:
         self._above = above
         self._slots: dict[int, _TrainerSlot] = {}
         self._done: set[int] = set()
-        self._live: set[PeerId] = set()
+        self._live: tuple[PeerId, ...] = ()  # in a given order, as who is asked first must not depend on hashes
         self._training: _TrainedRound | None = None
 
     @property
@@ -293,7 +293,7 @@ class TrainerSlots:
         """A connection has ended: a replica is not waited for, and what answers in its name may be its next start; a
         trainer is replaced if a round is trained that needs it."""
         slot, training = self.slot_of(peer), self._training
-        self._live.discard(peer)
+        self._live = tuple(other for other in self._live if other != peer)
         if slot is not None:
             self._slots[slot].hop = None
         if training is None:
@@ -303,7 +303,7 @@ class TrainerSlots:
 
     def replicas(self, live: Collection[PeerId], now_s: float) -> SlotEffects:
         """These are all replicas that can be reached now."""
-        self._live = set(live)
+        self._live = tuple(live)
         return [] if self._training is None else self._advance_all(self._training, now_s)
 
     def released(self, answer: Released, last_reported: int, now_s: float) -> SlotEffects:
