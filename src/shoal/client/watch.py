@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from shoal.client.ledger import Ledger
-from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, utc_time_of_day
 from shoal.control.membership import Membership
 from shoal.events.incidents import Cause, TroubleOver
@@ -24,6 +23,7 @@ from shoal.events.losses import (
 )
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LostProcess
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.swarm.view import Replica
 from shoal.transport.base import PeerLost, Received
 
@@ -38,7 +38,7 @@ class Watch:
         self,
         *,
         membership: Membership,
-        trainers: TrainerPool,
+        trainers: TrainerSlots,
         ledger: Ledger,
         clock: Clock,
         name_of: Callable[[PeerId], str],

@@ -7,7 +7,7 @@ supervisor          `RoleExited` and what follows it, which travels nowhere
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -121,6 +121,18 @@ class RunSummary(PipeMessage, frozen=True):
 
 class LauncherRequest(PipeMessage, Generic[Reply], frozen=True):
     """Answered by a `Reply`."""
+
+
+class Launcher(Protocol):
+    """Who starts processes for the client; `runtime.control_pipe.RoleControl` asks the one of this host."""
+
+    async def request(self, asked: LauncherRequest[Reply]) -> Reply:
+        """Ask for something.
+
+        Raises:
+            ConnectionLost: the launcher is gone.
+        """
+        ...
 
 
 class LauncherAnswer(PipeMessage, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from tests.simulation.liveness import SingleLosses
 from tests.simulation.round.hosts import ReplicaHost as RoundHost
@@ -18,9 +19,8 @@ from tests.simulation.round.world import World as RoundWorld
 from tests.simulation.safety import Broken, StepSafety
 from tests.simulation.step.hosts import TrainerHost
 from tests.simulation.step.hosts import is_bulk as is_tensor
-from tests.simulation.step.replacement import Replacement
 from tests.simulation.step.world import WRAPPED_SHARE
-from tests.simulation.swarm.hosts import Client, Leases, Server, Trainer
+from tests.simulation.swarm.hosts import LAUNCH_S, Client, Launcher, Leases, Server
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.cut_rule import CutRule
@@ -35,21 +35,33 @@ from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import StepTrainer
 from shoal.swarm.takeover import _DOUBT_S as DOUBT_S
 from shoal.swarm.takeover import TakeoverMachine
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import Commit, StepMessage
 
 MANY = 100_000
-TRAINER_LIMIT_S = DOUBT_S + 0.5
-"""From the death of a trainer to the order to start the next one: what it has left in doubt may take so long, by the
-settings that ship, and whoever can be reached is asked and answers in far less than the rest."""
+TRAINER_LIMIT_S = DOUBT_S + LAUNCH_S + 0.5
+"""From the death of a trainer to the order for the next one to go on: what it has left in doubt may take so long, by
+the settings that ship, and whoever can be reached is asked and answers in far less than the rest."""
+
+
+def _asking(slots_class: type[TrainerSlots], takeover_class: type[TakeoverMachine]) -> type[TrainerSlots]:
+    """Trainers whose steps a mutant settles."""
+
+    class Slots(slots_class):
+        def _replace(self, training: Any, slot: int, generation: int, now_s: float, *, is_launched: bool) -> None:
+            super()._replace(training, slot, generation, now_s, is_launched=is_launched)
+            training.replacements[slot].fencing = takeover_class(slot, generation, training.round, now_s)
+
+    return Slots
 
 
 def is_bulk(message: object) -> bool:
     return is_tensor(message) or is_contribution(message)
 
 
-class World(Replacement, RoundWorld):
+class World(RoundWorld):
     """One seed."""
 
     is_bulk = staticmethod(is_bulk)
@@ -66,9 +78,13 @@ class World(Replacement, RoundWorld):
         host_class: type[RoundHost] = Server,
         faults: bool = True,
         cuts_class: type[CutRule] = CutRule,
+        slots_class: type[TrainerSlots] = TrainerSlots,
     ) -> None:
+        self.seed, self.slots_class = seed, slots_class
         self.replica_class, self.trainer_class = replica_class, trainer_class
-        self.table_class, self.takeover_class = table_class, takeover_class
+        self.table_class = table_class
+        if takeover_class is not TakeoverMachine:
+            self.slots_class = _asking(slots_class, takeover_class)
         self.generations: dict[str, int] = {}
         self._num_generations = 0
         self.safety = StepSafety()
@@ -104,11 +120,11 @@ class World(Replacement, RoundWorld):
         # How many commits are applied before each outage of a site.
         outages = self.site_rng.choice((0, 1, 2, 3)) if self.has_faults else 0
         self.outages = [self.site_rng.randint(1, 30) for _ in range(outages)]
-        self.generations = dict.fromkeys(range(self.num_trainers), 1)
-        self.begun: dict[str, Client] = {}  # by record, who has told trainers first to train on top of it
+        self.begun: set[str] = set()  # records on top of which trainers were told to train
         self.leases = self.ledger = Leases(self)
         self.losses = SingleLosses(self.network)
-        self.network.at(0.2, self._start_trainers)
+        self.launcher = Launcher(self)
+        self.tells_rng = random.Random(f"tells of {self.seed}")
 
     def new_table(self) -> LeaseTable:
         return self.table_class(BatchStream(MANY, 1), deterministic=self.network.rng.random() < 0.5, max_samples=1)
@@ -118,16 +134,13 @@ class World(Replacement, RoundWorld):
         self.generations[peer] = self._num_generations
         return self._num_generations
 
-    def start_client(self, peer: PeerId) -> None:
-        super().start_client(peer)
-        host = self.network.hosts[peer]
-        if isinstance(host, Client):
-            host.repeat()
-            host.replace_trainers()
+    def trainer_peers(self) -> list[str]:
+        return [f"T{slot}.{generation}" for slot, generation in self.launcher.generations.items()]
 
-    def _start_trainers(self) -> None:
-        for slot in range(self.num_trainers):
-            Trainer(self, slot, 1, 0, 0)
+    def tells(self, client: Client, trainer: PeerId) -> None:
+        """Before a trainer is told of a round: now and then its client crashes, and the others have been told."""
+        if self.has_faults and self.tells_rng.random() < 0.02 and self.network.now_s < FAULTS_END_S - 4.0:
+            self.crash_client(client.peer, loses_power=False)
 
     def before_send(self, trainer: TrainerHost, to: str, message: StepMessage) -> None:
         """Before a Commit: now and then the trainer crashes, and a replica may be cut off from the others."""
@@ -158,7 +171,7 @@ class World(Replacement, RoundWorld):
         rng = self.site_rng
         duration_s = rng.choice((rng.uniform(0.5, 1.5), rng.uniform(1.0, 6.0)))
         later = range(1, 4)
-        trainers = [f"T{slot}.{i + more}" for slot, i in self.generations.items() for more in (0, *later)]
+        trainers = [f"T{slot}.{i + more}" for slot, i in self.launcher.generations.items() for more in (0, *later)]
         for replica in path:
             for other in (*self.clients, *trainers):
                 self.network.cut(replica, other, duration_s)
@@ -174,7 +187,19 @@ class World(Replacement, RoundWorld):
     def committed(self, client: PeerId, record: Record, signed: SignedRecord) -> None:
         super().committed(client, record, signed)
         self.leases.table.record(record.round, (*record.samples, *record.skipped))
+        self._check_numbers(record_hash(signed))
         self._check_weights(record, record_hash(signed))
+
+    def _check_numbers(self, digest: str) -> None:
+        """No number of a slot is that of two steps: whoever goes on for a lost trainer begins after all that count."""
+        if digest not in self.journaled:
+            return
+        keys: dict[tuple[int, int], StepKey] = {}
+        for _, log in self.journaled[digest].logs.values():
+            for key in (entry.key for entry in log):
+                other = keys.setdefault((key.trainer, key.number), key)
+                if other != key:
+                    raise Broken(f"{other} and {key} have one number")
 
     def _check_weights(self, record: Record, digest: str) -> None:
         """A member weighs what it has trained since the last cut of the fragment, as far as it was a member of the
@@ -206,26 +231,15 @@ class World(Replacement, RoundWorld):
         if peer[0] != "T":
             super()._crash(peer)
         elif peer in self.network.hosts and peer in self.trainer_peers():
+            client = self.launcher.client
+            is_missed = client is not None and self.network.hosts.get(client.peer) is client and client.trains(peer)
             self.network.crash(peer)
-            # One that has just taken the run over has more to settle than this.
-            if all(self.network.boots.get(client) == 1 and client in self.network.hosts for client in self.clients):
-                self.losses.lost(f"the trainer after {peer}", TRAINER_LIMIT_S)
-            self._replace_trainer(peer)
+            if is_missed:
+                self.losses.lost(f"the trainer of slot {peer[1]}", TRAINER_LIMIT_S)
 
-    def _replace_trainer(self, peer: str) -> None:
-        """It is gone, or taken for dead: the launcher ends it then. The next one starts when its steps are settled."""
-        if peer not in self.trainer_peers():
-            return
-        if peer in self.network.hosts:
-            self.network.crash(peer)
-        slot, generation = int(peer[1]), int(peer.split(".")[1])
-        self.generations[slot] = generation + 1
-        self.leases.gone.add((slot, generation))
-
-    def start_trainer(self, slot: int, generation: int, round: int, steps: int) -> None:
-        """A client has settled what the last trainer has left, and says where this one begins."""
-        self.losses.followed(f"the trainer after T{slot}.{generation - 1}")
-        self.network.after(self.network.rng.uniform(0.0, 0.5), Trainer, self, slot, generation, round, steps)
+    def kill_trainer(self, peer: str) -> None:
+        """Its process ends, if it has not."""
+        self._crash(peer)
 
     def run(self) -> int:
         self.network.at(SETTLED_S, self._count)
