@@ -168,6 +168,7 @@ class RoundLoop:
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._homes.follow_view)
+            tasks.start_soon(self._trainers.run)
             tasks.start_soon(self._reassignment.run, self.update_trainers)
             tasks.start_soon(look_for_servers, self._membership, self._stages)
             expected = 0 if self._left is not None else self._expected_servers

@@ -85,6 +85,17 @@ class TrainerPool:
         """A trainer is not there any more, or a replica is not waited for."""
         self._do(self._slots.lost(peer, self._clock.now_s()))
 
+    async def run(self) -> None:
+        """Ask launcher and data server for what takes a while, until cancelled: of a trainer whose launch the end of a
+        round has overtaken, the next round has to know whether it is on its way."""
+        async with anyio.create_task_group() as tasks:
+            async for order in self._orders:
+                match order:
+                    case StartTrainer():
+                        tasks.start_soon(self._launch, order)
+                    case ReleaseLeases():
+                        tasks.start_soon(self._release, order)
+
     # -- between rounds
 
     async def ensure(self, num_slots: int) -> None:
@@ -139,14 +150,12 @@ class TrainerPool:
         Args:
             go_on: lets the trainer of a slot do these steps.
         """
-        machine = self._slots
-        self._orders, self._go_on = Mailbox[StartTrainer | ReleaseLeases](), go_on
+        machine, self._go_on = self._slots, go_on
         machine.replicas(self._live(), self._clock.now_s())
         self._do(machine.begin_round(round, slots, steps, named, steady, self._clock.now_s()))
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._follow_view)
-                tasks.start_soon(self._carry_out)
                 tasks.start_soon(drive, machine, self._clock, self._changed, self._do)
                 yield
                 tasks.cancel_scope.cancel()
@@ -160,16 +169,6 @@ class TrainerPool:
 
     def _live(self) -> list[PeerId]:
         return [replica.peer for replica in self._membership.view.replicas]
-
-    async def _carry_out(self) -> None:
-        """Ask launcher and data server for what takes a while."""
-        async with anyio.create_task_group() as tasks:
-            async for order in self._orders:
-                match order:
-                    case StartTrainer():
-                        tasks.start_soon(self._launch, order)
-                    case ReleaseLeases():
-                        tasks.start_soon(self._release, order)
 
     async def _launch(self, order: StartTrainer) -> str:
         """Have a trainer started, which says hello later; return why that could not be, empty: it could."""

@@ -47,11 +47,12 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 0.6
 """Within this a trainer that was started says hello, or is not waited for."""
-LAUNCH_S = 0.3
+LAUNCH_S = 0.5
 CALM_S = 1.8
 """So long after a fault each slot has a trainer again, or is done: doubt is settled within a second, and a hello waited
 for as long as above."""
 _LOOK_S = 0.05
+_LOOK_AFTER_S = 0.3
 _DIAL_S = 0.2
 
 
@@ -218,10 +219,7 @@ class Launcher:
         self.generations = dict.fromkeys(range(world.num_trainers), 0)
         self.rng = random.Random(f"launcher of {world.seed}")
         self.fail_rate = self.rng.choice((0.0, 0.0, 0.1)) if world.has_faults else 0.0
-        # In some runs the trainers of one slot die soon after their start, for a while.
-        is_doomed = world.has_faults and self.rng.random() < 0.2
-        begin_s = self.rng.uniform(1.0, FAULTS_END_S - 6.0)
-        self._doomed_s = (begin_s, begin_s + self.rng.uniform(1.0, 4.0)) if is_doomed else (0.0, 0.0)
+        self.stuck_rate = self.rng.choice((0.0, 0.0, 0.2)) if world.has_faults else 0.0
         self._under_way: dict[int, Client] = {}
 
     def start(self, client: Client, order: StartTrainer) -> None:
@@ -245,9 +243,12 @@ class Launcher:
         error = "no memory" if can_fail and self.rng.random() < self.fail_rate else ""
         if not error:
             self.generations[slot] = order.generation
-            trainer = Trainer(self.world, slot, order.generation)
-            if slot == 0 and self._doomed_s[0] < network.now_s < self._doomed_s[1]:
-                network.after(self.rng.uniform(0.0, 0.5), self.world.kill_trainer, trainer.peer)
+            greets_in_s = 0.0
+            if can_fail and self.rng.random() < self.stuck_rate:
+                # It has begun, and gets no further, or late.
+                greets_in_s = self.rng.choice((self.rng.uniform(0.3, 3.0), inf))
+                network.faults.append((network.now_s, network.now_s))
+            Trainer(self.world, slot, order.generation, greets_in_s)
         if network.hosts.get(client.peer) is client:
             network.on_host(client.peer, 0.01, client.launched, order, error)
 
@@ -269,7 +270,9 @@ class Client(ClientHost):
         self._begun = ""  # hash of the record on top of which the round is trained
         self._training: tuple[int, float] | None = None  # which round, and since when
         self._starts: Counter[int] = Counter()  # of trainers, by slot, in this round
+        self._over: set[int] = set()  # slots of which nothing more is expected in this round
         self._armed_s = inf
+        self._release_s = self.world.deaths_rng.choice((0.01, 0.2))  # that a data server takes, which has much to do
 
     @property
     def has_trainers(self) -> bool:
@@ -282,10 +285,12 @@ class Client(ClientHost):
 
     def deliver(self, sender: str, message: object) -> None:
         if isinstance(message, TrainerHello):
+            self.world.greeted(PeerId(sender))
             self._do(self.slots.receive(PeerId(sender), message, self.now_s))
         elif type(message) is Done:
             is_of_this_round = self._training is not None and message.round == self._training[0]
             if is_of_this_round and self.slots.slot_of(PeerId(sender)) == message.slot:
+                self._over.add(message.slot)
                 self.slots.finish(message.slot)
         elif type(message) is Envelope:
             if isinstance(message.message, Fenced):
@@ -342,7 +347,8 @@ class Client(ClientHost):
         self.world.begun.add(ready.tip.hash)
         if is_first:
             awaited = [slot for slot in range(self.world.num_trainers) if slot not in self.slots.present]
-            self._do(self.slots.want(self.world.num_trainers))
+            for start in self.slots.want(self.world.num_trainers):
+                launcher.start(self, start)
         else:
             awaited = self.slots.booting
         self._begin(ready.tip, is_first, awaited, self.now_s + START_TIMEOUT_S)
@@ -359,7 +365,7 @@ class Client(ClientHost):
         round, every_slot = tip.round + 1, range(self.world.num_trainers)
         steps = steps_of(round)
         self.world.leases.table.plan_round(round, self.world.num_trainers, steps)
-        self._training, self._starts = (round, self.now_s), Counter()
+        self._training, self._starts, self._over = (round, self.now_s), Counter(), set()
         self.slots.nothing_done()
         holders = frozenset(self.machine.holders or ())
         if is_first:
@@ -371,6 +377,12 @@ class Client(ClientHost):
         self._see_replicas()
         named, steady = (holders, holders) if is_first else (None, ())
         self._do(self.slots.begin_round(round, frozenset(every_slot), steps, named, steady, self.now_s))
+        self._look_after(*self._training)
+
+    def _look_after(self, round: int, since_s: float) -> None:
+        if self._training == (round, since_s):
+            self._check_trainers(round, since_s)
+            self.world.network.on_host(self.peer, _LOOK_AFTER_S, self._look_after, round, since_s)
 
     def close(self) -> None:
         """Whoever is lost from now on is replaced in the next round: the record says what it has trained."""
@@ -389,7 +401,7 @@ class Client(ClientHost):
     def trains(self, peer: str) -> bool:
         """Whether a round is trained in which this is a slot's trainer that is not done."""
         slot = self.slots.slot_of(PeerId(peer))
-        return self._training is not None and slot is not None and not self.slots.is_done(slot)
+        return self._training is not None and slot is not None and slot not in self._over
 
     def _end(self) -> None:
         self._training = None
@@ -404,7 +416,7 @@ class Client(ClientHost):
             return
         for slot, generation in self.world.launcher.generations.items():
             trainer = network.hosts.get(f"T{slot}.{generation}")
-            if not self.slots.is_done(slot) and not (isinstance(trainer, Trainer) and trainer.told >= round):
+            if slot not in self._over and not (isinstance(trainer, Trainer) and trainer.told >= round):
                 raise Broken(f"slot {slot} is without a trainer in round {round}, {CALM_S} s after the last fault")
 
     # -- what the machine of its trainers wants
@@ -413,19 +425,25 @@ class Client(ClientHost):
         network, launcher = self.world.network, self.world.launcher
         for effect in effects if self.has_trainers else ():
             match effect:
+                case StartTrainer() | ReleaseLeases() if self._training is None:
+                    raise Broken(f"{effect} between two rounds: the record says what was trained")
                 case StartTrainer(slot, _):
-                    self._starts[slot] += self._training is not None
+                    self._starts[slot] += 1
                     if self._starts[slot] > MAX_PER_ROUND:
                         raise Broken(f"the trainer of slot {slot} is started {self._starts[slot]} times in a round")
                     launcher.start(self, effect)
                 case SendStepMessage(to, message):
                     network.send(self.peer, to, Envelope(message))
                 case ReleaseLeases():
-                    network.on_host(self.peer, network.exponential(0.01), self._release, effect)
+                    delay_s = self.world.deaths_rng.uniform(0.0, self._release_s)
+                    network.on_host(self.peer, delay_s, self._release, effect)
                 case GoOn(slot, steps) if self._training is not None:
-                    self.world.losses.followed(f"the trainer of slot {slot}")
+                    if self.world.losses.is_alone(what := f"the trainer of slot {slot}"):
+                        self.world.check_rest(slot, self._training[0], steps)
+                    self.world.losses.followed(what)
                     network.send(self.peer, self.slots.present[slot].peer, Orders(self._training[0], steps))
                 case TrainerNotReplaced(slot) | TrainerGivenUp(slot):
+                    self._over.add(slot)
                     self.world.losses.followed(f"the trainer of slot {slot}")
                 case _:
                     pass
@@ -454,13 +472,14 @@ class Client(ClientHost):
 class Trainer(TrainerHost):
     """A trainer that its client tells what to do; its steps have the numbers that production gives them."""
 
-    def __init__(self, world: World, slot: int, generation: int) -> None:
+    def __init__(self, world: World, slot: int, generation: int, greets_in_s: float) -> None:
         super().__init__(world, slot, generation, 0)  # type: ignore[arg-type]
         self.told = 0  # of which round
         self._orders: Orders | None = None  # for when the step that is under way is over
         self._client: Client | None = None  # that it has said hello to
         self._finished = 0  # the last round in which it has said that it is done
-        self._greet()
+        if greets_in_s < inf:
+            world.network.on_host(self.peer, greets_in_s, self._greet)
 
     @property
     def number(self) -> int:  # type: ignore[override]

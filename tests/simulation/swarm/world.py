@@ -8,6 +8,7 @@ record decides about leases that nobody else could settle.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.simulation.safety import Broken, StepSafety
 from tests.simulation.step.hosts import TrainerHost
 from tests.simulation.step.hosts import is_bulk as is_tensor
 from tests.simulation.step.world import WRAPPED_SHARE
-from tests.simulation.swarm.hosts import LAUNCH_S, Client, Launcher, Leases, Server
+from tests.simulation.swarm.hosts import Client, Launcher, Leases, Server, steps_of
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.cut_rule import CutRule
@@ -36,14 +37,15 @@ from shoal.swarm.step_trainer import StepTrainer
 from shoal.swarm.takeover import _DOUBT_S as DOUBT_S
 from shoal.swarm.takeover import TakeoverMachine
 from shoal.swarm.trainer_slots import TrainerSlots
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import Commit, StepMessage
 
 MANY = 100_000
-TRAINER_LIMIT_S = DOUBT_S + LAUNCH_S + 0.5
+TRAINER_LIMIT_S = DOUBT_S + 0.5
 """From the death of a trainer to the order for the next one to go on: what it has left in doubt may take so long, by
-the settings that ship, and whoever can be reached is asked and answers in far less than the rest."""
+the settings that ship, and whoever can be reached is asked and answers in far less than the rest. The next one is
+launched meanwhile."""
 
 
 def _asking(slots_class: type[TrainerSlots], takeover_class: type[TakeoverMachine]) -> type[TrainerSlots]:
@@ -97,6 +99,8 @@ class World(RoundWorld):
         self.cut_after, self.last_round = cut_rng.choice((None, 1, 2, 3)), cut_rng.choice((2, 3, MANY))
         self.cuts = cuts_class(self.num_fragments, self.cut_after, self.last_round)
         self.journaled: dict[str, Journal] = {}  # by record, also those that were never committed
+        self.deaths_rng = random.Random(f"deaths of {seed}")
+        self.round_s = self.deaths_rng.choice((2.5, 2.5, 4.0))
         super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
 
     def cut_in(self, round: int) -> int | None:
@@ -125,6 +129,14 @@ class World(RoundWorld):
         self.losses = SingleLosses(self.network)
         self.launcher = Launcher(self)
         self.tells_rng = random.Random(f"tells of {self.seed}")
+        self.short_lived_rate = self.deaths_rng.choice((0.0, 0.0, 0.2)) if self.has_faults else 0.0
+        self.leaves_orphan = self.has_faults and self.deaths_rng.random() < 0.3
+        is_doomed = self.has_faults and self.deaths_rng.random() < 0.2
+        begin_s = self.deaths_rng.uniform(1.0, FAULTS_END_S - 8.0)
+        self._doomed_s = (begin_s, begin_s + self.deaths_rng.uniform(1.0, 4.0)) if is_doomed else (0.0, 0.0)
+        for _ in range(self.deaths_rng.choice((0, 0, 6)) if self.has_faults else 0):
+            self.network.at(self.deaths_rng.uniform(1.0, FAULTS_END_S - 4.0), self._blink)
+        self._num_applied: Counter[StepKey] = Counter()
 
     def new_table(self) -> LeaseTable:
         return self.table_class(BatchStream(MANY, 1), deterministic=self.network.rng.random() < 0.5, max_samples=1)
@@ -141,6 +153,42 @@ class World(RoundWorld):
         """Before a trainer is told of a round: now and then its client crashes, and the others have been told."""
         if self.has_faults and self.tells_rng.random() < 0.02 and self.network.now_s < FAULTS_END_S - 4.0:
             self.crash_client(client.peer, loses_power=False)
+
+    def plan_faults(self) -> None:
+        """In a quarter of the runs trainers are all that goes wrong, so that the rest is calm enough to be judged."""
+        rng = self.deaths_rng
+        if rng.random() >= 0.25:
+            super().plan_faults()
+            return
+        self.outages, self.commits_left, self.sabotage, self.meddling = [], 0, None, 0
+        self.network.manners.slow_rate = self.network.manners.loss_rate = 0.0
+        self.round_s = 4.0
+        self.short_lived_rate, self.launcher.stuck_rate = rng.choice((0.0, 0.3)), rng.choice((0.0, 0.3))
+        for _ in range(rng.randint(3, 8)):
+            self.network.at(rng.uniform(1.0, FAULTS_END_S - 1.0), self._kill_any)
+
+    def _kill_any(self) -> None:
+        self._crash(self.deaths_rng.choice(self.trainer_peers()))
+
+    def greeted(self, trainer: PeerId) -> None:
+        """A trainer says hello: now and then it dies soon after, told of the round or not; and those of one slot do so
+        again and again, for a while."""
+        now_s, rng = self.network.now_s, self.deaths_rng
+        is_doomed = trainer.startswith("T0") and self._doomed_s[0] < now_s < self._doomed_s[1]
+        if is_doomed or (now_s < FAULTS_END_S - 4.0 and rng.random() < self.short_lived_rate):
+            self.network.after(rng.uniform(0.0, 0.2), self._crash, trainer)
+
+    def _blink(self) -> None:
+        """A trainer and its client are cut off from each other; both live, and the trainer may be back at once. In the
+        other half a site goes with it, over which it trains on."""
+        client, rng = self.launcher.client, self.deaths_rng
+        if client is None:
+            return
+        trainer, site = rng.choice(self.trainer_peers()), rng.randrange(2 * self.num_slots)
+        self.network.cut(client.peer, trainer, rng.choice((0.0, rng.uniform(0.0, 0.3), rng.uniform(0.5, 2.0))))
+        for replica in self.replicas:
+            if replica.endswith(f".{site}"):
+                self.network.cut(client.peer, replica, rng.uniform(0.5, 2.0))
 
     def before_send(self, trainer: TrainerHost, to: str, message: StepMessage) -> None:
         """Before a Commit: now and then the trainer crashes, and a replica may be cut off from the others."""
@@ -162,6 +210,7 @@ class World(RoundWorld):
 
         Such replicas are a site: they go on hearing each other. Often the trainer dies in the outage.
         """
+        self._leave_orphan(key, path)
         if not self.outages or self.network.now_s > FAULTS_END_S - 7.0:
             return
         self.outages[0] -= 1
@@ -180,6 +229,36 @@ class World(RoundWorld):
             self._crash(trainer)
         elif rng.random() < 0.5:
             self.network.after(rng.uniform(0.2, duration_s), self._crash, trainer)
+
+    def _leave_orphan(self, key: StepKey, path: list[PeerId]) -> None:
+        """In the first round a step that all have committed may be known to one only that nobody can reach for a while:
+        another one dies with it, and begins the same round anew, and so does the trainer."""
+        self._num_applied[key] += 1
+        if not self.leaves_orphan or self._num_applied[key] < len(path):
+            return
+        self.leaves_orphan = False
+        rng = self.deaths_rng
+        *others, dies = rng.sample(path, len(path))
+        host = self.network.hosts.get(dies)
+        if not isinstance(host, Server) or host.machine.tip.round or self.twin(host) is None:
+            return
+        self._crash(f"T{key.trainer}.{key.generation}")
+        for other in others:
+            for peer in (*self.clients, *self.trainer_peers()):
+                self.network.cut(other, peer, 1.0)
+        self.network.crash(dies)
+        self.tell_clients()
+        self.network.after(rng.uniform(0.05, 0.3), self.restart_replica, dies)
+
+    def check_rest(self, slot: int, round: int, rest: StepRange) -> None:
+        """A lost trainer costs the step in progress at most, which is trained again."""
+        kept: set[int] = set()
+        for host in self.replica_hosts():
+            if isinstance(host, Server) and host.steps is not None and host.steps.machine.round == round:
+                keys = (*(entry.key for entry in host.log), *host.steps.machine.in_doubt)
+                kept.update(key.number for key in keys if key.trainer == slot)
+        if lost := [number for number in range(steps_of(round).first, rest.first) if number not in kept]:
+            raise Broken(f"the trainer of slot {slot} goes on at step {rest.first}, and nobody has trained {lost}")
 
     def _train(self) -> None:
         """The trainers do."""
@@ -236,10 +315,6 @@ class World(RoundWorld):
             self.network.crash(peer)
             if is_missed:
                 self.losses.lost(f"the trainer of slot {peer[1]}", TRAINER_LIMIT_S)
-
-    def kill_trainer(self, peer: str) -> None:
-        """Its process ends, if it has not."""
-        self._crash(peer)
 
     def run(self) -> int:
         self.network.at(SETTLED_S, self._count)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import anyio
@@ -83,15 +84,18 @@ class Desk:
     def say_hello(self, slot: int, generation: int) -> None:
         assert self.pool.receive(hello(slot, generation))
 
-    def training(self, steps: StepRange = STEPS):
-        return self.pool.training(
-            3,
-            frozenset({0, 1}),
-            steps,
-            named={A, B},
-            steady={A, B},
-            go_on=lambda slot, rest: self.gone_on.append((slot, rest)),
-        )
+    @asynccontextmanager
+    async def training(self, steps: StepRange = STEPS) -> AsyncGenerator[None]:
+        def go_on(slot: int, rest: StepRange) -> None:
+            self.gone_on.append((slot, rest))
+
+        slots, both = frozenset({0, 1}), {A, B}
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.pool.run)
+            async with self.pool.training(3, slots, steps, named=both, steady=both, go_on=go_on):
+                yield
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
 
     def kinds(self) -> list[type]:
         return [type(event) for event in self.ledger.noted if not isinstance(event, TrainerReady)]
@@ -223,3 +227,14 @@ async def test_that_a_slot_has_no_trainer_is_noted_and_its_end_is_not_waited_for
         await coming.wait()
     assert desk.ledger.noted == [TrainerNotReplaced(1, "trainer 1 could not be started: no memory")]
     assert desk.slots.is_done(1)
+
+
+async def test_a_trainer_whose_launch_fails_when_the_round_is_over_is_started_anew_in_the_next_one() -> None:
+    desk = Desk(start_timeout_s=60.0)
+    await desk.pool.ensure(2)
+    async with desk.training(StepRange(8, 8)):
+        desk.error = "no memory"
+        desk.pool.peer_lost(PeerId("T1"))
+    desk.error = ""
+    await desk.pool.ensure(2)
+    assert desk.started[2:] == [(1, 2), (1, 3)]
