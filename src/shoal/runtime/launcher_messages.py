@@ -160,7 +160,7 @@ class LostProcess(msgspec.Struct, frozen=True):
 
 
 class Adoption(PipeMessage, frozen=True):
-    generations: dict[int, int]  # of the trainer that was started last for each slot
+    generations: dict[int, int]  # of the last trainer of each slot, also of one that could not be started
     running: list[int]  # slots whose trainer has not ended
     lost: list[LostProcess]  # since the client's end, or shortly before; it is among them
 

@@ -179,7 +179,7 @@ class TrainerSlots:
         """Take over the trainers that an earlier start of this client had started, before any message is taken.
 
         Args:
-            generations: of the trainer that was last started in each slot.
+            generations: of the trainer that was ordered last in each slot.
             running: slots whose trainer has not ended; it says hello by itself.
         """
         self._slots = {

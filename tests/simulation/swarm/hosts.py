@@ -211,12 +211,14 @@ class Launcher:
     Attributes:
         client: Whom trainers dial, and who may have them started: the last one that has begun, or taken up, a round.
         generations: Of each slot's newest trainer; 0: there has been none.
+        asked: Of each slot's trainer that was to be started last, also if that could not be.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.client: Client | None = None
         self.generations = dict.fromkeys(range(world.num_trainers), 0)
+        self.asked = dict(self.generations)
         self.rng = random.Random(f"launcher of {world.seed}")
         self.fail_rate = self.rng.choice((0.0, 0.0, 0.1)) if world.has_faults else 0.0
         self.stuck_rate = self.rng.choice((0.0, 0.0, 0.2)) if world.has_faults else 0.0
@@ -227,7 +229,7 @@ class Launcher:
             return
         if self._under_way.get(order.slot) is client:
             raise Broken(f"trainer {order.slot} is to be started while one is being started")
-        self._under_way[order.slot] = client
+        self._under_way[order.slot], self.asked[order.slot] = client, order.generation
         self.world.network.after(self.rng.uniform(0.0, LAUNCH_S), self._started, client, order)
 
     def _started(self, client: Client, order: StartTrainer) -> None:
@@ -256,7 +258,7 @@ class Launcher:
     def running(self) -> list[int]:
         """Slots whose trainer has not ended."""
         hosts = self.world.network.hosts
-        return [slot for slot, generation in self.generations.items() if f"T{slot}.{generation}" in hosts]
+        return [slot for slot, generation in self.asked.items() if f"T{slot}.{generation}" in hosts]
 
 
 class Client(ClientHost):
@@ -270,6 +272,7 @@ class Client(ClientHost):
         self._begun = ""  # hash of the record on top of which the round is trained
         self._training: tuple[int, float] | None = None  # which round, and since when
         self._starts: Counter[int] = Counter()  # of trainers, by slot, in this round
+        self._firsts: dict[int, int] = {}  # by slot, where the last trainer that this client has told has begun
         self._over: set[int] = set()  # slots of which nothing more is expected in this round
         self._armed_s = inf
         self._release_s = self.world.deaths_rng.choice((0.01, 0.2))  # that a data server takes, which has much to do
@@ -340,9 +343,7 @@ class Client(ClientHost):
             if launcher.client is not None:
                 launcher.client.gone()
             launcher.client = self
-            self.slots.adopt(
-                {slot: number for slot, number in launcher.generations.items() if number}, launcher.running
-            )
+            self.slots.adopt({slot: number for slot, number in launcher.asked.items() if number}, launcher.running)
         is_first = ready.tip.hash not in self.world.begun
         self.world.begun.add(ready.tip.hash)
         if is_first:
@@ -366,6 +367,7 @@ class Client(ClientHost):
         steps = steps_of(round)
         self.world.leases.table.plan_round(round, self.world.num_trainers, steps)
         self._training, self._starts, self._over = (round, self.now_s), Counter(), set()
+        self._firsts = dict.fromkeys(every_slot, steps.first if is_first else steps.stop)
         self.slots.nothing_done()
         holders = frozenset(self.machine.holders or ())
         if is_first:
@@ -412,8 +414,10 @@ class Client(ClientHost):
     def _check_trainers(self, round: int, since_s: float) -> None:
         """Where nothing has gone wrong for a while every slot has a trainer that was told of the round, or is done."""
         network = self.world.network
-        if self.now_s - since_s < CALM_S or network.num_faults(self.now_s - CALM_S) or network.manners.slow_rate:
+        if self.now_s - since_s < CALM_S or network.num_faults(self.now_s - CALM_S):
             return
+        if network.manners.slow_rate or self.world.loses_frames:
+            return  # what is lost may be noticed late
         for slot, generation in self.world.launcher.generations.items():
             trainer = network.hosts.get(f"T{slot}.{generation}")
             if slot not in self._over and not (isinstance(trainer, Trainer) and trainer.told >= round):
@@ -439,7 +443,8 @@ class Client(ClientHost):
                     network.on_host(self.peer, delay_s, self._release, effect)
                 case GoOn(slot, steps) if self._training is not None:
                     if self.world.losses.is_alone(what := f"the trainer of slot {slot}"):
-                        self.world.check_rest(slot, self._training[0], steps)
+                        self.world.check_rest(slot, self._firsts[slot], steps)
+                    self._firsts[slot] = steps.first
                     self.world.losses.followed(what)
                     network.send(self.peer, self.slots.present[slot].peer, Orders(self._training[0], steps))
                 case TrainerNotReplaced(slot) | TrainerGivenUp(slot):

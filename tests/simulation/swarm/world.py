@@ -21,7 +21,7 @@ from tests.simulation.safety import Broken, StepSafety
 from tests.simulation.step.hosts import TrainerHost
 from tests.simulation.step.hosts import is_bulk as is_tensor
 from tests.simulation.step.world import WRAPPED_SHARE
-from tests.simulation.swarm.hosts import Client, Launcher, Leases, Server, steps_of
+from tests.simulation.swarm.hosts import Client, Launcher, Leases, Server
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.cut_rule import CutRule
@@ -102,6 +102,7 @@ class World(RoundWorld):
         self.deaths_rng = random.Random(f"deaths of {seed}")
         self.round_s = self.deaths_rng.choice((2.5, 2.5, 4.0))
         super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
+        self.loses_frames = bool(self.network.manners.loss_rate)
 
     def cut_in(self, round: int) -> int | None:
         """After how many commits of this round a replica is cut; None: at its join."""
@@ -250,14 +251,12 @@ class World(RoundWorld):
         self.tell_clients()
         self.network.after(rng.uniform(0.05, 0.3), self.restart_replica, dies)
 
-    def check_rest(self, slot: int, round: int, rest: StepRange) -> None:
+    def check_rest(self, slot: int, first: int, rest: StepRange) -> None:
         """A lost trainer costs the step in progress at most, which is trained again."""
-        kept: set[int] = set()
-        for host in self.replica_hosts():
-            if isinstance(host, Server) and host.steps is not None and host.steps.machine.round == round:
-                keys = (*(entry.key for entry in host.log), *host.steps.machine.in_doubt)
-                kept.update(key.number for key in keys if key.trainer == slot)
-        if lost := [number for number in range(steps_of(round).first, rest.first) if number not in kept]:
+        steps = [host.steps for host in self.replica_hosts() if isinstance(host, Server) and host.steps is not None]
+        keys = [*self._num_applied, *(key for each in steps for key in each.machine.in_doubt)]
+        kept = {key.number for key in keys if key.trainer == slot}
+        if lost := [number for number in range(first, rest.first) if number not in kept]:
             raise Broken(f"the trainer of slot {slot} goes on at step {rest.first}, and nobody has trained {lost}")
 
     def _train(self) -> None:
