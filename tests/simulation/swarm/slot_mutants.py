@@ -143,13 +143,6 @@ class BelievesEarlierOnes(TrainerSlots):
         return super()._hello(peer, hello, now_s)
 
 
-class ReleasesBeforeTheLastHasEnded(TrainerSlots):
-    """Frees what a trainer has leased that is not ended yet."""
-
-    def _replace(self, training: Any, slot: int, generation: int, now_s: float, *, is_launched: bool) -> None:
-        super()._replace(training, slot, generation, now_s, is_launched=True)
-
-
 def _make(slots_class: type[TrainerSlots]) -> Callable[[int], World]:
     return lambda seed: World(seed, slots_class=slots_class)
 
@@ -163,14 +156,13 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (FencesTheNextOne, 1),
         (TrustsWhoWasLost, 328),
         (KeepsTheLost, 0),
-        (ForgetsWhoWasNotTold, 28),
+        (ForgetsWhoWasNotTold, 71),
         (StartsAnotherMeanwhile, 3),
         (LooksNoMore, 108),
         (ReplacesThemForEver, 2),
         (IsDoneForGood, 1),
         (WaitsForEver, 1),
         (StaysInItsRound, 0),
-        (BelievesEarlierOnes, 146),
-        (ReleasesBeforeTheLastHasEnded, 485),
+        (BelievesEarlierOnes, 191),
     )
 }
