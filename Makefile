@@ -10,10 +10,10 @@ STAMP := $(VENV)/.shoal-installed
 export OMP_NUM_THREADS ?= 1
 
 # What Python has compiled it keeps: else each of some hundred processes that the tests start compiles all of it anew.
-# At the set-up nothing is compiled (`--no-compile`): most of what is installed nobody imports, and it takes over a minute.
+# At the set-up nothing is compiled: most of what is installed nobody imports, and it takes over a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup sim-packages run quick test test-all test-configs floor portable house sim screenshots pages site lint style clean
+.PHONY: help setup run quick test test-all test-configs floor portable house sim screenshots pages site lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
@@ -34,8 +34,10 @@ help:
 
 setup: $(STAMP)
 
+INSTALL := $(PY) tools/install.py
+
 # A shim that is named python3.12 but starts nothing is no Python: each candidate is asked for its version.
-define environment
+$(STAMP): pyproject.toml constraints.txt
 	@set -euo pipefail; \
 	python=""; \
 	for name in python3.11 python3.12 python3; do \
@@ -52,12 +54,7 @@ define environment
 	    rm -rf $(VENV); \
 	    echo "\`$$python -m venv\` failed; on Debian or Ubuntu: sudo apt-get install $$(basename $$python)-venv" >&2; exit 2; }; \
 	fi
-endef
-INSTALL := $(PY) -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
-
-$(STAMP): pyproject.toml constraints.txt
-	$(environment)
-	@$(INSTALL) --editable '.[all,dev]'
+	@$(INSTALL) --constraint constraints.txt --editable '.[all,dev]'
 	@touch $(STAMP)
 
 run: setup
@@ -110,7 +107,7 @@ test-configs: setup
 FLOOR := $(VENV)/floor
 $(FLOOR)/.installed: constraints-floor.txt $(STAMP)
 	rm -rf $(FLOOR)
-	$(PY) -m pip install --disable-pip-version-check --quiet --no-compile --no-deps --target $(FLOOR) --requirement constraints-floor.txt
+	$(INSTALL) --no-deps --target $(FLOOR) --requirement constraints-floor.txt
 	touch $@
 
 # What torch compiles is told by the newest version: it takes a quarter of the time.
@@ -128,11 +125,6 @@ portable: setup
 SEEDS ?= 0:1000
 sim: setup
 	PYTHONPATH=.:src $(PY) -m tests.simulation $(SEEDS)
-
-# What simulations import, for those that `.ci/run` has run beside the set-up.
-sim-packages:
-	$(environment)
-	@$(INSTALL) anyio cryptography msgspec numpy pydantic pyyaml
 
 screenshots: setup
 	$(PY) benchmarks/dashboard.py --screenshots logs/screenshots

@@ -19,6 +19,8 @@ from types import ModuleType
 # As `make` has it: threads that wait for one another while other tests compute take three times the CPU time. Before
 # anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A quarter of what a p2pd computes in a short run is the collection of garbage at its start.
+os.environ.setdefault("GOGC", "400")
 
 import hypothesis
 import pytest

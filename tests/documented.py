@@ -115,7 +115,9 @@ def _problem_of_call(call: str) -> str | None:
         _, bound, _ = app.parse_args(spelt_out(found), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return str(error)
-    _, flags = name_and_flags(bound.arguments.get("run", ""), bound.arguments.get("flags", ()))
+    # A run, or a check of the doctor, may stand before the flags.
+    name = bound.arguments.get("run", "") or bound.arguments.get("check", "")
+    _, flags = name_and_flags(name, bound.arguments.get("flags", ()))
     problems = from_flags(flags).problems
     return str(problems) if problems else None
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shoal.checkpoint.loading import load_model
     from shoal.config.load import load_config
+    from shoal.report.loaded import load_run
 
-__all__ = ["__version__", "load_config", "load_model"]
+__all__ = ["__version__", "load_config", "load_model", "load_run"]
 
 __version__ = "0.1.0"
 
@@ -35,4 +36,8 @@ def __getattr__(name: str) -> object:
         from shoal.checkpoint.loading import load_model
 
         return load_model
+    if name == "load_run":
+        from shoal.report.loaded import load_run
+
+        return load_run
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

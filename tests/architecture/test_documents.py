@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import subprocess
 import sys
 import tomllib
@@ -122,23 +121,20 @@ def test_every_benchmark_has_its_section_with_command_and_table_and_a_task_names
         assert "| case |" in sections[name]
 
 
-HELP = """
+# A third of a second of processor time on a usual machine: half as much again would be felt.
+MODULES_OF_HELP = 400
+HELP = f"""
 import sys
 from shoal.cli import main
 assert main(["--help"]) == 0
-heavy = {"torch", "hivemind", "pydantic", "numpy", "transformers", "wandb", "shoal.config.schema"} & set(sys.modules)
+heavy = {{"torch", "hivemind", "pydantic", "numpy", "transformers", "wandb", "shoal.config.schema"}} & set(sys.modules)
 assert not heavy, heavy
+assert len(sys.modules) < {MODULES_OF_HELP}, len(sys.modules)
 """
 
 
-def test_help_takes_less_than_half_a_second_and_loads_neither_torch_nor_hivemind() -> None:
-    spent_s: list[float] = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert done.returncode == 0, done.stderr
-        assert "run-local" in done.stdout
-        # Processor time, which a busy machine does not stretch as it stretches the time on the wall.
-        spent_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(spent_s) < 0.5
+def test_help_loads_neither_torch_nor_hivemind_nor_much_else() -> None:
+    # What it loads is counted, not timed: a machine's speed is nobody's defect.
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "run-local" in done.stdout

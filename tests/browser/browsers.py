@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+_AXE = Path(__file__).parent / "axe" / "axe.min.js"
+_VIOLATIONS = """async () => (await axe.run()).violations.map(
+  (each) => `${each.id}: ${each.nodes.map((node) => node.html + " " + node.failureSummary).slice(0, 3).join(" | ")}`
+)"""
 CHROMIUM = Path("/usr/bin/chromium")
 TABS = ("now", "learning", "traffic", "rounds", "incidents", "peer")
 PHONE, SCREEN = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -43,6 +47,12 @@ class Seen:
     async def says(self, selector: str, text: str) -> None:
         """Wait until a part of the page has this text."""
         await self.page.locator(selector).filter(has_text=text).first.wait_for()
+
+
+async def violations(seen: Seen) -> list[str]:
+    """Return what axe finds amiss in what is shown."""
+    await seen.page.evaluate(_AXE.read_text())
+    return await seen.page.evaluate(_VIOLATIONS)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from tests.browser.browsers import PHONE, SCREEN, TABS, Seen, browser, opened, why_impossible
+from tests.browser.browsers import PHONE, SCREEN, TABS, Seen, browser, opened, violations, why_impossible
 from tests.browser.made_runs import CONFIG, MARKUP, RUN_ID, MadeRun, event, going_on, make_run, serving
 
 from shoal.clock import SystemClock
@@ -23,16 +23,7 @@ pytestmark = [
     pytest.mark.skipif(why_impossible() is not None, reason=why_impossible() or ""),
 ]
 
-AXE = Path(__file__).parent / "axe" / "axe.min.js"
 TICKS, PEERS = 300, 24
-_VIOLATIONS = """async () => (await axe.run()).violations.map(
-  (each) => `${each.id}: ${each.nodes.map((node) => node.html + " " + node.failureSummary).slice(0, 3).join(" | ")}`
-)"""
-
-
-async def _violations(seen: Seen) -> list[str]:
-    await seen.page.evaluate(AXE.read_text())
-    return await seen.page.evaluate(_VIOLATIONS)
 
 
 async def _text(seen: Seen, tab: str) -> str:
@@ -102,7 +93,7 @@ async def test_screen_readers_find_nothing_amiss_and_contrast_is_enough(tmp_path
         await seen.says(".tiles", f"{run.row_step:,}")
         for tab in TABS:
             await seen.show(tab)
-            assert await _violations(seen) == [], tab
+            assert await violations(seen) == [], tab
 
 
 async def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path: Path) -> None:
@@ -157,7 +148,7 @@ async def test_a_report_opens_from_the_disk_and_shows_what_the_page_has_shown(tm
         assert report.hosts <= {""}
         for tab in TABS:
             await report.show(tab)
-            assert await _violations(report) == [], tab
+            assert await violations(report) == [], tab
 
 
 async def _tiles(seen: Seen) -> list[str]:

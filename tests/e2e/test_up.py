@@ -96,6 +96,16 @@ def test_one_file_brings_up_three_machines_and_a_second_call_changes_nothing(tmp
             )
             assert "<title>" in operator.fetched(address[1])
 
+        with operator.started("up", "--ui") as spoken:
+            address = until(
+                lambda: re.search(r"^page: (http://127\.0\.0\.1:\d+/)\?(token=\S+)$", spoken(), re.M), END_S, "it"
+            )
+            said = operator.ordered(address[1], address[2], "three", "restart")
+            assert 'id="hosts"' in said
+            assert "event: past" in said, "the run's own news come over ssh"
+            until(lambda: "three  restart: done" in spoken(), END_S, "the restart")
+            assert re.search(r"^three +sandbox-servers started$", spoken(), re.MULTILINE), spoken()
+
         code, said = operator.shoal("hosts", "restart", "two")
         assert code == 0, said
         assert re.search(r"^two  sandbox-servers started$", said, re.MULTILINE), said

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
         (["--config-path", "{tmp}/no_mapping.yaml"], "no_mapping.yaml"),
         (["--config-path", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
         (["--device", "cuda:77"], "use --device auto or --device cpu"),
-        (["--device", "tpu"], "use auto, cpu, cuda or cuda:<index>"),
+        (["--device", "tpu"], "use auto, cpu, mps, cuda or cuda:<index>"),
         (["--num-servers", "1"], "use --num-servers 2 or more"),
         (["--log-dir", "{tmp}/file/logs"], "choose another with --log-dir"),
         (["--data.dataset-name", "{tmp}/corpus"], "/corpus: there is no such folder or file here"),

@@ -29,19 +29,22 @@ def devices_of_servers(config: Config) -> list[str]:
         raise ConfigError(problem)
     names = _gpu_names(config)
     servers = range(config.num_servers)
+    if "mps" in config.devices and not visible_gpus().mps:
+        raise ConfigError(f"device = mps: {visible_gpus()}; use --device auto or --device cpu")
     return [device_of_server(of_server(config.devices, index), index, len(names)) for index in servers]
 
 
 def device_of_server(device: str, index: int, num_gpus: int) -> str:
     """Return the torch device of server `index` for the configured `device`.
 
-    "auto" puts server i on GPU i modulo the number of GPUs, or on the CPU where there are none.
+    "auto" puts server i on GPU i modulo the number of GPUs, or on the CPU where there are none. Apple's is no such GPU:
+    who wants it says "mps", until somebody has measured it.
 
     Raises:
         ConfigError: there is no such device.
     """
-    if device == "cpu":
-        return "cpu"
+    if device in ("cpu", "mps"):
+        return device
     if device == "auto":
         return f"cuda:{index % num_gpus}" if num_gpus else "cpu"
     ordinal = int(device.partition(":")[2] or 0)
@@ -52,6 +55,8 @@ def device_of_server(device: str, index: int, num_gpus: int) -> str:
 
 def name_of_gpu(device: str) -> str | None:
     """Return the name of a resolved device if it is a GPU."""
+    if device == "mps":
+        return visible_gpus().mps
     return None if device == "cpu" else visible_gpus().names[int(device.partition(":")[2])]
 
 

@@ -72,6 +72,13 @@ def status(
 
 
 def doctor(
+    check: Annotated[
+        str,
+        Parameter(
+            allow_leading_hyphen=True,
+            help="Tell of one alone: lan, ports, clock, ..., or of a group: key, host, swarm; else of all.",
+        ),
+    ] = "",
     *flags: ConfigFlags,
     initial_peers: Annotated[
         list[str] | None,
@@ -87,9 +94,10 @@ def doctor(
     Give it the flags of the command that you mean to start. Each check says what it has seen and what to do; none takes
     part in the swarm, and all together end within 8 s. Exit code 1: a check has failed.
     """
+    check, own_flags = name_and_flags(check, flags)
     from shoal.cli.doctor.printing import print_diagnosis
 
-    return print_diagnosis(lambda: load_joining(config_path, flags, initial_peers), as_json=as_json)
+    return print_diagnosis(lambda: load_joining(config_path, own_flags, initial_peers), check, as_json=as_json)
 
 
 def events(

@@ -58,8 +58,8 @@ class Config(Section):
     device: str = Field(
         default="auto",
         description='"auto": server i uses GPU i of those that torch sees (CUDA_VISIBLE_DEVICES hides some), the CPU '
-        'where it sees none; or "cpu", "cuda", "cuda:<i>", also for AMD; or one for each server of this host, as in '
-        '"cuda:0,cpu".',
+        'where it sees none; or "cpu", "cuda", "cuda:<i>", also for AMD, where "rocm" and "rocm:<i>" mean the same; or '
+        '"mps", the GPU of a Mac, which "auto" never means; or one for each server of this host, as in "cuda:0,cpu".',
     )
     log_dir: Path = Field(default=Path("logs"), description="Each run writes to log_dir/<run_id>.")
     log_level: Literal["debug", "info", "warning"] = Field(
@@ -192,8 +192,10 @@ class Config(Section):
     def _check_device(cls, value: str) -> str:
         value = re.sub(r"\s", "", value).replace("rocm", "cuda")  # PyTorch names AMD devices cuda as well
         for device in value.split(","):
-            if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-                raise ValueError(f"{device!r} is not a device; use auto, cpu, cuda or cuda:<index>, or a list of them")
+            if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+                raise ValueError(
+                    f"{device!r} is not a device; use auto, cpu, mps, cuda or cuda:<index>, or a list of them"
+                )
         return value
 
     @field_validator("wandb_project", "wandb_entity", "wandb_run_id", "checkpoint_dir")

@@ -28,6 +28,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from shoal.model.biggan_shape import BOTTOM, BigganSizes, GanBlock, Init
+from shoal.model.device_calls import wide
 from shoal.model.resnet import BatchNorm
 from shoal.model.stage import Family, TensorSpec
 
@@ -286,7 +287,7 @@ class Scores(NamedTuple):
     @property
     def accuracy(self) -> Tensor:
         """The share of images, real and made, that the discriminator takes for what they are."""
-        return torch.cat([self.real > 0, self.made <= 0]).double().mean()
+        return wide(torch.cat([self.real > 0, self.made <= 0])).mean()
 
 
 class BigganFamily(Family):

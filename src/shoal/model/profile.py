@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from shoal.clock import Clock, thread_cpu_s
 from shoal.errors import ConfigError, MisfitError
+from shoal.model.device_calls import synchronise
 from shoal.model.meta import build_without_values
 from shoal.model.partition import StageUnits
 from shoal.model.seeding import seeded, unit_seed
@@ -331,8 +332,7 @@ class _UnitRun:
         return torch.zeros(shape, dtype=spec.torch_dtype, device=self._device)
 
     def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronise(self._device)
 
 
 def _costs(kinds: Iterable[_Kind], static: Sequence[float]) -> tuple[tuple[float, ...], int]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.model.device_calls import wide
 from shoal.wire.messages.base import RouterReport
 
 
@@ -82,7 +83,9 @@ class RouterLosses:
         Yields:
             A list that has, after the forward, what each layer has come to.
         """
-        self._scale, self._passes = torch.full((), self.coefficient * weight, dtype=torch.float64, device=device), []
+        # A GPU of Apple has no float64: there the losses' own type, to which it would be cast anyway.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._scale, self._passes = torch.full((), self.coefficient * weight, dtype=dtype, device=device), []
         try:
             yield self._passes
         finally:
@@ -119,7 +122,7 @@ class RouterTotals:
         if not self._sums:
             return ()
         # At once, because a device stops for each number that is read.
-        losses = torch.stack([each.loss.double() for each in self._sums]).cpu()
+        losses = torch.stack([wide(each.loss) for each in self._sums]).cpu()
         variations = torch.stack([_variation(each.loads_E) for each in self._sums]).cpu()
         return tuple(RouterReport(float(loss), float(cv)) for loss, cv in zip(losses, variations, strict=True))
 
@@ -139,5 +142,5 @@ class _BeginsAt(torch.autograd.Function):
 
 def _variation(loads_E: Tensor) -> Tensor:
     """The coefficient of variation: the standard deviation over the mean."""
-    loads_E = loads_E.double()
+    loads_E = wide(loads_E)
     return loads_E.std(correction=0) / loads_E.mean()

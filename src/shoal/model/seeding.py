@@ -11,6 +11,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from shoal.model.device_calls import random_state
+
 if TYPE_CHECKING:
     import torch
 
@@ -51,13 +53,12 @@ def seeded(seed: int, device: torch.device | None = None) -> Generator[None]:
 
     Args:
         seed: 63 bits; see `operation_seed`.
-        device: Where the module computes, with its index (0 if it has none); CUDA devices have generators of their own.
+        device: Where the module computes, with its index (0 if it has none); GPUs have generators of their own.
     """
     import torch
 
-    generators = [torch.default_generator]
-    if device is not None and device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
+    on_device = None if device is None else random_state(device)
+    generators = [torch.default_generator, *(() if on_device is None else (on_device,))]
     states = [generator.get_state() for generator in generators]
     try:
         for generator in generators:

@@ -46,7 +46,7 @@ class Place(msgspec.Struct, frozen=True):
     """Where a replica computes: what its bits depend on beside the configuration.
 
     Attributes:
-        device: As torch names it: "cpu" or "cuda:<i>".
+        device: As torch names it: "cpu", "mps" or "cuda:<i>".
         num_threads: Of the thread that computes.
         machine: Processor and instruction set; for a GPU also its name.
         versions: Of the programs, by name.

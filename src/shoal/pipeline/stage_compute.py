@@ -33,6 +33,7 @@ from shoal.errors import LocalProtocolError
 from shoal.events.base import emit
 from shoal.events.steps import StepNotSplit
 from shoal.ids import StepKey
+from shoal.model.device_calls import synchronise, wide
 from shoal.model.precision import WeightCasts
 from shoal.model.router_loss import RouterPass, RouterTotals
 from shoal.model.seeding import operation_seed, seeded
@@ -237,7 +238,7 @@ class StageCompute:
         self._differentiate(step, place, loss, received, loss.detach().new_full((), loss_scale))
         step.loss += loss.item()
         for name, figure in self.module.figures(output.detach(), labels.to(self._device)).items():
-            share = figure.double() * weight
+            share = wide(figure) * weight
             step.figures[name] = step.figures[name] + share if name in step.figures else share
         return self._input_gradient(received)
 
@@ -252,9 +253,8 @@ class StageCompute:
         if later is not None:
             with self._own_gradients(step, is_head):
                 later()
-            if self._device.type == "cuda":
-                # Kernels that are only queued would hold up the backward that arrives next.
-                torch.cuda.synchronize(self._device)
+            # Kernels that are only queued would hold up the backward that arrives next.
+            synchronise(self._device)
 
     def totals(self, key: StepKey) -> StepTotals:
         """Sums the step up when all its gradients are there: squares in float64, added parameter by parameter."""

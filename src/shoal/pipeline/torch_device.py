@@ -18,6 +18,8 @@ def torch_device(name: str) -> torch.device:
     """
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device = {name}: this torch ({torch.__version__}) sees no GPU; use --device cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"device = mps: this torch ({torch.__version__}) sees no GPU of Apple; use --device cpu")
     return torch.device(name)
 
 

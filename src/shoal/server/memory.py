@@ -253,13 +253,17 @@ def server_memory(device: str, host_bytes: int, device_sharers: int, cap_bytes: 
     """Return what this server may plan with; runs on its device thread.
 
     Args:
-        device: "cpu" or "cuda:<i>".
+        device: "cpu", "mps" or "cuda:<i>".
         host_bytes: the server's share of the host's memory; 0: not known.
         device_sharers: servers of this host on the same device, including this one.
         cap_bytes: `servers.max_memory_bytes`: limits the memory in which it computes; None: no limit.
     """
     if device == "cpu":
         return ServerMemory(min(host_bytes or cap_bytes or 0, cap_bytes or host_bytes))
+    if device == "mps":
+        # The host's own memory, of which the GPU may have so much.
+        limit = torch.mps.recommended_max_memory() // device_sharers
+        return ServerMemory(min(limit, host_bytes or limit, cap_bytes or limit))
     free, total = torch.cuda.mem_get_info(torch.device(device))
     # One that is started again finds what the others have taken: their share is not its own to halve again.
     share = min(free, total // device_sharers)

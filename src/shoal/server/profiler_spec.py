@@ -14,7 +14,7 @@ class ProfilerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Attributes:
         config_json: The resolved configuration, without the cut.
         log_dir: `logs/<run_id>` of this host.
-        device: Torch device, resolved: "cpu" or "cuda:<i>".
+        device: Torch device, resolved: "cpu", "mps" or "cuda:<i>".
         measure: False takes the family's own figures.
     """
 

@@ -34,6 +34,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.ids import PeerId, RunId
+from shoal.model.device_calls import name_of
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
 from shoal.optim.flat import trained_parameters
@@ -257,7 +258,7 @@ def _unfilled(config: Config, module: StageModule) -> None:
 
 def _place(device_name: str) -> Place:
     """Runs on the device thread, whose number of threads is its own."""
-    gpu = None if device_name == "cpu" else torch.cuda.get_device_name(torch.device(device_name))
+    gpu = name_of(torch.device(device_name))
     return place_of(device_name, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), gpu)
 
 

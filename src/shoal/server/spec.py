@@ -11,7 +11,7 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
     Attributes:
         stage: None takes the one that needs a server most.
         expected_servers: How many servers start together, including this one; 0: not known.
-        device: Torch device, resolved: "cpu" or "cuda:<i>".
+        device: Torch device, resolved: "cpu", "mps" or "cuda:<i>".
         memory_bytes: Its share of the host's memory when the first server started; 0: not known.
         device_sharers: Servers of this host on the same device, including this one.
         threads: CPU threads that it computes with.

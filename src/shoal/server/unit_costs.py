@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from shoal.clock import Clock
 from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.schema import Config
 from shoal.errors import MisfitError
+from shoal.model.device_calls import name_of
 from shoal.model.profile import Profile, profile_units
 from shoal.model.registry import load_exact_family
 from shoal.model.stage import Family, checked_unit_costs, stage_units
@@ -67,8 +66,7 @@ def unit_costs(
     if not measure:
         return UnitCosts(static, "static", names, family.is_tied)
     where = torch_device(device)
-    gpu = torch.cuda.get_device_name(where) if where.type == "cuda" else None
-    key = cost_key(config, device, gpu=gpu, code=_code_of(config, family))
+    key = cost_key(config, device, gpu=name_of(where), code=_code_of(config, family))
     warnings: list[str] = []
     if cache is not None:
         known = cache.load(key, family.num_units)

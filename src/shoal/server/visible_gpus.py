@@ -35,18 +35,22 @@ class VisibleGpus(msgspec.Struct, frozen=True):
         names: of the GPUs; the first is cuda:0.
         hiding: environment variables that hide GPUs from torch, as "NAME=value".
         reason: torch's own reason why it can use none; empty if it gives none.
+        mps: the name of Apple's GPU; empty: there is none. "auto" never means it.
     """
 
     torch: str
     names: tuple[str, ...] = ()
     hiding: tuple[str, ...] = ()
     reason: str = ""
+    mps: str = ""
 
     def __str__(self) -> str:
         """Say it in words: "torch 2.11.0+cu130 sees 1 GPU (cuda:0 NVIDIA H200)"."""
         if self.names:
             listed = ", ".join(f"cuda:{index} {name}" for index, name in enumerate(self.names))
             count = f"{len(self.names)} GPU{'s' if len(self.names) > 1 else ''} ({listed})"
+        elif self.mps:
+            count = f"1 GPU (mps {self.mps})"
         else:
             count = f"no GPU ({self.reason})" if self.reason else "no GPU"
         hiding = f" with {' '.join(self.hiding)}" if self.hiding else ""
@@ -101,6 +105,8 @@ def _look() -> VisibleGpus:
     """Ask torch in this process."""
     import torch
 
+    from shoal.model.device_calls import name_of
+
     version_of_torch = str(torch.__version__)
     hiding = tuple(f"{name}={os.environ[name]}" for name in _HIDING if name in os.environ)
     with warnings.catch_warnings(record=True) as said:
@@ -110,6 +116,8 @@ def _look() -> VisibleGpus:
         except RuntimeError as error:
             # There are GPUs, and CUDA cannot be used: torch is newer than the driver, or somebody else has the GPU.
             return VisibleGpus(version_of_torch, (), hiding, _first_line(error))
+    if torch.backends.mps.is_available():
+        return VisibleGpus(version_of_torch, names, hiding, mps=name_of(torch.device("mps")) or "")
     reason = "" if names or not said else _first_line(said[-1].message)
     if torch.version.cuda is None and torch.version.hip is None:
         reason = "it is built for CPUs alone"

@@ -12,22 +12,25 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from shoal.clock import Clock
 from shoal.wire.tensors import empty_bytes
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 MIN_POOLED_BYTES: Final = 64 * 1024
 """Smaller tensors get memory of their own, which the allocator has at hand."""
 
-Memory = NDArray[np.uint8]
+Memory: TypeAlias = "NDArray[np.uint8]"
 
 
 def _usual_memory(num_bytes: int) -> Memory:
     """Return memory with arbitrary content."""
+    import numpy as np  # where the first tensor is received: see wire.tensors
+
     return np.empty(num_bytes, dtype=np.uint8)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from shoal.config.host import HealthConfig
 from shoal.wire.limits import MIB, WireLimits
+
+if TYPE_CHECKING:
+    from shoal.config.host import HealthConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-
 from shoal.errors import LocalProtocolError
 
 ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType(
@@ -103,4 +101,6 @@ def empty_bytes(num_bytes: int) -> memoryview:
 
     A bytearray would be filled with zeros first, which costs as much as receiving the bytes.
     """
+    import numpy as np  # a command that asks one question receives no tensor: loading it takes longer than the answer
+
     return np.empty(num_bytes, dtype=np.uint8).data

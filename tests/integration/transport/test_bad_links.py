@@ -235,10 +235,10 @@ async def test_a_link_that_flaps_once_a_second_makes_nobody_suspect_and_loses_no
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_five_minutes_of_tensors_over_10_mbit_and_200_ms_make_nobody_suspect(linked: Linker) -> None:
+async def test_two_minutes_of_tensors_over_10_mbit_and_200_ms_make_nobody_suspect(linked: Linker) -> None:
     a, b, _ = await linked("10mbit,200ms,jitter=20ms,loss=0.1%,seed=2", heartbeat_s=0.25, deadline_s=2.0)
     began_s = anyio.current_time()
-    while anyio.current_time() < began_s + 300.0:
+    while anyio.current_time() < began_s + 120.0:
         await exchange(a, b, 5_000_000)
         # Idle for a while as well: then heartbeats alone say that somebody is there.
         await anyio.sleep(3.0)

@@ -80,6 +80,27 @@ def test_the_gpus_of_amd_are_used_like_others(monkeypatch: pytest.MonkeyPatch) -
     assert name_of_gpu("cuda:0") == "AMD Instinct MI300X"
 
 
+APPLE = VisibleGpus("2.11.0", mps="Apple GPU")
+
+
+def test_the_gpu_of_a_mac_is_used_by_who_names_it_and_not_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_host(monkeypatch, gpus=APPLE)
+    assert devices_of_servers(load_config(None, ["--device=mps,cpu", "--num-servers=2"], {})) == ["mps", "cpu"]
+    assert name_of_gpu("mps") == "Apple GPU"
+    assert devices_of_servers(load_config(None, ["--num-servers=2"], {})) == ["cpu", "cpu"]
+    with pytest.raises(ConfigError, match=r"^device = cuda: torch 2.11.0 sees 1 GPU \(mps Apple GPU\); use --device"):
+        devices_of_servers(load_config(None, ["--device=cuda", "--num-servers=2"], {}))
+    _on_host(monkeypatch, gpus=TWO)
+    with pytest.raises(ConfigError, match=r"^device = mps: torch 2.11.0\+cu130 sees 2 GPUs"):
+        devices_of_servers(load_config(None, ["--device=mps", "--num-servers=2"], {}))
+
+
+def test_rocm_is_what_torch_calls_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_host(monkeypatch, gpus=VisibleGpus("2.11.0+rocm6.4", ("AMD Instinct MI300X", "AMD Instinct MI300X")))
+    flags = ["--device=rocm:1,rocm", "--num-servers=2"]
+    assert devices_of_servers(load_config(None, flags, {})) == ["cuda:1", "cuda:0"]
+
+
 def test_gpus_that_are_hidden_from_torch_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     _on_host(monkeypatch, gpus=HIDDEN)
     config = load_config(None, ["--num-servers=2"], {})

@@ -155,3 +155,27 @@ def test_clean_ends_processes_that_were_started_for_a_dead_run_and_no_others(
             for process in sleeping:
                 process.kill()
                 process.wait()
+
+
+# Numbers, models of the configuration and the network take twice as long to load as a client takes to answer.
+ORDER = """
+import sys, anyio
+import shoal.cli.app
+from shoal.cli.runs_here import ask_here
+from shoal.cli.steering import Steer, Steered
+from shoal.clock import SystemClock
+from shoal.identity import Identity
+from shoal.runtime.run_note import RunNote
+
+note = RunNote(run_id="a-run", hosts="client", launcher_pid=1, begun_unix_s=0.0, log_dir="",
+               client=Identity.generate().peer_id, socket="/nowhere/socket")
+print(anyio.run(ask_here, note, Steer(1, "pause", "somebody"), Steered, 0.1, SystemClock()))
+heavy = {"torch", "hivemind", "pydantic", "numpy", "yaml", "shoal.config"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_an_order_on_the_client_s_own_host_loads_nothing_that_it_does_not_need() -> None:
+    done = subprocess.run([sys.executable, "-c", ORDER], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "/nowhere/socket" in done.stdout

@@ -136,7 +136,7 @@ def test_what_makes_no_sense_is_named_together_before_a_model_is_looked_for(
         (("generate", "{model}/config.json", "--prompt", "a"), 2, "does not exist: give the folder `model`"),
         (("generate", "{model}", "--prompt", "x" * 97), 2, "has 97 tokens, the model takes 96: shorten it"),
         (("generate", "{model}", "--prompt", "a", "--device", "cuda:77"), 2, "use --device auto or --device cpu"),
-        (("generate", "{model}", "--prompt", "a", "--device", "tpu"), 2, "use auto, cpu, cuda or cuda:<index>"),
+        (("generate", "{model}", "--prompt", "a", "--device", "tpu"), 2, "use auto, cpu, mps, cuda or cuda:<index>"),
         (("generate", "{images}", "--prompt", "a"), 2, "is of a family that generates no text"),
         (("export", "{model}", "--to", "{tmp}/file"), 2, "there is something that is no folder"),
         (("export", "{model}", "--to", "{tmp}"), 2, "holds no model, and is not replaced"),

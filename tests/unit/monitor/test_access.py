@@ -52,9 +52,14 @@ class Answer:
 async def answer(
     access: Access, path: str, *headers: tuple[str, str], method: str = "GET", query: str = "", more: Any = ()
 ) -> Answer:
-    """Ask for a path once."""
+    """Ask the page of a run for a path once."""
     browsers = Browsers(lambda: b"{}", lambda: 0.0)
     app = build_app((*page_routes(access), *event_routes(access, browsers), *more))
+    return await answered(app, path, *headers, method=method, query=query)
+
+
+async def answered(app: Any, path: str, *headers: tuple[str, str], method: str = "GET", query: str = "") -> Answer:
+    """Ask an application for a path once."""
     messages: list[Any] = []
     has_body = anyio.Event()
 

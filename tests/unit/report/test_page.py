@@ -16,7 +16,7 @@ from shoal.config import Config
 from shoal.config.dump import dump_config
 from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.monitor.page.chronicle import DRAWN, DRAWN_OF_PEERS
-from shoal.monitor.page.files import MODULES, PLOT, STATIC, static_files
+from shoal.monitor.page.files import MODULES, OF_OPERATORS, PLOT, STATIC, static_files
 from shoal.report.page import FILE_NAME, one_module, page_with, write_page
 from shoal.telemetry.rows import MetricRow
 
@@ -83,9 +83,9 @@ def test_the_modules_of_the_page_fit_into_one() -> None:
         assert set(re.findall(r'^import .* from "\./(.*)";', module.read_text(), re.MULTILINE)) <= earlier, module.name
 
 
-def test_the_page_has_no_file_that_it_does_not_load_and_loads_none_from_elsewhere() -> None:
+def test_the_pages_have_no_file_that_neither_loads_and_load_none_from_elsewhere() -> None:
     there = {path for path in STATIC.rglob("*") if path.suffix in (".js", ".css")}
-    assert there == set(static_files())
+    assert there == {*static_files(), *OF_OPERATORS}
     ours = [path for path in STATIC.rglob("*") if path.is_file() and path.parent == STATIC]
     for path in ours:
         text = path.read_text()

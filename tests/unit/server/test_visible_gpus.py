@@ -16,6 +16,7 @@ WITH_GPUS = """
 import os, types, warnings
 __version__ = "9.9+cu999"
 version = types.SimpleNamespace(cuda="99.9", hip=None)
+backends = types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: False))
 _ALL = ["Big GPU", "Small GPU"]
 _seen = [int(index) for index in os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",") if index]
 cuda = types.SimpleNamespace(device_count=lambda: len(_seen), get_device_name=lambda index: _ALL[_seen[index]])
@@ -25,6 +26,11 @@ OLD_DRIVER = """
 def _fail(index):
     raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\\nPlease update it.")
 cuda.get_device_name = _fail
+"""
+ON_A_MAC = """
+backends.mps.is_available = lambda: True
+cuda.device_count = lambda: 0
+device = lambda name: types.SimpleNamespace(type=name)
 """
 NO_DEVICE = """
 def _none():
@@ -63,6 +69,11 @@ def test_gpus_are_named_as_torch_counts_them(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         hiding = (f"CUDA_VISIBLE_DEVICES={visible}",)
     assert answer_of(PROGRAM, LONG_S) == VisibleGpus("9.9+cu999", names, hiding)
+
+
+def test_the_gpu_of_a_mac_is_named_where_torch_has_one(stand_in: Path) -> None:
+    stand_in.write_text(WITH_GPUS + ON_A_MAC)
+    assert answer_of(PROGRAM, LONG_S) == VisibleGpus("9.9+cu999", mps="Apple GPU")
 
 
 @pytest.mark.parametrize(

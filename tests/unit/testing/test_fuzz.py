@@ -1,4 +1,4 @@
-"""Wrong inputs for all parsers: a few thousand here, a minute of computing where time allows; and the fuzzer itself."""
+"""Wrong inputs for all parsers: a few thousand here, more by the benchmark; and the fuzzer itself."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ def test_records_reach_every_check_and_a_good_share_comes_through_all_of_them() 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # a minute of a core takes long where many want one
-def test_a_minute_of_wrong_inputs_is_refused_or_taken(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/fuzz.py", "--seed=17", "--cpu-s=60", "--json", f"--save={tmp_path}"]
+@pytest.mark.timeout(600)  # these seconds are a core's, which many may want
+def test_what_the_benchmark_makes_in_15_s_is_refused_or_taken(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/fuzz.py", "--seed=17", "--cpu-s=15", "--json", f"--save={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["good"]
     assert figures["failed"] == 0
     assert figures["growth_mib"] <= 64
-    assert figures["inputs"] > 10_000
+    assert figures["inputs"] > 1_000
 
 
 class Fragile(Parser):

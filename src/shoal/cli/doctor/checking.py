@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shoal.cli.doctor.diagnosis import CheckResult, Condition, Diagnosis, Judged
+from shoal.cli.doctor.diagnosis import CheckResult, Diagnosis, Judged, worst_of
 from shoal.cli.doctor.facts import Facts
+from shoal.config.keys import nearest
+from shoal.errors import ConfigError
 
 Seen = TypeVar("Seen")
 
@@ -43,6 +45,19 @@ def diagnosis(experiment_prefix: str, checks: Sequence[Check], facts: Facts) -> 
     results = tuple(
         CheckResult(check.name, check.title, each.condition, each.evidence, each.remedy) for check, each in judged
     )
-    said = {each.verdict for each in results}
-    worst = next((each for each in (Condition.FAILED, Condition.WARNING) if each in said), Condition.OK)
-    return Diagnosis(experiment_prefix=experiment_prefix, verdict=worst, checks=results)
+    return Diagnosis(experiment_prefix=experiment_prefix, verdict=worst_of(results), checks=results)
+
+
+def names_of(said: str, checks: Sequence[Check]) -> frozenset[str]:
+    """Return the names of the checks that are meant by a name, with or without its group, or by a group; empty: all.
+
+    Raises:
+        ConfigError: none is.
+    """
+    names = frozenset(check.name for check in checks if said in ("", check.name, *check.name.split(".")))
+    if not names:
+        known = sorted({part for check in checks for part in check.name.split(".")})
+        right = nearest(said, known)
+        advice = f"did you mean {right}?" if right else f"there are {', '.join(known)}"
+        raise ConfigError(f"{said}: no such check; {advice}")
+    return names

@@ -6,6 +6,7 @@ The form of the JSON object is docs/doctor.schema.json: keys and checks are adde
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,6 +68,12 @@ class CheckResult(msgspec.Struct, frozen=True):
     remedy: str
 
 
+def worst_of(checks: Sequence[CheckResult]) -> Condition:
+    """Return what these checks come to together."""
+    said = {each.verdict for each in checks}
+    return next((each for each in (Condition.FAILED, Condition.WARNING) if each in said), Condition.OK)
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A host. `verdict` is failed if a check has failed, else warning if one warns, else ok."""
 
@@ -79,6 +86,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     def findings(self) -> tuple[CheckResult, ...]:
         """What has to be done something about, the worst first."""
         return self.of(Condition.FAILED) + self.of(Condition.WARNING)
+
+    def only(self, names: Collection[str]) -> Diagnosis:
+        """Return what these checks come to alone."""
+        checks = tuple(check for check in self.checks if check.name in names)
+        return Diagnosis(experiment_prefix=self.experiment_prefix, verdict=worst_of(checks), checks=checks)
 
     def of(self, condition: Condition) -> tuple[CheckResult, ...]:
         """Return the checks that say this."""

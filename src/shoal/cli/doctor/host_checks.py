@@ -185,7 +185,7 @@ def devices(found: WantedDevices) -> Judged:
     ordinals = [int(each.partition(":")[2] or 0) for each in found.wanted if each.startswith("cuda")]
     if found.gpus is None:
         return ok("the CPU, which is always there")
-    if any(ordinal >= len(names) for ordinal in ordinals):
+    if any(ordinal >= len(names) for ordinal in ordinals) or ("mps" in found.wanted and not found.gpus.mps):
         return failed(
             f"device = {','.join(found.wanted)}, and {found.gpus}",
             "use --device auto or --device cpu, or install a torch and a driver that go together "

@@ -328,7 +328,8 @@ def _start_problem(path: Path) -> str:
 async def devices_of(config: Config, within_s: float) -> WantedDevices | Judged:
     """Ask torch for its GPUs if a server may want one."""
     has_driver = has_gpu_driver()
-    may_want = any(device.startswith("cuda") for device in config.devices) or ("auto" in config.devices and has_driver)
+    named = any(device.startswith(("cuda", "mps")) for device in config.devices)
+    may_want = named or ("auto" in config.devices and has_driver)
     if not may_want:
         return WantedDevices(config.devices, has_driver, None)
     begun_s = anyio.current_time()

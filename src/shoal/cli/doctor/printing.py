@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal import log
+from shoal.cli.doctor.checking import names_of
 from shoal.cli.doctor.diagnosis import CheckResult, Condition, Diagnosis
 from shoal.cli.doctor.examine import CHECKS, examine, unread
 from shoal.cli.exits import DONE, FAILED
@@ -36,16 +37,24 @@ _NAME_WIDTH = max(len(check.name) for check in CHECKS)
 LoadConfig = Callable[[], tuple[Config, Mapping[str, str]]]
 
 
-def print_diagnosis(load: LoadConfig, *, as_json: bool) -> int:
+def print_diagnosis(load: LoadConfig, check: str = "", *, as_json: bool) -> int:
     """Examine this host, print what is found, and return the exit code: 1 if a check has failed.
 
     Args:
         load: gives the configuration, and what sets each key.
+        check: of which it is told: a check, as it is called behind its group, or a group; empty: of all.
+
+    Raises:
+        ConfigError: there is no such check; or one is asked for, and the configuration cannot be read.
     """
+    names = names_of(check, CHECKS)
     try:
         found = _examined(*load())
     except ConfigError as error:
+        if check:
+            raise
         found = unread(error)
+    found = found.only(names) if check else found
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -108,4 +117,5 @@ def plain_lines(check: CheckResult) -> Iterator[str]:
 
 def _sum(found: Diagnosis) -> str:
     counts = ((condition, len(found.of(condition))) for condition in Condition)
-    return f"{len(found.checks)} checks: " + ", ".join(f"{count} {condition}" for condition, count in counts if count)
+    checks = "1 check" if len(found.checks) == 1 else f"{len(found.checks)} checks"
+    return f"{checks}: " + ", ".join(f"{count} {condition}" for condition, count in counts if count)

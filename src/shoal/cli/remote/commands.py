@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -14,12 +14,11 @@ from shoal.cli.arguments import Switch
 from shoal.cli.exits import FAILED, say_error
 from shoal.cli.groups import SET_UP
 from shoal.cli.output import on_one_line
-from shoal.clock import Clock, SystemClock
+from shoal.clock import SystemClock
 from shoal.errors import ConfigError, HostFailed
 
 if TYPE_CHECKING:
     from shoal.cli.remote.hosts_file import DescribedSwarm, HostsFile
-    from shoal.cli.remote.plan import Installation, Wanted
 
 _PORT: Final = 8787
 _USUAL_FILE: Final = Path("hosts.yaml")
@@ -35,15 +34,30 @@ def up(
     resume: Annotated[
         bool, Switch, Parameter(help="The client goes on from the newest checkpoint that its host has.")
     ] = False,
-    ui: Annotated[bool, Switch, Parameter(help="Then show the run's dashboard in this machine's browser.")] = False,
+    ui: Annotated[
+        bool,
+        Switch,
+        Parameter(
+            help="Then serve, on this machine alone, the run's dashboard with a part for the hosts: state, orders."
+        ),
+    ] = False,
 ) -> int:
     """Bring a swarm up on many machines from one file: install, start, join, over the system's ssh.
 
     What is so already is left alone: a second call changes nothing. Exit code 1 if a host has failed.
     """
+    from shoal.cli.remote.orders import bring_up
+
     swarm = _read(file)
-    code = _bring_up(swarm, tuple(swarm.hosts.hosts), resumes=resume, is_dry=dry_run)
-    return _show_dashboard(swarm, _PORT) if ui and not code and not dry_run else code
+    names = tuple(swarm.hosts.hosts)
+    say = _say_for(names)
+    code = _called(partial(bring_up, swarm, names, say, resumes=resume, is_dry=dry_run))
+    if not ui or dry_run:
+        return code
+    from shoal.cli.remote.operator_page import serve_page
+
+    # Also where a host has failed: that is what the page can do something about.
+    return _called(partial(serve_page, swarm, lambda: _read(file), _PORT, say))
 
 
 def machine_script(
@@ -116,44 +130,28 @@ def restart(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
 
     That ends the run where its client is among them: another one begins.
     """
+    from shoal.cli.remote.orders import restart as serve
+    from shoal.cli.remote.orders import restarted_with
+
     swarm = _read(file)
-    chosen = _chosen(swarm.hosts, names)
-    if swarm.hosts.swarm.client in chosen:
-        chosen = tuple(swarm.hosts.hosts)  # with its client the run ends everywhere
-    wanted = _wanted(swarm)
-    ended = _down(swarm, chosen)
-    return _called(partial(_brought_up, wanted, chosen)) or ended
+    chosen = restarted_with(swarm.hosts, _chosen(swarm.hosts, names))
+    return _called(partial(serve, swarm, chosen, _say_for(chosen)))
 
 
 @hosts_app.command
 def down(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
     """End what runs on these hosts, or on all; what they have trained and written stays there."""
+    from shoal.cli.remote.orders import take_down
+
     swarm = _read(file)
-    return _down(swarm, _chosen(swarm.hosts, names))
+    chosen = _chosen(swarm.hosts, names)
+    return _called(partial(take_down, swarm, chosen, _say_for(chosen)))
 
 
 def _show_dashboard(swarm: DescribedSwarm, port: int) -> int:
     from shoal.cli.remote.operate import show_dashboard
 
     return _called(partial(show_dashboard, swarm.hosts, swarm.prefix, port))
-
-
-def _down(swarm: DescribedSwarm, names: Sequence[str]) -> int:
-    from shoal.cli.remote.operate import stop_units
-
-    return _called(partial(stop_units, swarm.hosts, names, swarm.prefix, _say_for(names)))
-
-
-def _bring_up(swarm: DescribedSwarm, names: Sequence[str], *, resumes: bool = False, is_dry: bool = False) -> int:
-    return _called(partial(_brought_up, _wanted(swarm), names, resumes=resumes, is_dry=is_dry))
-
-
-async def _brought_up(
-    wanted: Wanted, names: Sequence[str], *, clock: Clock, resumes: bool = False, is_dry: bool = False
-) -> int:
-    from shoal.cli.remote.bring_up import BringUp
-
-    return await BringUp(wanted, names, clock, _say_for(names), resumes=resumes, is_dry=is_dry).run()
 
 
 def _called(call: Callable[..., Awaitable[int]]) -> int:
@@ -178,35 +176,7 @@ def _chosen(hosts: HostsFile, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names or hosts.hosts)
 
 
-def _wanted(swarm: DescribedSwarm) -> Wanted:
-    from shoal.cli.remote.plan import Wanted
-
-    hosts, config = swarm.hosts, swarm.config
-    if hosts.num_servers < config.num_stages:
-        raise ConfigError(
-            f"the hosts have {hosts.num_servers} servers, and each of the {config.num_stages} stages of "
-            f"{swarm.config_path} needs one: give hosts more `servers`"
-        )
-    return Wanted(hosts, swarm.prefix, swarm.config_path.read_text(), _installation(hosts))
-
-
-def _installation(hosts: HostsFile) -> Installation:
-    from shoal.cli.remote.hosts_file import OWN_VERSION
-    from shoal.cli.remote.own_wheel import own_wheel
-    from shoal.cli.remote.plan import Installation
-
-    if hosts.install == OWN_VERSION:
-        return Installation(*own_wheel(), hosts.extras, hosts.pip_flags)
-    if not hosts.install.endswith(".whl") or "://" in hosts.install:
-        return Installation(hosts.install, None, hosts.extras, hosts.pip_flags)
-    path = Path(hosts.install).expanduser()
-    try:
-        return Installation(path.name, path.read_bytes(), hosts.extras, hosts.pip_flags)
-    except OSError as error:
-        raise ConfigError(f"install: cannot read {path}: {error.strerror}") from error
-
-
-def _say_for(names: Sequence[str]) -> Callable[[str, str], None]:
+def _say_for(names: Collection[str]) -> Callable[[str, str], None]:
     width = max(map(len, names))
 
     def say(host: str, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import anyio
@@ -27,28 +27,33 @@ _WITHIN_S: Final = 60.0
 
 
 async def ask_all(
-    file: HostsFile, names: Collection[str], request: Callable[[str], Request], clock: Clock
+    file: HostsFile, units: Mapping[str, tuple[str, ...]], request: Callable[[tuple[str, ...]], Request], clock: Clock
 ) -> dict[str, Units | HostFailed]:
-    """Ask the units of hosts, all at once; return what each answers, or why it does not, in the file's order."""
-    answers: dict[str, Units | HostFailed] = {}
+    """Ask the units of hosts, all at once; return what each answers, or why it does not, in the file's order.
+
+    Args:
+        units: those that are meant, by host; where there are none the host is not asked, since it would take that for
+            all that it has, of other swarms as well.
+    """
+    answers: dict[str, Units | HostFailed] = {name: Units(()) for name, meant in units.items() if not meant}
 
     async def ask(name: str, ssh: Ssh) -> None:
         try:
-            answers[name] = await ask_units(ssh, request(name), within_s=_WITHIN_S + 3 * _PATIENCE_S)
+            answers[name] = await ask_units(ssh, request(units[name]), within_s=_WITHIN_S + 3 * _PATIENCE_S)
         except HostFailed as error:
             answers[name] = error
 
-    targets = file.destinations(names)
+    targets = file.destinations([name for name, meant in units.items() if meant])
     async with connections(targets, file.ssh_command, clock) as hosts, anyio.create_task_group() as tasks:
         for name, ssh in hosts.items():
             tasks.start_soon(ask, name, ssh)
-    return {name: answers[name] for name in targets}
+    return {name: answers[name] for name in file.hosts if name in answers}
 
 
 async def print_units(file: HostsFile, names: Collection[str], prefix: str, clock: Clock) -> int:
     """Print a line for each unit of each host; return 1 if a host does not answer, or a unit has failed."""
     rows: list[tuple[str, str, str]] = [("host", "unit", "is")]
-    answers = await ask_all(file, names, lambda name: LookAtUnits(_units_of(file, name, prefix)), clock)
+    answers = await ask_all(file, {name: units_of(file, name, prefix) for name in names}, LookAtUnits, clock)
     is_well = True
     for name, answer in answers.items():
         if isinstance(answer, HostFailed):
@@ -89,7 +94,9 @@ async def stop_units(
     ]
     is_well = True
     for some in filter(None, order):
-        answers = await ask_all(file, some, lambda name: StopUnits(_units_of(file, name, prefix), _PATIENCE_S), clock)
+        # Also servers that the file does not have any more.
+        units = {name: (*(client_name(prefix),) * (name == client), servers_name(prefix)) for name in some}
+        answers = await ask_all(file, units, lambda meant: StopUnits(meant, _PATIENCE_S), clock)
         for name, answer in answers.items():
             if isinstance(answer, HostFailed):
                 is_well = False
@@ -101,7 +108,7 @@ async def stop_units(
 
 async def print_logs(file: HostsFile, name: str, prefix: str, lines: int, clock: Clock, *, follows: bool) -> int:
     """Print the newest lines that the units of a host have said, and with `follows` those that come."""
-    files = " ".join(f'"$HOME/{UNITS}/{unit}/output.log"' for unit in _units_of(file, name, prefix))
+    files = " ".join(f'"$HOME/{UNITS}/{unit}/output.log"' for unit in units_of(file, name, prefix))
     command = f"{NEWEST}exec tail -n {lines} {'-F ' if follows else ''}{files}"
     async with connections(file.destinations((name,)), file.ssh_command, clock) as hosts:
         async for line in hosts[name].lines(command):
@@ -116,24 +123,32 @@ async def show_dashboard(file: HostsFile, prefix: str, port: int, clock: Clock) 
         port: of this machine; if it is taken, any that is free.
     """
     client = file.swarm.client
+    async with connections(file.destinations((client,)), file.ssh_command, clock) as hosts:
+        there, query = await dashboard_address(hosts[client], client, prefix)
+        here = _free_port(port)
+        address = f"http://127.0.0.1:{here}/{query}"
+        said = f"dashboard: {address}\nthe way there is open until Ctrl-C; the address can be opened once"
+        await hosts[client].forward(here, there, lambda: print(said, flush=True))
+    return DONE
+
+
+async def dashboard_address(ssh: Ssh, client: str, prefix: str) -> tuple[int, str]:
+    """Return the port of the dashboard on the client's host, and the query whose token lets the next browser in.
+
+    Raises:
+        HostFailed: the host does not answer, or has no dashboard.
+    """
     folder = f"$HOME/{UNITS}/{client_name(prefix)}/logs"
     # Of the newest run: the address whose token is the next to be used. None of it is told but here.
     command = f'cat "$(ls -t "{folder}"/*/{URL_FILE} 2>/dev/null | head -n 1)"'
-    async with connections(file.destinations((client,)), file.ssh_command, clock) as hosts:
-        done = await hosts[client].run(command, within_s=_WITHIN_S)
-        found = re.search(
-            r"^http://127\.0\.0\.1:(\d{1,5})/(\?token=[\w-]+)$", done.stdout.decode(errors="replace"), re.M
+    done = await ssh.run(command, within_s=_WITHIN_S)
+    found = re.search(r"^http://127\.0\.0\.1:(\d{1,5})/(\?token=[\w-]+)$", done.stdout.decode(errors="replace"), re.M)
+    if done.code or found is None:
+        raise HostFailed(
+            f"the client on {client} has no dashboard (yet): there is one from the first step on, if it was "
+            f"brought up with `extras: dashboard` in the file; `shoal hosts logs {client} -n 1000` says more"
         )
-        if done.code or found is None:
-            raise HostFailed(
-                f"the client on {client} has no dashboard (yet): there is one from the first step on, if it was "
-                f"brought up with `extras: dashboard` in the file; `shoal hosts logs {client} -n 1000` says more"
-            )
-        here = _free_port(port)
-        address = f"http://127.0.0.1:{here}/{found[2]}"
-        said = f"dashboard: {address}\nthe way there is open until Ctrl-C; the address can be opened once"
-        await hosts[client].forward(here, int(found[1]), lambda: print(said, flush=True))
-    return DONE
+    return int(found[1]), found[2]
 
 
 def _free_port(wanted: int) -> int:
@@ -144,7 +159,8 @@ def _free_port(wanted: int) -> int:
     raise HostFailed("no port of this machine is free")
 
 
-def _units_of(file: HostsFile, name: str, prefix: str) -> tuple[str, ...]:
+def units_of(file: HostsFile, name: str, prefix: str) -> tuple[str, ...]:
+    """Return the names of the units that a host is to have."""
     client = (client_name(prefix),) if name == file.swarm.client else ()
     servers = (servers_name(prefix),) if file.hosts[name].servers else ()
     return (*client, *servers)

@@ -170,6 +170,27 @@ class Ssh:
                 opened()
         raise HostFailed("the way to the dashboard is closed")
 
+    @asynccontextmanager
+    async def connected(self, port: int) -> AsyncGenerator[Process]:
+        """Give a connection to a TCP port of that host's loopback: what a process reads goes there, what it says is the
+        answer, and its end that of the connection. No port of this machine is open for it.
+
+        Raises:
+            HostFailed: ssh cannot be started.
+        """
+        argv = [*self.command, *self.own_options, "-W", f"127.0.0.1:{port}", "--", self.destination]
+        try:
+            process = await anyio.open_process(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            raise HostFailed(f"{self.command[0]} cannot be started on this machine: {error.strerror}") from None
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            # Waits for its end, whatever is cancelled.
+            await process.aclose()
+
     async def close(self) -> None:
         """End the shared connection."""
         with anyio.move_on_after(_CONNECT_S, shield=True):

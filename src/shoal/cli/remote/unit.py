@@ -21,6 +21,7 @@ from typing import Final
 import anyio
 import msgspec
 
+import shoal
 from shoal.cli.remote.probe import INSTALLED, UNITS
 from shoal.cli.remote.unit_messages import (
     AwaitPeers,
@@ -75,7 +76,8 @@ async def answer(request: Request) -> Units:
         case AwaitPeers():
             return await _await_peers(request)
         case LookAtUnits():
-            return Units(tuple(_state(name, request.num_lines) for name in request.names or _all_names()))
+            units = tuple(_state(name, request.num_lines) for name in request.names or _all_names())
+            return Units(units, version=shoal.__version__)
 
 
 async def _start(request: StartUnit) -> Units:

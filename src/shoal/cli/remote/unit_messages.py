@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Annotated
 
 import msgspec
+
+_YEAR_10000_UNIX_S = 253402300800.0
+"""No date says a later time."""
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -44,7 +48,7 @@ class UnitState(msgspec.Struct, frozen=True):
     name: str
     is_running: bool
     code: int | None
-    since_unix_s: float
+    since_unix_s: Annotated[float, msgspec.Meta(ge=0.0, lt=_YEAR_10000_UNIX_S)]
     pid: int
     said: tuple[str, ...] = ()
     digest: str = ""
@@ -96,11 +100,13 @@ class Units(msgspec.Struct, frozen=True):
     Attributes:
         changed: what was done, in words; empty: nothing, since it was so already.
         differs: a unit runs that is another, and was left alone.
+        version: of shoal there.
     """
 
     units: tuple[UnitState, ...]
     changed: str = ""
     differs: bool = False
+    version: str = ""
 
 
 Request = StartUnit | StopUnits | LookAtUnits | AwaitPeers

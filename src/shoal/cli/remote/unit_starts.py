@@ -3,12 +3,13 @@ systemd."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from shoal.cli.remote.unit_messages import Unit
@@ -25,15 +26,18 @@ _BETWEEN_LOOKS_S = 60.0
 _MOST_STARTS, _STARTS_WITHIN_S = 10, 1800
 """A service that fails more often is left to whoever looks after the host."""
 _SHELL: Final = "/bin/sh"
+_INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM)
+"""What ends a unit; whoever starts one may ignore them, as what a shell runs in the background does."""
 # The shell outlives an interrupt, which its whole session gets, to note how what it runs has ended. Each write to the
-# output goes to its end, so it may be cut at any time: a second shell does that, which goes with the first one.
+# output goes to its end, so it may be cut at any time: a second shell does that, which goes with the first one. It
+# ends what `$!` names, which the shell sets with the start: a variable of ours might be unset when it is told to go.
 _SESSION: Final = """
 cd "$0" && trap : INT TERM && {
   (
-    trap 'kill $pause; exit' TERM
+    trap 'kill $!; exit' TERM
     while kill -0 $$; do
-      sleep PAUSE & pause=$!
-      wait $pause
+      sleep PAUSE &
+      wait $!
       if [ "$(wc -c < output.log)" -gt LIMIT ]; then cp output.log output.log.1 && : > output.log; fi
     done
   ) > /dev/null 2>&1 &
@@ -82,26 +86,43 @@ def start_session(argv: Sequence[str], folder: Path) -> int:
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
-        # Whoever has started this may ignore interrupts, as what a shell runs in the background does.
-        setsigdef=[signal.SIGINT, signal.SIGTERM],
+        setsigdef=_INTERRUPTS,
     )
 
 
 def _start_by_fork(command: Sequence[str], output: Path) -> int:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        process = subprocess.Popen(
-            command,
-            executable=_SHELL,
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-        )
+        with _heeded(*_INTERRUPTS):
+            process = subprocess.Popen(
+                command,
+                executable=_SHELL,
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+            )
     finally:
         os.close(descriptor)
     _started.append(process)
     return process.pid
+
+
+@contextmanager
+def _heeded(*numbers: signal.Signals) -> Generator[None]:
+    """Inside, signals that are ignored are taken, and passed over: for a program that is started they are as usual."""
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, _pass_over)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """Take a signal, and do nothing."""
 
 
 def start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
@@ -119,7 +140,7 @@ def start_service(unit: Unit, folder: Path, this_time: Sequence[str]) -> None:
     systemctl("daemon-reload")
     if unit.is_lasting:
         systemctl("enable", service_name(unit.name))
-    with contextlib.suppress(ConfigError):
+    with suppress(ConfigError):
         # What it has failed before does not count any more; one that systemd has forgotten has nothing that would.
         systemctl("reset-failed", service_name(unit.name))
     systemctl("restart", service_name(unit.name))

@@ -5,6 +5,9 @@
 Whoever reaches a loopback port may be any user of the host, or a page of the web in the user's own browser. So nothing
 is answered without the cookie, and nothing at all under a name that is not loopback's, or to a page of another origin.
 
+The page of a run only shows. That of an operator (`hosts`) takes orders as well: each with the cookie, from a page that
+says that it is of this origin, and with a token that only such a page can have read.
+
 In the run's folder, for its owner alone: `dashboard.key`, of which cookies are made, `dashboard.url`, the address with
 the token that is next to be used, and `metrics.token`, which Prometheus sends each time. A monitor that is started
 again goes on with all three, so that pages stay open.
@@ -40,19 +43,21 @@ HEADERS: Final[Mapping[str, str]] = {
 """What every answer says."""
 
 
-def problem_of(method: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
+def problem_of(method: str, headers: Mapping[str, str], *, takes_orders: bool = False) -> tuple[int, str] | None:
     """Return the status and the reason for which a request is refused whoever sends it, or None.
 
     Args:
         headers: by their names in small letters.
+        takes_orders: whether something can be done here, by POST.
     """
-    if method != "GET":
+    is_order = takes_orders and method == "POST"
+    if method != "GET" and not is_order:
         return 405, "this page only shows: GET"
     host = headers.get("host", "")
     if _hostname(host) not in _LOOPBACK:
         return 421, "this page is at 127.0.0.1, localhost or [::1]; from elsewhere: ssh -L 8787:127.0.0.1:8787 HOST"
     # An address of another scheme, port or name is another origin, and so is `null`.
-    if headers.get("origin", f"http://{host}") != f"http://{host}":
+    if headers.get("origin", "" if is_order else f"http://{host}") != f"http://{host}":
         return 403, "pages of another origin are told nothing"
     return None
 
@@ -68,12 +73,16 @@ def _hostname(host: str) -> str:
 class Access:
     """The token and the cookie of one run."""
 
-    def __init__(self, log_dir: Path, run_id: str) -> None:
+    def __init__(self, log_dir: Path, run_id: str, told_in: str = "the run's folder") -> None:
         """Take over what an earlier start of the monitor has left in the run's folder, or begin.
+
+        Args:
+            told_in: how the folder is called to who has no token.
 
         Raises:
             OSError: the folder cannot be read or written.
         """
+        self.told_in = told_in
         self._url_path, self._token_path = log_dir / URL_FILE, log_dir / TOKEN_FILE
         self._key = _key(log_dir / KEY_FILE)
         # A cookie is sent to all ports of a host: two runs must not take each other's.
@@ -95,6 +104,15 @@ class Access:
     def reader_token(self) -> str:
         """What a program that reads numbers sends, as `Authorization: Bearer ...`."""
         return hmac.digest(self._key, b"metrics", "sha256").hex()
+
+    @property
+    def order_token(self) -> str:
+        """What an order has to bring along, beside the cookie: no page but ours can have read it."""
+        return hmac.digest(self._key, b"orders", "sha256").hex()
+
+    def lets_order(self, token: str) -> bool:
+        """Whether an order that brings this comes from a page of ours."""
+        return hmac.compare_digest(token.encode(), self.order_token.encode())
 
     def lets_read(self, authorization: str) -> bool:
         """Whether this header is of a program that may read numbers."""

@@ -10,14 +10,22 @@ request --> Guard: method, Host, Origin; headers of every answer --> a route -->
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,23 +35,23 @@ from shoal.monitor.http.access import HEADERS, TOKEN_FILE, URL_FILE, Access, pro
 from shoal.monitor.http.browsers import MAX_BROWSERS, Browsers
 from shoal.monitor.page.files import PAGE, STATIC, static_files
 
-_STRANGER = f"a browser is let in by an address with a token: the newest is in {URL_FILE} in the run's folder\n"
 _STRANGE_READER = f"numbers are told to who sends the token in {TOKEN_FILE} in the run's folder\n"
 _CROWDED = f"{MAX_BROWSERS} browsers look at this run already\n"
 _AGAIN_S = 5
 
 
-def build_app(routes: Sequence[Route]) -> ASGIApp:
-    """Return the application with these routes."""
-    return Guard(Starlette(routes=list(routes)))
+def build_app(routes: Sequence[Route], *, takes_orders: bool = False) -> ASGIApp:
+    """Return the application with these routes; only with `takes_orders` is there anything but GET."""
+    return Guard(Starlette(routes=list(routes)), takes_orders=takes_orders)
 
 
 class Guard:
     """Refuses what no browser of ours asks, and says with every answer what a page may do with it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, takes_orders: bool) -> None:
         """Stand before an application."""
         self._app = app
+        self._takes_orders = takes_orders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -53,7 +61,7 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        problem = problem_of(scope["method"], Headers(scope=scope))
+        problem = problem_of(scope["method"], Headers(scope=scope), takes_orders=self._takes_orders)
         if problem is None:
             await self._app(scope, receive, send_guarded)
         else:
@@ -61,23 +69,30 @@ class Guard:
             await PlainTextResponse(f"{reason}\n", status)(scope, receive, send_guarded)
 
 
-def with_cookie(access: Access, answer: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+def with_cookie(
+    access: Access, answer: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that answers only browsers that were let in."""
 
     async def guarded(request: Request) -> Response:
-        return answer(request) if access.admits(request.cookies) else _refused()
+        return await answer(request) if access.admits(request.cookies) else refused(access)
 
     return guarded
 
 
-def page_routes(access: Access) -> list[Route]:
-    """Return the page, the way to it, and its files."""
-    files = {path.relative_to(STATIC).as_posix(): path for path in static_files()}
+def page_routes(access: Access, html: str | None = None, more: Mapping[str, Path] | None = None) -> list[Route]:
+    """Return the page, the way to it, and its files.
 
-    def page(request: Request) -> Response:
-        return FileResponse(PAGE)
+    Args:
+        html: in place of the page of a run.
+        more: files that this one has beside those of a run's, by their names below /static/.
+    """
+    files = {path.relative_to(STATIC).as_posix(): path for path in static_files()} | dict(more or {})
 
-    def file(request: Request) -> Response:
+    async def page(request: Request) -> Response:
+        return FileResponse(PAGE) if html is None else HTMLResponse(html)
+
+    async def file(request: Request) -> Response:
         path = files.get(request.path_params["name"])
         return PlainTextResponse("there is no such file\n", 404) if path is None else FileResponse(path)
 
@@ -86,7 +101,7 @@ def page_routes(access: Access) -> list[Route]:
         if token is None:
             return await with_cookie(access, page)(request)
         if not (access.admits(request.cookies) or access.redeem(token)):
-            return _refused()
+            return refused(access)
         # The token is not to stay in the address.
         answer = RedirectResponse("/", 303)
         answer.set_cookie(access.cookie_name, access.cookie, httponly=True, samesite="strict")
@@ -123,9 +138,9 @@ class _Stream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         if not self._access.admits(request.cookies):
-            await _refused()(scope, receive, send)
+            await refused(self._access)(scope, receive, send)
             return
-        with self._browsers.join(_last_id(request)) as messages:
+        with self._browsers.join(last_id(request)) as messages:
             if messages is None:
                 answer: Any = PlainTextResponse(_CROWDED, 503, {"Retry-After": str(_AGAIN_S)})
             else:
@@ -133,10 +148,13 @@ class _Stream:
             await answer(scope, receive, send)
 
 
-def _last_id(request: Request) -> str:
+def last_id(request: Request) -> str:
     """Return what a browser has got last; a page that opens the stream anew can say it only in the address."""
     return request.headers.get("last-event-id") or request.query_params.get("after", "")
 
 
-def _refused() -> Response:
-    return PlainTextResponse(_STRANGER, 401)
+def refused(access: Access) -> Response:
+    """Return what a browser is told that was not let in."""
+    return PlainTextResponse(
+        f"a browser is let in by an address with a token: the newest is in {URL_FILE} in {access.told_in}\n", 401
+    )

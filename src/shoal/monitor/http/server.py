@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import anyio
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -31,11 +32,18 @@ _LAST_WORDS_S: Final = 1.0
 async def serving(
     listener: socket.socket, access: Access, browsers: Browsers, newest: Callable[[], Newest]
 ) -> AsyncGenerator[None]:
-    """Answer browsers and Prometheus at this socket while the context is open.
+    """Answer browsers and Prometheus at this socket while the context is open."""
+    app = build_app((*page_routes(access), *event_routes(access, browsers), *number_routes(access, newest)))
+    async with answering(listener, app):
+        yield
+
+
+@asynccontextmanager
+async def answering(listener: socket.socket, app: ASGIApp) -> AsyncGenerator[None]:
+    """Have an application answer at this socket while the context is open.
 
     Who still reads then has a moment to read the last.
     """
-    app = build_app((*page_routes(access), *event_routes(access, browsers), *number_routes(access, newest)))
     config = Config(
         app, http=_Connection, ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False
     )

@@ -12,6 +12,8 @@ PLOT: Final = STATIC / "uplot" / "uPlot.iife.min.js"
 _MODULES = "text curve store charts now learning traffic rounds incidents peer feed main"
 MODULES: Final = tuple(STATIC / f"{name}.js" for name in _MODULES.split())
 """Each after those that it imports."""
+OF_OPERATORS: Final = (STATIC / "hosts.css", STATIC / "hosts.js")
+"""Of the page that `shoal up --ui` serves; neither a run's dashboard nor a report has them."""
 
 
 def static_files() -> tuple[Path, ...]:

@@ -130,6 +130,25 @@ def test_only_a_failure_ends_with_exit_code_1(
         assert capsys.readouterr().out.splitlines()[-1] == "2 checks: 1 warning, 1 failed"
 
 
+def test_of_one_check_or_of_a_group_is_told_alone_and_it_alone_decides(
+    examined: Callable[[Diagnosis], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lan = CheckResult("host.lan", "a run is found", Condition.OK, "run herd is announced", "")
+    examined(found_of(*results(), lan))
+    for said in ("lan", "host.lan", "host"):
+        assert main(["doctor", said, f"--initial-peers={PEERS[0]}"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "1 check: 1 ok"
+    assert main(["doctor", "key", "--json"]) == 1
+    assert [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]] == ["key.mode"]
+    assert main(["doctor", "lam"]) == 2
+    assert "lam: no such check; did you mean lan?" in capsys.readouterr().err
+
+
+def test_a_check_of_a_configuration_that_cannot_be_read_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "lan", "--public-ip=x!"]) == 2
+    assert "network.public_ip" in capsys.readouterr().err
+
+
 def test_a_configuration_that_cannot_be_read_is_a_finding_and_nothing_else_is_judged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

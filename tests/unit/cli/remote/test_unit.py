@@ -85,7 +85,7 @@ def test_its_end_and_its_exit_code_are_known() -> None:
     assert _start("raise SystemExit(7)").changed == "started", "one that has ended is started again"
 
 
-@pytest.mark.usefixtures("_home")
+@pytest.mark.usefixtures("either_way", "_home")
 def test_it_is_interrupted_also_where_who_has_started_it_ignores_interrupts() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -1,6 +1,7 @@
 // The news, as the server sends them. Whatever breaks, it is tried again, and goes on after the last message that came.
 
 const AGAIN_MS = 2000;
+const NEXT_MS = 5000;
 
 export class Feed {
   // `take(kind, data)` gets each message; `lost()` is called when the link breaks.
@@ -8,6 +9,8 @@ export class Feed {
     this.take = take;
     this.lost = lost;
     this.last = "";
+    // Whether another run may follow at the same address: where hosts are looked after.
+    this.isLasting = false;
     this.open();
   }
 
@@ -22,6 +25,7 @@ export class Feed {
     this.source.addEventListener("end", () => {
       this.source.close();
       this.take("end", null);
+      if (this.isLasting) setTimeout(() => this.open(), NEXT_MS);
     });
     this.source.addEventListener("error", () => {
       this.lost();

@@ -16,6 +16,14 @@ const parts = new Map();
 let shown = "now";
 let isDue = false;
 let made = null;
+let feed = null;
+
+// A page that has more than that of a run brings it along; its section is there. It outlives the run.
+export function addPart(name, Part) {
+  PARTS[name] = Part;
+  feed.isLasting = true;
+  choose();
+}
 
 function part(name) {
   if (!parts.has(name)) parts.set(name, new PARTS[name](document.getElementById(name)));
@@ -66,7 +74,7 @@ function due() {
 
 function take(kind, data) {
   made = kind === "row" ? data.t : null;
-  if (kind === "past") store.replace(data);
+  if (kind === "past") store.begin(data);
   else if (kind === "row") store.row(data);
   else if (kind === "event") store.event(data);
   else if (kind === "tick") store.tick(data);
@@ -80,7 +88,7 @@ if (past) {
   store.freeze();
   store.isReport = true;
 } else {
-  new Feed(take, () => {
+  feed = new Feed(take, () => {
     store.isLost = true;
     due();
   });

@@ -27,6 +27,12 @@ export class Store {
     this.isFrozen = true;
   }
 
+  // Also after the end of another run: that one's time stands still no more.
+  begin(past) {
+    this.isFrozen = false;
+    this.replace(past);
+  }
+
   replace(past) {
     Object.assign(this, { info: past.info, begunS: past.begun, samples: past.samples, ended: Boolean(past.ended) });
     this.run = new Map(Object.entries(past.run));
