@@ -272,7 +272,9 @@ class Client(ClientHost):
         self._begun = ""  # hash of the record on top of which the round is trained
         self._training: tuple[int, float] | None = None  # which round, and since when
         self._starts: Counter[int] = Counter()  # of trainers, by slot, in this round
-        self._firsts: dict[int, int] = {}  # by slot, where the last trainer that this client has told has begun
+        # By slot, where the last trainer that this client has told has begun; of a round that another process has begun
+        # nothing can be proven, so that a step in progress may be left to the record.
+        self._firsts: dict[int, int] = {}
         self._over: set[int] = set()  # slots of which nothing more is expected in this round
         self._armed_s = inf
         self._release_s = self.world.deaths_rng.choice((0.01, 0.2))  # that a data server takes, which has much to do
@@ -444,7 +446,7 @@ class Client(ClientHost):
                 case GoOn(slot, steps) if self._training is not None:
                     if self.world.losses.is_alone(what := f"the trainer of slot {slot}"):
                         self.world.check_rest(slot, self._firsts[slot], steps)
-                    self._firsts[slot] = steps.first
+                    self._firsts[slot] = max(self._firsts[slot], steps.first)
                     self.world.losses.followed(what)
                     network.send(self.peer, self.slots.present[slot].peer, Orders(self._training[0], steps))
                 case TrainerNotReplaced(slot) | TrainerGivenUp(slot):
