@@ -13,13 +13,14 @@ export OMP_NUM_THREADS ?= 1
 # At the set-up nothing is compiled: most of what is installed nobody imports, and it takes over a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all test-configs floor portable house sim screenshots pages site lint style clean
+.PHONY: help setup run quick test test-all test-every test-configs floor portable house sim screenshots pages site lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
 	@echo "make quick     set up, then lint, the units' tests and a slice of the simulations: for the inner loop"
 	@echo "make test      the same, types, more simulations, and most of what tells rules in several processes: before each commit"
-	@echo "make test-all  every test, with every check: before a release"
+	@echo "make test-all  the same, and of all that takes longer the half that this commit has: what .ci/run calls"
+	@echo "make test-every  every test, with every check, which takes two hours on two cores: before a release"
 	@echo "make test-configs  every file of configs/ trained in small (--tiny), which takes ten minutes"
 	@echo "make floor     models of transformers with the oldest version of it that the extra hf allows; test-all contains it"
 	@echo "make portable  tests of processes, transport and collectives without the calls of Linux; test-all contains it"
@@ -72,6 +73,7 @@ style: setup
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(CORES) + 2)
 PYTEST := $(PY) -m pytest --dist worksteal
+TIER ?= all
 SWARMS := tests/e2e
 
 # Checks run beside the tests: those of types take a core for a minute. What they find is said after them, and counts.
@@ -90,16 +92,20 @@ quick: setup
 test: setup
 	$(call beside,$(CHECKS) lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
 
-# Of events and numbers that no test brings about some depend on time: they are named, and fail nothing.
+# Of events and numbers that no test brings about some depend on time: where all tests run they are named, and fail nothing.
 # Whole swarms use all cores, but not all the time, and most of it they wait: of all their runs three go on at once on two
 # cores. What is left is taken by what runs beside the tests, with few workers and behind them in the queue.
 FEWER := $(shell expr $(CORES) + 1)
+test-all: TIER = commit
 test-all: export EMITTED_EVENTS := $(CURDIR)/$(VENV)/emitted
 test-all: setup
 	@rm -rf $(EMITTED_EVENTS)
-	$(call beside,nice -n 5 $(CHECKS) --keep-going CORES=1 WORKERS=2 lint floor portable,$(PYTEST) -n $(FEWER) --ignore=$(SWARMS) || failed=1; $(PYTEST) -n $(FEWER) $(SWARMS) || failed=1,$(PY) -m tests.emitted $(EMITTED_EVENTS) || true;)
+	$(call beside,nice -n 5 $(CHECKS) --keep-going CORES=1 WORKERS=2 TIER=$(TIER) lint floor portable,$(PYTEST) --tier=$(TIER) -n $(FEWER) --ignore=$(SWARMS) || failed=1; $(PYTEST) --tier=$(TIER) -n $(FEWER) $(SWARMS) || failed=1,$(if $(filter all,$(TIER)),$(PY) -m tests.emitted $(EMITTED_EVENTS) || true;))
 
-# Of which test-all trains one for each task.
+test-every:
+	@$(CHECKS) test-all TIER=all
+
+# Of which test-every trains one for each task.
 test-configs: setup
 	$(PYTEST) -n 2 tests/e2e/test_configs.py --every-config
 
@@ -112,13 +118,13 @@ $(FLOOR)/.installed: constraints-floor.txt $(STAMP)
 
 # What torch compiles is told by the newest version: it takes a quarter of the time.
 floor: setup $(FLOOR)/.installed
-	PYTHONPATH=$(FLOOR) $(PYTEST) -n $(CORES) tests/unit/model/hf tests/unit/checkpoint/test_hf_folder.py \
+	PYTHONPATH=$(FLOOR) $(PYTEST) --tier=$(TIER) -n $(CORES) tests/unit/model/hf tests/unit/checkpoint/test_hf_folder.py \
 		tests/unit/inference/test_generation_hf.py --deselect \
 		tests/unit/model/hf/test_routers.py::test_compiled_code_takes_the_weight_of_each_microbatch
 
 # As on macOS; tests/e2e/test_portable.py has a whole swarm.
 portable: setup
-	SHOAL_PORTABLE=1 $(PYTEST) -n $(WORKERS) tests/unit/runtime tests/unit/transport tests/unit/collective \
+	SHOAL_PORTABLE=1 $(PYTEST) --tier=$(TIER) -n $(WORKERS) tests/unit/runtime tests/unit/transport tests/unit/collective \
 		tests/unit/data/test_pool.py tests/unit/data/test_server_and_feed.py tests/integration/runtime
 
 # Seeds A to B-1 of every simulated world, or with HEAD two hundred of this commit's own; see tests/simulation/README.md.

@@ -26,7 +26,7 @@ import hypothesis
 import pytest
 from tests.emitted import FOLDER, pytest_sessionfinish, record
 from tests.hanging import pytest_pyfunc_call, pytest_timeout_cancel_timer, pytest_timeout_set_timer
-from tests.tiers import pytest_addoption, pytest_collection_modifyitems
+from tests.tiers import pytest_addoption, pytest_collection_modifyitems, pytest_report_header
 
 from shoal.runtime.linux_calls import FORCE_PORTABLE, available_calls
 
@@ -34,6 +34,7 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_pyfunc_call",
+    "pytest_report_header",
     "pytest_sessionfinish",
     "pytest_timeout_cancel_timer",
     "pytest_timeout_set_timer",

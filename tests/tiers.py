@@ -7,7 +7,10 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
 
 One in eight of the long tests is usual: of those that tests/long.txt names, and of the seeds of simulations, which are
 many. `quick` has units but for the long ones, and one simulation in sixteen. Which ones stay depends on a test's name
-alone, so they are the same everywhere. The list is measured, on a machine that does nothing else:
+alone, so they are the same everywhere. `commit` (`make test-all`, and so continuous integration) has what is usual, and
+of all the rest one in two: here the present commit decides as well, so that each has its own half.
+
+The list is measured, on a machine that does nothing else:
 
     pytest -n 4 --ignore=tests/e2e --durations=0 --durations-min=0.01 > times.txt
     python -m tests.tiers times.txt 0.3 > tests/long.txt     # what takes longer than that, in seconds
@@ -24,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.commit import present_commit
 
 SHARE = 8
 """Of long tests, `usual` has one in so many."""
@@ -31,6 +35,8 @@ THOROUGH_SHARE = 5
 """Where not everything is checked thoroughly, one in so many is."""
 QUICK_SHARE = 16
 """The same for simulations in `quick`; a multiple, since those are a part of these."""
+COMMIT_SHARE = 2
+"""Of what is not usual, `commit` has one in so many."""
 SEEDS = "tests/simulation/test_worlds.py"
 """Which schedule a seed stands for changes with each draw in its world, so none of them is named."""
 LISTED = frozenset((Path(__file__).parent / "long.txt").read_text().splitlines())
@@ -39,7 +45,25 @@ LISTED = frozenset((Path(__file__).parent / "long.txt").read_text().splitlines()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--tier`."""
-    parser.addoption("--tier", choices=("quick", "usual", "all"), default="all", help="which tests to run")
+    parser.addoption("--tier", choices=("quick", "usual", "commit", "all"), default="all", help="which tests to run")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say whose half of the long tests is run."""
+    if config.getoption("--tier") != "commit":
+        return None
+    return f"long tests: one in {COMMIT_SHARE}, by commit {_required_commit()[:7]}; --tier=all has all of them"
+
+
+def _required_commit() -> str:
+    if commit := present_commit():
+        return commit
+    raise pytest.UsageError("--tier=commit needs a commit: call it in a clone of the repository, or take --tier=all")
+
+
+def is_of_commit(item: pytest.Item, commit: str) -> bool:
+    """Return whether a test that is not usual is among those of a commit."""
+    return zlib.crc32(f"{commit} {item.nodeid}".encode()) % COMMIT_SHARE == 0
 
 
 def is_sample(item: pytest.Item, share: int = SHARE) -> bool:
@@ -70,9 +94,9 @@ def _function(nodeid: str) -> str:
 
 
 def is_thorough(item: pytest.Item) -> bool:
-    """Return whether a test is to check what is checked everywhere in `all`, and in one test of five otherwise."""
+    """Return whether a test is to check what everyone checks in `all` and `commit`, and else one test of five."""
     # Not those of `is_sample`: else all long tests that are usual would be.
-    return item.config.getoption("--tier") == "all" or _number(item) // SHARE % THOROUGH_SHARE == 0
+    return item.config.getoption("--tier") in ("all", "commit") or _number(item) // SHARE % THOROUGH_SHARE == 0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -87,13 +111,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = config.getoption("--tier")
     if tier == "all":
         return
-    kept = [item for item in items if item.get_closest_marker("slow") is None and not _is_left_to_all(item)]
+    if tier == "commit":
+        commit = _required_commit()
+        kept = [item for item in items if _is_usual(item) or is_of_commit(item, commit)]
+    else:
+        kept = [item for item in items if _is_usual(item)]
     if tier == "quick":
         kept = [item for item in kept if _is_quick(item)]
     if len(kept) < len(items):
         are_kept = set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in are_kept])
         items[:] = kept
+
+
+def _is_usual(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is None and not _is_left_to_all(item)
 
 
 def _is_quick(item: pytest.Item) -> bool:

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 from tests import tiers
-from tests.tiers import QUICK_SHARE, SEEDS, is_sample, is_thorough, long_tests, pytest_collection_modifyitems
+from tests.tiers import (
+    COMMIT_SHARE,
+    QUICK_SHARE,
+    SEEDS,
+    is_sample,
+    is_thorough,
+    long_tests,
+    pytest_collection_modifyitems,
+)
 
 
 class Item:
@@ -83,6 +91,22 @@ def test_of_long_ones_and_of_seeds_usual_has_one_in_eight_and_checks_one_in_five
     assert len(kept("all", long)) == 2000
 
 
+def test_each_commit_has_what_is_usual_and_its_own_half_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [Item(f"tests/e2e/test_z.py::test_run[{number}]", pytest.mark.slow) for number in range(1000)]
+    commits = [f"{number:040x}" for number in range(12)]
+    found: list[set[str]] = []
+    for commit in commits:
+        monkeypatch.setattr(tiers, "present_commit", lambda commit=commit: commit)
+        found.append(set(kept("commit", [*some(), *slow])))
+        assert found[-1] == set(kept("commit", [*some(), *slow])), "who runs it again has the same ones"
+        assert {*kept("usual", some())} <= found[-1]
+        assert 0.8 < len(found[-1]) * COMMIT_SHARE / 1000 < 1.2
+    assert len(set.union(*found)) > 990, "what one commit leaves out others have"
+    monkeypatch.setattr(tiers, "present_commit", lambda: "")
+    with pytest.raises(pytest.UsageError, match="--tier=all"):
+        kept("commit", slow)
+
+
 @pytest.mark.usefixtures("listed")
 def test_quick_has_units_that_are_not_long_and_one_of_sixteen_simulations() -> None:
     units = [Item(f"tests/unit/test_x.py::test_{number}") for number in range(10)]
@@ -123,7 +147,8 @@ def test_what_is_listed_is_there() -> None:
 
 def test_what_is_checked_everywhere_is_checked_in_one_test_of_five_where_not_all_is_run() -> None:
     names = [f"tests/integration/cluster/test_faults.py::test_moments[{number}]" for number in range(100)]
-    assert all(is_thorough(Item(name)) for name in names)  # type: ignore[arg-type]
+    for tier in ("all", "commit"):
+        assert all(is_thorough(Item(name, tier=tier)) for name in names)  # type: ignore[arg-type]
     thorough = [name for name in names if is_thorough(Item(name, tier="usual"))]  # type: ignore[arg-type]
     assert 5 < len(thorough) < 40
 

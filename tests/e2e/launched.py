@@ -38,6 +38,8 @@ SMALL = (
     "--diloco.inner-steps=4",
     "--diloco.outer-steps=2",
     "--diloco.batch-size-per-step=4",
+    # As many as stages keep all of them busy, and each one more is four calls in a step.
+    "--model-pipeline.microbatches=2",
 )
 SMALLEST = (
     *SMALL,
@@ -47,7 +49,7 @@ SMALLEST = (
     "--no-param-mirror-enable",
 )
 """For what depends neither on training nor on replicas: half of what a small swarm takes is that it starts."""
-PACE = "0.03"
+PACE = "0.06"
 """Seconds of a forward or backward where nobody waits for the end of training: swarms leave each other the cores."""
 ENDLESS = (*SMALL, "--diloco.outer-steps=10000", f"--emulation.call-s={PACE}")
 FEW = (*ENDLESS, "--servers.replicas=1")

@@ -27,7 +27,8 @@ def test_a_swarm_gets_over_a_death_at_each_point_within_the_limits(
     options = [f"--points={','.join(POINTS)}", "--repeat=1", "--lenient", "--seed=7", f"--json={report}"]
     monkeypatch.setattr(sys, "argv", ["fault_points.py", *options])
     # Steps take as long as with the sandbox's model, and the cores are left to other tests meanwhile.
-    small = ("--model.hidden-size=48", "--data.seq-len=64", "--diloco.batch-size-per-step=4")
+    fewer = ("--model-pipeline.microbatches=2", f"--emulation.call-s={2 * fault_points.CALL_S}")
+    small = ("--model.hidden-size=48", "--data.seq-len=64", "--diloco.batch-size-per-step=4", *fewer)
     monkeypatch.setattr(fault_points, "FLAGS", (*fault_points.FLAGS, *small))
     assert fault_points.main() == 0, capsys.readouterr()
     found = json.loads(report.read_text())

@@ -56,7 +56,7 @@ def test_no_kind_of_role_grows_over_the_second_five_hundred_of_a_thousand_steps(
     rounds = END + NUM_ROUNDS + 1
     steps = (f"--diloco.inner-steps={STEPS_PER_ROUND}", f"--diloco.outer-steps={rounds}")
     # What grows, grows by the message: a step of few costs half as much.
-    steps += ("--diloco.batch-size-per-step=2", "--model-pipeline.microbatches=2")
+    steps += ("--diloco.batch-size-per-step=2",)
     with launched(tmp_path, *SMALL, *steps) as run:
         halfway, end = peaks(run, HALFWAY), peaks(run, END)
         assert run.ends(60.0) == 0, run.output

@@ -26,7 +26,8 @@ def test_a_run_goes_on_wherever_it_is_killed_with_the_rounds_of_one_that_nobody_
     options = [f"--points={','.join(POINTS)}", "--lenient", "--seed=0", f"--json={report}"]
     monkeypatch.setattr(sys, "argv", ["resume_points.py", *options])
     # Half the steps, each of which takes twice as long: a round takes a second for the mirror here too.
-    fewer = ("--diloco.inner-steps=6", "--emulation.call-s=0.02", "--data.holdout-fraction=0.005")
+    fewer = ("--diloco.inner-steps=6", "--emulation.call-s=0.04", "--model-pipeline.microbatches=2")
+    fewer += ("--data.holdout-fraction=0.005",)
     monkeypatch.setattr(resume_points, "INNER_STEPS", 6)
     monkeypatch.setattr(resume_points, "FLAGS", (*resume_points.FLAGS, *fewer))
     assert resume_points.main() == 0, capsys.readouterr()

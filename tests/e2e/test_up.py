@@ -20,7 +20,7 @@ GENERATE = 'shoal generate logs/sandbox --prompt "Once upon a time" --max-tokens
 _IMPOSSIBLE = why_impossible() or why_no_sshd()
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
 ]
 

@@ -14,11 +14,11 @@ import argparse
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.commit import present_commit
 from tests.simulation import rates
 from tests.simulation.catalogue import FAILURES, WORLDS
 from tests.simulation.mutants import MUTANTS
@@ -58,14 +58,6 @@ def seeds_of_commit(commit: str) -> str:
     return f"{first}:{first + _COMMIT_SEEDS}"
 
 
-def present_commit() -> str:
-    """Return the hash of the commit that is checked out."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"SEEDS=HEAD needs a commit, give A:B instead: {done.stderr.strip()}")
-    return done.stdout.strip()
-
-
 def main() -> int:
     """Parse, run, report."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.partition("\n")[0])
@@ -92,6 +84,8 @@ def main() -> int:
     seeds = options.seeds
     if seeds == "HEAD":
         commit = present_commit()
+        if not commit:
+            sys.exit("SEEDS=HEAD needs a commit: give A:B instead, or call this in a clone of the repository")
         seeds = seeds_of_commit(commit)
         print(f"the seeds of commit {commit[:7]}: make sim SEEDS={seeds}", flush=True)
     first, colon, stop = seeds.partition(":")

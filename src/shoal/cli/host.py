@@ -65,8 +65,6 @@ _RESTARTS: Mapping[str, RestartPolicy] = {
 """What is started again when it fails, under the same identity. A trainer's successor is started by its client."""
 
 _MAX_LOSSES = 64
-_BEFORE_CLIENT_S = 1.0
-"""What broke so shortly before the client, it may not have noticed any more."""
 
 _NEED_PEERS = ("server", "client", "scout", "mirror")
 
@@ -241,7 +239,7 @@ class SwarmHost:
                     self._end_data_server()
                 case messages.Adopt():
                     running = [slot for slot, trainer in self._trainers.items() if trainer.running]
-                    reply = messages.Adoption(dict(self._generations), running, self._lost_with_client())
+                    reply = messages.Adoption(dict(self._generations), running, list(self._losses))
                 case messages.StartTrainer(slot, generation):
                     started = await self._start_trainer(slot, generation)
         except ShoalError as error:
@@ -294,11 +292,6 @@ class SwarmHost:
         started = await self._start("shoal.trainer.service:main", spec)
         self._trainers[slot] = started
         return started
-
-    def _lost_with_client(self) -> list[messages.LostProcess]:
-        """What broke since the client ended the last time, or shortly before; the client is among it."""
-        ended_s = max((loss.at_s for loss in self._losses if loss.role == "client"), default=0.0)
-        return [loss for loss in self._losses if loss.at_s >= ended_s - _BEFORE_CLIENT_S]
 
     def exited(self, handle: RoleHandle) -> None:
         """Note that a process of a role has ended before its time."""

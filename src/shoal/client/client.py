@@ -448,8 +448,7 @@ class Client:
             # Steps that were committed after the checkpoint are none any more: their trainers have none of its names.
             self.slots.begin_above(resumed.record.generations, GENERATIONS_APART)
         slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
-        for lost in adoption.lost:
-            self._watch.process_ended(lost, slots)
+        self._watch.processes_ended(adoption.lost, slots)
 
     def _swarm_numbers(self) -> Mapping[str, float]:
         return swarm_numbers(

@@ -5,7 +5,8 @@ A `transport.dispatch.Handler` that takes no message; it comes first, while the 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from shoal.client.ledger import Ledger
 from shoal.clock import Clock, utc_time_of_day
@@ -24,11 +25,12 @@ from shoal.events.losses import (
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LostProcess
 from shoal.swarm.trainer_slots import TrainerSlots
-from shoal.swarm.view import Replica
 from shoal.transport.base import PeerLost, Received
 
 SAME_LOSS_S = 1.0
 """An earlier start of the client may have seen a loss of which the launcher tells."""
+BEFORE_CLIENT_S = 1.0
+"""What broke so shortly before the client, it may not have noticed any more."""
 
 
 class Watch:
@@ -96,9 +98,11 @@ class Watch:
         if (slot := self._trainers.slot_of(peer)) is not None:
             self._ledger.note(TrainerLost(slot, silent_s, since, self._ledger.now_s(), self._host))
         server = self._membership.view.replica(peer)
+        # The registry may have forgotten one that leaves already.
+        stage = self._incidents.stage_left_by(peer) if server is None else server.stage
         # One that the registry names again, and that still cannot be reached, is lost once.
-        if server is not None and not self._is_moving(peer) and not self._incidents.is_missing(peer):
-            self._ledger.note(self._server_lost(server, silent_s, since))
+        if stage is not None and not self._is_moving(peer) and not self._incidents.is_missing(peer):
+            self._ledger.note(self._server_lost(peer, stage, silent_s, since))
         elif server is None:
             # It reports no more that this is over; of a server the loss itself says so.
             for cause in (Cause.MEMORY, Cause.DISK):
@@ -118,22 +122,32 @@ class Watch:
         host = self._membership.view.host_of(peer)
         self._ledger.note(ServerLeaving(peer, self._name_of(peer), host, stage, self._ledger.now_s()))
 
-    def process_ended(self, lost: LostProcess, slots: tuple[int, ...]) -> None:
-        """A process of this host has ended while this client was not there, or shortly before.
+    def processes_ended(self, told: Sequence[LostProcess], slots: tuple[int, ...]) -> None:
+        """Note which processes of this host have ended while no client was there, or shortly before.
 
         Args:
+            told: by the launcher, also of what an earlier start has noted. One that ended at once has noted nothing.
             slots: of the round in which the client was.
         """
+        ends_s = [lost.at_s for lost in told if lost.role == "client" and not self._is_noted(self._found(lost, slots))]
+        since_s = min(ends_s, default=math.inf) - BEFORE_CLIENT_S
+        for lost in told:
+            found = self._found(lost, slots)
+            if lost.at_s >= since_s and not self._is_noted(found):
+                self._ledger.note(found)
+
+    def _is_noted(self, found: LossFound) -> bool:
+        # Of the client's own end nobody else tells.
+        return self._incidents.is_known(found, within_s=0.0 if found.kind == "client" else SAME_LOSS_S)
+
+    def _found(self, lost: LostProcess, slots: tuple[int, ...]) -> LossFound:
         at_s = (self._ledger.totals.launched_s or 0.0) + lost.at_s
         who = f"the {lost.role.replace('_', ' ')}"
         if lost.role == "trainer":
             who, slots = f"trainer {lost.index}", (lost.index,)
         if lost.peer is not None:
             who, slots = self._name_of(lost.peer), tuple(self._slots_of_replica(lost.peer))
-        found = LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), lost.peer or PeerId(""), self._host)
-        # Of the client's own end nobody else tells.
-        if not self._incidents.is_known(found, within_s=0.0 if lost.role == "client" else SAME_LOSS_S):
-            self._ledger.note(found)
+        return LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), lost.peer or PeerId(""), self._host)
 
     def found(self, peer: PeerId) -> None:
         """There is a connection with a peer."""
@@ -157,18 +171,18 @@ class Watch:
             away_s = self._away_s(peer)
             self._ledger.note(ServerBack(peer, self._name_of(peer), holders[peer], away_s, self._ledger.now_s()))
 
-    def _server_lost(self, server: Replica, silent_s: float, since: str) -> ServerLost:
-        others = [other for other in self._membership.view.by_stage(server.stage) if other.peer != server.peer]
+    def _server_lost(self, peer: PeerId, stage: int, silent_s: float, since: str) -> ServerLost:
+        others = [other for other in self._membership.view.by_stage(stage) if other.peer != peer]
         return ServerLost(
-            peer=server.peer,
-            who=self._name_of(server.peer),
-            stage=server.stage,
+            peer=peer,
+            who=self._name_of(peer),
+            stage=stage,
             silent_s=silent_s,
             since=since,
             over=tuple(self._name_of(other.peer) for other in others),
-            slots=tuple(self._slots_of_replica(server.peer)),
+            slots=tuple(self._slots_of_replica(peer)),
             at_s=self._ledger.now_s(),
-            host=self._membership.view.host_of(server.peer),
+            host=self._membership.view.host_of(peer),
         )
 
     def _silence(self, peer: PeerId) -> tuple[float, str]:

@@ -162,7 +162,7 @@ class LostProcess(msgspec.Struct, frozen=True):
 class Adoption(PipeMessage, frozen=True):
     generations: dict[int, int]  # of the last trainer of each slot, also of one that could not be started
     running: list[int]  # slots whose trainer has not ended
-    lost: list[LostProcess]  # since the client's end, or shortly before; it is among them
+    lost: list[LostProcess]  # the last ones since the launch, clients as well
 
 
 class Adopt(LauncherRequest[Adoption], frozen=True):

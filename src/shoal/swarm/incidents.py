@@ -278,6 +278,10 @@ class Incidents:
         """Whether a server is lost, and was not heard since."""
         return any(not each.is_heard for each in self._away("server", peer))
 
+    def stage_left_by(self, peer: PeerId) -> int | None:
+        """Return the stage of a server that leaves, and is not gone yet."""
+        return next((each.stage for each in self.all if _leaves(each, peer)), None)
+
     def returning(self) -> set[PeerId]:
         """The servers that were lost and are heard again, but do not take part yet."""
         return {

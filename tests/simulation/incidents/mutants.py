@@ -10,6 +10,7 @@ from shoal.events.base import Event
 from shoal.events.incidents import IncidentClosed, IncidentOpened, StepsLost, TroubleSeen
 from shoal.events.losses import ServerLost
 from shoal.events.stages import StageBeganAnew
+from shoal.ids import PeerId
 from shoal.swarm.incidents import Incident, Incidents
 
 
@@ -90,6 +91,13 @@ class ForgetsTheLastServerOfAStage(Incidents):
         super()._recorded(StepsLost(event.round, own))
 
 
+class ForgetsWhoLeaves(Incidents):
+    """Does not notice that a server has left of which the registry says nothing any more."""
+
+    def stage_left_by(self, peer: PeerId) -> int | None:
+        return None
+
+
 def _make(machine: type[Incidents]) -> Callable[[int], World]:
     return lambda seed: World(seed, machine)
 
@@ -106,5 +114,6 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (DoesNotWaitForWhatBeginsAnew, 9),
         (PutsWhatBeganAnewDownToNobody, 0),
         (ForgetsTheLastServerOfAStage, 0),
+        (ForgetsWhoLeaves, 0),
     )
 }

@@ -8,6 +8,7 @@ How servers agree on a record is the matter of the world `round`.
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +64,7 @@ class Server:
         self.peer, self.stage = peer, stage
         self.is_there = self.is_member = self.has_state = True
         self.left = self.is_known_lost = False
-        self.is_troubled = False
+        self.is_troubled = self.is_forgotten = False
         self.log: list[StepEntry] = []
 
 
@@ -94,7 +95,9 @@ class World:
         self.happened: list[tuple[str, str]] = []
         self.anew_by_loss: set[tuple[int, int]] = set()
         self.unheard: list[StepReported] = []
+        self.gone_in: dict[str, int] = {}
         self.ended: list[LostProcess] = []
+        self.ends_rng = random.Random(f"ends of {seed}")
         self.totals = RunTotals(incidents=machine())
         self.client_is_there = True
         self.saved = b""
@@ -121,7 +124,7 @@ class World:
             self.note(following)
 
     def _watch(self) -> Watch:
-        world, view = self, SimpleNamespace(replica=self.server, by_stage=self.of_stage, host_of=lambda _: "box")
+        world, view = self, SimpleNamespace(replica=self.named, by_stage=self.of_stage, host_of=lambda _: "box")
         stand_in: Any = SimpleNamespace
         return Watch(
             membership=stand_in(view=view, lost=lambda _: None),
@@ -139,6 +142,11 @@ class World:
 
     def server(self, peer: PeerId) -> Server | None:
         return next((server for server in self.servers if server.peer == peer), None)
+
+    def named(self, peer: PeerId) -> Server | None:
+        """What the registry says of a peer."""
+        server = self.server(peer)
+        return None if server is None or server.is_forgotten else server
 
     def of_stage(self, stage: int) -> list[Server]:
         return [server for server in self.servers if server.stage == stage and server.is_there]
@@ -326,6 +334,7 @@ class World:
         self.happened.append(("server", server.peer))
         for _ in range(2):
             self.watch.leaves(server.peer, server.stage)
+        server.is_forgotten = self.ends_rng.random() < 0.5
         self.network.after(self.network.rng.uniform(0.1, 1.0), self.goes, server)
 
     def goes(self, server: Server) -> None:
@@ -333,6 +342,8 @@ class World:
             return
         server.is_there, server.log = False, []
         self.hit(server.peer)
+        if self.client_is_there:
+            self.gone_in[server.peer] = self.round
         self.loses(server.peer)
         # The registry may name it for a while.
         self.loses(server.peer)
@@ -358,10 +369,9 @@ class World:
             return
         self.trainers[slot] = False
         self.happened.append(("trainer", str(slot)))
+        self.ended.append(LostProcess("trainer", self.network.now_s, slot))
         if self.client_is_there:
             self.loses(PeerId(f"T{slot}"))
-        else:
-            self.ended.append(LostProcess("trainer", self.network.now_s, slot))
         self.network.after(self.network.rng.uniform(*RESTART_S), self.trainer_returns, slot)
 
     def trainer_returns(self, slot: int) -> None:
@@ -374,10 +384,9 @@ class World:
             return
         self.data_is_there = False
         self.happened.append(("data_server", ""))
+        self.ended.append(LostProcess("data_server", self.network.now_s))
         if self.client_is_there:
             self.watch.data_server_lost(DATA)
-        else:
-            self.ended.append(LostProcess("data_server", self.network.now_s))
         self.network.after(self.network.rng.uniform(*RESTART_S), self.data_server_returns)
 
     def data_server_returns(self) -> None:
@@ -389,11 +398,19 @@ class World:
         if self.client_is_there and self.network.now_s < FAULTS_END_S:
             self.client_is_there = False
             self.happened.append(("client", ""))
-            self.ended = [LostProcess("client", self.network.now_s)]
+            self.ended.append(LostProcess("client", self.network.now_s))
             self.network.after(self.network.rng.uniform(*RESTART_S), self.start_client)
 
     def start_client(self) -> None:
-        """The next start of the client: it knows what the last one has put down, and dials everybody."""
+        """The next start of the client: it knows what the last one has put down, and dials everybody.
+
+        Or it ends at once, and has noted nothing.
+        """
+        if self.ends_rng.random() < 0.3 and self.network.now_s < FAULTS_END_S:
+            self.happened.append(("client", ""))
+            self.ended.append(LostProcess("client", self.network.now_s))
+            self.network.after(self.network.rng.uniform(*RESTART_S), self.start_client)
+            return
         totals = msgspec.msgpack.decode(self.saved, type=RunTotals)
         written = msgspec.msgpack.encode(totals.incidents)
         totals.incidents = msgspec.msgpack.decode(written, type=self.machine)
@@ -401,8 +418,7 @@ class World:
         for line in self.diary:
             totals.apply(msgspec.msgpack.decode(line, type=DiaryEvent))
         self.watch = self._watch()
-        for lost in self.ended:
-            self.watch.process_ended(lost, tuple(self.paths))
+        self.watch.processes_ended(self.ended, tuple(self.paths))
         if self.records and self.records[-1].round == self.round:
             self.count_costs(self.records[-1])
         for server in self.servers:
@@ -454,6 +470,10 @@ class World:
             raise Broken(f"what is told is {told}, what has happened {happened}")
         if sorted(self.closed) != [event.number for event in self.opened]:
             raise Broken(f"of {len(self.opened)} incidents {sorted(self.closed)} are closed at the end of the run")
+        for event in self.opened:
+            gone_in = self.gone_in.get(incidents[event.number - 1].key, NUM_ROUNDS)
+            if event.cause == Cause.LEFT and gone_in < NUM_ROUNDS - 3 and event.number not in told_before:
+                raise Broken(f"{event.who} is gone since round {gone_in}, which is not told before the end of the run")
         for number, event in told_before.items():
             if event.steps_lost != costs[number - 1]:
                 raise Broken(f"{event} was told, and the audit finds that it has cost {costs[number - 1]} steps")

@@ -13,7 +13,7 @@ from shoal.client.watch import Watch
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
 from shoal.control.records import StageRecord
-from shoal.events.incidents import IncidentOpened
+from shoal.events.incidents import Cause, IncidentOpened
 from shoal.events.losses import LossFound, ServerLost, TrainerLost
 from shoal.events.run import StepReported
 from shoal.ids import PeerId
@@ -115,7 +115,7 @@ async def test_a_lost_trainer_is_a_loss_and_any_other_peer_is_none(story: Story)
 
 
 async def test_a_step_counts_from_when_it_was_committed_whenever_it_is_heard_of(story: Story) -> None:
-    story.watch.process_ended(LostProcess("client", 2.0), (0,))
+    story.watch.processes_ended([LostProcess("client", 2.0)], (0,))
     story.clock.time_s = 1005.0
     story.step(0, 1.5)
     assert story.failovers() == [("client", 2.0, None)], "it was committed before"
@@ -135,8 +135,8 @@ async def test_what_the_launcher_tells_is_noted_once_and_not_what_an_earlier_sta
         LostProcess("data_server", 4.0),
         LostProcess("server", 9.0, 2, OTHER),
     ]
-    for each in ended * 2:
-        story.watch.process_ended(each, (0, 1))
+    for _ in range(2):
+        story.watch.processes_ended(ended, (0, 1))
     found = [event for event in story.ledger.noted if isinstance(event, LossFound)]
     assert [(event.kind, event.who, event.slots, event.at_s - 1000) for event in found] == [
         ("trainer", "trainer 1", (1,), 2.0),
@@ -147,12 +147,44 @@ async def test_what_the_launcher_tells_is_noted_once_and_not_what_an_earlier_sta
     ]
 
 
+async def test_what_a_start_has_missed_that_ended_at_once_the_next_one_notes(story: Story) -> None:
+    story.watch.processes_ended([LostProcess("trainer", 1.0, 0), LostProcess("client", 5.0)], (0,))
+    story.ledger.noted.clear()
+    ended = [
+        LostProcess("trainer", 1.0, 0),  # of which connections have told a client that has lived
+        LostProcess("client", 5.0),
+        LostProcess("client", 7.0),
+        LostProcess("data_server", 7.1),
+        LostProcess("client", 7.2),
+    ]
+    story.watch.processes_ended(ended, (0,))
+    found = [event for event in story.ledger.noted if isinstance(event, LossFound)]
+    assert [(event.kind, event.at_s - 1000) for event in found] == [
+        ("client", 7.0),
+        ("data_server", pytest.approx(7.1)),
+        ("client", pytest.approx(7.2)),
+    ]
+
+
+async def test_a_server_that_the_registry_has_forgotten_before_its_connection_ends_has_left_all_the_same(
+    story: Story,
+) -> None:
+    story.watch.leaves(FIRST, 0)
+    story.membership.lost(FIRST)
+    assert story.membership.view.replica(FIRST) is None
+    story.lose(FIRST, 3.0)
+    (incident,) = story.ledger.totals.incidents.all
+    assert (incident.cause, incident.gone_s) == (Cause.LEFT, 1003.0)
+    story.lose(FIRST, 4.0)
+    assert [type(event) for event in story.ledger.noted].count(ServerLost) == 1, "it is gone once"
+
+
 async def test_of_two_that_end_at_once_the_one_that_an_earlier_start_has_not_seen_is_noted(story: Story) -> None:
     story.lose(FIRST, 3.0)
-    story.watch.process_ended(LostProcess("server", 3.0, 1, SECOND), (0, 1))
+    story.watch.processes_ended([LostProcess("client", 3.0), LostProcess("server", 3.0, 1, SECOND)], (0, 1))
     story.lose(PeerId("T0"), 4.0)
-    story.watch.process_ended(LostProcess("trainer", 4.0, 1), (0, 1))
-    found = [event for event in story.ledger.noted if isinstance(event, LossFound)]
+    story.watch.processes_ended([LostProcess("client", 4.0), LostProcess("trainer", 4.0, 1)], (0, 1))
+    found = [event for event in story.ledger.noted if isinstance(event, LossFound) and event.kind != "client"]
     assert [(event.kind, event.who) for event in found] == [("server", "second"), ("trainer", "trainer 1")]
 
 
