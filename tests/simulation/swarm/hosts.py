@@ -297,6 +297,8 @@ class Client(ClientHost):
             if is_of_this_round and self.slots.slot_of(PeerId(sender)) == message.slot:
                 self._over.add(message.slot)
                 self.slots.finish(message.slot)
+                # It may have died after it was through.
+                self.world.losses.followed(f"the trainer of slot {message.slot}")
         elif type(message) is Envelope:
             if isinstance(message.message, Fenced):
                 self._do(self.slots.receive(PeerId(sender), message.message, self.now_s))
