@@ -252,8 +252,10 @@ class World(RoundWorld):
         self.network.after(rng.uniform(0.05, 0.3), self.restart_replica, dies)
 
     def check_rest(self, slot: int, first: int, rest: StepRange) -> None:
-        """A lost trainer costs the step in progress at most, which is trained again: in this round, or in a later one if
-        of an attempt nobody is left who could say that it was not committed."""
+        """A lost trainer costs the step in progress at most, which is trained again.
+
+        That is in this round, or in a later one if nobody is left who could say that an attempt was not committed.
+        """
         steps = [host.steps for host in self.replica_hosts() if isinstance(host, Server) and host.steps is not None]
         keys = [*self._num_applied, *(key for each in steps for key in each.machine.in_doubt)]
         kept = {key.number for key in keys if key.trainer == slot}
