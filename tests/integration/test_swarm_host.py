@@ -19,9 +19,10 @@ from shoal.cli.host_network import HostNetwork
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.config.host import NetworkConfig
+from shoal.errors import HostFailed
 from shoal.ids import PeerId
 from shoal.mirror.spec import MirrorSpec
-from shoal.runtime.launcher_messages import Adopt, AnyReply, RoleAsks, StartTrainer
+from shoal.runtime.launcher_messages import Adopt, Adoption, AnyReply, LauncherAnswer, RoleAsks, StartTrainer
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RoleSpec
 from shoal.runtime.run_dir import RunDir
@@ -52,6 +53,30 @@ async def test_a_host_that_leaves_does_not_tell_its_client_that_something_failed
             await supervisor.stop(5.0)
             assert await host.answer(client, _SOME_TRAINER) is None
             assert len(client.replies) == 1, client.replies
+
+
+async def test_a_client_that_is_started_again_hears_of_trainers_that_could_not_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = RoleHandle(RoleSpec("trainer", 0, "shoal.trainer.service:main"))
+
+    async def start(*_: object) -> RoleHandle:
+        if len(client.replies) == 1:
+            raise HostFailed("no memory")
+        return trainer
+
+    with RunDir(tmp_path) as run_dir:
+        async with Supervisor(preload=["json"]) as supervisor:
+            host, client = SwarmHost(Config(), "run-1", tmp_path, b"key", run_dir, supervisor), Client()
+            monkeypatch.setattr(host, "_start", start)
+            for generation in (1, 2):
+                await host.answer(client, RoleAsks(generation, StartTrainer(0, generation)))
+            await host.answer(client, RoleAsks(3, Adopt()))
+    assert [reply for _, reply in client.replies] == [
+        LauncherAnswer(),
+        LauncherAnswer("no memory"),
+        Adoption({0: 2}, [], []),
+    ]
 
 
 async def test_a_server_that_is_stopped_is_said_on_its_host_once_and_so_is_that_it_goes_on(

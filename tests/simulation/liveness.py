@@ -107,9 +107,15 @@ class SingleLosses:
         """This has come, or is not to be awaited any more."""
         self._awaited.pop(what, None)
 
+    def is_alone(self, what: str) -> bool:
+        """Whether this is awaited, and its loss is all that has gone wrong."""
+        lost_s = self._awaited.get(what)
+        return lost_s is not None and self._is_calm(lost_s)
+
+    def _is_calm(self, lost_s: float) -> bool:
+        return not self._network.manners.slow_rate and self._network.num_faults(lost_s - self.CALM_S) == 1
+
     def _judge(self, what: str, lost_s: float) -> None:
-        if self._awaited.get(what) != lost_s or self._network.manners.slow_rate:
-            return
-        if self._network.num_faults(lost_s - self.CALM_S) == 1:
+        if self._awaited.get(what) == lost_s and self._is_calm(lost_s):
             limit_s = self._network.now_s - lost_s
             raise Broken(f"{what} has not followed the loss at {lost_s:.2f} s within {limit_s:.2f} s")

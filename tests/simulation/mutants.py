@@ -30,6 +30,7 @@ from tests.simulation.split import mutants as split
 from tests.simulation.state import mutants as state
 from tests.simulation.step import mutants as step
 from tests.simulation.swarm import mutants as swarm
+from tests.simulation.swarm import slot_mutants as slots
 from tests.simulation.swarm import snapshot_mutants as snapshots
 
 from shoal.errors import RemoteProtocolError
@@ -62,6 +63,7 @@ class Mutant:
 MODULES = (
     step,
     swarm,
+    slots,
     snapshots,
     round,
     mirrors,

@@ -97,7 +97,8 @@ class SwarmHost:
     _memory_bytes: int | None = None
     _joined: dict[RoleHandle, tuple[str, ...]] = field(default_factory=dict[RoleHandle, tuple[str, ...]])
     _data_server: RoleHandle | None = None
-    _trainers: dict[int, tuple[int, RoleHandle]] = field(default_factory=dict[int, tuple[int, RoleHandle]])
+    _trainers: dict[int, RoleHandle] = field(default_factory=dict[int, RoleHandle])
+    _generations: dict[int, int] = field(default_factory=dict[int, int])  # of trainers, also of some that never began
     _losses: deque[messages.LostProcess] = field(default_factory=lambda: deque(maxlen=_MAX_LOSSES))
 
     def hop(self, role: str, index: int = 0) -> Hop:
@@ -237,9 +238,8 @@ class SwarmHost:
                 case messages.ReplaceDataServer():
                     self._end_data_server()
                 case messages.Adopt():
-                    generations = {slot: generation for slot, (generation, _) in self._trainers.items()}
-                    running = [slot for slot, (_, trainer) in self._trainers.items() if trainer.running]
-                    reply = messages.Adoption(generations, running, list(self._losses))
+                    running = [slot for slot, trainer in self._trainers.items() if trainer.running]
+                    reply = messages.Adoption(dict(self._generations), running, list(self._losses))
                 case messages.StartTrainer(slot, generation):
                     started = await self._start_trainer(slot, generation)
         except ShoalError as error:
@@ -272,8 +272,10 @@ class SwarmHost:
 
     async def _start_trainer(self, slot: int, generation: int) -> RoleHandle:
         """Start a slot's trainer under an identity of its own: a frozen predecessor that wakes up is somebody else."""
-        if (predecessor := self._trainers.get(slot)) is not None:
-            self.supervisor.kill(predecessor[1])
+        if (predecessor := self._trainers.pop(slot, None)) is not None:
+            self.supervisor.kill(predecessor)
+        # Even if it cannot be started: replicas refuse earlier ones by now, and the client may be started again.
+        self._generations[slot] = generation
         spec = msgspec.structs.replace(
             self._spec(
                 TrainerSpec,
@@ -288,7 +290,7 @@ class SwarmHost:
             socket_path=str(self._socket(f"trainer_{slot}", generation)),
         )
         started = await self._start("shoal.trainer.service:main", spec)
-        self._trainers[slot] = (generation, started)
+        self._trainers[slot] = started
         return started
 
     def exited(self, handle: RoleHandle) -> None:

@@ -29,7 +29,6 @@ from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary, RoundPlan, Saved
 from shoal.client.divergence import Divergence
-from shoal.client.fencing import Fencing
 from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
 from shoal.client.last_checkpoint import LastCheckpoint
@@ -47,8 +46,7 @@ from shoal.client.steering import Steering
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary, costs_of
 from shoal.client.swarm_numbers import swarm_numbers
-from shoal.client.takeover import Takeover
-from shoal.client.trainers import Launcher, TrainerPool
+from shoal.client.trainers import TrainerPool
 from shoal.client.troubles import Troubles
 from shoal.client.watch import Watch
 from shoal.clock import Clock
@@ -62,12 +60,13 @@ from shoal.events.run import ClientResumed, DataSized
 from shoal.ids import PeerId
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.hardware import machine_type, program_versions
-from shoal.runtime.launcher_messages import Adopt, Adoption
+from shoal.runtime.launcher_messages import Adopt, Adoption, Launcher
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
 from shoal.swarm.resumption import still_resumes
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
@@ -82,6 +81,7 @@ class Client:
 
     Attributes:
         ledger: what has happened, and what it comes to.
+        slots: its trainers.
         model: what is left of it when the run ends.
     """
 
@@ -149,17 +149,11 @@ class Client:
             leads=lambda: self._coordinator.leads,
             ledger=self.ledger,
         )
-        self.trainers = TrainerPool(
-            endpoint=endpoint,
-            launcher=launcher,
-            ledger=self.ledger,
-            start_timeout_s=TRAINER_START_TIMEOUT_S,
-            above=GENERATIONS_APART if succeeds else 0,
-        )
+        self.slots = TrainerSlots(start_timeout_s=TRAINER_START_TIMEOUT_S, above=GENERATIONS_APART if succeeds else 0)
         self._troubles = Troubles(self.ledger, membership, config.network.shown_host_name, clock)
         self._watch = Watch(
             membership=membership,
-            trainers=self.trainers,
+            trainers=self.slots,
             ledger=self.ledger,
             clock=clock,
             name_of=self._name_of,
@@ -196,7 +190,7 @@ class Client:
         self.reports = Reports(
             endpoint=endpoint,
             monitor=monitor,
-            trainers=self.trainers,
+            trainers=self.slots,
             swarm_numbers=self._swarm_numbers,
             on_stuck=lambda _: self.rounds.update_trainers(),
             divergence=Divergence(config.diloco),
@@ -215,15 +209,24 @@ class Client:
             num_stages=config.num_stages,
             ledger=self.ledger,
         )
-        self._fencing = Fencing(endpoint=endpoint, clock=clock, ledger=self.ledger, membership=membership)
         self._data = DataLink(
             endpoint=endpoint,
             data_server=data_server,
             clock=clock,
             ledger=self.ledger,
-            trainers=self.trainers,
+            trainers=self.slots,
             launcher=launcher,
             watch=self._watch,
+        )
+        self._trainers = TrainerPool(
+            slots=self.slots,
+            endpoint=endpoint,
+            launcher=launcher,
+            membership=membership,
+            data=self._data,
+            reports=self.reports,
+            ledger=self.ledger,
+            clock=clock,
         )
         self._stages = StageWatch(self.ledger, is_resumed=saved.plan is None and saved.resumed is not None)
         self._pausing = Pausing(self.ledger, self._data, lambda: self.reports.post(self._swarm_numbers()))
@@ -237,18 +240,15 @@ class Client:
         self._last_checkpoint = LastCheckpoint(
             endpoint, membership, self._coordinator, self.ledger, lambda: self._counts(is_last=True)
         )
-        takeover = Takeover(
-            trainers=self.trainers, reports=self.reports, fencing=self._fencing, data=self._data, ledger=self.ledger
-        )
         self.rounds: RoundLoop = RoundLoop(
             config=config,
             log_dir=log_dir,
             endpoint=endpoint,
             coordinator=self._coordinator,
             membership=membership,
-            trainers=self.trainers,
+            slots=self.slots,
+            trainers=self._trainers,
             reports=self.reports,
-            takeover=takeover,
             divergence=self.reports.divergence,
             data=self._data,
             reassignment=self._reassignment,
@@ -310,10 +310,10 @@ class Client:
         if self._diary.is_resumed and not self._diary.saved.is_finished:
             self._adopt(await self._launcher.request(Adopt()))
         async with anyio.create_task_group() as tasks:
-            parts = (self._watch, self.trainers, self.reports, self._coordinator, self._reassignment, self._fencing)
+            parts = (self._watch, self._trainers, self.reports, self._coordinator, self._reassignment)
             transfers = (self._fetch, self._contents, self._keeping, self._inheritance, self._last_checkpoint)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
-            seen = (self._membership, self.reports, self._stages, self._pausing, self.trainers, self.counters.numbers)
+            seen = (self._membership, self.reports, self._stages, self._pausing, self.slots, self.counters.numbers)
             answers = StatusAnswers(self._endpoint, self._config, *seen, self.ledger.course, self._clock)
             handlers = watched(self._deaths, (*parts, *asked, answers))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
@@ -443,10 +443,10 @@ class Client:
         """Take over what the launcher still runs, and note what broke while there was no client."""
         plan = self._diary.saved.plan
         known = {} if plan is None else plan.generations
-        self.trainers.adopt({**known, **adoption.generations}, adoption.running)
+        self.slots.adopt({**known, **adoption.generations}, adoption.running)
         if plan is None and (resumed := self._coordinator.standing) is not None:
             # Steps that were committed after the checkpoint are none any more: their trainers have none of its names.
-            self.trainers.begin_above(resumed.record.generations, GENERATIONS_APART)
+            self.slots.begin_above(resumed.record.generations, GENERATIONS_APART)
         slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
         self._watch.processes_ended(adoption.lost, slots)
 
@@ -455,6 +455,6 @@ class Client:
             self._membership.view,
             self._config.num_stages,
             self.rounds.num_pipelines,
-            len(self.trainers.present),
+            len(self.slots.present),
             is_paused=self._pausing.is_paused,
         )

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import anyio
 
 from shoal.client.ledger import Ledger
-from shoal.client.trainers import Launcher, TrainerPool
 from shoal.client.watch import Watch
 from shoal.clock import Backoff, Clock
 from shoal.errors import RemoteProtocolError
 from shoal.events.losses import DataServerBack
 from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
-from shoal.runtime.launcher_messages import ReplaceDataServer
+from shoal.runtime.launcher_messages import Launcher, ReplaceDataServer
 from shoal.runtime.waking import Signal
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.swarm.takeover import Settled
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, SampleRange, StepRange
 from shoal.wire.messages.feed import (
@@ -59,7 +59,7 @@ class DataLink:
         data_server: Hop,
         clock: Clock,
         ledger: Ledger,
-        trainers: TrainerPool,
+        trainers: TrainerSlots,
         launcher: Launcher,
         watch: Watch,
     ) -> None:

@@ -13,11 +13,11 @@ import anyio.lowlevel
 
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.client.reassignment import Reassignment
-from shoal.client.trainers import TrainerPool
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import Replicas
@@ -43,7 +43,7 @@ class Homes:
         endpoint: Endpoint,
         coordinator: RoundCoordinator,
         membership: Membership,
-        trainers: TrainerPool,
+        trainers: TrainerSlots,
         reassignment: Reassignment,
     ) -> None:
         self.pipelines: tuple[Pipeline, ...] = ()

@@ -11,7 +11,6 @@ from shoal.client.divergence import Divergence
 from shoal.client.ledger import Ledger
 from shoal.client.progress import Progress
 from shoal.client.shares import Shares
-from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, Deadline
 from shoal.events.base import Event
 from shoal.events.run import RoundShared, ShareEvaluated, StepReported, TrainerFinished, TrainingDiverging
@@ -20,6 +19,7 @@ from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.runtime.waking import Signal
 from shoal.swarm.routing import Pipeline
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, RouterReport
 from shoal.wire.messages.control import (
@@ -52,7 +52,7 @@ class Reports:
         *,
         endpoint: Endpoint,
         monitor: Hop,
-        trainers: TrainerPool,
+        trainers: TrainerSlots,
         swarm_numbers: Callable[[], Mapping[str, float]],
         on_stuck: Callable[[TrainerStuck], None],
         divergence: Divergence,
@@ -62,7 +62,7 @@ class Reports:
         """Remember where numbers go.
 
         Args:
-            trainers: only their reports count.
+            trainers: only their reports count, and tell it who is done.
             swarm_numbers: returns what the view says now, by name as in `monitor.status.Status`.
             on_stuck: called when a trainer finds no complete path through the stages.
         """
@@ -80,7 +80,6 @@ class Reports:
         self._monitor_rests = Deadline.after(clock, 0.0)
         self._monitor_lost = Signal()
         self._round = 0
-        self._done: set[int] = set()
         self._refusals: dict[int, str] = {}
         self.refused_since_s: float | None = None
         self.refused_changed = Signal()
@@ -126,7 +125,7 @@ class Reports:
         """Forget who was done in the round before."""
         self._round = round
         self.shares.begin_round(pipelines)
-        self._done = set()
+        self._trainers.nothing_done()
 
     def resume(self, round: int, pipelines: Sequence[Pipeline]) -> None:
         """Go on in a round in which an earlier start of this client was."""
@@ -147,13 +146,8 @@ class Reports:
             self.post({f"share/{slot}": num / total for slot, num in samples.items()})
 
     def is_done(self, slot: int) -> bool:
-        """Return whether nothing more is expected of a slot in this round: its steps are done, or it is excused."""
-        return slot in self._done
-
-    def excuse(self, slot: int) -> None:
-        """Expect nothing more of a slot in this round: it has no trainer."""
-        self._done.add(slot)
-        self.finished.notify()
+        """See `TrainerSlots.is_done`."""
+        return self._trainers.is_done(slot)
 
     def last_number(self, slot: int) -> int:
         """Return the number of the last step that a slot's trainers have reported; -1 before the first."""
@@ -275,7 +269,7 @@ class Reports:
             case StepReported():
                 self.shares.step(event)
             case TrainerFinished() if event.round == self._round:
-                self._done.add(event.slot)
+                self._trainers.finish(event.slot)
             case _:
                 pass
 

@@ -40,7 +40,6 @@ from shoal.client.reports import Reports
 from shoal.client.shares import evaluation_shares
 from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import inherit
-from shoal.client.takeover import Takeover
 from shoal.client.trainers import TrainerPool
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
@@ -50,6 +49,7 @@ from shoal.events.run import EvaluationIncomplete, RoundBegun, RoundRecorded, Ro
 from shoal.ids import PeerId
 from shoal.swarm.records import parameters_of
 from shoal.swarm.sample_ranges import count
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint
 from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import Evaluation, StartRound
@@ -77,9 +77,9 @@ class RoundLoop:
         endpoint: Endpoint,
         coordinator: RoundCoordinator,
         membership: Membership,
+        slots: TrainerSlots,
         trainers: TrainerPool,
         reports: Reports,
-        takeover: Takeover,
         divergence: Divergence,
         data: DataLink,
         reassignment: Reassignment,
@@ -111,9 +111,8 @@ class RoundLoop:
         self._endpoint = endpoint
         self._coordinator = coordinator
         self._membership = membership
-        self._trainers = trainers
+        self._slots, self._trainers = slots, trainers
         self._reports = reports
-        self._takeover = takeover
         self._divergence = divergence
         self._stages, self._boundary, self._before_close = stages, boundary, before_close
         self._inheritance, self._checkpointing = inheritance, checkpointing
@@ -132,7 +131,7 @@ class RoundLoop:
             endpoint=endpoint,
             coordinator=coordinator,
             membership=membership,
-            trainers=trainers,
+            trainers=slots,
             reassignment=reassignment,
         )
 
@@ -169,6 +168,7 @@ class RoundLoop:
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._homes.follow_view)
+            tasks.start_soon(self._trainers.run)
             tasks.start_soon(self._reassignment.run, self.update_trainers)
             tasks.start_soon(look_for_servers, self._membership, self._stages)
             expected = 0 if self._left is not None else self._expected_servers
@@ -238,7 +238,7 @@ class RoundLoop:
     async def _succeed(self, leading: Leading) -> RoundPlan | None:
         """Know what the record says that stands, and end the round after it as it is; raises as `_recorded` does."""
         self._homes.pipelines = ()
-        hashes = await inherit(leading, self._log_dir, self._trainers, self._data)
+        hashes = await inherit(leading, self._log_dir, self._slots, self._data)
         self._ledger.note(RunTakenOver(leading.base_round, len(leading.holders), hashes))
         if leading.base_round < self._config.diloco.outer_steps:
             await self._close(leading.base_round + 1, None)
@@ -263,20 +263,19 @@ class RoundLoop:
         """End the round and act on its record; raises as `_recorded` does."""
         await self._before_close()
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
-        absent = self._trainers.generations.keys() - self._trainers.present.keys()
-        lowest = {slot: number + (slot in absent) for slot, number in self._trainers.generations.items()}
         within_s = None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
         closed_s = self._ledger.run_s()
-        self._coordinator.close_round(round, slots, lowest, within_s, keep=self._checkpointing.is_due(round))
+        self._coordinator.close_round(
+            round, slots, self._slots.lowest, within_s, keep=self._checkpointing.is_due(round)
+        )
         await self._recorded(await self._finished(round), begun_s, closed_s)
 
     async def _train(self, round: int, steps: StepRange, left: RoundPlan | None) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps; returns at the boundary."""
         if left is None:
             await self._begin(round, steps)
-            self._takeover.begin_round(round, self._homes.named, self._coordinator.holders or ())
         else:
-            self._takeover.begin_round(round, None, ())
+            await self._adopt(left)
         progress, shares = self._reports.progress, self._evaluation_shares(round - 1)
 
         def go_on(slot: int, rest: StepRange) -> None:
@@ -284,26 +283,18 @@ class RoundLoop:
             self._start(round, slot, rest, None if has_share else shares[slot])
 
         slots = frozenset(pipeline.slot for pipeline in self._homes.pipelines)
-        idle = await self._adopt(left, slots) if left else frozenset[int]()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._takeover.run, slots, steps, go_on, idle)
+        named, steady = (self._homes.named, self._coordinator.holders or ()) if left is None else (None, ())
+        async with self._trainers.training(round, slots, steps, named=named, steady=steady, go_on=go_on):
             await self._boundary.reached(round, slots)
-            tasks.cancel_scope.cancel()
 
-    async def _adopt(self, plan: RoundPlan, slots: frozenset[int]) -> frozenset[int]:
-        """Take over the trainers of a round that an earlier start of this client has begun.
-
-        Returns:
-            Slots whose trainer has not been told of the round.
-        """
+    async def _adopt(self, plan: RoundPlan) -> None:
+        """Take over the trainers of a round that an earlier start of this client has begun."""
         await self._trainers.returned(_RETURN_S)
         if plan.steps:
-            # The data server knows of those that are lost from now on only what `Takeover` says.
-            has_dead = self._trainers.generations != plan.generations
-            self._data.resume(plan.round, len(slots), plan.steps, plan.speeds, has_dead=has_dead)
+            # The data server knows of those that are lost from now on only what is released.
+            has_dead = self._slots.generations != plan.generations
+            self._data.resume(plan.round, len(plan.pipelines), plan.steps, plan.speeds, has_dead=has_dead)
         self.update_trainers()
-        busy = [slot for slot in slots & self._trainers.present.keys() if not self._reports.is_done(slot)]
-        return frozenset(slot for slot in busy if self._trainers.round_of(slot) != plan.round)
 
     async def _begin(self, round: int, steps: StepRange) -> None:
         """Form the pipelines of a round and start its trainers."""
@@ -314,9 +305,9 @@ class RoundLoop:
         if not self._config.run.deterministic:
             self._speeds = self._reports.shares.speeds(self._homes.pipelines)
         self._reports.begin_round(round, self._homes.pipelines)
-        sizes = len(self._homes.pipelines), len(self._trainers.present), len(self._homes.holders)
+        sizes = len(self._homes.pipelines), len(self._slots.present), len(self._homes.holders)
         self._ledger.note(RoundBegun(round, len(steps), *sizes))
-        generations, self.base = dict(self._trainers.generations), self._coordinator.record_hash
+        generations, self.base = dict(self._slots.generations), self._coordinator.record_hash
         self._save(RoundPlan(round, steps, self._homes.pipelines, generations, self._ledger.run_s(), self._speeds))
         if steps:
             self._data.plan(round, len(self._homes.pipelines), steps, self._speeds)
@@ -324,7 +315,7 @@ class RoundLoop:
             self._start(round, slot, steps, share)
 
     def _start(self, round: int, slot: int, steps: StepRange, evaluation: Evaluation | None) -> None:
-        hop = self._trainers.present.get(slot)
+        hop = self._slots.present.get(slot)
         if hop is None:
             return
         self._endpoint.post(

@@ -12,13 +12,13 @@ from shoal.client.pausing import Pausing
 from shoal.client.progress import RATE_WINDOW_S
 from shoal.client.reports import Reports
 from shoal.client.stage_watch import StageWatch
-from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
 from shoal.control.peer_numbers import FRESH_S, PeerNumbers
 from shoal.control.seen_peers import seen_peers
 from shoal.ids import PeerId
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import MAX_CURVE, MAX_STATE_CHARS, AskStatus, RunStatus, ServerNumbers
 
@@ -56,7 +56,7 @@ class StatusAnswers:
         reports: Reports,
         stages: StageWatch,
         pausing: Pausing,
-        trainers: TrainerPool,
+        trainers: TrainerSlots,
         numbers: PeerNumbers,
         course: Course,
         clock: Clock,

@@ -121,9 +121,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         view = membership.view
                         others = {hop.peer for hop in (*view.replicas, *view.clients)} | client.teller.askers
                         # Those of this host end a moment later, and are not to look for this process.
-                        others |= {
-                            hop.peer for hop in (*client.trainers.present.values(), spec.data_server, spec.monitor)
-                        }
+                        others |= {hop.peer for hop in (*client.slots.present.values(), spec.data_server, spec.monitor)}
                         others.discard(endpoint.peer_id)
                         interrupted = end.exit == "interrupted"
                         say_run_is_over(endpoint, others, interrupted=interrupted, failure=end.failure)

@@ -21,7 +21,6 @@ from shoal.averaging.coordinator import Leading
 from shoal.averaging.journal import set_aside, write_round
 from shoal.client.data_link import DataLink
 from shoal.client.ledger import Ledger
-from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
@@ -33,6 +32,7 @@ from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
 from shoal.swarm.client_order import ClientOrder
 from shoal.swarm.records import GENERATIONS_APART, parameters_of, used_samples
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import AskRun, TellRun
@@ -192,7 +192,7 @@ class Succession:
         self._changed.notify()
 
 
-async def inherit(leading: Leading, log_dir: Path, trainers: TrainerPool, data: DataLink) -> dict[int, str]:
+async def inherit(leading: Leading, log_dir: Path, trainers: TrainerSlots, data: DataLink) -> dict[int, str]:
     """Go on from the record that stands, which clients of other hosts have committed.
 
     Args:

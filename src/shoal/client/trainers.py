@@ -1,138 +1,102 @@
-"""The client's trainers: one for each slot, started by the launcher on request, found again by their hello."""
+"""The driver of `swarm.trainer_slots`: trainers are started by the launcher on request, and found again by their hello.
+
+lost -> the machine --> launcher: start the next one
+           ^      '---> replicas: fence the last one --> data server: release its leases --> the next one: go on
+           '--- launched, fenced, released, hello, time
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 
+from shoal.client.data_link import DataLink
 from shoal.client.ledger import Ledger
+from shoal.client.reports import Reports
+from shoal.clock import Clock
+from shoal.control.membership import Membership
 from shoal.errors import ControlError
 from shoal.events.losses import TrainerReady
-from shoal.events.trainers import TrainersSilent, TrainerStale
+from shoal.events.trainers import TrainerGivenUp, TrainerNotReplaced, TrainersSilent, TrainerStale
 from shoal.ids import PeerId
 from shoal.log import FloodGate
-from shoal.runtime.launcher_messages import LauncherRequest, Reply, StartTrainer
+from shoal.runtime.launcher_messages import Launcher, StartTrainer
+from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.waking import Signal
+from shoal.swarm.step_operations import SendStepMessage
+from shoal.swarm.trainer_slots import GoOn, ReleaseLeases, SlotEffect, TrainerSlots, TrainerThere
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.base import Hop
+from shoal.transport.drive import drive
+from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import TrainerHello
+from shoal.wire.messages.step import Fenced
 
 logger = logging.getLogger(__name__)
 
 
-class Launcher(Protocol):
-    """Who starts processes for the client; `runtime.control_pipe.RoleControl` asks the one of this host."""
-
-    async def request(self, asked: LauncherRequest[Reply]) -> Reply:
-        """Ask for something.
-
-        Raises:
-            ConnectionLost: the launcher is gone.
-        """
-        ...
-
-
 class TrainerPool:
-    """Keeps one trainer for each slot.
-
-    A slot's trainer counts as present from its hello on until its connection ends.
-    """
+    """Keeps one trainer for each slot. A `transport.dispatch.Handler` of hellos and of answers to fences."""
 
     def __init__(
-        self, *, endpoint: Endpoint, launcher: Launcher, ledger: Ledger, start_timeout_s: float, above: int = 0
+        self,
+        *,
+        slots: TrainerSlots,
+        endpoint: Endpoint,
+        launcher: Launcher,
+        membership: Membership,
+        data: DataLink,
+        reports: Reports,
+        ledger: Ledger,
+        clock: Clock,
     ) -> None:
-        """Start with no trainer.
+        """Start no trainer yet.
 
         Args:
-            start_timeout_s: how long a started trainer may take to say hello.
-            above: how far generations begin above those in the records, as other hosts may have replaced trainers.
+            slots: decides; its other events are what `reports` hears.
+            membership: lists the replicas that live now.
+            data: frees what lost trainers have leased.
         """
-        self._above = above
+        self._slots = slots
         self._endpoint = endpoint
         self._launcher = launcher
+        self._membership = membership
+        self._data = data
+        self._reports = reports
         self._ledger = ledger
-        self._start_timeout_s = start_timeout_s
+        self._clock = clock
         self._gate = FloodGate(logger)
-        self._hops: dict[int, Hop] = {}
-        self._generations: dict[int, int] = {}
-        self._arrived: dict[int, int] = {}
-        self._booting: set[int] = set()
-        self._rounds: dict[int, int] = {}
         self._changed = Signal()
+        self._orders = Mailbox[StartTrainer | ReleaseLeases]()
+        self._go_on: Callable[[int, StepRange], None] = lambda _slot, _steps: None
 
-    @property
-    def present(self) -> Mapping[int, Hop]:
-        """Slots whose trainer has said hello and is connected."""
-        return self._hops
-
-    @property
-    def generations(self) -> Mapping[int, int]:
-        """The latest generation of each slot's trainer."""
-        return self._generations
-
-    def round_of(self, slot: int) -> int:
-        """Return the round that a slot's trainer was in when it said hello; 0: it waits for its first."""
-        return self._rounds.get(slot, 0)
-
-    def adopt(self, generations: Mapping[int, int], running: Collection[int]) -> None:
-        """Take over the trainers that an earlier start of this client had started, before any message is taken.
-
-        Args:
-            generations: of the trainer that was last started in each slot.
-            running: slots whose trainer has not ended; it says hello by itself.
-        """
-        self._generations = dict(generations)
-        self._booting = set(running)
-
-    def begin_above(self, lowest: Mapping[int, int], above: int) -> None:
-        """Ignore from now on every trainer that was started earlier, here or by a client of another host.
-
-        Args:
-            lowest: the lowest generation of each slot that may still act, from the newest record.
-            above: how often trainers of other hosts may have been replaced since that record.
-        """
-        slots = lowest.keys() | self._generations.keys()
-        highest = {slot: max(self._generations.get(slot, 0), lowest.get(slot, 0)) for slot in slots}
-        self._generations = {slot: generation + above for slot, generation in highest.items()}
-        self._above = max(self._above, above)
-        self._hops.clear()
-        self._booting.clear()
-        self._changed.notify()
-
-    async def returned(self, timeout_s: float) -> None:
-        """Wait until the trainers that were adopted have said hello, or are not waited for any longer."""
-        await self._arrivals(sorted(self._booting), timeout_s)
-
-    def slot_of(self, peer: PeerId) -> int | None:
-        """Return the slot whose trainer `peer` is."""
-        return next((slot for slot, hop in self._hops.items() if hop.peer == peer), None)
+    # -- events
 
     def receive(self, event: Received) -> bool:
-        """Take hellos."""
-        hello = event.message
-        if not isinstance(hello, TrainerHello):
+        """Take hellos, and what replicas say of lost trainers."""
+        if not isinstance(event.message, TrainerHello | Fenced):
             return False
-        if hello.generation != self._generations.get(hello.slot) or hello.hop.peer != event.peer:
-            self._gate.emit(TrainerStale(event.peer, hello.slot, hello.generation), event.peer)
-            return True
-        self._endpoint.introduce(hello.hop)
-        self._hops[hello.slot] = hello.hop
-        self._arrived[hello.slot] = hello.generation
-        self._rounds[hello.slot] = hello.round
-        self._booting.discard(hello.slot)
-        self._ledger.note(TrainerReady(hello.slot, hello.generation, self._ledger.now_s()))
-        self._changed.notify()
+        self._do(self._slots.receive(event.peer, event.message, self._clock.now_s()))
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """Forget the trainer whose connection ended."""
-        slot = self.slot_of(peer)
-        if slot is not None:
-            del self._hops[slot]
-            self._changed.notify()
+        """A trainer is not there any more, or a replica is not waited for."""
+        self._do(self._slots.lost(peer, self._clock.now_s()))
+
+    async def run(self) -> None:
+        """Ask launcher and data server for what takes a while, until cancelled: of a trainer whose launch the end of a
+        round has overtaken, the next round has to know whether it is on its way."""
+        async with anyio.create_task_group() as tasks:
+            async for order in self._orders:
+                match order:
+                    case StartTrainer():
+                        tasks.start_soon(self._launch, order)
+                    case ReleaseLeases():
+                        tasks.start_soon(self._release, order)
+
+    # -- between rounds
 
     async def ensure(self, num_slots: int) -> None:
         """Start the trainers that slots 0..num_slots-1 lack, and wait until they have said hello.
@@ -142,53 +106,98 @@ class TrainerPool:
         Raises:
             ControlError: the launcher could not start one, or none of them said hello in time.
         """
-        missing = [slot for slot in range(num_slots) if slot not in self._hops]
-        for slot in missing:
-            if slot not in self._booting:
-                await self.start(slot, self.advance(slot))
-        if await self._arrivals(missing, self._start_timeout_s):
+        missing = [slot for slot in range(num_slots) if slot not in self._slots.present]
+        for start in self._slots.want(num_slots):
+            if error := await self._launch(start):
+                raise ControlError(error)
+        waited_s = self._slots.start_timeout_s
+        silent = await self._arrivals(missing, waited_s)
+        if not silent:
             return
-        silent = self._silent(missing)
-        if not self._hops:
+        if not self._slots.present:
             raise ControlError(
-                f"trainers {silent} were started but did not report within {self._start_timeout_s:.0f} s; "
-                "see their logs"
+                f"trainers {silent} were started but did not report within {waited_s:.0f} s; see their logs"
             )
-        self._ledger.note(TrainersSilent(tuple(silent), self._start_timeout_s))
+        self._ledger.note(TrainersSilent(tuple(silent), waited_s))
 
-    def advance(self, slot: int) -> int:
-        """Return the generation of the slot's next trainer; earlier ones are not believed any more."""
-        self._generations[slot] = self._generations.get(slot, self._above) + 1
-        return self._generations[slot]
+    async def returned(self, timeout_s: float) -> None:
+        """Wait until the trainers that were adopted have said hello, or are not waited for any longer."""
+        await self._arrivals(self._slots.booting, timeout_s)
 
-    async def start(self, slot: int, generation: int) -> None:
-        """Have a trainer started; it says hello later.
-
-        Raises:
-            ControlError: the launcher could not start it.
-        """
-        self._booting.add(slot)
-        answer = await self._launcher.request(StartTrainer(slot, generation))
-        if answer.error:
-            self._booting.discard(slot)
-            raise ControlError(f"trainer {slot} could not be started: {answer.error}")
-
-    async def arrived(self, slot: int) -> bool:
-        """Wait until the slot's latest trainer has said hello; returns False if it does not in time."""
-        return await self._arrivals([slot], self._start_timeout_s)
-
-    async def changed(self) -> None:
-        """Wait until a trainer has come or gone."""
-        await self._changed.wait()
-
-    async def _arrivals(self, slots: list[int], timeout_s: float) -> bool:
+    async def _arrivals(self, slots: Collection[int], timeout_s: float) -> list[int]:
+        """Wait for hellos; return the slots that have said none in time."""
         with anyio.move_on_after(timeout_s):
-            # One that is lost after its hello is not waited for.
-            while self._silent(slots):
+            while self._slots.silent(slots):
                 await self._changed.wait()
-            return True
-        self._booting.difference_update(self._silent(slots))
-        return False
+            return []
+        return self._slots.forgo(slots)
 
-    def _silent(self, slots: list[int]) -> list[int]:
-        return [slot for slot in slots if self._arrived.get(slot) != self._generations[slot]]
+    # -- in a round
+
+    @asynccontextmanager
+    async def training(
+        self,
+        round: int,
+        slots: frozenset[int],
+        steps: StepRange,
+        *,
+        named: Collection[PeerId] | None,
+        steady: Collection[PeerId],
+        go_on: Callable[[int, StepRange], None],
+    ) -> AsyncGenerator[None]:
+        """Replace who is lost within this context, see `TrainerSlots.begin_round`.
+
+        Args:
+            go_on: lets the trainer of a slot do these steps.
+        """
+        machine, self._go_on = self._slots, go_on
+        machine.replicas(self._live(), self._clock.now_s())
+        self._do(machine.begin_round(round, slots, steps, named, steady, self._clock.now_s()))
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._follow_view)
+                tasks.start_soon(drive, machine, self._clock, self._changed, self._do)
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            machine.end_round()
+
+    async def _follow_view(self) -> None:
+        while True:
+            self._do(self._slots.replicas(self._live(), self._clock.now_s()))
+            await self._membership.changed()
+
+    def _live(self) -> list[PeerId]:
+        return [replica.peer for replica in self._membership.view.replicas]
+
+    async def _launch(self, order: StartTrainer) -> str:
+        """Have a trainer started, which says hello later; return why that could not be, empty: it could."""
+        answer = await self._launcher.request(order)
+        error = f"trainer {order.slot} could not be started: {answer.error}" if answer.error else ""
+        self._do(self._slots.launched(order.slot, order.generation, error, self._clock.now_s()))
+        return error
+
+    async def _release(self, order: ReleaseLeases) -> None:
+        answer = await self._data.release(order.slot, order.generation, order.settled)
+        self._do(self._slots.released(answer, self._reports.last_number(order.slot), self._clock.now_s()))
+
+    def _do(self, effects: Sequence[SlotEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartTrainer() | ReleaseLeases():
+                    self._orders.put(effect)
+                case SendStepMessage(to, message):
+                    self._endpoint.post(to, message)
+                case TrainerThere(slot, generation, hop):
+                    self._endpoint.introduce(hop)
+                    self._ledger.note(TrainerReady(slot, generation, self._ledger.now_s()))
+                case GoOn(slot, steps):
+                    self._go_on(slot, steps)
+                case TrainerStale():
+                    self._gate.emit(effect, effect.peer)
+                case TrainerNotReplaced() | TrainerGivenUp():
+                    self._ledger.note(effect)
+                    self._reports.finished.notify()
+                case _:
+                    self._ledger.note(effect)
+        self._changed.notify()

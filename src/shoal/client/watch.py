@@ -9,7 +9,6 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from shoal.client.ledger import Ledger
-from shoal.client.trainers import TrainerPool
 from shoal.clock import Clock, utc_time_of_day
 from shoal.control.membership import Membership
 from shoal.events.incidents import Cause, TroubleOver
@@ -25,6 +24,7 @@ from shoal.events.losses import (
 )
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LostProcess
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import PeerLost, Received
 
 SAME_LOSS_S = 1.0
@@ -40,7 +40,7 @@ class Watch:
         self,
         *,
         membership: Membership,
-        trainers: TrainerPool,
+        trainers: TrainerSlots,
         ledger: Ledger,
         clock: Clock,
         name_of: Callable[[PeerId], str],

@@ -7,7 +7,7 @@ supervisor          `RoleExited` and what follows it, which travels nowhere
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -123,6 +123,18 @@ class LauncherRequest(PipeMessage, Generic[Reply], frozen=True):
     """Answered by a `Reply`."""
 
 
+class Launcher(Protocol):
+    """Who starts processes for the client; `runtime.control_pipe.RoleControl` asks the one of this host."""
+
+    async def request(self, asked: LauncherRequest[Reply]) -> Reply:
+        """Ask for something.
+
+        Raises:
+            ConnectionLost: the launcher is gone.
+        """
+        ...
+
+
 class LauncherAnswer(PipeMessage, frozen=True):
     error: str = ""  # why it was not done
 
@@ -148,7 +160,7 @@ class LostProcess(msgspec.Struct, frozen=True):
 
 
 class Adoption(PipeMessage, frozen=True):
-    generations: dict[int, int]  # of the trainer that was started last for each slot
+    generations: dict[int, int]  # of the last trainer of each slot, also of one that could not be started
     running: list[int]  # slots whose trainer has not ended
     lost: list[LostProcess]  # the last ones since the launch, clients as well
 

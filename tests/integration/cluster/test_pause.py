@@ -70,7 +70,7 @@ class User:
     def stands(self) -> bool:
         """Whether the trainers of all slots wait for a batch: all that was under way has ended."""
         waiting = {message.trainer: message.generation for _, message in self.cluster.host.data_service._early}
-        return len(waiting) == SLOTS and waiting == dict(self.client.trainers.generations)
+        return len(waiting) == SLOTS and waiting == dict(self.client.slots.generations)
 
     def counts(self) -> tuple[int, ...]:
         totals = self.client.ledger.totals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.ids import PeerId, StepKey
@@ -253,7 +253,11 @@ class ClientHost:
             round = self.tip.round + 1
             keep = self.keep_rule.is_due(round, self.now_s)
             self.world.checks.closes(self.machine.ballot, round, keep)
-            self._act(self.machine.close(CloseRequest(round, slots, {}, keep=keep), self.now_s))
+            self._act(self.machine.close(CloseRequest(round, slots, self.lowest(), keep=keep), self.now_s))
+
+    def lowest(self) -> Mapping[int, int]:
+        """The lowest generation of each slot's trainer that may still train; here none ever dies."""
+        return {}
 
     def _journal(self, effect: Journal) -> None:
         self.disk.write(effect.digest, effect.logs)

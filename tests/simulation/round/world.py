@@ -91,6 +91,8 @@ class World:
 
     is_bulk = staticmethod(is_bulk)
     can_resume = False
+    round_s = 2.5
+    """After so long rounds are ended."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class World:
         for peer in self.clients:
             self.start_client(peer)
         self.network.after(0.5, self._train)
-        self.network.after(2.5, self._close)
+        self.network.after(self.round_s, self._close)
         self.network.after(0.3, self._elect)
         if not faults:
             return
@@ -312,7 +314,7 @@ class World:
                 host.log.append(entry)
 
     def _close(self) -> None:
-        self.network.after(2.5, self._close)
+        self.network.after(self.round_s, self._close)
         for client in self.client_hosts():
             if self.network.awake(client.peer):
                 client.close()

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.round.hosts import ClientHost
 from tests.simulation.round.hosts import ReplicaHost as RoundHost
+from tests.simulation.round.world import FAULTS_END_S
 from tests.simulation.safety import Broken
 from tests.simulation.step.hosts import STEPS_PER_ROUND, Envelope, Hello, Join, TrainerHost, Work
 from tests.simulation.step.hosts import ReplicaHost as StepHost
 
+from shoal.events.trainers import TrainerGivenUp, TrainerNotReplaced
 from shoal.ids import PeerId, StepKey
+from shoal.runtime.launcher_messages import StartTrainer
 from shoal.swarm.lease import Grant, Release
+from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import (
     CloseSteps,
     CoordinatorEffect,
+    Deposed,
     Journal,
     MemberEffect,
+    Overtaken,
     ResolveStep,
     RoundReady,
     Swap,
 )
 from shoal.swarm.round_orders import StepsClosed
-from shoal.swarm.step_operations import Decision
+from shoal.swarm.step_operations import Decision, SendStepMessage
 from shoal.swarm.step_trainer import Finished
-from shoal.swarm.takeover import Settled, TakeoverMachine, next_number
-from shoal.wire.messages.base import StepRange
+from shoal.swarm.takeover import Settled
+from shoal.swarm.trainer_slots import MAX_PER_ROUND, GoOn, ReleaseLeases, SlotEffect, TrainerSlots
+from shoal.wire.messages.base import Hop, StepRange
+from shoal.wire.messages.control import TrainerHello
+from shoal.wire.messages.feed import Released
 from shoal.wire.messages.round import Resolve, StageHashes
 from shoal.wire.messages.step import Fenced, StepEntry
 
 if TYPE_CHECKING:
     from tests.simulation.swarm.world import World
 
-_TELL_S = 0.5
+START_TIMEOUT_S = 0.6
+"""Within this a trainer that was started says hello, or is not waited for."""
+LAUNCH_S = 0.5
+CALM_S = 1.8
+"""So long after a fault each slot has a trainer again, or is done: doubt is settled within a second, and a hello waited
+for as long as above."""
 _LOOK_S = 0.05
+_LOOK_AFTER_S = 0.3
+_DIAL_S = 0.2
 
 
 def steps_of(round: int) -> StepRange:
@@ -171,24 +191,140 @@ class Server(RoundHost):
         return effects
 
 
+class Orders(NamedTuple):
+    """Client to trainer: do these steps of a round."""
+
+    round: int
+    steps: StepRange
+
+
+class Done(NamedTuple):
+    """Trainer to client: no more steps of the round come from it."""
+
+    slot: int
+    round: int
+
+
+class Launcher:
+    """Starts trainers on the one host that has them, for the client that trains there, and ends those before them.
+
+    Attributes:
+        client: Whom trainers dial, and who may have them started: the last one that has begun, or taken up, a round.
+        generations: Of each slot's newest trainer; 0: there has been none.
+        asked: Of each slot's trainer that was to be started last, also if that could not be.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.client: Client | None = None
+        self.generations = dict.fromkeys(range(world.num_trainers), 0)
+        self.asked = dict(self.generations)
+        self.rng = random.Random(f"launcher of {world.seed}")
+        self.fail_rate = self.rng.choice((0.0, 0.0, 0.1)) if world.has_faults else 0.0
+        self.stuck_rate = self.rng.choice((0.0, 0.0, 0.2)) if world.has_faults else 0.0
+        self._under_way: dict[int, Client] = {}
+
+    def start(self, client: Client, order: StartTrainer) -> None:
+        if self.client is not client:
+            return
+        if self._under_way.get(order.slot) is client:
+            raise Broken(f"trainer {order.slot} is to be started while one is being started")
+        self._under_way[order.slot], self.asked[order.slot] = client, order.generation
+        self.world.network.after(self.rng.uniform(0.0, LAUNCH_S), self._started, client, order)
+
+    def _started(self, client: Client, order: StartTrainer) -> None:
+        network, slot = self.world.network, order.slot
+        if self._under_way.get(slot) is client:
+            del self._under_way[slot]
+        if self.client is not client or order.generation <= self.generations[slot]:
+            return
+        before = f"T{slot}.{self.generations[slot]}"
+        if before in network.hosts:
+            network.crash(before)
+        can_fail = network.now_s < FAULTS_END_S - 1.0
+        error = "no memory" if can_fail and self.rng.random() < self.fail_rate else ""
+        if not error:
+            self.generations[slot] = order.generation
+            greets_in_s = 0.0
+            if can_fail and self.rng.random() < self.stuck_rate:
+                # It has begun, and gets no further, or late.
+                greets_in_s = self.rng.choice((self.rng.uniform(0.3, 3.0), inf))
+                network.faults.append((network.now_s, network.now_s))
+            Trainer(self.world, slot, order.generation, greets_in_s)
+        if network.hosts.get(client.peer) is client:
+            network.on_host(client.peer, 0.01, client.launched, order, error)
+
+    @property
+    def running(self) -> list[int]:
+        """Slots whose trainer has not ended."""
+        hosts = self.world.network.hosts
+        return [slot for slot, generation in self.asked.items() if f"T{slot}.{generation}" in hosts]
+
+
 class Client(ClientHost):
-    """A client that tells its trainers of rounds, and has those that die replaced."""
+    """A client that has trainers, and drives what decides about them as `client.trainers` and `client.rounds` do."""
 
     world: World
 
     def __init__(self, world: World, peer: PeerId) -> None:
         super().__init__(world, peer)
+        self.slots: TrainerSlots = world.slots_class(start_timeout_s=START_TIMEOUT_S)
         self._begun = ""  # hash of the record on top of which the round is trained
-        self.named: frozenset[PeerId] | None = None
-        self.steady: set[PeerId] = set()
-        self._takeovers: dict[tuple[int, int], TakeoverMachine] = {}
+        self._training: tuple[int, float] | None = None  # which round, and since when
+        self._starts: Counter[int] = Counter()  # of trainers, by slot, in this round
+        # By slot, where the last trainer that this client has told has begun; of a round that another process has begun
+        # nothing can be proven, so that a step in progress may be left to the record.
+        self._firsts: dict[int, int] = {}
+        self._over: set[int] = set()  # slots of which nothing more is expected in this round
+        self._armed_s = inf
+        self._release_s = self.world.deaths_rng.choice((0.01, 0.2))  # that a data server takes, which has much to do
+
+    @property
+    def has_trainers(self) -> bool:
+        return self.world.launcher.client is self
+
+    def lowest(self) -> Mapping[int, int]:
+        return self.slots.lowest if self.has_trainers else {}
+
+    # -- events
 
     def deliver(self, sender: str, message: object) -> None:
-        if type(message) is Envelope and isinstance(message.message, Fenced):
-            for machine in self._takeovers.values():
-                machine.receive(PeerId(sender), message.message)
-        elif type(message) is not Envelope:
+        if isinstance(message, TrainerHello):
+            self.world.greeted(PeerId(sender))
+            self._do(self.slots.receive(PeerId(sender), message, self.now_s))
+        elif type(message) is Done:
+            is_of_this_round = self._training is not None and message.round == self._training[0]
+            if is_of_this_round and self.slots.slot_of(PeerId(sender)) == message.slot:
+                self._over.add(message.slot)
+                self.slots.finish(message.slot)
+                # It may have died after it was through.
+                self.world.losses.followed(f"the trainer of slot {message.slot}")
+        elif type(message) is Envelope:
+            if isinstance(message.message, Fenced):
+                self._do(self.slots.receive(PeerId(sender), message.message, self.now_s))
+        else:
             super().deliver(sender, message)
+
+    def lost(self, peer: str) -> None:
+        self._do(self.slots.lost(PeerId(peer), self.now_s))
+        super().lost(peer)
+        self._see_replicas()
+
+    def see(self, hops: dict[PeerId, Hop]) -> None:
+        super().see(hops)
+        self._see_replicas()
+
+    def launched(self, order: StartTrainer, error: str) -> None:
+        if self.has_trainers:
+            self._do(self.slots.launched(order.slot, order.generation, error, self.now_s))
+
+    def _see_replicas(self) -> None:
+        """Those are in its view that it is connected with, as in `Membership`."""
+        network = self.world.network
+        live = [replica for replica in self.world.replicas if network.is_linked(self.peer, replica)]
+        self._do(self.slots.replicas(live, self.now_s))
+
+    # -- rounds
 
     def _act(self, effects: list[CoordinatorEffect]) -> None:
         for effect in effects:
@@ -196,68 +332,163 @@ class Client(ClientHost):
                 self.world.journaled[effect.digest] = effect
         super()._act(effects)
         for effect in effects:
+            if isinstance(effect, Overtaken | Deposed):
+                self.gone()
             if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:
-                self._begin(effect)
+                self._prepare(effect)
 
-    def _begin(self, ready: RoundReady) -> None:
-        """Begin a round once; who was there when another process has begun it is not known, as in `client.rounds`."""
-        if ready.tip.hash == self._begun:
+    def _prepare(self, ready: RoundReady) -> None:
+        """Have the trainers that a round needs, and take over those that run if this client has not started them."""
+        if self.has_trainers and ready.tip.hash == self._begun:
             return
         self._begun = ready.tip.hash
-        is_first = self.world.begun.setdefault(ready.tip.hash, self) is self
-        self.named, self.steady = (frozenset(ready.holders), set(ready.holders)) if is_first else (None, set())
-        self._takeovers.clear()
-        round = ready.tip.round + 1
-        self.world.leases.table.plan_round(round, self.world.num_trainers, steps_of(round))
-        self.tell()
+        launcher = self.world.launcher
+        if not self.has_trainers:
+            if launcher.client is not None:
+                launcher.client.gone()
+            launcher.client = self
+            self.slots.adopt({slot: number for slot, number in launcher.asked.items() if number}, launcher.running)
+        is_first = ready.tip.hash not in self.world.begun
+        self.world.begun.add(ready.tip.hash)
+        if is_first:
+            awaited = [slot for slot in range(self.world.num_trainers) if slot not in self.slots.present]
+            for start in self.slots.want(self.world.num_trainers):
+                launcher.start(self, start)
+        else:
+            awaited = self.slots.booting
+        self._begin(ready.tip, is_first, awaited, self.now_s + START_TIMEOUT_S)
 
-    def lost(self, peer: str) -> None:
-        self.steady.discard(PeerId(peer))
-        super().lost(peer)
-
-    def tell(self) -> None:
-        """Say which round is trained."""
-        if self.tip is None:
+    def _begin(self, tip: Tip, is_first: bool, awaited: list[int], until_s: float) -> None:
+        """Begin a round when its trainers have said hello, or are not waited for; who was there when another process
+        has begun it is not known."""
+        if self.tip != tip or not self.has_trainers or self._begun != tip.hash:
             return
-        for peer in self.world.trainer_peers():
-            self.world.network.send(self.peer, peer, Hello(self.tip.round + 1, {}, False, {}))
+        if self.slots.silent(awaited) and self.now_s < until_s:
+            self.world.network.on_host(self.peer, _LOOK_S, self._begin, tip, is_first, awaited, until_s)
+            return
+        self.slots.forgo(awaited)
+        round, every_slot = tip.round + 1, range(self.world.num_trainers)
+        steps = steps_of(round)
+        self.world.leases.table.plan_round(round, self.world.num_trainers, steps)
+        self._training, self._starts, self._over = (round, self.now_s), Counter(), set()
+        self._firsts = dict.fromkeys(every_slot, steps.first if is_first else steps.stop)
+        self.slots.nothing_done()
+        holders = frozenset(self.machine.holders or ())
+        if is_first:
+            for hop in self.slots.present.values():
+                self.world.tells(self, hop.peer)
+                if self.world.network.hosts.get(self.peer) is not self:
+                    return  # crashed between two
+                self.world.network.send(self.peer, hop.peer, Orders(round, steps))
+        self._see_replicas()
+        named, steady = (holders, holders) if is_first else (None, ())
+        self._do(self.slots.begin_round(round, frozenset(every_slot), steps, named, steady, self.now_s))
+        self._look_after(*self._training)
 
-    def repeat(self) -> None:
-        self.world.network.on_host(self.peer, _TELL_S, self.repeat)
-        self.tell()
+    def _look_after(self, round: int, since_s: float) -> None:
+        if self._training == (round, since_s):
+            self._check_trainers(round, since_s)
+            self.world.network.on_host(self.peer, _LOOK_AFTER_S, self._look_after, round, since_s)
 
-    def replace_trainers(self) -> None:
-        """Settle what trainers that are gone have left: the ones of the round, as `client.takeover` does."""
+    def close(self) -> None:
+        """Whoever is lost from now on is replaced in the next round: the record says what it has trained."""
+        if self.has_trainers and self.tip is not None and self.tip != self._closed:
+            if self._training is None:
+                return  # the round has not begun
+            self._check_trainers(*self._training)
+            self._end()
+        super().close()
+
+    def gone(self) -> None:
+        """Another client leads, so this one's process has ended in production; here it may lead once more."""
+        self._begun = ""
+        self._end()
+
+    def trains(self, peer: str) -> bool:
+        """Whether a round is trained in which this is a slot's trainer that is not done."""
+        slot = self.slots.slot_of(PeerId(peer))
+        return self._training is not None and slot is not None and slot not in self._over
+
+    def _end(self) -> None:
+        self._training = None
+        self.slots.end_round()
+        for slot in range(self.world.num_trainers):
+            self.world.losses.followed(f"the trainer of slot {slot}")
+
+    def _check_trainers(self, round: int, since_s: float) -> None:
+        """Where nothing has gone wrong for a while every slot has a trainer that was told of the round, or is done."""
         network = self.world.network
-        network.on_host(self.peer, _LOOK_S, self.replace_trainers)
-        if self.tip is None:
+        if self.now_s - since_s < CALM_S or network.num_faults(self.now_s - CALM_S):
             return
-        live = [replica for replica in self.world.replicas if network.is_linked(self.peer, replica)]
-        for gone in list(self.world.leases.gone):
-            slot, generation = gone
-            round = self.tip.round + 1
-            if gone not in self._takeovers:
-                self._takeovers[gone] = self.world.takeover_class(slot, generation + 1, round, self.now_s)
-            machine = self._takeovers[gone]
-            for send in machine.asks(live, self.now_s):
-                network.send(self.peer, send.to, Envelope(send.message))
-            if machine.is_over(live, self.now_s):
-                del self._takeovers[gone]
-                everyone = None if self.named is None else {*live, *self.named}
-                settled = machine.settled(everyone, self.steady)
-                released = self.world.leases.release(slot, generation, settled)
-                steps = steps_of(round)
-                number = next_number(settled, steps, -1, released.next_step, is_known=released.is_known)
-                self.world.start_trainer(slot, generation + 1, round, number - steps.first)
+        if network.manners.slow_rate or self.world.loses_frames:
+            return  # what is lost may be noticed late
+        for slot, generation in self.world.launcher.generations.items():
+            trainer = network.hosts.get(f"T{slot}.{generation}")
+            if slot not in self._over and not (isinstance(trainer, Trainer) and trainer.told >= round):
+                raise Broken(f"slot {slot} is without a trainer in round {round}, {CALM_S} s after the last fault")
+
+    # -- what the machine of its trainers wants
+
+    def _do(self, effects: Sequence[SlotEffect]) -> None:
+        network, launcher = self.world.network, self.world.launcher
+        for effect in effects if self.has_trainers else ():
+            match effect:
+                case StartTrainer() | ReleaseLeases() if self._training is None:
+                    raise Broken(f"{effect} between two rounds: the record says what was trained")
+                case StartTrainer(slot, _):
+                    self._starts[slot] += 1
+                    if self._starts[slot] > MAX_PER_ROUND:
+                        raise Broken(f"the trainer of slot {slot} is started {self._starts[slot]} times in a round")
+                    launcher.start(self, effect)
+                case SendStepMessage(to, message):
+                    network.send(self.peer, to, Envelope(message))
+                case ReleaseLeases():
+                    delay_s = self.world.deaths_rng.uniform(0.0, self._release_s)
+                    network.on_host(self.peer, delay_s, self._release, effect)
+                case GoOn(slot, steps) if self._training is not None:
+                    if self.world.losses.is_alone(what := f"the trainer of slot {slot}"):
+                        self.world.check_rest(slot, self._firsts[slot], steps)
+                    self._firsts[slot] = max(self._firsts[slot], steps.first)
+                    self.world.losses.followed(what)
+                    network.send(self.peer, self.slots.present[slot].peer, Orders(self._training[0], steps))
+                case TrainerNotReplaced(slot) | TrainerGivenUp(slot):
+                    self._over.add(slot)
+                    self.world.losses.followed(f"the trainer of slot {slot}")
+                case _:
+                    pass
+        self._arm()
+
+    def _release(self, order: ReleaseLeases) -> None:
+        if self.has_trainers:
+            slot, generation = order.slot, order.generation
+            found = self.world.leases.release(slot, generation, order.settled)
+            answer = Released(slot, generation, found.next_step, found.is_known)
+            self._do(self.slots.released(answer, -1, self.now_s))
+
+    def _arm(self) -> None:
+        wake_at_s = self.slots.wake_at_s
+        if wake_at_s < self._armed_s and self.world.network.hosts.get(self.peer) is self:
+            self._armed_s = wake_at_s
+            self.world.network.on_host(self.peer, max(1e-3, wake_at_s - self.now_s), self._wake)
+
+    def _wake(self) -> None:
+        self._armed_s = inf
+        self._see_replicas()
+        if self.slots.wake_at_s <= self.now_s:
+            self._do(self.slots.tick(self.now_s))
 
 
 class Trainer(TrainerHost):
-    """A trainer whose steps have the numbers that production gives them."""
+    """A trainer that its client tells what to do; its steps have the numbers that production gives them."""
 
-    def __init__(self, world: World, slot: int, generation: int, round: int, steps: int) -> None:
+    def __init__(self, world: World, slot: int, generation: int, greets_in_s: float) -> None:
         super().__init__(world, slot, generation, 0)  # type: ignore[arg-type]
-        self.round, self.steps = round, steps
-        self._arm()
+        self.told = 0  # of which round
+        self._orders: Orders | None = None  # for when the step that is under way is over
+        self._client: Client | None = None  # that it has said hello to
+        self._finished = 0  # the last round in which it has said that it is done
+        if greets_in_s < inf:
+            world.network.on_host(self.peer, greets_in_s, self._greet)
 
     @property
     def number(self) -> int:  # type: ignore[override]
@@ -267,18 +498,54 @@ class Trainer(TrainerHost):
     def number(self, number: int) -> None:
         """It follows from round and step."""
 
+    def deliver(self, sender: str, message: object) -> None:
+        if type(message) is not Orders:
+            super().deliver(sender, message)
+        elif self._client is not None and sender == self._client.peer and message.round > self.told:
+            self.told, self._orders = message.round, message
+            if not self.busy:
+                self._obey()
+
+    def lost(self, peer: str) -> None:
+        if self._client is not None and peer == self._client.peer:
+            self._client = None
+        super().lost(peer)
+
+    def _ended(self) -> None:
+        super()._ended()
+        self._obey()
+
+    def _obey(self) -> None:
+        orders, self._orders = self._orders, None
+        if orders is not None:
+            super().deliver("", Hello(orders.round, {}, False, {}))
+            self.steps = orders.steps.first - steps_of(orders.round).first
+            self._arm()
+
+    def _greet(self) -> None:
+        """Dial the client, and dial it again."""
+        network, client = self.world.network, self.world.launcher.client  # type: ignore[attr-defined]
+        network.on_host(self.peer, _DIAL_S, self._greet)
+        if client is not None and self._client is not client and network.hosts.get(client.peer) is client:
+            self._client, self._finished = client, 0
+            hello = TrainerHello(self.slot, self.generation, Hop(self.peer, ()), self.told)
+            network.send(self.peer, client.peer, hello)
+            self._arm()
+
+    def _arm(self) -> None:
+        super()._arm()
+        is_done = self.round and not self.busy and self.steps >= STEPS_PER_ROUND
+        if is_done and self._client is not None and self._finished < self.round:
+            self._finished = self.round
+            self.world.network.send(self.peer, self._client.peer, Done(self.slot, self.round))
+
 
 class Leases:
-    """The data server: it lives as long as the run. What `step.coordinator.Ledger` is there, over the real table.
-
-    Attributes:
-        gone: Trainers that have died, (slot, generation), whose steps nobody has settled yet.
-    """
+    """The data server: it lives as long as the run. What `step.coordinator.Ledger` is there, over the real table."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.table = world.new_table()
-        self.gone: set[tuple[int, int]] = set()
         self._leases: dict[PeerId, int] = {}
 
     def lease(self, trainer: TrainerHost) -> int | None:
@@ -307,5 +574,4 @@ class Leases:
 
     def release(self, slot: int, generation: int, settled: Settled) -> Release:
         """A client has settled what this trainer has left."""
-        self.gone.discard((slot, generation))
         return self.table.release_trainer(slot, generation, settled)

@@ -65,16 +65,16 @@ class KeepsSnapshotsBehindTheCut(SnapshotServer):
 
 
 MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
-    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 14),
+    "TakesSnapshotsOfOtherRounds": (lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOtherRounds), 10),
     "ComparesNoHash": (lambda seed: SnapshotWorld(seed, search_class=ComparesNoHash), 19),
     "TakesSnapshotsOfOlderGenerations": (
         lambda seed: SnapshotWorld(seed, search_class=TakesSnapshotsOfOlderGenerations),
-        240,
+        194,
     ),
     "ForgetsWhatItHadTrainedBefore": (
         lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHadTrainedBefore),
-        14,
+        50,
     ),
-    "KeepsSnapshotsBehindTheCut": (lambda seed: SnapshotWorld(seed, host_class=KeepsSnapshotsBehindTheCut), 35),
-    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 33),
+    "KeepsSnapshotsBehindTheCut": (lambda seed: SnapshotWorld(seed, host_class=KeepsSnapshotsBehindTheCut), 58),
+    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 19),
 }

@@ -10,11 +10,11 @@ import anyio
 import pytest
 from msgspec import structs
 from tests.unit.client.noted import NotedLedger
+from tests.unit.client.present import present_trainers
 
 from shoal.client.counters import CounterTotals
 from shoal.client.divergence import Divergence
 from shoal.client.reports import Reports
-from shoal.client.trainers import TrainerPool
 from shoal.clock import SystemClock
 from shoal.config.diloco import DilocoConfig
 from shoal.events.run import (
@@ -27,8 +27,8 @@ from shoal.events.run import (
 )
 from shoal.events.trainers import StepRefused
 from shoal.ids import PeerId, StepKey
-from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
 from shoal.swarm.routing import Pipeline
+from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
@@ -39,21 +39,11 @@ from shoal.wire.messages.control import (
     Metrics,
     StepReport,
     TrainerDone,
-    TrainerHello,
     TrainerStuck,
     UpdateReplicas,
 )
 
 pytestmark = pytest.mark.anyio
-
-
-class Launcher:
-    pool: TrainerPool
-
-    async def request(self, asked: StartTrainer) -> LauncherAnswer:
-        peer = PeerId(f"T{asked.slot}")
-        self.pool.receive(Received(peer, TrainerHello(asked.slot, asked.generation, Hop(peer, ("memory:T",)))))
-        return LauncherAnswer()
 
 
 class _Clock(SystemClock):
@@ -94,7 +84,7 @@ class _OneTick(SystemClock):
 class Desk:
     reports: Reports
     clock: _Clock
-    pool: TrainerPool
+    slots: TrainerSlots
     monitor: MemoryEndpoint
     client: MemoryEndpoint
     ledger: NotedLedger
@@ -110,8 +100,8 @@ class Desk:
         self.ledger.noted.clear()
 
     def lose(self, slot: int) -> None:
-        """As a dispatcher does: the pool first."""
-        self.pool.peer_lost(PeerId(f"T{slot}"))
+        """As a dispatcher does: the machine of the trainers first."""
+        self.slots.lost(PeerId(f"T{slot}"), 0.0)
         self.reports.peer_lost(PeerId(f"T{slot}"))
 
     async def metrics(self) -> list[dict[str, float]]:
@@ -136,14 +126,12 @@ PIPELINES = tuple(Pipeline(slot, (Hop(PeerId(f"server{slot}"), ()),)) for slot i
 async def desk() -> Desk:
     network = MemoryNetwork()
     endpoint, monitor = network.endpoint(PeerId("client")), network.endpoint(PeerId("monitor"))
-    launcher, clock = Launcher(), _Clock()
-    ledger = NotedLedger()
-    pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, ledger=ledger, start_timeout_s=5)
+    clock, ledger, slots = _Clock(), NotedLedger(), present_trainers(2)
     stuck: list[TrainerStuck] = []
     reports = Reports(
         endpoint=endpoint,
         monitor=monitor.hop,
-        trainers=pool,
+        trainers=slots,
         swarm_numbers=lambda: {"pipelines": 2.0},
         on_stuck=stuck.append,
         ledger=ledger,
@@ -151,8 +139,7 @@ async def desk() -> Desk:
         clock=clock,
     )
     ledger.note(DataSized(100, 10))
-    await pool.ensure(2)
-    desk = Desk(reports, clock, pool, monitor, endpoint, ledger, stuck)
+    desk = Desk(reports, clock, slots, monitor, endpoint, ledger, stuck)
     desk.begin_round(1)
     return desk
 
@@ -251,7 +238,7 @@ async def test_a_lost_trainer_is_waited_for_until_its_slot_is_excused(desk: Desk
     desk.lose(1)
     assert waits(desk, frozenset({0, 1}))
     assert not desk.reports.is_done(1)
-    desk.reports.excuse(1)
+    desk.slots.finish(1)
     assert desk.reports.is_done(1)
     assert not waits(desk, frozenset({0, 1}))
 

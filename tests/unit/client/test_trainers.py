@@ -1,198 +1,240 @@
-"""Which trainers are started, and when one counts as there."""
+"""What the machine of the trainers wants is carried out: starts, fences, releases, and what is said of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import anyio
 import pytest
+from tests.alongside import until
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client.trainers import TrainerPool
 from shoal.clock import SystemClock
 from shoal.errors import ControlError
-from shoal.ids import PeerId
+from shoal.events.losses import TrainerReady
+from shoal.events.trainers import TrainerFenced, TrainerNotReplaced, TrainerReplaced, TrainersSilent
+from shoal.ids import PeerId, StageIndex
 from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
+from shoal.runtime.waking import Signal
+from shoal.swarm.takeover import Settled
+from shoal.swarm.trainer_slots import TrainerSlots
+from shoal.swarm.view import Replica, SwarmView
 from shoal.transport.base import Received
-from shoal.transport.memory import MemoryNetwork
-from shoal.wire.messages.base import Hop
+from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.control import TrainerHello, TrainerStuck
+from shoal.wire.messages.feed import Released
+from shoal.wire.messages.step import Fence, Fenced
+
+A, B = PeerId("A"), PeerId("B")
+STEPS = StepRange(4, 8)
 
 
-def hello(slot: int, generation: int, *, hop: str | None = None) -> Received:
+def hello(slot: int, generation: int) -> Received:
     name = f"T{slot}"
-    return Received(PeerId(name), TrainerHello(slot, generation, Hop(PeerId(hop or name), (f"memory:{name}",))))
+    return Received(PeerId(name), TrainerHello(slot, generation, Hop(PeerId(name), (f"memory:{name}",))))
 
 
-class Launcher:
-    """Starts trainers by calling `on_start(slot, generation)`."""
+class Desk:
+    """A client with two replicas whose answers the test gives; launcher and data server answer at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_timeout_s: float = 5.0) -> None:
+        network = MemoryNetwork()
+        self.replicas = {peer: network.endpoint(peer) for peer in (A, B)}
+        replicas = tuple(Replica(replica.hop, 0.0, stage=StageIndex(0)) for replica in self.replicas.values())
+        self.view_changed = Signal()
+        self.membership = SimpleNamespace(view=SwarmView(replicas), changed=self.view_changed.wait)
+        self.client, self.ledger = network.endpoint(PeerId("client")), NotedLedger()
+        for replica in self.replicas.values():
+            self.client.introduce(replica.hop)
         self.started: list[tuple[int, int]] = []
-        self.on_start: Callable[[int, int], None] = lambda _slot, _generation: None
-        self.error: str | None = None
+        self.on_start: Callable[[int, int], object] = self.say_hello
+        self.error = ""
+        self.releases: list[tuple[int, int, Settled]] = []
+        self.finished = Signal()
+        self.gone_on: list[tuple[int, StepRange]] = []
+        self.slots = TrainerSlots(start_timeout_s=start_timeout_s)
+        self.pool = TrainerPool(
+            slots=self.slots,
+            endpoint=self.client,
+            launcher=self,  # type: ignore[arg-type]
+            membership=self.membership,  # type: ignore[arg-type]
+            data=self,  # type: ignore[arg-type]
+            reports=self,  # type: ignore[arg-type]
+            ledger=self.ledger,
+            clock=SystemClock(),
+        )
 
     async def request(self, asked: StartTrainer) -> LauncherAnswer:
-        assert isinstance(asked, StartTrainer)
         self.started.append((asked.slot, asked.generation))
-        self.on_start(asked.slot, asked.generation)
-        return LauncherAnswer(self.error or "")
+        if not self.error:
+            self.on_start(asked.slot, asked.generation)
+        return LauncherAnswer(self.error)
 
+    async def release(self, slot: int, generation: int, settled: Settled) -> Released:
+        self.releases.append((slot, generation, settled))
+        return Released(slot, generation, STEPS.first, is_known=True)
 
-def make_pool(launcher: Launcher, start_timeout_s: float = 5.0, above: int = 0) -> TrainerPool:
-    endpoint = MemoryNetwork().endpoint(PeerId("client"))
-    ledger = NotedLedger()
-    return TrainerPool(
-        endpoint=endpoint, launcher=launcher, ledger=ledger, start_timeout_s=start_timeout_s, above=above
-    )
+    def last_number(self, slot: int) -> int:
+        return 4
 
+    def say_hello(self, slot: int, generation: int) -> None:
+        assert self.pool.receive(hello(slot, generation))
 
-def say_hello(pool: TrainerPool) -> Callable[[int, int], None]:
-    return lambda slot, generation: (pool.receive(hello(slot, generation)), None)[1]
+    @asynccontextmanager
+    async def training(self, steps: StepRange = STEPS) -> AsyncGenerator[None]:
+        def go_on(slot: int, rest: StepRange) -> None:
+            self.gone_on.append((slot, rest))
 
-
-async def test_only_slots_without_a_trainer_get_one() -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher)
-    launcher.on_start = say_hello(pool)
-    await pool.ensure(2)
-    await pool.ensure(3)
-    assert launcher.started == [(0, 1), (1, 1), (2, 1)]
-    assert sorted(pool.present) == [0, 1, 2]
-    assert pool.slot_of(PeerId("T1")) == 1
-    assert pool.slot_of(PeerId("T7")) is None
-
-
-async def test_a_lost_trainer_is_followed_by_the_next_generation() -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher)
-    launcher.on_start = say_hello(pool)
-    await pool.ensure(2)
-    pool.peer_lost(PeerId("T0"))
-    pool.peer_lost(PeerId("somebody"))
-    assert list(pool.present) == [1]
-    await pool.ensure(2)
-    assert launcher.started[2:] == [(0, 2)]
-    assert pool.generations == {0: 2, 1: 1}
-
-
-async def test_a_trainer_that_is_lost_right_after_its_hello_is_not_waited_for() -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher)
-    async with anyio.create_task_group() as tasks:
-
-        async def come_and_go() -> None:
+        slots, both = frozenset({0, 1}), {A, B}
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.pool.run)
+            async with self.pool.training(3, slots, steps, named=both, steady=both, go_on=go_on):
+                yield
             await anyio.wait_all_tasks_blocked()
-            pool.receive(hello(0, 1))
-            pool.peer_lost(PeerId("T0"))
+            tasks.cancel_scope.cancel()
 
-        tasks.start_soon(come_and_go)
-        await pool.ensure(1)
-    assert not pool.present
+    def kinds(self) -> list[type]:
+        return [type(event) for event in self.ledger.noted if not isinstance(event, TrainerReady)]
 
 
-@pytest.mark.parametrize("stale", [hello(0, 0), hello(0, 2), hello(1, 1), hello(0, 1, hop="somebody")])
-async def test_a_hello_that_was_not_asked_for_is_ignored(stale: Received) -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher)
+async def asked(replica: MemoryEndpoint) -> Fence:
+    async for event in replica.events():
+        if isinstance(event, Received) and isinstance(event.message, Fence):
+            return event.message
+    raise AssertionError("nothing was asked")
 
-    def answer(slot: int, generation: int) -> None:
-        assert pool.receive(stale)
-        assert not pool.present
-        pool.receive(hello(slot, generation))
 
-    launcher.on_start = answer
-    await pool.ensure(1)
-    assert list(pool.present) == [0]
+async def test_trainers_that_are_missing_are_started_and_waited_for() -> None:
+    desk = Desk()
+    await desk.pool.ensure(2)
+    desk.pool.peer_lost(PeerId("T0"))
+    await desk.pool.ensure(2)
+    assert desk.started == [(0, 1), (1, 1), (0, 2)]
+    assert [type(event) for event in desk.ledger.noted] == [TrainerReady] * 3
+
+
+async def test_other_messages_are_not_taken() -> None:
+    assert not Desk().pool.receive(Received(PeerId("T0"), TrainerStuck(0, 1, ())))
 
 
 async def test_hellos_that_go_on_and_were_not_asked_for_leave_a_few_lines(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SystemClock, "now_s", lambda _: 0.0)
-    pool = make_pool(Launcher())
+    pool = Desk().pool
     caplog.clear()  # what a test before has made loud
     for generation in range(30):
         assert pool.receive(hello(0, generation + 1))
     assert [record.getMessage() for record in caplog.records] == ["trainer.stale"] * 5
 
 
-async def test_other_messages_are_not_taken() -> None:
-    assert not make_pool(Launcher()).receive(Received(PeerId("T0"), TrainerStuck(0, 1, ())))
-
-
 async def test_a_trainer_that_cannot_be_started_is_an_error_with_the_reason() -> None:
-    launcher = Launcher()
-    launcher.error = "no memory"
+    desk = Desk()
+    desk.error = "no memory"
     with pytest.raises(ControlError, match=r"trainer 0 .* no memory"):
-        await make_pool(launcher).ensure(2)
+        await desk.pool.ensure(2)
 
 
 async def test_silence_of_all_trainers_is_an_error_that_names_them() -> None:
+    desk = Desk(start_timeout_s=0.01)
+    desk.on_start = lambda slot, generation: None
     with pytest.raises(ControlError, match=r"trainers \[0, 1\]"):
-        await make_pool(Launcher(), start_timeout_s=0.01).ensure(2)
+        await desk.pool.ensure(2)
 
 
 async def test_the_run_goes_on_without_a_silent_trainer_and_tries_again_later() -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher, start_timeout_s=0.01)
-    launcher.on_start = lambda slot, generation: slot == 0 and pool.receive(hello(slot, generation))
-    await pool.ensure(2)
-    assert list(pool.present) == [0]
-    launcher.on_start = say_hello(pool)
-    await pool.ensure(2)
-    assert sorted(pool.present) == [0, 1]
-    assert launcher.started[2:] == [(1, 2)]
+    desk = Desk(start_timeout_s=0.01)
+    desk.on_start = lambda slot, generation: slot == 0 and desk.say_hello(slot, generation)
+    await desk.pool.ensure(2)
+    assert desk.ledger.noted[-1] == TrainersSilent((1,), 0.01)
+    desk.on_start = desk.say_hello
+    await desk.pool.ensure(2)
+    assert sorted(desk.slots.present) == [0, 1]
+    assert desk.started[2:] == [(1, 2)]
 
 
-async def test_trainers_that_run_are_adopted_and_not_started_again() -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher)
-    launcher.on_start = say_hello(pool)
-    pool.adopt({0: 2, 1: 1, 2: 4}, [0, 2])
+async def test_a_trainer_that_is_lost_right_after_its_hello_is_not_waited_for() -> None:
+    desk = Desk()
+
+    def come_and_go(slot: int, generation: int) -> None:
+        desk.say_hello(slot, generation)
+        desk.pool.peer_lost(PeerId("T0"))
+
+    desk.on_start = come_and_go
+    await desk.pool.ensure(1)
+    assert not desk.slots.present
+
+
+async def test_adopted_trainers_are_waited_for_and_one_that_does_not_come_back_is_replaced() -> None:
+    desk = Desk()
+    desk.slots.adopt({0: 2, 1: 1, 2: 4}, [0, 2])
     async with anyio.create_task_group() as tasks:
-
-        async def return_later() -> None:
-            for slot, generation in ((0, 2), (1, 1), (2, 4)):
-                await anyio.wait_all_tasks_blocked()
-                message = TrainerHello(slot, generation, Hop(PeerId(f"T{slot}"), ("memory:T",)), round=3 + slot)
-                pool.receive(Received(PeerId(f"T{slot}"), message))
-
-        tasks.start_soon(return_later)
-        await pool.returned(60.0)
-    assert [pool.round_of(slot) for slot in (0, 2, 5)] == [3, 5, 0]
-    pool.peer_lost(PeerId("T1"))
-    await pool.ensure(3)
-    assert launcher.started == [(1, 2)]
+        tasks.start_soon(desk.pool.returned, 60.0)
+        for slot, generation in ((0, 2), (2, 4)):
+            await anyio.wait_all_tasks_blocked()
+            desk.say_hello(slot, generation)
+    desk.slots.adopt({0: 2}, [0])
+    await desk.pool.returned(0.01)
+    await desk.pool.ensure(1)
+    assert desk.started == [(0, 3)]
 
 
-async def test_an_adopted_trainer_that_does_not_come_back_is_replaced() -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher)
-    launcher.on_start = say_hello(pool)
-    pool.adopt({0: 1}, [0])
-    await pool.returned(0.01)
-    await pool.ensure(1)
-    assert launcher.started == [(0, 2)]
+async def test_a_lost_trainer_is_replaced_when_all_replicas_have_answered_and_its_leases_are_free() -> None:
+    desk = Desk()
+    await desk.pool.ensure(2)
+    desk.ledger.noted.clear()
+    async with desk.training():
+        desk.pool.peer_lost(PeerId("T1"))
+        assert await asked(desk.replicas[A]) == await asked(desk.replicas[B]) == Fence({1: 2})
+        desk.pool.receive(Received(A, Fenced({1: 2}, (), (), 3, {}, steady=True)))
+        assert await asked(desk.replicas[B]) == Fence({1: 2}), "it is asked again as time goes on"
+        assert desk.releases == []
+        desk.pool.receive(Received(B, Fenced({1: 2}, (), (), 3, {}, steady=True)))
+        await until(lambda: desk.gone_on)
+    assert desk.started[2:] == [(1, 2)]
+    [(slot, generation, settled)] = desk.releases
+    assert (slot, generation, settled.complete) == (1, 1, True)
+    assert desk.gone_on == [(1, StepRange(5, 8))], "a trainer of the slot has reported step 4"
+    assert desk.kinds() == [TrainerFenced, TrainerReplaced]
+    desk.pool.peer_lost(PeerId("T1"))
+    assert desk.started[3:] == [], "the round is trained no longer"
 
 
-async def test_trainers_of_a_client_that_succeeds_others_come_after_all_of_theirs() -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher, above=1000)
-    launcher.on_start = say_hello(pool)
-    pool.begin_above({1: 1007}, 1000)
-    await pool.ensure(2)
-    assert launcher.started == [(0, 1001), (1, 2008)]
+async def test_a_replica_that_leaves_the_view_is_not_waited_for() -> None:
+    desk = Desk()
+    await desk.pool.ensure(2)
+    async with desk.training():
+        desk.pool.peer_lost(PeerId("T1"))
+        await asked(desk.replicas[A])
+        desk.membership.view = SwarmView()
+        desk.view_changed.notify()
+        await until(lambda: desk.gone_on)
+    [(_, _, settled)] = desk.releases
+    assert not settled.complete
 
 
-async def test_after_another_chain_was_chosen_all_trainers_are_started_anew() -> None:
-    launcher = Launcher()
-    pool = make_pool(launcher)
-    launcher.on_start = say_hello(pool)
-    await pool.ensure(2)
-    pool.begin_above({1: 1007}, 1000)
-    assert not pool.present
-    assert pool.receive(hello(0, 1)), "an earlier one is not believed"
-    assert not pool.present
-    await pool.ensure(2)
-    assert launcher.started == [(0, 1), (1, 1), (0, 1002), (1, 2008)]
+async def test_that_a_slot_has_no_trainer_is_noted_and_its_end_is_not_waited_for() -> None:
+    desk = Desk()
+    await desk.pool.ensure(2)
+    desk.ledger.noted.clear()
+    desk.error, coming = "no memory", desk.finished.coming
+    async with desk.training(StepRange(8, 8)):
+        desk.pool.peer_lost(PeerId("T1"))
+        await coming.wait()
+    assert desk.ledger.noted == [TrainerNotReplaced(1, "trainer 1 could not be started: no memory")]
+    assert desk.slots.is_done(1)
+
+
+async def test_a_trainer_whose_launch_fails_when_the_round_is_over_is_started_anew_in_the_next_one() -> None:
+    desk = Desk(start_timeout_s=60.0)
+    await desk.pool.ensure(2)
+    async with desk.training(StepRange(8, 8)):
+        desk.error = "no memory"
+        desk.pool.peer_lost(PeerId("T1"))
+    desk.error = ""
+    await desk.pool.ensure(2)
+    assert desk.started[2:] == [(1, 2), (1, 3)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 from tests.unit.client.noted import NotedLedger
+from tests.unit.client.present import present_trainers
 
-from shoal.client.trainers import TrainerPool
 from shoal.client.watch import Watch
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
@@ -17,13 +17,12 @@ from shoal.events.incidents import Cause, IncidentOpened
 from shoal.events.losses import LossFound, ServerLost, TrainerLost
 from shoal.events.run import StepReported
 from shoal.ids import PeerId
-from shoal.runtime.launcher_messages import LauncherAnswer, LostProcess, StartTrainer
+from shoal.runtime.launcher_messages import LostProcess
 from shoal.testing.registry import LocalRegistry
-from shoal.transport.base import PeerLost, Received
+from shoal.transport.base import PeerLost
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
-from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Heartbeat, TrainerHello
+from shoal.wire.messages.control import Heartbeat
 
 FIRST, SECOND, OTHER = PeerId("first"), PeerId("second"), PeerId("other")
 """Servers: two of stage 0 and one of stage 1."""
@@ -41,15 +40,6 @@ class Clock(SystemClock):
 
     def unix_s(self) -> float:
         return 7 * 3600 + self.time_s - 1000
-
-
-class Launcher:
-    pool: TrainerPool
-
-    async def request(self, asked: StartTrainer) -> LauncherAnswer:
-        peer = PeerId(f"T{asked.slot}")
-        self.pool.receive(Received(peer, TrainerHello(asked.slot, asked.generation, Hop(peer, ("memory:T",)))))
-        return LauncherAnswer()
 
 
 @dataclass
@@ -89,14 +79,11 @@ async def story() -> Story:
     registry = LocalRegistry(SystemClock())
     for peer, stage in ((FIRST, 0), (SECOND, 0), (OTHER, 1)):
         registry.of(peer).advertise(StageRecord((f"memory:{peer}",), 0.0, stage=stage))
-    membership, launcher, dialled = registry.watch(), Launcher(), list[PeerId]()
+    membership, dialled = registry.watch(), list[PeerId]()
     ledger = NotedLedger(clock)
-    endpoint = MemoryNetwork().endpoint(PeerId("client"))
-    pool = launcher.pool = TrainerPool(endpoint=endpoint, launcher=launcher, ledger=ledger, start_timeout_s=5)
-    await pool.ensure(2)
     watch = Watch(
         membership=membership,
-        trainers=pool,
+        trainers=present_trainers(2),
         ledger=ledger,
         clock=clock,
         name_of=str,
@@ -252,12 +239,7 @@ async def test_a_client_that_is_started_again_does_not_take_who_answers_late_for
     story.ledger.totals.rounds = 3
     watch = Watch(
         membership=story.membership,
-        trainers=TrainerPool(
-            endpoint=MemoryNetwork().endpoint(PeerId("client")),
-            launcher=Launcher(),
-            ledger=story.ledger,
-            start_timeout_s=5,
-        ),
+        trainers=present_trainers(0),
         ledger=story.ledger,
         clock=story.clock,
         name_of=str,
