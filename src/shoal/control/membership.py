@@ -1,7 +1,8 @@
 """The swarm's view of this process: what the registry says, corrected at once by what the data plane sees.
 
 Roles wait on it (`changed`, `wait_for`); they never poll. A peer whose connection ended is out of the view at once,
-whatever its record says, until it is connected again or signs a record that is younger than the loss.
+whatever its record says, until it is connected again or signs a record that is younger than the loss. One that is
+connected stays in the view if its record expires as well: where the DHT is slow or gone, a run goes on as it is.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Membership:
         self._clock = clock
         self._records: dict[tuple[PeerId, str], VerifiedRecord] = {}
         self._lost: dict[PeerId, int] = {}
+        self._connected: set[PeerId] = set()
         self._view = SwarmView()
         self._labels: dict[PeerId, PeerLabel] = {}
         self._changed = Signal()
@@ -110,29 +112,43 @@ class Membership:
     @property
     def next_expiry_unix_s(self) -> float:
         """When the next record expires if it is not renewed; infinite if there is none."""
-        return min((opened.expires_unix_s for opened in self._records.values()), default=math.inf)
+        now_unix_s = self._clock.unix_s()
+        # Those of connected peers that have expired already are not waited for.
+        return min(
+            (o.expires_unix_s for o in self._records.values() if o.expires_unix_s > now_unix_s), default=math.inf
+        )
 
     def update(self, records: Iterable[VerifiedRecord]) -> None:
-        """Add verified records and forget the expired ones; used by the registry."""
+        """Add verified records, and forget the expired ones of peers that are not connected; used by the registry."""
         for opened in records:
             known = self._records.get((opened.peer, opened.topic))
             if known is None or known.sequence < opened.sequence:
                 self._records[opened.peer, opened.topic] = opened
         now_unix_s = self._clock.unix_s()
-        self._records = {key: opened for key, opened in self._records.items() if opened.expires_unix_s > now_unix_s}
+        self._records = {
+            (peer, topic): opened
+            for (peer, topic), opened in self._records.items()
+            if opened.expires_unix_s > now_unix_s or peer in self._connected
+        }
         self._note_other_versions()
         self._note_labels()
         self._rebuild()
 
     def lost(self, peer: PeerId) -> None:
         """Take a peer out of the view: the connection with it ended."""
+        self.unlinked(peer)
         # A record that the peer signed just before it died may still be on its way here: sequence numbers are times.
         known = [opened.sequence for (owner, _), opened in self._records.items() if owner == peer]
         self._lost[peer] = max([sequence_at(self._clock.unix_s()), *known])
         self._rebuild()
 
+    def unlinked(self, peer: PeerId) -> None:
+        """The connection with a peer ended, and it is looked for: its record is believed until it expires."""
+        self._connected.discard(peer)
+
     def found(self, peer: PeerId) -> None:
-        """Believe a peer's records again: there is a connection with it."""
+        """Believe a peer's records, also when they expire, until it is lost: there is a connection with it."""
+        self._connected.add(peer)
         if self._lost.pop(peer, None) is not None:
             self._rebuild()
 

@@ -176,8 +176,9 @@ class Mirror:
         """A client, or a donor, is gone, whatever the registry says."""
         self._machine.lost(peer)
         # Clients are looked for all the same: their word is waited for.
-        if all(client.peer != peer for client in self._membership.view.clients):
-            self._membership.lost(peer)
+        is_client = any(client.peer == peer for client in self._membership.view.clients)
+        forget = self._membership.unlinked if is_client else self._membership.lost
+        forget(peer)
 
     def peer_up(self, peer: PeerId) -> None:
         """There is a connection with a peer."""

@@ -116,6 +116,34 @@ def test_a_record_that_is_not_renewed_expires() -> None:
     assert membership.view.num_servers == 0
 
 
+@pytest.mark.parametrize("is_looked_for", [False, True])
+def test_a_connected_peer_stays_when_its_record_expires_and_goes_with_its_connection(is_looked_for: bool) -> None:
+    clock = SetClock()
+    membership = Membership(clock)
+    membership.update([_opened("s", _stage(1)), _opened("t", _stage(0), expires=1040.0)])
+    membership.found(PeerId("s"))
+    assert membership.next_expiry_unix_s == 1030.0
+    clock.now = 1030.0
+    membership.update([])
+    assert [replica.peer for replica in membership.view.replicas] == ["t", "s"]
+    assert membership.next_expiry_unix_s == 1040.0
+    (membership.unlinked if is_looked_for else membership.lost)(PeerId("s"))
+    membership.update([])
+    assert [replica.peer for replica in membership.view.replicas] == ["t"]
+
+
+def test_a_connected_peer_that_takes_its_record_back_is_gone_for_good() -> None:
+    clock = SetClock()
+    membership = Membership(clock)
+    membership.found(PeerId("s"))
+    # It had another stage before.
+    membership.update([_opened("s", _stage(0)), _opened("s", _stage(1), sequence=2)])
+    membership.update([_opened("s", GoneRecord(), sequence=3, topic="stage.1")])
+    clock.now = 1031.0
+    membership.update([])
+    assert membership.view.num_servers == 0
+
+
 def test_a_lost_peer_is_out_at_once_whatever_its_record_says() -> None:
     membership = Membership(SetClock())
     membership.update([_opened("s", _stage(1), sequence=999_000)])
