@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary, RoundPlan, Saved
 from shoal.client.divergence import Divergence
+from shoal.client.gathering import Beginning, Gathering, look_for_servers
+from shoal.client.homes import Homes
 from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
 from shoal.client.last_checkpoint import LastCheckpoint
@@ -38,6 +41,8 @@ from shoal.client.pausing import Pausing
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.resuming import KeptTotals
+from shoal.client.round_ending import RoundEnding
+from shoal.client.round_training import RoundTraining
 from shoal.client.rounds import RoundLoop
 from shoal.client.run_status import StatusAnswers
 from shoal.client.stage_watch import StageWatch
@@ -76,6 +81,29 @@ from shoal.wire.messages.mirror import RunCounts
 TRAINER_START_TIMEOUT_S = 20.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientRun:
+    """A run, and how a client of this host takes part in it.
+
+    Attributes:
+        log_dir: where records and step logs are written.
+        data_server: of this host; it runs already.
+        diary: what an earlier start of this client has left, and where this one writes.
+        checkpoint: from which the run is resumed, as the diary says.
+        age_s: returns the seconds since the run was launched.
+    """
+
+    config: Config
+    run_id: str
+    log_dir: Path
+    data_server: Hop
+    monitor: Hop
+    diary: Diary
+    beginning: Beginning
+    age_s: Callable[[], float]
+    checkpoint: StoredCheckpoint | None = None
+
+
 class Client:
     """Trains a run from its first round to its last, with the servers of a membership.
 
@@ -87,23 +115,13 @@ class Client:
 
     def __init__(
         self,
+        run: ClientRun,
         *,
-        config: Config,
-        run_id: str,
-        log_dir: Path,
         signer: Signer,
         endpoint: Endpoint,
         membership: Membership,
         launcher: Launcher,
-        data_server: Hop,
-        monitor: Hop,
         clock: Clock,
-        age_s: Callable[[], float],
-        diary: Diary,
-        expected_servers: int,
-        checkpoint: StoredCheckpoint | None = None,
-        succeeds: bool = False,
-        patient: bool = False,
         notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
         unwanted: Callable[[], None] | None = None,
@@ -112,35 +130,27 @@ class Client:
         """Connect the parts and write the run's record 0.
 
         Args:
-            log_dir: where records and step logs are written.
             signer: signs the records; of the same peer as `endpoint`.
             endpoint: `run` takes its events.
-            data_server: runs already, on this host.
-            age_s: returns the seconds since the run was launched.
-            diary: what an earlier start of this client has left, and where this one writes.
-            expected_servers: how many servers the first round waits for, up to `servers_timeout_s`.
-            checkpoint: from which the run is resumed, as the diary says.
-            succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
-            on_turn: called when this client takes the run over.
             notice: tells the user something that stays on the screen.
-            patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0; and
-                for one that can compute a step which all others refuse.
+            on_turn: called when this client takes the run over.
             unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
             deaths: where a measurement lets the process die.
 
         Raises:
-            StorageError: `log_dir` cannot be written.
+            StorageError: the run's `log_dir` cannot be written.
         """
+        config, run_id, log_dir, diary = run.config, run.run_id, run.log_dir, run.diary
+        data_server, monitor, checkpoint = run.data_server, run.monitor, run.checkpoint
         self._config, self._run_id, self._log_dir = config, run_id, log_dir
         self._endpoint, self._membership = endpoint, membership
         self._diary, self._launcher, self._clock = diary, launcher, clock
         saved = diary.saved
-        self.ledger = Ledger(clock, diary, age_s=age_s, log_dir=log_dir, show=notice)
+        self.ledger = Ledger(clock, diary, age_s=run.age_s, log_dir=log_dir, show=notice)
         self._feed = Feed(
             endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
         )
-        self._succeeds, self._on_turn, self._deaths = succeeds, on_turn, deaths
-        self._patient = patient
+        self._beginning, self._on_turn, self._deaths = run.beginning, on_turn, deaths
         self._succession = Succession(
             run_id=run_id,
             endpoint=endpoint,
@@ -149,7 +159,9 @@ class Client:
             leads=lambda: self._coordinator.leads,
             ledger=self.ledger,
         )
-        self.slots = TrainerSlots(start_timeout_s=TRAINER_START_TIMEOUT_S, above=GENERATIONS_APART if succeeds else 0)
+        self.slots = TrainerSlots(
+            start_timeout_s=TRAINER_START_TIMEOUT_S, above=GENERATIONS_APART if run.beginning.succeeds else 0
+        )
         self._troubles = Troubles(self.ledger, membership, config.network.shown_host_name, clock)
         self._watch = Watch(
             membership=membership,
@@ -192,7 +204,7 @@ class Client:
             monitor=monitor,
             trainers=self.slots,
             swarm_numbers=self._swarm_numbers,
-            on_stuck=lambda _: self.rounds.update_trainers(),
+            on_stuck=lambda _: self._homes.tell_trainers(),
             divergence=Divergence(config.diloco),
             clock=clock,
             ledger=self.ledger,
@@ -240,31 +252,59 @@ class Client:
         self._last_checkpoint = LastCheckpoint(
             endpoint, membership, self._coordinator, self.ledger, lambda: self._counts(is_last=True)
         )
-        self.rounds: RoundLoop = RoundLoop(
-            config=config,
-            log_dir=log_dir,
+        self._homes = Homes(
+            num_stages=config.num_stages,
             endpoint=endpoint,
             coordinator=self._coordinator,
             membership=membership,
+            trainers=self.slots,
+            reassignment=self._reassignment,
+        )
+        self._training = RoundTraining(
+            config=config,
+            coordinator=self._coordinator,
+            ledger=self.ledger,
             slots=self.slots,
             trainers=self._trainers,
             reports=self.reports,
-            divergence=self.reports.divergence,
             data=self._data,
-            reassignment=self._reassignment,
-            ledger=self.ledger,
+            homes=self._homes,
+            inheritance=self._inheritance,
+            boundary=BoundaryWatch(config, self.ledger, self.reports, self._stages, self._pausing),
             saved=saved,
             save=self._save,
-            expected_servers=expected_servers,
-            succeeds=succeeds,
-            patient=patient,
-            stages=self._stages,
-            boundary=BoundaryWatch(config, self.ledger, self.reports, self._stages, self._pausing),
-            before_close=self._keeping.settled,
-            inheritance=self._inheritance,
-            checkpointing=self._checkpointing,
         )
-        self._training = anyio.CancelScope()
+        self.rounds: RoundLoop = RoundLoop(
+            config=config,
+            coordinator=self._coordinator,
+            ledger=self.ledger,
+            homes=self._homes,
+            gathering=Gathering(config, membership, self._coordinator, self._reassignment, self.ledger, run.beginning),
+            training=self._training,
+            ending=RoundEnding(
+                config=config,
+                log_dir=log_dir,
+                coordinator=self._coordinator,
+                ledger=self.ledger,
+                slots=self.slots,
+                reports=self.reports,
+                data=self._data,
+                homes=self._homes,
+                reassignment=self._reassignment,
+                stages=self._stages,
+                keeping=self._keeping,
+                checkpointing=self._checkpointing,
+            ),
+            left=saved.plan,
+            save=self._save,
+            beside=(
+                self._homes.follow_view,
+                self._trainers.run,
+                partial(self._reassignment.run, self._homes.tell_trainers),
+                partial(look_for_servers, membership, self._stages),
+            ),
+        )
+        self._until_stopped = anyio.CancelScope()
         self._steering = Steering(
             endpoint,
             self.ledger,
@@ -283,13 +323,13 @@ class Client:
     @property
     def ends_run(self) -> bool:
         """Whether its end is that of the run, which is so with the client that has begun it or leads it."""
-        return not self._succeeds or self._coordinator.leads or self._diary.saved.is_finished
+        return not self._beginning.succeeds or self._coordinator.leads or self._diary.saved.is_finished
 
     @property
     def must_wait(self) -> bool:
         """Whether it has to be its turn first: neither it nor an earlier start of it has trained a round."""
         saved = self._diary.saved
-        return self._succeeds and saved.plan is None and not saved.is_finished
+        return self._beginning.succeeds and saved.plan is None and not saved.is_finished
 
     async def run(self) -> None:
         """Train all rounds, of another host's run when it is this client's turn; in any case leave the model then.
@@ -304,7 +344,7 @@ class Client:
 
     def stop(self) -> None:
         """Train no more; `run` returns when it has left the model."""
-        self._training.cancel()
+        self._until_stopped.cancel()
 
     async def _run(self) -> None:
         if self._diary.is_resumed and not self._diary.saved.is_finished:
@@ -319,7 +359,7 @@ class Client:
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
             tasks.start_soon(self._contents.run)
             async with self.model.left_at_the_end(lambda: self.ends_run, self._last_checkpoint.left):
-                with self._training:
+                with self._until_stopped:
                     await self._train()
             tasks.cancel_scope.cancel()
 
@@ -338,7 +378,7 @@ class Client:
                 self._has_turn = True
                 self._on_turn()
             tasks.start_soon(self._troubles.follow_clocks)
-            if not self._patient:
+            if not self._beginning.patient:
                 tasks.start_soon(Standstill(self.reports, self.ledger).run)
             tasks.start_soon(self.counters.run)  # not before: its monitor would write into the W&B run of who trains
             tasks.start_soon(self.reports.follow, self._membership.changed)
@@ -357,8 +397,9 @@ class Client:
         """Act on what happens to replicas between records."""
         self._stages.take(event)
         if isinstance(event, Overtaken):
-            self.rounds.overtaken()
-        self.rounds.update_trainers()
+            # Its replicas are nothing for trainers that are in the round of this chain.
+            self._homes.pipelines = ()
+        self._homes.tell_trainers()
 
     async def summary(self, exit_reason: str) -> dict[str, Any]:
         """Return what was reached so far, as `summary.json` has it.
@@ -402,9 +443,9 @@ class Client:
             is_finished=plan is None,
             recorded=self._data.recorded,
             servers=self._membership.servers,
-            base=self.rounds.base,
+            base=self._training.base,
             chain=self._data.chain,
-            resumed=still_resumes(self._diary.saved.resumed, self.rounds.base),
+            resumed=still_resumes(self._diary.saved.resumed, self._training.base),
         )
         self._diary.save(saved)
         if plan is not None and plan.round > 1:
@@ -454,7 +495,7 @@ class Client:
         return swarm_numbers(
             self._membership.view,
             self._config.num_stages,
-            self.rounds.num_pipelines,
+            len(self._homes.pipelines),
             len(self.slots.present),
             is_paused=self._pausing.is_paused,
         )

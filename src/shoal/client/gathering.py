@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import anyio
 
 from shoal.averaging.coordinator import Leading, RoundCoordinator
 from shoal.client.diary import RoundPlan
 from shoal.client.ledger import Ledger
+from shoal.client.reassignment import Reassignment
 from shoal.client.stage_watch import StageWatch
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
@@ -19,6 +21,72 @@ from shoal.events.stages import ServersFewer, StagesMissing
 _SETTLE_S = 1.0
 _NO_FURTHER_S = 30.0
 """Of a mirror that can be reached: a stage over a slow link takes as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a client's part of a run begins.
+
+    Attributes:
+        expected_servers: are waited for before the first round, for at most `servers_timeout_s`.
+        succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
+        patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0; and for
+            one that can compute a step which all others refuse.
+    """
+
+    expected_servers: int
+    succeeds: bool = False
+    patient: bool = False
+
+
+class Gathering:
+    """Has a client lead the servers that are there."""
+
+    def __init__(
+        self,
+        config: Config,
+        membership: Membership,
+        coordinator: RoundCoordinator,
+        reassignment: Reassignment,
+        ledger: Ledger,
+        beginning: Beginning,
+    ) -> None:
+        """Wait for nobody yet."""
+        self._config = config
+        self._membership = membership
+        self._coordinator = coordinator
+        self._reassignment = reassignment
+        self._ledger = ledger
+        self._beginning = beginning
+
+    async def led(self, left: RoundPlan | None, base: str) -> tuple[Leading, bool]:
+        """Wait for servers, lead them, and have each serve its stage.
+
+        Args:
+            left: the round in which an earlier start of this client was.
+            base: hash of the record on which that is trained; empty: not known.
+
+        Returns:
+            Where the run stands, and whether it has not gone on without this client.
+
+        Raises:
+            NoPipeline: a stage has no replica, and none came in time.
+            RoundAborted: another client coordinates the run now.
+            ControlError: the replicas are not where this client was when it was started again.
+        """
+        config, membership, coordinator, begins = self._config, self._membership, self._coordinator, self._beginning
+        expected = begins.expected_servers if left is None else 0
+        await wait_for_servers(
+            membership, config, self._ledger, expected, patient=begins.patient, on_gap=coordinator.stand
+        )
+        if not expected and left is None:
+            await settled(membership)
+        leading = await lead(coordinator, membership, config, patient=begins.patient)
+        if left is None and base:
+            await all_hold(coordinator, membership, config)
+        if left is None and not begins.succeeds:
+            await self._reassignment.place()
+        return leading, is_where_it_was(left, base, leading, succeeds=begins.succeeds)
 
 
 async def wait_for_servers(

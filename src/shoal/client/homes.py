@@ -20,8 +20,8 @@ from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
-from shoal.wire.messages.base import Replicas
-from shoal.wire.messages.control import UpdateReplicas
+from shoal.wire.messages.base import Replicas, StepRange
+from shoal.wire.messages.control import Evaluation, StartRound, UpdateReplicas
 
 _PATIENCE_S = 1.5
 """A spare has the state of its new stage, and a server that was killed is back, within about this time."""
@@ -89,6 +89,24 @@ class Homes:
             self._coordinator.replicas({replica.peer: replica.hop for replica in view.replicas})
             self.tell_trainers()
             await self._membership.changed()
+
+    def start(self, round: int, slot: int, steps: StepRange, base: str, evaluation: Evaluation | None) -> None:
+        """Have the trainer of a slot, if it is there, do these steps of a round on top of the record `base`."""
+        hop = self._trainers.present.get(slot)
+        if hop is None:
+            return
+        path, replicas = self.pipelines[slot].path, self.name_replicas(slot)
+        order = StartRound(
+            round=round,
+            slot=slot,
+            num_slots=len(self.pipelines),
+            steps=steps,
+            path=path,
+            replicas=replicas,
+            evaluation=evaluation,
+            base=base,
+        )
+        self._endpoint.post(hop.peer, order)
 
     def tell_trainers(self) -> None:
         """Send every trainer of the round the replicas that it may use now; to be called when these have changed."""

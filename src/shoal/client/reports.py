@@ -133,6 +133,10 @@ class Reports:
         for event in self._ledger.earlier:
             self._take(event)
 
+    def phase_took(self, phase: str, duration_s: float) -> None:
+        """Count how long a phase of a round has taken."""
+        self._endpoint.metrics.histogram("round.phase_seconds", phase=phase).observe(duration_s)
+
     def round_over(self, number: int) -> None:
         """Say how a round was shared between the pipelines. That it is over is as good as a step."""
         if self.refused_since_s is not None:

@@ -14,8 +14,9 @@ import msgspec
 
 from shoal import log
 from shoal.averaging.signing import Signer
-from shoal.client.client import Client
+from shoal.client.client import Client, ClientRun
 from shoal.client.diary import Diary
+from shoal.client.gathering import Beginning
 from shoal.client.resuming import needed_checkpoint
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
@@ -169,23 +170,24 @@ def _build(
     on_turn: Callable[[], None],
 ) -> Client:
     signer = Signer(identity, swarm_authority(spec.swarm_key), spec.run_id)
-    return Client(
+    run = ClientRun(
         config=spec.config(),
         run_id=spec.run_id,
         log_dir=Path(spec.log_dir),
+        data_server=spec.data_server,
+        monitor=spec.monitor,
+        diary=diary,
+        beginning=Beginning(spec.expected_servers, spec.succeeds, spec.patient),
+        age_s=lambda: process_age_s(spec.launcher_pid),
+        checkpoint=needed_checkpoint(spec.resumed, diary.saved, signer.unseal),
+    )
+    return Client(
+        run,
         signer=signer,
         endpoint=endpoint,
         membership=membership,
         launcher=control,
-        data_server=spec.data_server,
-        monitor=spec.monitor,
         clock=clock,
-        age_s=lambda: process_age_s(spec.launcher_pid),
-        diary=diary,
-        checkpoint=needed_checkpoint(spec.resumed, diary.saved, signer.unseal),
-        expected_servers=spec.expected_servers,
-        succeeds=spec.succeeds,
-        patient=spec.patient,
         notice=notice,
         on_turn=on_turn,
         unwanted=lambda: control.tell(RunUnwanted()),

@@ -11,8 +11,9 @@ from anyio.abc import TaskGroup
 
 from shoal.averaging.signing import Signer
 from shoal.checkpoint.stored import StoredCheckpoint
-from shoal.client.client import Client
+from shoal.client.client import Client, ClientRun
 from shoal.client.diary import Diary
+from shoal.client.gathering import Beginning
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.records import ClientRecord, RunRecord
@@ -148,22 +149,25 @@ class ClientHost:
             registry.advertise(RunRecord(self._run_id, self._config.num_stages, self._age_s()))
             registry.advertise(record)
 
-        self.client = Client(
+        is_first = self._number == 0
+        run = ClientRun(
             config=self._config,
             run_id=self._run_id,
             log_dir=self.log_dir,
+            data_server=self.data_server,
+            monitor=self._monitor,
+            diary=self.diary,
+            beginning=Beginning(self._expected_servers() if is_first else 0, succeeds=not is_first),
+            age_s=self._age_s,
+            checkpoint=None if self.diary.saved.resumed is None else self._checkpoint,
+        )
+        self.client = Client(
+            run,
             signer=Signer(self.identity, AUTHORITY, self._run_id),
             endpoint=process.endpoint,
             membership=self._registry.watch(process.peer),
             launcher=self.launcher,
-            data_server=self.data_server,
-            monitor=self._monitor,
             clock=self._clock,
-            age_s=self._age_s,
-            diary=self.diary,
-            checkpoint=None if self.diary.saved.resumed is None else self._checkpoint,
-            expected_servers=0 if self._number else self._expected_servers(),
-            succeeds=self._number > 0,
             on_turn=begin,
         )
         if self.client.must_wait:

@@ -308,7 +308,7 @@ async def test_a_run_whose_mirror_dies_is_stopped_all_the_same_and_says_what_it_
 
 def inner_states(cluster: Cluster) -> dict[int, list[dict[str, Tensor]]]:
     """What the inner optimizers of each stage know now, in the order of slots and then of the servers."""
-    places = cluster.client.rounds._homes.in_order()
+    places = cluster.client._homes.in_order()
     of_peer = {server.peer: server.replica.compute.parts for server in cluster.servers}
     return {
         stage: [{name: each.clone() for name, each in of_peer[peer].inner_state().items()} for peer in peers]

@@ -14,7 +14,8 @@ from tests.unit.client.noted import NotedLedger
 from shoal.averaging.coordinator import RoundOutcome
 from shoal.client import last_words
 from shoal.client.model_export import ModelExport
-from shoal.client.rounds import RoundLoop
+from shoal.client.round_ending import RoundEnding
+from shoal.client.round_training import RoundTraining
 from shoal.events.run import EvaluationIncomplete, ModelFetching, RoundNotWritten, RoundSlow
 
 
@@ -36,13 +37,13 @@ async def test_a_round_that_does_not_end_in_time_is_waited_for_and_said_unless_a
     missing: tuple[int, ...],
 ) -> None:
     ledger = NotedLedger()
-    rounds = SimpleNamespace(
+    ending = SimpleNamespace(
         _config=SimpleNamespace(diloco=SimpleNamespace(averaging_timeout_s=0.01)),
         _coordinator=_Slow(),
         _stages=SimpleNamespace(missing=missing),
         _ledger=ledger,
     )
-    assert await RoundLoop._finished(cast(RoundLoop, rounds), 7) == 7
+    assert await RoundEnding._finished(cast(RoundEnding, ending), 7) == 7
     assert ledger.noted == ([] if missing else [RoundSlow(7, 0.01)] * 2)
 
 
@@ -87,12 +88,12 @@ async def test_an_evaluation_that_lost_its_trainers_is_repeated_a_few_times_and_
     async def train(round: int, *_: object) -> None:
         trained.append(round)
 
-    rounds = SimpleNamespace(
+    training = SimpleNamespace(
         _config=SimpleNamespace(diloco=SimpleNamespace(total_steps=8)),
-        _train=train,
+        train=train,
         _ledger=ledger,
         _reports=SimpleNamespace(progress=SimpleNamespace(eval_losses={})),
     )
-    await RoundLoop._evaluate_last(cast(RoundLoop, rounds), 4, None)
+    await RoundTraining.evaluate_last(cast(RoundTraining, training), 4, None)
     assert trained == [4, 4, 4]
     assert ledger.noted == [EvaluationIncomplete(3)] * 3

@@ -1,0 +1,171 @@
+"""A round ends: it is closed, its record is waited for, written down and acted upon.
+
+What the record says is the coordinator's (`averaging.coordinator`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from shoal.averaging.audit import lost_in
+from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
+from shoal.averaging.journal import write_round
+from shoal.client.checkpointing import Checkpointing
+from shoal.client.data_link import DataLink
+from shoal.client.homes import Homes
+from shoal.client.keeping import Keeping
+from shoal.client.last_words import write_last
+from shoal.client.ledger import Ledger
+from shoal.client.reassignment import Reassignment
+from shoal.client.reports import Reports
+from shoal.client.stage_watch import StageWatch
+from shoal.client.succession import inherit
+from shoal.config.schema import Config
+from shoal.errors import ControlError
+from shoal.events.incidents import StepsLost
+from shoal.events.run import RoundRecorded, RoundSlow
+from shoal.swarm.records import parameters_of
+from shoal.swarm.sample_ranges import count
+from shoal.swarm.trainer_slots import TrainerSlots
+from shoal.wire.messages.round import Record
+
+_MAX_IDLE_ROUNDS = 2
+"""So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
+
+
+class RoundEnding:
+    """Ends rounds, one after the other."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        log_dir: Path,
+        coordinator: RoundCoordinator,
+        ledger: Ledger,
+        slots: TrainerSlots,
+        reports: Reports,
+        data: DataLink,
+        homes: Homes,
+        reassignment: Reassignment,
+        stages: StageWatch,
+        keeping: Keeping,
+        checkpointing: Checkpointing,
+    ) -> None:
+        """Connect the parts.
+
+        Args:
+            log_dir: where records are written.
+            keeping: says when a round may be closed.
+        """
+        self._config = config
+        self._log_dir = log_dir
+        self._coordinator = coordinator
+        self._ledger = ledger
+        self._slots = slots
+        self._reports = reports
+        self._data = data
+        self._homes = homes
+        self._reassignment = reassignment
+        self._stages = stages
+        self._keeping, self._checkpointing = keeping, checkpointing
+
+    async def close(self, round: int, begun_s: float | None) -> None:
+        """End the round and act on its record; raises as `recorded` does."""
+        await self._keeping.settled()
+        slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
+        within_s = None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
+        closed_s = self._ledger.run_s()
+        self._coordinator.close_round(
+            round, slots, self._slots.lowest, within_s, keep=self._checkpointing.is_due(round)
+        )
+        await self.recorded(await self._finished(round), begun_s, closed_s)
+
+    async def recorded(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None = None) -> None:
+        """Write the record down and act on it.
+
+        Args:
+            begun_s: when this client has begun the round, in the time of the run; None: it has not.
+            closed_s: when it has ended the round, likewise.
+
+        Raises:
+            ControlError: too many rounds in a row have trained nothing.
+            TrainingDiverged: too many rounds in a row have only skipped steps.
+            StorageError: it cannot be written.
+        """
+        record = outcome.record
+        self._checkpointing.recorded(record)
+        # It is forced to the disk, which may take long; the event loop has connections to keep.
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
+        self._note(outcome, begun_s, closed_s)
+        await self._count_costs(record)
+        self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
+        self._homes.holders = outcome.holders
+        if record.round < self._config.diloco.outer_steps:
+            self._reassignment.recorded(outcome.holders, record.round)
+        self._reports.divergence.round_over(*(sum(map(len, ranges)) for ranges in (record.samples, record.skipped)))
+        idle_rounds = self._ledger.totals.idle_rounds
+        if idle_rounds > _MAX_IDLE_ROUNDS:
+            reason = self._reports.refusal or "see the trainers' logs"
+            raise ControlError(f"{idle_rounds} rounds have passed without a step: {reason}")
+
+    async def inherit(self, leading: Leading) -> dict[int, str]:
+        """Go on from a record that clients of other hosts have committed; see `succession.inherit`."""
+        return await inherit(leading, self._log_dir, self._slots, self._data)
+
+    async def last(self, standing: RoundOutcome | None) -> None:
+        """Write down what the coordinator knew last, if nobody has yet: whatever has ended this client.
+
+        Raises:
+            RecordRejected: a file that is there is no record.
+            StorageError: it cannot be written.
+        """
+        if await write_last(standing, self._log_dir, self._ledger) and standing is not None:
+            self._note(standing, None)
+
+    async def _finished(self, round: int) -> RoundOutcome:
+        """Wait for the record, as long as it takes: for a stage that nobody serves any more, for servers of it."""
+        while True:
+            with anyio.move_on_after(self._config.diloco.averaging_timeout_s):
+                return await self._coordinator.finish_round(round)
+            if not self._stages.missing:
+                waited_s = self._config.diloco.averaging_timeout_s
+                self._ledger.note(RoundSlow(round, waited_s))
+
+    async def _count_costs(self, record: Record) -> None:
+        """Of what was lost, note what it has cost; raises as `audit.lost_in` does."""
+        if self._ledger.totals.incidents.wants_costs:
+            lost = await anyio.to_thread.run_sync(lost_in, self._log_dir, record)
+            self._ledger.note(StepsLost(record.round, lost))
+
+    def _note(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None = None) -> None:
+        """A record is on the disk."""
+        now_s = self._ledger.run_s()
+        duration_s = None if begun_s is None else now_s - begun_s
+        averaging_s = None if closed_s is None else now_s - closed_s
+        if averaging_s is not None:
+            self._reports.phase_took("average", averaging_s)
+            if duration_s is not None:
+                self._reports.phase_took("train", duration_s - averaging_s)
+        record, progress = outcome.record, self._reports.progress
+        self._reports.round_over(record.round)
+        loss = progress.round_loss
+        self._ledger.note(
+            RoundRecorded(
+                round=record.round,
+                loss=loss,
+                hashes=parameters_of(record),
+                trained=bool(record.samples or record.skipped),
+                sent_bytes=dict(outcome.sent_bytes),
+                duration_s=duration_s,
+                averaging_s=averaging_s,
+                samples_before=count(record.recorded),
+                curve=progress.round_curve,
+            )
+        )
+        if loss is not None:
+            self._reports.post({"loss/round": loss, "samples": float(progress.samples)})
