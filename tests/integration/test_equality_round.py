@@ -41,7 +41,7 @@ from shoal.optim.merge import Merge
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.driver import StepDriver
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.pipeline.stage_worker import StageWorker
+from shoal.pipeline.stage_worker import RoundCuts, StageWorker, StepLimits
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
@@ -171,11 +171,11 @@ async def make_swarm(
                     endpoint=endpoint,
                     compute=compute,
                     device=device,
-                    stage=stage,
                     num_stages=num_stages,
-                    max_open_steps=4,
-                    cuts=cuts,
-                    cut=lambda round, number=(stage, slot): replicas[number[0]][number[1]].member.cut(round),
+                    limits=StepLimits(open_steps=4),
+                    cuts=RoundCuts(
+                        cuts, lambda round, number=(stage, slot): replicas[number[0]][number[1]].member.cut(round)
+                    ),
                 )
                 contents = Contents(endpoint, clock)
                 state = ReplicaState(

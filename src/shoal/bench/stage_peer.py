@@ -31,7 +31,7 @@ from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.driver import StepDriver
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.pipeline.stage_worker import StageWorker
+from shoal.pipeline.stage_worker import StageWorker, StepLimits
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.step_operations import Schedule
 from shoal.transport.dispatch import Handler, dispatch
@@ -165,10 +165,8 @@ class _StagePeer:
             endpoint=self._endpoint,
             compute=compute,
             device=device,
-            stage=self._stage,
             num_stages=self._num_stages,
-            max_open_steps=2,
-            max_kept=self._flow.microbatches_in_flight,
+            limits=StepLimits(open_steps=2, kept=self._flow.microbatches_in_flight),
             pace=self._spec.pace,
         )
 

@@ -96,7 +96,8 @@ class StageCompute:
     """One replica's module and optimizer.
 
     Attributes:
-        module: The stage. Its parameters change in `commit`; loaders change them between rounds.
+        stage: Which one it is.
+        module: Its part of the model. Its parameters change in `commit`; loaders change them between rounds.
         parts: What this replica is.
         version: Commits since the round started, including skipped ones.
         base_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
@@ -123,6 +124,7 @@ class StageCompute:
             schedule: With zero_bubble, a backward leaves to `weights` what it can.
             activation_checkpointing: Keep only the input of a forward, and compute the forward again for the backward.
         """
+        self.stage = stage
         self.module = module
         self.optimizer = optimizer
         self.version = 0
@@ -133,7 +135,6 @@ class StageCompute:
         self.cut: Tensor | None = None
         self._cut_after: int | None = None
         self._run_seed = run_seed
-        self._stage = stage
         self._splits = schedule == Schedule.ZERO_BUBBLE
         self._is_checked = False
         self._parameters = [parameter for _, parameter in trained_parameters(module)]
@@ -355,7 +356,7 @@ class StageCompute:
     ) -> tuple[Tensor, list[Tensor], list[RouterPass]]:
         """Return the output, the buffers as they are after it, and what the routers have come to."""
         # The head draws as a stage behind all others would.
-        stage = self.module.num_stages if is_head else self._stage
+        stage = self.module.num_stages if is_head else self.stage
         seed = operation_seed(self._run_seed, key.trainer, key.number, microbatch, stage)
         weighed = self.module.part(is_head=is_head).weighed(weight)
         bound = self._buffers.bound_to(buffers)
@@ -394,7 +395,7 @@ class StageCompute:
             self._is_checked = True
             self._splits = halves.is_exact(gradient)
             if not self._splits:
-                emit(logger, StepNotSplit(self._stage))
+                emit(logger, StepNotSplit(self.stage))
         return halves if self._splits else None
 
     @contextmanager
@@ -444,7 +445,7 @@ class StageCompute:
         if self.version == 0 and self.base_buffers is None:
             return self.module(*taken, **options)
         if self.base_parameters is None:
-            raise LocalProtocolError(f"stage {self._stage} does not hold the parameters that the round started from")
+            raise LocalProtocolError(f"stage {self.stage} does not hold the parameters that the round started from")
         layout = self.parts.averaged.parameters.layout
         base = dict(zip(layout.names, layout.views(self.base_parameters().to(self._device)), strict=True))
         typed = {name: base[name].to(p.dtype) for name, p in trained_parameters(self.module)}

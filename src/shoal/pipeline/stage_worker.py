@@ -86,6 +86,29 @@ class CapLowered:
     cap: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How much a replica takes at a time.
+
+    Attributes:
+        open_steps: it answers Busy to further steps.
+        microbatch_samples: larger microbatches are refused; None takes any.
+        kept: see `pipeline.schedule.choose`.
+    """
+
+    open_steps: int
+    microbatch_samples: int | None = None
+    kept: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCuts:
+    """Which steps the average of a round has; `taken` is told the round when its cut has been taken."""
+
+    rule: CutRule = EVERY_STEP
+    taken: Callable[[int], None] = lambda _: None
+
+
 class StageWorker:
     """Serves the steps and evaluations of one replica.
 
@@ -99,36 +122,27 @@ class StageWorker:
         endpoint: Endpoint,
         compute: StageCompute,
         device: DeviceThread,
-        stage: int,
         num_stages: int,
-        max_open_steps: int,
-        max_microbatch_samples: int | None = None,
-        max_kept: int | None = None,
+        limits: StepLimits,
         events: MemoryObjectSendStream[CapLowered] | None = None,
         clock: Clock | None = None,
         pace: DevicePace | None = None,
         replica_log: ReplicaLog | None = None,
         deaths: DeathPoints | None = None,
         boundary: Callable[[int, tuple[StepEntry, ...], tuple[StepsTrained, ...]], Awaitable[None]] | None = None,
-        cuts: CutRule = EVERY_STEP,
-        cut: Callable[[int], None] | None = None,
+        cuts: RoundCuts = RoundCuts(),
     ) -> None:
         """Opens no step before `start_round`.
 
         Args:
-            max_open_steps: The replica answers Busy to further steps.
-            max_microbatch_samples: Larger microbatches are refused; None takes any.
-            max_kept: See `pipeline.schedule.choose`.
             replica_log: Is told what changes the state of the device; None keeps no log.
             deaths: Where a measurement lets the process die.
             boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
                 it returns.
-            cuts: Which steps the average of a round has.
-            cut: Is told the round when its cut has been taken.
         """
         self._replica_log = replica_log
         self._boundary = boundary
-        self._cut = cut
+        self._cuts = cuts
         self._resumed: Tensor | None = None
         self._inherited: Mapping[str, Tensor] | None = None
         self._endpoint = endpoint
@@ -137,18 +151,18 @@ class StageWorker:
         self._clock = clock or SystemClock()
         self._machine = StepReplica(
             endpoint.peer_id,
-            stage=stage,
+            stage=compute.stage,
             num_stages=num_stages,
-            max_open_steps=max_open_steps,
-            max_microbatch_samples=max_microbatch_samples,
+            max_open_steps=limits.open_steps,
+            max_microbatch_samples=limits.microbatch_samples,
             schedule=compute.schedule,
             is_wrapped=compute.module.is_wrapped,
-            cuts=cuts,
+            cuts=cuts.rule,
         )
-        self._max_kept = max_kept
-        self._meter = DeviceMeter(endpoint.metrics, stage, self._clock)
+        self._max_kept = limits.kept
+        self._meter = DeviceMeter(endpoint.metrics, compute.stage, self._clock)
         self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace, deaths)
-        self._evaluator = StageEvaluator(endpoint, compute, stage=stage)
+        self._evaluator = StageEvaluator(endpoint, compute, stage=compute.stage)
         self._events = events
         self._payloads: dict[StepKey, dict[tuple[bool, type, int], Sequence[WireTensor]]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
@@ -381,8 +395,8 @@ class StageWorker:
         if operation.kind != OperationKind.COMMIT:
             return
         round = self._machine.round
-        if self._cut is not None and self._machine.version == self._machine.cuts.commits(round):
-            self._cut(round)
+        if self._machine.version == self._machine.cuts.commits(round):
+            self._cuts.taken(round)
         if self._boundary is not None:
             self._post_results()
             await self._boundary(round, self.log, self._machine.earlier)

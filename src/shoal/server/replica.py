@@ -45,7 +45,7 @@ from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.host_memory import page_locked
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.pipeline.stage_worker import CapLowered, StageWorker
+from shoal.pipeline.stage_worker import CapLowered, RoundCuts, StageWorker, StepLimits
 from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
@@ -193,18 +193,14 @@ async def build_replica(
         endpoint=endpoint,
         compute=compute,
         device=device,
-        stage=stage,
         num_stages=config.num_stages,
-        max_open_steps=max_open_steps,
-        max_microbatch_samples=max_microbatch_samples,
-        max_kept=config.model_pipeline.microbatches_in_flight,
+        limits=StepLimits(max_open_steps, max_microbatch_samples, config.model_pipeline.microbatches_in_flight),
         events=sender,
         pace=pace,
         replica_log=log,
         deaths=deaths,
         boundary=None if owner is None else owner.boundary,
-        cuts=cuts,
-        cut=lambda round: member.cut(round),
+        cuts=RoundCuts(cuts, lambda round: member.cut(round)),
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     is_behind = fill is None or run_has_begun(view())

@@ -24,7 +24,7 @@ from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.driver import StepDriver, StepResult
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.pipeline.stage_worker import StageWorker
+from shoal.pipeline.stage_worker import StageWorker, StepLimits
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.step_operations import Schedule
 from shoal.transport.dispatch import dispatch
@@ -157,11 +157,10 @@ def make_swarm() -> MakeSwarm:
                         endpoint=endpoint,
                         compute=compute,
                         device=device,
-                        stage=stage,
                         num_stages=num_stages,
-                        max_open_steps=max_open_steps,
-                        max_microbatch_samples=swarm.caps.get(endpoint.peer_id),
-                        max_kept=flow.microbatches_in_flight,
+                        limits=StepLimits(
+                            max_open_steps, swarm.caps.get(endpoint.peer_id), flow.microbatches_in_flight
+                        ),
                         clock=SystemClock(),
                     )
                     worker.start_round(1)
