@@ -15,16 +15,16 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from shoal.averaging.audit import audit
 from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
-from shoal.averaging.journal import Genesis, genesis_file, keep_steps, write_genesis
+from shoal.averaging.journal import Genesis, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
 from shoal.averaging.stage_fetch import StageFetch
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.boundary import BoundaryWatch
+from shoal.client.checkpoint_counts import CheckpointCounts
 from shoal.client.checkpointing import Checkpointing
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
@@ -40,7 +40,6 @@ from shoal.client.model_export import ModelExport
 from shoal.client.pausing import Pausing
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
-from shoal.client.resuming import KeptTotals
 from shoal.client.round_ending import RoundEnding
 from shoal.client.round_training import RoundTraining
 from shoal.client.rounds import RoundLoop
@@ -76,7 +75,6 @@ from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import Heartbeat
-from shoal.wire.messages.mirror import RunCounts
 
 TRAINER_START_TIMEOUT_S = 20.0
 
@@ -248,9 +246,9 @@ class Client:
         self._keeping = Keeping(config, *kept)
         self._inheritance = Inheritance(self._contents, self.ledger, checkpoint)
         self._checkpointing = Checkpointing(config, clock, membership)
-        self._last_counts: RunCounts | None = None
+        self._counts = CheckpointCounts(endpoint, membership, self._coordinator, self.ledger, log_dir)
         self._last_checkpoint = LastCheckpoint(
-            endpoint, membership, self._coordinator, self.ledger, lambda: self._counts(is_last=True)
+            endpoint, membership, self._coordinator, self.ledger, partial(self._counts.standing, is_last=True)
         )
         self._homes = Homes(
             num_stages=config.num_stages,
@@ -449,24 +447,7 @@ class Client:
         )
         self._diary.save(saved)
         if plan is not None and plan.round > 1:
-            self._tell_mirrors()
-
-    def _tell_mirrors(self) -> None:
-        """Give mirrors what goes into a checkpoint of the record that stands, beside states."""
-        self._last_counts = None
-        counts = self._counts()
-        for mirror in self._membership.view.mirrors:
-            self._endpoint.post(mirror.peer, counts)
-
-    def _counts(self, *, is_last: bool = False) -> RunCounts:
-        """What goes into a checkpoint of the record that stands: what was counted when the round after it began, or now
-        if none has."""
-        counts = self._last_counts
-        if counts is None or counts.record_hash != self._coordinator.record_hash:
-            counted = KeptTotals(self.ledger.totals, self.ledger.now_s()).encoded()
-            counts = RunCounts(self._coordinator.record_hash, genesis_file(self._log_dir), counted)
-        self._last_counts = counts
-        return msgspec.structs.replace(counts, is_last=is_last)
+            self._counts.tell_mirrors()
 
     def _resume(self) -> None:
         """Go on where an earlier start was; the ledger has its totals."""

@@ -117,7 +117,7 @@ class RoundEnding:
         """Go on from a record that clients of other hosts have committed; see `succession.inherit`."""
         return await inherit(leading, self._log_dir, self._slots, self._data)
 
-    async def last(self, standing: RoundOutcome | None) -> None:
+    async def write_last(self, standing: RoundOutcome | None) -> None:
         """Write down what the coordinator knew last, if nobody has yet: whatever has ended this client.
 
         Raises:

@@ -81,7 +81,7 @@ class RoundLoop:
         finally:
             # A record that was committed from here on would be in no file, and nobody would hold the one before it.
             self._coordinator.retire()
-            await self._ending.last(self._coordinator.standing)
+            await self._ending.write_last(self._coordinator.standing)
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:

@@ -175,10 +175,11 @@ class Mirror:
     def peer_lost(self, peer: PeerId) -> None:
         """A client, or a donor, is gone, whatever the registry says."""
         self._machine.lost(peer)
-        # Clients are looked for all the same: their word is waited for.
-        is_client = any(client.peer == peer for client in self._membership.view.clients)
-        forget = self._membership.unlinked if is_client else self._membership.lost
-        forget(peer)
+        if any(client.peer == peer for client in self._membership.view.clients):
+            # Clients are looked for all the same: their word is waited for.
+            self._membership.unlinked(peer)
+        else:
+            self._membership.lost(peer)
 
     def peer_up(self, peer: PeerId) -> None:
         """There is a connection with a peer."""

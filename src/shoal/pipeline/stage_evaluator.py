@@ -43,10 +43,9 @@ class _Batch:
 class StageEvaluator:
     """Queue of evaluation batches of one replica."""
 
-    def __init__(self, endpoint: Endpoint, compute: StageCompute, *, stage: int) -> None:
+    def __init__(self, endpoint: Endpoint, compute: StageCompute) -> None:
         self._endpoint = endpoint
         self._compute = compute
-        self._stage = stage
         # A wrapped first stage sees a batch twice: when it begins, and where its loss is computed.
         self._pending: dict[tuple[_Pair, bool], _Batch] = {}
         self._passed_on: dict[PeerId, tuple[int, int, PeerId]] = {}
@@ -132,7 +131,7 @@ class StageEvaluator:
             self._endpoint.post(trainer, answer)
             return 0
         # Behind the last stage of a wrapped path comes the first one.
-        following = batch.request.path[(self._stage + 1) % len(batch.request.path)]
+        following = batch.request.path[(self._compute.stage + 1) % len(batch.request.path)]
         # Whatever was sent before it on the same connection has arrived if this has.
         self._passed_on[trainer] = (evaluation, microbatch, following.peer)
         self._endpoint.introduce(following)
@@ -150,7 +149,7 @@ class StageEvaluator:
 
     def _is_on_path(self, message: EvalForward) -> bool:
         module, path = self._compute.module, message.path
-        return len(path) == module.num_stages and path[self._stage].peer == self._endpoint.peer_id
+        return len(path) == module.num_stages and path[self._compute.stage].peer == self._endpoint.peer_id
 
     def _refuse(self, pair: _Pair, reason: str) -> None:
         trainer, evaluation, microbatch = pair

@@ -162,7 +162,7 @@ class StageWorker:
         self._max_kept = limits.kept
         self._meter = DeviceMeter(endpoint.metrics, compute.stage, self._clock)
         self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace, deaths)
-        self._evaluator = StageEvaluator(endpoint, compute, stage=compute.stage)
+        self._evaluator = StageEvaluator(endpoint, compute)
         self._events = events
         self._payloads: dict[StepKey, dict[tuple[bool, type, int], Sequence[WireTensor]]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}

@@ -179,8 +179,7 @@ class MemoryEndpoint(Endpoint):
         if peer == self._peer_id:
             self._events.put(Received(peer, frame.message, frame.tensors))
             return
-        is_unreachable = self._is_stopped or self._losses.pending(peer)
-        if peer not in self._linked and (is_unreachable or not self._dial(peer)):
+        if peer not in self._linked and (self._losses.pending(peer) or not self._dial(peer)):
             self._metrics.counter("transport.dropped").add()
             return
         if self._network.before_delivery is not None:
@@ -249,6 +248,8 @@ class MemoryEndpoint(Endpoint):
         self._events.put(PeerUp(other.peer_id))
 
     def _dial(self, peer: PeerId) -> bool:
+        if self._is_stopped:  # who was killed may still come as far as its next await
+            return False
         addresses = self._known.get(peer, ())
         self._metrics.counter("transport.dialled").add()
         for address in addresses:
