@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.round.checks import HEARD_S, Checks, samples_of
@@ -106,12 +106,27 @@ class SplitChecks(Checks):
             raise Broken(f"{host.peer} leaves record {tip.round}, whose chain has more samples and is whole")
 
     def tells(self, client: RoundCoordinatorMachine, chain: ChainLeft) -> None:
-        """A client says that a chain is left: once, also if that grows until all of its holders have heard it."""
-        left, unseal = chain.left, self.world.unseal
+        """A client says that a chain is left: once, also if that grows until all of its holders have heard it.
+
+        But of a chain that has parted meanwhile, each branch may be left.
+        """
+        left = chain.left
+        followers = Counter(record.previous for record in self.records.values())
         for told in self._told[client]:
-            if told == left or is_before(told, left, unseal) or is_before(left, told, unseal):
+            older, newer = sorted((told, left), key=lambda tip: tip.round)
+            # By hashes: of two first records of one ballot, the later ones of both chains name the same eras.
+            line = self._line(newer)
+            is_parted = any(followers[digest] > 1 for digest in line[1 : newer.round - older.round + 1])
+            if older.hash in line and not is_parted:
                 raise Broken(f"record {told.round} was told to be left, and then {left.round} of the same chain")
         self._told[client].append(left)
+
+    def _line(self, tip: Tip) -> list[str]:
+        """The hashes of a record and of those before it, newest first, as far as the world has heard of them."""
+        line = [tip.hash]
+        while (record := self.records.get(line[-1])) is not None:
+            line.append(record.previous)
+        return line
 
     def one_chain(self) -> list[Record]:
         """All replicas are on one chain, each with the bytes that it names; returns its records, newest first."""
