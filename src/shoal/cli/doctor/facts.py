@@ -41,7 +41,7 @@ class SwarmSeen:
         machine: what this host is called in addresses of Unix sockets.
         prefixes: of the swarms of the initial peers; None of one with another key. Empty: none has told.
         ahead_s: of a neighbour's clock; None: none has told.
-        takes_large: whether a long question was answered by a peer that answers short ones; None: none answers those.
+        takes_large: whether a long question was answered by a peer that answers short ones.
         large_bytes: how long.
     """
 
@@ -50,7 +50,7 @@ class SwarmSeen:
     key_fingerprint: str
     prefixes: tuple[str | None, ...]
     ahead_s: float | None
-    takes_large: bool | None
+    takes_large: Judged | bool
     large_bytes: int
     view: SwarmView
     other_versions: Mapping[PeerId, int]

@@ -1,17 +1,18 @@
 """Looks at the swarm from inside, without taking part in it.
 
-DHT: greeting, clock, a long question, records, all at once -> the client, over TLS
+DHT: greeting, clock and records at once -> a long question | the client, over TLS
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import anyio
 
 from shoal.cli.asking import ask
-from shoal.cli.doctor.diagnosis import failed, ok, skipped
+from shoal.cli.doctor.diagnosis import Judged, failed, ok, skipped
 from shoal.cli.doctor.facts import ClientSeen, Facts, SwarmSeen
 from shoal.cli.registry_look import Observer
 from shoal.clock import SystemClock
@@ -23,10 +24,10 @@ from shoal.control.membership import Membership
 from shoal.control.run_config import unpack_configuration
 from shoal.errors import BootstrapError, ConfigError, RecordRejected
 from shoal.identity import Identity, swarm_key_fingerprint
-from shoal.ids import RunId
+from shoal.ids import PeerId, RunId
 from shoal.runtime.hardware import machine_name
 from shoal.runtime.run_dir import RunDir
-from shoal.swarm.view import ClientPeer, Run
+from shoal.swarm.view import SwarmView
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.reach import why_unreachable
 from shoal.transport.tls import tls_contexts
@@ -55,30 +56,42 @@ async def see_joined(
     observer = Observer(
         config.model_copy(update={"network": patient}), swarm_key, SystemClock(), Identity.generate(), run_dir
     )
+    maddrs = config.network.initial_peers[:_MAX_ASKED]
+    peers = [PeerId(peer) for peer in dict.fromkeys(maddr.partition("/p2p/")[2] for maddr in maddrs) if peer]
+    adopted: Config | None = None
+
+    async def see_client(swarm: SwarmSeen) -> None:
+        nonlocal adopted
+        adopted = await _client(facts, observer, swarm.view, origins)
+
     try:
         async with observer.node() as node:
             facts.joined = ok("the DHT has been joined")
-            facts.swarm = swarm = await _swarm(observer, node)
+            facts.swarm = swarm = await _swarm(observer, node, peers)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(see_client, swarm)
+                # Where its packets are lost, all that is asked on the same connection waits behind it.
+                facts.swarm = replace(swarm, takes_large=await _takes_large(node, peers))
     except (BootstrapError, ConfigError) as error:
         facts.joined = failed(str(error), "see what host.p2pd and swarm.peers say, and whether the run is up")
         facts.swarm = facts.client = skipped("the DHT could not be joined")
-        return None
-    run, clients = swarm.view.run, swarm.view.clients
-    if run is None or not clients:
-        facts.client = skipped("the swarm has no client now")
-        return None
-    return await _client(facts, observer, swarm.view.name_of(clients[0].peer, "client"), clients[0], run, origins)
+    return adopted
 
 
-async def _swarm(observer: Observer, node: DhtNode) -> SwarmSeen:
-    """Ask all that the DHT can say, at once."""
+async def _takes_large(node: DhtNode, peers: list[PeerId]) -> Judged | bool:
+    """Ask a peer that answers a short question a long one."""
+    for peer in peers:
+        if await node.takes(peer, QUESTION_BYTES):
+            return await node.takes(peer, _LARGE_BYTES)
+    return skipped("no initial peer answers short questions")
+
+
+async def _swarm(observer: Observer, node: DhtNode, peers: list[PeerId]) -> SwarmSeen:
+    """Ask all that the DHT can say in short, at once."""
     config = observer.config
     prefixes: list[str | None] = []
     memberships: list[Membership] = []
     ahead_s: float | None = None
-    takes_large: bool | None = None
-    maddrs = config.network.initial_peers[:_MAX_ASKED]
-    peers = [peer for peer in dict.fromkeys(maddr.partition("/p2p/")[2] for maddr in maddrs) if peer]
 
     async def greet() -> None:
         prefixes.extend(await node.prefixes_of(peers))
@@ -87,19 +100,11 @@ async def _swarm(observer: Observer, node: DhtNode) -> SwarmSeen:
         nonlocal ahead_s
         ahead_s = await node.ahead_s()
 
-    async def ask_long() -> None:
-        """Ask one that answers a short question."""
-        nonlocal takes_large
-        for peer in peers:
-            if await node.takes(peer, QUESTION_BYTES):
-                takes_large = await node.takes(peer, _LARGE_BYTES)
-                return
-
     async def read() -> None:
         memberships.append(await observer.read(node, _READ_S))
 
     async with anyio.create_task_group() as tasks:
-        for look_for in (greet, compare_clocks, ask_long, read):
+        for look_for in (greet, compare_clocks, read):
             tasks.start_soon(look_for)
     [membership] = memberships
     return SwarmSeen(
@@ -109,17 +114,21 @@ async def _swarm(observer: Observer, node: DhtNode) -> SwarmSeen:
         prefixes=tuple(prefixes),
         # What expires at another time than this host thinks tells it as well.
         ahead_s=node.clock_difference_s if ahead_s is None else ahead_s,
-        takes_large=takes_large,
+        takes_large=skipped("it was not known in time whether a long question is answered"),
         large_bytes=_LARGE_BYTES,
         view=membership.view,
         other_versions=dict(membership.other_versions),
     )
 
 
-async def _client(
-    facts: Facts, observer: Observer, name: str, client: ClientPeer, run: Run, origins: Mapping[str, str]
-) -> Config | None:
+async def _client(facts: Facts, observer: Observer, view: SwarmView, origins: Mapping[str, str]) -> Config | None:
     """Dial the client, and take from it what all hosts of the run share."""
+    run = view.run
+    if run is None or not view.clients:
+        facts.client = skipped("the swarm has no client now")
+        return None
+    client = view.clients[0]
+    name = view.name_of(client.peer, "client")
     problem = await why_unreachable(client.hop, tls_contexts(observer.identity, observer.swarm_key))
     if problem:
         facts.client = ClientSeen(client, name, problem)

@@ -117,8 +117,8 @@ def protocol(swarm: SwarmSeen) -> Judged:
 def large_frames(swarm: SwarmSeen) -> Judged:
     """Whether full packets get through as well as small ones."""
     size = f"{swarm.large_bytes >> 10} KiB"
-    if swarm.takes_large is None:
-        return skipped("no initial peer answers short questions")
+    if isinstance(swarm.takes_large, Judged):
+        return swarm.takes_large
     if swarm.takes_large:
         return ok(f"{size} get through to an initial peer")
     return warning(

@@ -20,6 +20,7 @@ from shoal.cli.doctor.host_checks import ip_of
 from shoal.cli.doctor.names import is_known
 from shoal.config import Config
 from shoal.control.initial_peers import Obstacle, look, parse, unknown_name
+from shoal.runtime.role import leaves
 from shoal.runtime.run_dir import RunDir
 
 _JOINED = "shoal.cli.doctor.joined_facts"
@@ -89,7 +90,7 @@ async def _joined(facts: Facts, config: Config, origins: Mapping[str, str], swar
         # Where sockets have short paths, wherever temporary files are.
         with tempfile.TemporaryDirectory(prefix="shoal-", dir="/tmp") as parent, RunDir(Path(parent)) as run_dir:
             return await module.see_joined(facts, config, origins, swarm_key, run_dir)
-    except OSError as error:
-        facts.joined = failed(f"sockets cannot be made in /tmp: {error.strerror}", "free space there: df /tmp")
+    except* OSError as errors:
+        facts.joined = failed(f"sockets cannot be made in /tmp: {next(leaves(errors))}", "free space there: df /tmp")
         facts.swarm = facts.client = skipped("the DHT could not be joined")
-        return None
+    return None

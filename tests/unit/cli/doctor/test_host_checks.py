@@ -318,7 +318,7 @@ def living(run_id: str) -> RunsHere:
 
 def announcing(run_id: str) -> SwarmSeen:
     view = SwarmView(run=Run(run_id, 2, Config().experiment_prefix))  # type: ignore[arg-type]
-    return SwarmSeen("m", "p", "f", (), None, None, 0, view, {})
+    return SwarmSeen("m", "p", "f", (), None, False, 0, view, {})
 
 
 @pytest.mark.parametrize("key", ["monitor_port", "data_port", "host_maddrs"])
