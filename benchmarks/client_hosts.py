@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.e2e.hosts import hosts_of, invited
 
 from shoal.errors import RunFailed
-from shoal.testing.launched import END_S, START_S, Launched, until
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import require_whole
+from shoal_lab.launched import END_S, START_S, Launched, until
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import require_whole
 
 NUM_SLOTS = 2
 FLAGS = (

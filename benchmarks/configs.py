@@ -24,7 +24,7 @@ from rich.console import Console
 
 from shoal.config.distqat import converted_yaml
 from shoal.errors import ConfigError
-from shoal.testing.small_runs import SmallRun, train_small
+from shoal_lab.small_runs import SmallRun, train_small
 
 HEAD = "| config | task | model | stages | replicas | steps | loss before | after | seconds |"
 

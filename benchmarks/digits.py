@@ -33,10 +33,10 @@ from shoal.config.load import load_config
 from shoal.config.schema import Config
 from shoal.data.catalog import open_source
 from shoal.inference.evaluation import held_out_accuracy
-from shoal.testing.launched import launched
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import require_whole
 from shoal.trainer.baseline import PlainLoop
+from shoal_lab.launched import launched
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import require_whole
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "configs" / "resnet18_split.yaml"

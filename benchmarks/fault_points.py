@@ -48,14 +48,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.recovery_limits import Measured, Result, by_role, held_up, late, slowness
 
-from shoal.bench.transport_statistics import percentile
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
-from shoal.testing.chaos.session import ROUNDS_AFTER, TRAINING_FLAGS, swarm_of_one_host
-from shoal.testing.faults.points import OF_TRANSFER, POINTS, chosen, ordered
-from shoal.testing.launched import END_S, until
-from shoal.testing.observed import Step, Swarm, time_of
-from shoal.testing.verdict import Evidence, judge, samples_of
+from shoal_lab.bench.transport_statistics import percentile
+from shoal_lab.chaos.session import ROUNDS_AFTER, TRAINING_FLAGS, swarm_of_one_host
+from shoal_lab.faults.points import OF_TRANSFER, POINTS, chosen, ordered
+from shoal_lab.launched import END_S, until
+from shoal_lab.observed import Step, Swarm, time_of
+from shoal_lab.verdict import Evidence, judge, samples_of
 
 INNER_STEPS = 40
 BUSY = 4.0

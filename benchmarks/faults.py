@@ -46,9 +46,9 @@ from tests.e2e.namespaces import Lan, why_impossible
 
 from shoal.averaging.journal import read_records
 from shoal.errors import RunFailed
-from shoal.testing.faults.deaths import KINDS, STAGE, Kind, Strike, inflict
-from shoal.testing.observed import Swarm, time_of
-from shoal.testing.verdict import TRAINED, Evidence, judge
+from shoal_lab.faults.deaths import KINDS, STAGE, Kind, Strike, inflict
+from shoal_lab.observed import Swarm, time_of
+from shoal_lab.verdict import TRAINED, Evidence, judge
 
 # The model of `make run`, with shorter rounds, so that some faults meet the end of one.
 INNER_STEPS = 40

@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 from rich.progress import Progress
 
-from shoal.testing.fuzz.campaign import MAX_GROWTH_BYTES, Campaign, Failure, FixedClock, Report
-from shoal.testing.fuzz.parsers import all_parsers
+from shoal_lab.fuzz.campaign import MAX_GROWTH_BYTES, Campaign, Failure, FixedClock, Report
+from shoal_lab.fuzz.parsers import all_parsers
 
 
 def main() -> int:

@@ -41,10 +41,10 @@ from tests.e2e.hosts import two_server_hosts
 
 from shoal.clock import SystemClock
 from shoal.errors import RecordRejected, RunFailed
-from shoal.testing.chaos.plan import PlannedFault, plan_faults
-from shoal.testing.chaos.session import Chaos, not_got_over, swarm_of_one_host
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import judge
+from shoal_lab.chaos.plan import PlannedFault, plan_faults
+from shoal_lab.chaos.session import Chaos, not_got_over, swarm_of_one_host
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import judge
 
 FLAGS = ("--no-wandb", "--log-level=debug", "--data.holdout-fraction=0.01", "--diloco.outer-steps=1000000")
 NUM_SLOTS = 2

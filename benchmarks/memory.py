@@ -34,9 +34,9 @@ from shoal.ids import PeerId
 from shoal.runtime.process_info import tree_usage
 from shoal.server.memory import stage_needs
 from shoal.swarm.view import Candidate
-from shoal.testing.launched import END_S, START_S, Launched, until
-from shoal.testing.observed import Swarm
 from shoal.wire.messages.base import Hop
+from shoal_lab.launched import END_S, START_S, Launched, until
+from shoal_lab.observed import Swarm
 
 MOST_APART = 0.1
 NUM_SLOTS = 2

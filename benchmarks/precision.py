@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shoal.testing.small_runs import train_small
+from shoal_lab.small_runs import train_small
 
 ROOT = Path(__file__).parents[1]
 ROUNDS, STEPS = 10, 30

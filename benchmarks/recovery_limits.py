@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoal.bench.busy import calibrate
-from shoal.bench.transport_statistics import percentile
-from shoal.testing.faults.points import OF_TRANSFER
+from shoal_lab.bench.busy import calibrate
+from shoal_lab.bench.transport_statistics import percentile
+from shoal_lab.faults.points import OF_TRANSFER
 
 
 @dataclass(frozen=True)

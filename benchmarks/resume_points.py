@@ -46,11 +46,11 @@ from shoal.checkpoint.manifest import folder_of, round_of
 from shoal.clock import SystemClock
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
-from shoal.testing.faults.whole_kills import COMMITTING, DAMAGES, SWAPPED, WRITING, WholeKill, all_points, planned
-from shoal.testing.launched import Launched, launched, until
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import CHECKS, Check, Evidence, judge
 from shoal.wire.messages.round import StageHashes
+from shoal_lab.faults.whole_kills import COMMITTING, DAMAGES, SWAPPED, WRITING, WholeKill, all_points, planned
+from shoal_lab.launched import Launched, launched, until
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import CHECKS, Check, Evidence, judge
 
 NUM_ROUNDS, INNER_STEPS, KEEP_LAST = 10, 12, 3
 CALL_S = 0.01

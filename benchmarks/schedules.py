@@ -19,10 +19,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shoal.bench.stage_peer import PipelineSpec
-from shoal.bench.stages import open_pipeline, theory
-from shoal.pipeline.device_pace import DevicePace
 from shoal.swarm.step_operations import OperationKind, Schedule
+from shoal_lab.bench.stage_peer import PipelineSpec
+from shoal_lab.bench.stages import open_pipeline, theory
+from shoal_lab.emulation.device_pace import DevicePace
 
 _WARM_UP_STEPS = 2
 

@@ -34,9 +34,9 @@ from shoal.cli import main as shoal
 from shoal.cli.arguments import load
 from shoal.cli.baseline import train_baseline
 from shoal.data.builtin import pydoc_topics
-from shoal.testing.launched import launched
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import require_whole
+from shoal_lab.launched import launched
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import require_whole
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "chat"
 MOST_DIFFERENCE = 0.02

@@ -24,9 +24,9 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from shoal.testing.launched import launched
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import require_whole
+from shoal_lab.launched import launched
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import require_whole
 
 MOST_ERRORS = 0.1
 ENDS_S = 3600.0

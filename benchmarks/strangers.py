@@ -35,7 +35,7 @@ from tests.e2e.launched import START_S, until
 from tests.e2e.stranger import attacking, harm_done, processes_of
 
 from shoal.errors import RunFailed
-from shoal.testing.observed import Swarm
+from shoal_lab.observed import Swarm
 
 REASONS = ("bad_mac", "bad_expiry", "wrong_signer", "wrong_topic")
 """For which records are refused that a stranger can make."""

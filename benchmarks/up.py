@@ -42,7 +42,7 @@ from tests.e2e.operators import Operator, operator_of
 from tests.e2e.ssh_hosts import why_no_sshd
 
 from shoal.errors import RunFailed
-from shoal.testing.observed import Swarm
+from shoal_lab.observed import Swarm
 
 FROM_NOTHING_S = 120.0
 INSTALLED_S = 25.0

@@ -16,7 +16,7 @@ import shoal.events
 from shoal.events.base import Event, catalogue, field_names, kinds, name_of
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "shoal"
+SOURCE = ROOT / "src"
 LOG_CALLS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 LINE = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",

@@ -10,7 +10,7 @@ from pathlib import Path
 from shoal.config.keys import keys
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "shoal"
+SOURCE = ROOT / "src"
 
 
 def named_twice(texts: dict[str, str]) -> dict[str, list[str]]:

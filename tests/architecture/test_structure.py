@@ -15,7 +15,7 @@ import shoal.errors
 from shoal.errors import ShoalError, Transient
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "src" / "shoal").rglob("*.py"))
+SOURCES = sorted((ROOT / "src").glob("shoal*/**/*.py"))
 SCRIPTS = sorted(ROOT.glob("*.py"))
 
 
@@ -143,8 +143,8 @@ def test_forbidden_calls_are_absent() -> None:
         if name != "src/shoal/clock.py":
             clocks = sorted(calls & (SLEEPS | CLOCKS)) + ["time"] * ("time" in imports)
             found += [f"{name}: {call}: only shoal.clock sleeps and reads clocks" for call in clocks]
-        if "print" in calls and not name.startswith("src/shoal/cli/"):
-            found.append(f"{name}: only shoal.cli prints")
+        if "print" in calls and not name.startswith("src/shoal/cli/") and not name.endswith("/command.py"):
+            found.append(f"{name}: only shoal.cli and commands of the laboratory print")
     assert found == []
 
 

@@ -11,8 +11,8 @@ from benchmarks import resume_points
 from tests.e2e.launched import END_S, SMALL, Launched, completed, launched
 from tests.e2e.warm import template
 
-from shoal.testing import small_runs
-from shoal.testing.chaos import session
+from shoal_lab import small_runs
+from shoal_lab.chaos import session
 
 DEAREST = (
     "test_memory.py",

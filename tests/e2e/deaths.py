@@ -8,9 +8,9 @@ from random import Random
 
 from tests.e2e.namespaces import Lan
 
-from shoal.testing.faults.deaths import Kind, Strike, take_servers
-from shoal.testing.launched import Launched
-from shoal.testing.observed import Swarm
+from shoal_lab.faults.deaths import Kind, Strike, take_servers
+from shoal_lab.launched import Launched
+from shoal_lab.observed import Swarm
 
 CUT_S = 12.0
 PARTITION_S = 20.0

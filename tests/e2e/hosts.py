@@ -14,8 +14,8 @@ from pathlib import Path
 from tests.e2e.launched import END_S, PACE, START_S, Launched, launched, until
 from tests.e2e.namespaces import Lan, lan
 
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import require_whole
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import require_whole
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 from tests.e2e.warm import ROOT, WarmLaunched
 
 from shoal.cli import main
-from shoal.testing.launched import END_S, START_S, Launched, until
+from shoal_lab.launched import END_S, START_S, Launched, until
 
 __all__ = [
     "ENDLESS",

@@ -31,7 +31,7 @@ from tests.dht_stranger import forgeries, stranger
 from tests.e2e.launched import END_S, START_S, Launched
 
 from shoal.clock import SystemClock
-from shoal.testing.observed import Swarm, time_of
+from shoal_lab.observed import Swarm, time_of
 
 TOPICS = {"run", "client", "mirror", "monitor", "stage"}
 """Without their numbers: whom a node of a larger DHT asks for which stage is the draw of their ids."""

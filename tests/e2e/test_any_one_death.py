@@ -14,9 +14,9 @@ from tests.e2e.hosts import end_whole, two_server_hosts
 from tests.e2e.launched import END_S, ENDLESS, START_S, launched, until
 from tests.e2e.namespaces import why_impossible
 
-from shoal.testing.faults.deaths import KINDS, inflict
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import require_whole
+from shoal_lab.faults.deaths import KINDS, inflict
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import require_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

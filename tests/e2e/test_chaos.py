@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.launched import END_S, ROOT, START_S, until
 
 from shoal.runtime.process_info import with_environment
-from shoal.testing.chaos.plan import plan_faults
+from shoal_lab.chaos.plan import plan_faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

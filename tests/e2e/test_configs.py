@@ -13,7 +13,7 @@ from tests.e2e.launched import ROOT
 
 from shoal.config import load_config
 from shoal.config.training import DataConfig
-from shoal.testing.small_runs import train_small
+from shoal_lab.small_runs import train_small
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -12,7 +12,7 @@ from tests.e2e.launched import END_S, PACE, SMALL, START_S, Launched, launched, 
 from shoal.averaging.audit import audit
 from shoal.averaging.journal import read_records
 from shoal.monitor.exporters.metrics_file import read_rows
-from shoal.testing.verdict import replayed
+from shoal_lab.verdict import replayed
 
 pytestmark = pytest.mark.timeout(600)
 

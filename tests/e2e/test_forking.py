@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.e2e.launched import END_S, PACE, SMALL, Launched, launched, until
 
-from shoal.testing.verdict import replayed
+from shoal_lab.verdict import replayed
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

@@ -17,7 +17,7 @@ import yaml
 from tests.e2e.launched import ROOT, SMALL, completed, launched, run_shoal
 
 from shoal.checkpoint.loading import open_model
-from shoal.testing.small_runs import train_small
+from shoal_lab.small_runs import train_small
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

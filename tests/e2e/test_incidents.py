@@ -21,7 +21,7 @@ from tests.e2e.namespaces import lan, why_impossible
 from tests.e2e.test_continuing import _address_of
 from tests.e2e.test_faults import summed_up
 
-from shoal.testing.told import require_told, told_incidents
+from shoal_lab.told import require_told, told_incidents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -10,8 +10,8 @@ from tests.e2e.hosts import end_whole
 from tests.e2e.launched import ENDLESS, START_S, launched, until
 
 from shoal.runtime.linux_calls import FORCE_PORTABLE
-from shoal.testing.faults.deaths import KINDS, inflict
-from shoal.testing.observed import Swarm
+from shoal_lab.faults.deaths import KINDS, inflict
+from shoal_lab.observed import Swarm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import resume_points
 from benchmarks.resume_points import LATER, Resumed, late
 
-from shoal.testing.faults.whole_kills import WholeKill
+from shoal_lab.faults.whole_kills import WholeKill
 
 POINTS = ("mirror@rename", "server@swapped+cut")
 """The rest is for a person: each takes half a minute."""

@@ -11,7 +11,7 @@ from tests.e2e.launched import END_S, SMALL
 from tests.e2e.stranger import attacking, harm_done, processes_of
 from tests.unowned_keys import SMALL_ORDER
 
-from shoal.testing.observed import Swarm
+from shoal_lab.observed import Swarm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

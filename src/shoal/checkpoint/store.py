@@ -184,7 +184,7 @@ class CheckpointStore:
         location: `checkpoint_dir`: a folder, or `s3://bucket/prefix`. The run has a folder in it.
         unsealer: Checks records, with the authority that D_0 names; None: whoever signed them is believed.
         policy: Which checkpoints stay.
-        reached: Told each point of a write, with its round, at which `runtime.death_points` lets a mirror die.
+        reached: Told each point of a write, with its round, at which `shoal_lab.emulation` lets a mirror die.
 
     Raises:
         ConfigError: The location, or the run, cannot be used as a name.

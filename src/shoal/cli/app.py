@@ -399,12 +399,12 @@ def benchmark(
     Ours and the reference take turns; a ratio above 1 means that ours is better. Exit code 3: the machine is too busy.
     """
     if not name:
-        from shoal.bench.registry import BENCHMARKS
+        from shoal_lab.bench.registry import BENCHMARKS
 
         _emit("".join(f"{name:<12}{entry.summary}\n" for name, entry in BENCHMARKS.items()))
         return 0
-    from shoal.bench.case import BenchmarkOptions
-    from shoal.cli.benchmark import run_benchmark
+    from shoal_lab.bench.case import BenchmarkOptions
+    from shoal_lab.bench.command import run_benchmark
 
     options = BenchmarkOptions(repeat=repeat, link=link, only=only, ignore_busy=ignore_busy)
     return run_benchmark(name, options, as_json=as_json)
@@ -458,10 +458,10 @@ def chaos(
     The last line is the verdict; exit code 0 only if every invariant holds. Without --config-path it trains
     configs/sandbox.yaml on two stages with two replicas and a spare.
     """
-    from shoal.cli.chaos import ChaosOptions, run_chaos
     from shoal.cli.durations import parse_duration_s
-    from shoal.testing.chaos.session import TRAINING_FLAGS
-    from shoal.testing.faults.deaths import KINDS
+    from shoal_lab.chaos.command import ChaosOptions, run_chaos
+    from shoal_lab.chaos.session import TRAINING_FLAGS
+    from shoal_lab.faults.deaths import KINDS
 
     config_path = found(config_path or SANDBOX)
     run_flags = (*TRAINING_FLAGS, *flags)

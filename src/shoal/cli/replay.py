@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from shoal.bench.machine import num_usable_cores
 from shoal.cli.exits import DONE, FAILED
 from shoal.errors import ConfigError
 from shoal.identity import load_swarm_key, swarm_authority
 from shoal.replay.replay import Progress as OnProgress
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
+from shoal.runtime.hardware import num_usable_cores
 
 _WIDTH = 120
 _MOST_DIFFERENCES = 20

@@ -56,13 +56,12 @@ from shoal.client.watch import Watch
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
-from shoal.control.death_watch import watched
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
 from shoal.events.run import ClientResumed, DataSized
 from shoal.ids import PeerId
-from shoal.runtime.death_points import DeathPoints
+from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, Adoption, Launcher
 from shoal.swarm.cut_rule import CutRule
@@ -123,7 +122,7 @@ class Client:
         notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
         unwanted: Callable[[], None] | None = None,
-        deaths: DeathPoints | None = None,
+        hooks: RoleHooks = NO_HOOKS,
     ) -> None:
         """Connect the parts and write the run's record 0.
 
@@ -133,7 +132,6 @@ class Client:
             notice: tells the user something that stays on the screen.
             on_turn: called when this client takes the run over.
             unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
-            deaths: where a measurement lets the process die.
 
         Raises:
             StorageError: the run's `log_dir` cannot be written.
@@ -148,7 +146,7 @@ class Client:
         self._feed = Feed(
             endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
         )
-        self._beginning, self._on_turn, self._deaths = run.beginning, on_turn, deaths
+        self._beginning, self._on_turn, self._hooks = run.beginning, on_turn, hooks
         self._succession = Succession(
             run_id=run_id,
             endpoint=endpoint,
@@ -353,7 +351,7 @@ class Client:
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
             seen = (self._membership, self.reports, self._stages, self._pausing, self.slots, self.counters.numbers)
             answers = StatusAnswers(self._endpoint, self._config, *seen, self.ledger.course, self._clock)
-            handlers = watched(self._deaths, (*parts, *asked, answers))
+            handlers = self._hooks.handlers((*parts, *asked, answers))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
             tasks.start_soon(self._contents.run)
             async with self.model.left_at_the_end(lambda: self.ends_run, self._last_checkpoint.left):

@@ -21,7 +21,6 @@ from shoal.client.resuming import needed_checkpoint
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
 from shoal.control.counter_report import counters_logged
-from shoal.control.death_watch import death_points
 from shoal.control.dial_back import DialBack
 from shoal.control.join import join_swarm
 from shoal.control.membership import Membership
@@ -34,6 +33,7 @@ from shoal.errors import ControlError, RoundAborted
 from shoal.identity import Identity, swarm_authority
 from shoal.model.meta import trained_names, units_of
 from shoal.optim.inner import require_matches
+from shoal.pipeline.role_hooks import role_hooks
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import (
@@ -191,7 +191,7 @@ def _build(
         notice=notice,
         on_turn=on_turn,
         unwanted=lambda: control.tell(RunUnwanted()),
-        deaths=death_points(spec),
+        hooks=role_hooks(spec),
     )
 
 

@@ -17,7 +17,7 @@ POINTS: Final = {
     "client": ("prepared",),
     "mirror": ("file", "sync", "manifest", "rename", "renamed", "removal"),
 }
-"""Where a role can die, see `shoal.runtime.death_points`."""
+"""Where a role can die, see `shoal_lab.emulation.death_points`."""
 
 
 class Death(NamedTuple):
@@ -113,6 +113,11 @@ class EmulationConfig(Section):
         """Return how long samples take at one server, in the order of its operations; nothing if that is as it is."""
         times = (time for time in map(parse_sample_time, self.sample_s) if time.server == server)
         return tuple(sorted(times, key=lambda time: time.operation))
+
+    def is_about(self, role: str, index: int) -> bool:
+        """Whether one process is to pretend anything."""
+        has_pace = role == "server" and bool(self.call_s or self.sample_times_of(index))
+        return has_pace or bool(self.deaths_of(role, index))
 
     def deaths_of(self, role: str, index: int) -> tuple[Death, ...]:
         """Return the deaths of one process."""

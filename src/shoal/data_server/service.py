@@ -15,7 +15,6 @@ from shoal import log
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.control.counter_report import counters_reported
-from shoal.control.death_watch import death_points, watched
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.server import DataService
@@ -23,6 +22,7 @@ from shoal.data_server.spec import DataServerSpec
 from shoal.events.base import Event, emit, tell
 from shoal.events.data import DatasetOpened
 from shoal.identity import Identity
+from shoal.pipeline.role_hooks import role_hooks
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import RoleReady, UserNotice
 from shoal.transport.dispatch import dispatch
@@ -84,7 +84,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(service.run)
-                group.start_soon(dispatch, endpoint, watched(death_points(start), (service,)))
+                group.start_soon(dispatch, endpoint, role_hooks(start).handlers((service,)))
                 control.tell(RoleReady())
         finally:
             service.close()

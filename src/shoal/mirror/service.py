@@ -19,7 +19,6 @@ from shoal.checkpoint.store import CheckpointStore
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.control.counter_report import client_hop, counters_reported
-from shoal.control.death_watch import death_points
 from shoal.control.join import join_swarm
 from shoal.control.records import MirrorRecord
 from shoal.control.role_endpoint import open_role_endpoint
@@ -32,9 +31,9 @@ from shoal.ids import PeerId
 from shoal.mirror.checkpoints import kept_of
 from shoal.mirror.mirror import Mirror
 from shoal.mirror.spec import MirrorSpec
+from shoal.pipeline.role_hooks import RoleHooks, role_hooks
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.runtime.launcher_messages import LEAVING_EVERY_S, RoleLeaving, RoleReady, UserNotice
 from shoal.transport.dispatch import dispatch
@@ -104,7 +103,7 @@ async def _serve(spec: MirrorSpec, control: RoleControl, begun: Callable[[Mirror
             membership=membership,
             clock=clock,
             on_held=announce,
-            store=_store(config, spec.run_id, authority, notice, death_points(spec)),
+            store=_store(config, spec.run_id, authority, notice, role_hooks(spec)),
             notice=notice,
         )
         begun(mirror)
@@ -117,12 +116,12 @@ async def _serve(spec: MirrorSpec, control: RoleControl, begun: Callable[[Mirror
 
 
 def _store(
-    config: Config, run_id: str, authority: PeerId, notice: Callable[[str], None], deaths: DeathPoints
+    config: Config, run_id: str, authority: PeerId, notice: Callable[[str], None], hooks: RoleHooks
 ) -> CheckpointStore | None:
     """Return where checkpoints go; None if that place cannot be used, which is no reason to mirror nothing."""
     try:
         check, policy = unsealer(run_id, authority), kept_of(config)
-        return CheckpointStore(config.checkpoint_location, run_id, check, policy, deaths.reached)
+        return CheckpointStore(config.checkpoint_location, run_id, check, policy, hooks.reached)
     except ShoalError as error:
         tell(logger, CheckpointFailed(0, str(error)), notice)
         return None

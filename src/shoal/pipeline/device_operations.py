@@ -1,33 +1,23 @@
-"""One operation of a step on the device: computed on its thread, timed, and made as long as an emulated device takes.
+"""One operation of a step on the device: computed on its thread, and timed.
 
 begin -> device thread -> Computed -> last -> the next operation may begin
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.clock import Clock
 from shoal.codec.raw import from_wire, to_wire
 from shoal.pipeline.device_meter import DeviceMeter
-from shoal.pipeline.device_pace import DevicePace
-from shoal.pipeline.schedule import parts_of
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.microbatch_cut import weight_of
 from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
 from shoal.wire.messages.step import Open
 from shoal.wire.tensors import WireTensor
-
-_POINTS: Mapping[OperationKind, tuple[str, ...]] = {
-    OperationKind.FORWARD: ("forward",),
-    OperationKind.BACKWARD: ("backward",),
-    OperationKind.LOSS: ("forward", "backward"),
-    OperationKind.COMMIT: ("commit",),
-}
-"""Where a replica can die: in any microbatch but a step's first, so that something of the step is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +30,13 @@ class Computed:
     took_s: float
 
 
-class DeviceOperations:
-    """Of one replica; called on its event loop."""
+class Operations(Protocol):
+    """What has a device compute; called on the replica's event loop."""
 
-    def __init__(
-        self,
-        compute: StageCompute,
-        device: DeviceThread,
-        meter: DeviceMeter,
-        clock: Clock,
-        pace: DevicePace | None,
-        deaths: DeathPoints | None = None,
-    ) -> None:
-        """Compute nothing yet.
-
-        Args:
-            meter: Is told how long each operation took.
-            pace: Of an emulated device; None: as fast as this device can.
-            deaths: Is told of each operation that is under way.
-        """
-        self._compute = compute
-        self._device = device
-        self._meter = meter
-        self._clock = clock
-        self._pace = pace
-        self._deaths = deaths
-        self._num_operations = 0
+    @property
+    def compute(self) -> StageCompute:
+        """What computes, on the device's thread."""
+        ...
 
     def begin(
         self, operation: Operation, inputs: list[WireTensor], request: Open | None, *, completes: bool
@@ -76,32 +47,38 @@ class DeviceOperations:
             request: What opened the step; None: it is not open any more.
             completes: Whether the step is summed up after it.
         """
-        targets = request.microbatch_targets if request is not None else ()
-        loss_scale = request.loss_scale if request is not None else 1.0
-        call = self._device.begin(self._timed, operation, inputs, targets, loss_scale, completes)
-        if self._deaths:
-            for point in _POINTS.get(operation.kind, ()) if operation.microbatch or request is None else ():
-                self._deaths.reached(point, operation.key.number)
-        return call
+        ...
 
     async def last(self, operation: Operation, computed: Computed, request: Open | None) -> None:
-        """Let a computed operation last as long as it should, and count its time."""
-        ended_s = computed.begun_s + computed.took_s
-        if self._pace is not None:
-            parts = parts_of(
-                operation.kind,
-                self._compute.schedule,
-                is_first=self._compute.module.is_first and not operation.is_head,
-                recomputes=self._compute.activation_checkpointing,
-            )
-            num_samples = request.microbatch_samples[operation.microbatch] if request is not None else 0
-            length_s = self._pace.length_s(parts, computed.took_s, self._num_operations, num_samples)
-            end_s = computed.begun_s + length_s
-            # The event loop's own time lags a little behind, so that it may wake up too early.
-            while (ended_s := self._clock.now_s()) < end_s:
-                await self._clock.sleep_s(end_s - ended_s)
-        self._num_operations += 1
-        self._meter.worked(operation.kind, ended_s - computed.begun_s)
+        """Return when the next operation may begin."""
+        ...
+
+
+class DeviceOperations:
+    """Of one replica."""
+
+    def __init__(self, compute: StageCompute, device: DeviceThread, meter: DeviceMeter, clock: Clock) -> None:
+        """Compute nothing yet.
+
+        Args:
+            meter: Is told how long each operation took.
+        """
+        self.compute = compute
+        self._device = device
+        self._meter = meter
+        self._clock = clock
+
+    def begin(
+        self, operation: Operation, inputs: list[WireTensor], request: Open | None, *, completes: bool
+    ) -> Awaitable[Computed]:
+        """Give an operation to the device."""
+        targets = request.microbatch_targets if request is not None else ()
+        loss_scale = request.loss_scale if request is not None else 1.0
+        return self._device.begin(self._timed, operation, inputs, targets, loss_scale, completes)
+
+    async def last(self, operation: Operation, computed: Computed, request: Open | None) -> None:
+        """Count the time of a computed operation; a device that computes here and now keeps nobody waiting."""
+        self._meter.worked(operation.kind, computed.took_s)
 
     # ---- on the device thread
 
@@ -114,8 +91,8 @@ class DeviceOperations:
         completes: bool,
     ) -> Computed:
         begun_s = self._clock.now_s()
-        tensor = operate(self._compute, operation, inputs, targets, loss_scale)
-        totals = self._compute.totals(operation.key) if completes else None
+        tensor = operate(self.compute, operation, inputs, targets, loss_scale)
+        totals = self.compute.totals(operation.key) if completes else None
         return Computed(tensor, totals, begun_s, self._clock.now_s() - begun_s)
 
 

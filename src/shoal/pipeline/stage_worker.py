@@ -24,14 +24,13 @@ from shoal.events.steps import StepCapLowered, StepDoesNotFit, StepFailed, StepT
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.pipeline.device_operations import DeviceOperations
-from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.out_of_memory import is_out_of_memory
 from shoal.pipeline.replica_log import ReplicaLog
+from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.pipeline.schedule import choose
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_evaluator import StageEvaluator
 from shoal.pipeline.tensor_check import payload_misfit
-from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.runtime.waking import Signal
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
@@ -126,9 +125,8 @@ class StageWorker:
         limits: StepLimits,
         events: MemoryObjectSendStream[CapLowered] | None = None,
         clock: Clock | None = None,
-        pace: DevicePace | None = None,
         replica_log: ReplicaLog | None = None,
-        deaths: DeathPoints | None = None,
+        hooks: RoleHooks = NO_HOOKS,
         boundary: Callable[[int, tuple[StepEntry, ...], tuple[StepsTrained, ...]], Awaitable[None]] | None = None,
         cuts: RoundCuts = RoundCuts(),
     ) -> None:
@@ -136,7 +134,6 @@ class StageWorker:
 
         Args:
             replica_log: Is told what changes the state of the device; None keeps no log.
-            deaths: Where a measurement lets the process die.
             boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
                 it returns.
         """
@@ -161,7 +158,7 @@ class StageWorker:
         )
         self._max_kept = limits.kept
         self._meter = DeviceMeter(endpoint.metrics, compute.stage, self._clock)
-        self._operations = DeviceOperations(compute, device, self._meter, self._clock, pace, deaths)
+        self._operations = hooks.operations(DeviceOperations(compute, device, self._meter, self._clock))
         self._evaluator = StageEvaluator(endpoint, compute)
         self._events = events
         self._payloads: dict[StepKey, dict[tuple[bool, type, int], Sequence[WireTensor]]] = {}

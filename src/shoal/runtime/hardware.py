@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +39,39 @@ def processor_name(root: Path = _ROOT) -> str:
 def usable_processors() -> set[int]:
     """Return the logical processors on which this process may run, by number."""
     return os.sched_getaffinity(0) if has(LinuxCall.AFFINITY) else set(range(os.cpu_count() or 1))
+
+
+def num_usable_cores(root: Path = _ROOT) -> int:
+    """Return how many loops can run at full speed at the same time in this process and its children.
+
+    The threads of one core count once, because they share it. A control group may allow less than there is (`docker run
+    --cpus`).
+
+    Args:
+        root: of the file system that holds /proc and /sys.
+    """
+    cores = {_siblings(root, cpu) for cpu in usable_processors()}
+    return max(1, min((len(cores), *_quotas(root))))
+
+
+def _siblings(root: Path, cpu: int) -> str:
+    """Return a name for the core that a logical processor is a thread of."""
+    try:
+        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quotas(root: Path) -> Iterator[int]:
+    """Yield the whole cores that control groups, of either version, allow at most."""
+    with suppress(OSError, ValueError):
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+        yield int(quota) // int(period)
+    group = root / "sys/fs/cgroup/cpu"
+    with suppress(OSError, ValueError):
+        quota_us = int((group / "cpu.cfs_quota_us").read_text())
+        if quota_us > 0:  # -1: no limit
+            yield quota_us // int((group / "cpu.cfs_period_us").read_text())
 
 
 def machine_type() -> dict[str, str]:

@@ -41,12 +41,11 @@ from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.merge import Merge
 from shoal.pipeline.configured_stage import Fill, configured_stage, tell_if_in_vain
-from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.host_memory import page_locked
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
+from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import CapLowered, RoundCuts, StageWorker, StepLimits
-from shoal.runtime.death_points import DeathPoints
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
 from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
@@ -124,8 +123,7 @@ async def build_replica(
     clock: Clock | None = None,
     transfer: TransferSettings | None = None,
     chunk_bytes: int = CHUNK_BYTES,
-    pace: DevicePace | None = None,
-    deaths: DeathPoints | None = None,
+    hooks: RoleHooks = NO_HOOKS,
     snapshot_key: bytes = b"",
     snapshot_room_bytes: int = UNKNOWN_ROOM_BYTES,
     fill: Fill | None = fill_start,
@@ -144,8 +142,6 @@ async def build_replica(
         max_open_steps: for which it has memory.
         transfer: as configured if None.
         chunk_bytes: of a state; the same on all servers.
-        pace: of an emulated device; None: as fast as this device can.
-        deaths: where a measurement lets the process die.
         snapshot_key: seals this peer's snapshots; the same in all its generations, and secret.
         snapshot_room_bytes: the most that is kept of other replicas' snapshots.
         fill: gives the stage what the run begins from; None: a record stands, and D_0 is of no use.
@@ -196,9 +192,8 @@ async def build_replica(
         num_stages=config.num_stages,
         limits=StepLimits(max_open_steps, max_microbatch_samples, config.model_pipeline.microbatches_in_flight),
         events=sender,
-        pace=pace,
         replica_log=log,
-        deaths=deaths,
+        hooks=hooks,
         boundary=None if owner is None else owner.boundary,
         cuts=RoundCuts(cuts, lambda round: member.cut(round)),
     )

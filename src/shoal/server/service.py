@@ -22,7 +22,6 @@ from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.control.assignment import StageChooser, require_fit
 from shoal.control.counter_report import client_hop, counters_reported
-from shoal.control.death_watch import death_points, watched
 from shoal.control.dial_back import dial_back_heard
 from shoal.control.join import join_swarm
 from shoal.control.records import MAX_INDEX, StageRecord
@@ -38,7 +37,7 @@ from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.model.registry import load_exact_family
 from shoal.pipeline.configured_stage import Fill
-from shoal.pipeline.device_pace import emulated_pace
+from shoal.pipeline.role_hooks import role_hooks
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
@@ -91,7 +90,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
     _require_few_parts(config)
     clock = SystemClock()
     identity = Identity(spec.identity_key)
-    deaths = death_points(spec)
+    hooks = role_hooks(spec)
     initialiser = device_initialiser(spec.device, spec.threads)
     async with (
         DeviceThread(initialiser, name="device") as device,
@@ -155,15 +154,14 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 max_microbatch_samples=cap,
                 max_open_steps=steps,
                 clock=clock,
-                pace=emulated_pace(config.emulation.call_s, config.emulation.sample_times_of(spec.index)),
-                deaths=deaths,
+                hooks=hooks,
                 snapshot_key=hmac.digest(spec.identity_key, b"shoal snapshot", "sha256"),
                 snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap, steps)[0]),
                 fill=fill,
             )
 
         def recorded(record: Record) -> None:
-            deaths.reached("swapped", record.round)
+            hooks.reached("swapped", record.round)
             work.recorded(record)
             if weights is not None:
                 weights.starts.withdraw()
@@ -212,7 +210,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(monitor.run)
             starts = () if weights is None else (weights.starts,)
-            handlers = watched(deaths, (*starts, leaving, monitor, listener, teller))
+            handlers = hooks.handlers((*starts, leaving, monitor, listener, teller))
             for peer in connected:
                 peer_up(peer)
             for handler in starts:

@@ -10,9 +10,9 @@ import msgspec
 from shoal import log
 from shoal.clock import SystemClock
 from shoal.control.counter_report import counters_reported
-from shoal.control.death_watch import death_points
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.identity import Identity
+from shoal.pipeline.role_hooks import role_hooks
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import RoleReady
 from shoal.trainer.spec import TrainerSpec
@@ -41,7 +41,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
             client=spec.client,
             data_server=spec.data_server,
             clock=clock,
-            deaths=death_points(spec),
+            hooks=role_hooks(spec),
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(trainer.run)

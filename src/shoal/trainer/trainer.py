@@ -9,11 +9,10 @@ import anyio
 
 from shoal.clock import Clock
 from shoal.config.schema import Config
-from shoal.control.death_watch import watched
 from shoal.data.feed import Feed
 from shoal.model.registry import is_wrapped
 from shoal.pipeline.driver import StepDriver
-from shoal.runtime.death_points import DeathPoints
+from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.trainer.loop import TrainerLoop
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
@@ -33,7 +32,7 @@ class Trainer:
         client: Hop,
         data_server: Hop,
         clock: Clock,
-        deaths: DeathPoints | None = None,
+        hooks: RoleHooks = NO_HOOKS,
     ) -> None:
         """Connect the parts.
 
@@ -41,9 +40,8 @@ class Trainer:
             endpoint: `run` takes its events.
             slot: the pipeline that is its home; also its number in step ids.
             generation: counts the starts of this slot's trainer in the run, from 1.
-            deaths: where the process is to die, for measurements.
         """
-        self._endpoint, self._deaths = endpoint, deaths
+        self._endpoint, self._hooks = endpoint, hooks
         pipeline = config.model_pipeline
         self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=slot, generation=generation, clock=clock)
         self._driver = StepDriver(
@@ -71,7 +69,7 @@ class Trainer:
     async def run(self) -> None:
         """Say hello to the client and train until cancelled."""
         async with anyio.create_task_group() as tasks:
-            handlers = watched(self._deaths, (self._driver, self._feed, self._loop))
+            handlers = self._hooks.handlers((self._driver, self._feed, self._loop))
             tasks.start_soon(dispatch, self._endpoint, handlers, self._driver.peer_found)
             tasks.start_soon(self._feed.run)
             tasks.start_soon(self._loop.run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 
-from shoal.bench.peers import PeerProcesses
+from shoal_lab.bench.peers import PeerProcesses
 
 if __name__ == "__main__":
     # What was started in the background by a shell ignores it.

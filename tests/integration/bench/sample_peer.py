@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.bench.peer import Calls, Seat
+from shoal_lab.bench.peer import Calls, Seat
 
 
 @contextmanager

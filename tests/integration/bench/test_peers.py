@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.integration.runtime.supervised import gone_within
 
-from shoal.bench.peers import PeerProcesses
 from shoal.errors import DeadlineExceeded, RemoteError
 from shoal.runtime.clean_interpreter import allocator_settings
+from shoal_lab.bench.peers import PeerProcesses
 
 pytestmark = pytest.mark.slow
 

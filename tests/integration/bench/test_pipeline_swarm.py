@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.bench.peers import PeerProcesses
+from shoal_lab.bench.peers import PeerProcesses
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ TINY = (
 
 
 def test_bursts_tell_what_their_steps_took_and_between_them_nothing_is_trained() -> None:
-    with PeerProcesses("shoal.bench.pipeline_swarm:main", 1, {"flags": TINY}, timeout_s=120.0) as peers:
+    with PeerProcesses("shoal_lab.bench.pipeline_swarm:main", 1, {"flags": TINY}, timeout_s=120.0) as peers:
         [first], [second] = peers.call("burst", 20), peers.call("burst", 20)
     for burst in (first, second):
         assert burst["num_steps"] >= 19

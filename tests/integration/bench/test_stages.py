@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.bench.stage_peer import PipelineSpec
-from shoal.bench.stages import PipelineUse, StageUse, open_pipeline, theory
-from shoal.pipeline.device_pace import DevicePace
 from shoal.swarm.step_operations import OperationKind
+from shoal_lab.bench.stage_peer import PipelineSpec
+from shoal_lab.bench.stages import PipelineUse, StageUse, open_pipeline, theory
+from shoal_lab.emulation.device_pace import DevicePace
 
 pytestmark = pytest.mark.slow
 

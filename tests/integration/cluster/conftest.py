@@ -18,7 +18,7 @@ from shoal.data.source import DataSet
 from shoal.data.text import text_dataset
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
-from shoal.testing import Cluster, ClusterResult
+from shoal_lab import Cluster, ClusterResult
 
 SEQ_LEN = 16
 

@@ -10,13 +10,13 @@ from shoal.control.records import RunRecord
 from shoal.errors import RoundAborted
 from shoal.swarm.records import GENERATIONS_APART
 from shoal.swarm.sample_ranges import merge
-from shoal.testing import Cluster, ClusterResult
-from shoal.testing.client_host import ClientHost
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.control import RunOver, StartRound, StepReport, TrainerDone
 from shoal.wire.messages.feed import Lease
 from shoal.wire.messages.round import Close, CommitRecord, Join, PrepareRecord, Propose, RecordPrepared, Staged, Swapped
 from shoal.wire.messages.step import Commit, Open, Prepared
+from shoal_lab import Cluster, ClusterResult
+from shoal_lab.client_host import ClientHost
 
 from .conftest import MakeCluster, make_config
 

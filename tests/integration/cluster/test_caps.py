@@ -9,10 +9,10 @@ from torch import Tensor
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.sample_ranges import count, merge
-from shoal.testing import ClusterResult
 from shoal.wire.messages import Message
 from shoal.wire.messages.round import CommitRecord
 from shoal.wire.messages.step import Forward, Open
+from shoal_lab import ClusterResult
 
 from .conftest import MakeCluster, make_config
 

@@ -9,12 +9,12 @@ import pytest
 from tests.covering import covering
 
 from shoal.errors import NoPipeline, RecordRejected
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone, TrainerHello
 from shoal.wire.messages.feed import Acknowledge, HoldoutInfo, Lease, PlanRound, RecordSamples
 from shoal.wire.messages.round import Close, CommitRecord, Join, PrepareRecord, Propose, RecordPrepared, Staged, Swapped
 from shoal.wire.messages.step import Commit, Fence, Fenced, Open, Prepared
+from shoal_lab import Cluster, ClusterResult
 
 from .conftest import MakeCluster, make_config, run_undisturbed
 from .test_faults import check_agreement

@@ -9,7 +9,6 @@ import pytest
 
 from shoal.errors import ControlError
 from shoal.ids import PeerId, StepKey
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import EvalReport, StartRound, StepReport, TrainerDone
 from shoal.wire.messages.feed import Acknowledge, BatchReady, Lease, NoteAttempt
@@ -26,6 +25,7 @@ from shoal.wire.messages.step import (
     Opened,
     Prepared,
 )
+from shoal_lab import Cluster, ClusterResult
 
 from .conftest import SEQ_LEN, MakeCluster, make_config, run_undisturbed
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from shoal.config import Config
-from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Loaded, Resumed, read_replica_log
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.snapshot import SnapshotKept
 from shoal.wire.messages.step import Forward
+from shoal_lab import Cluster, ClusterResult
+from shoal_lab.emulation.device_pace import DevicePace
 
 from .conftest import SEQ_LEN, MakeCluster, make_config, make_text, reproduces
 from .test_resuming import good, lost_with_a_checkpoint, resumed

@@ -16,9 +16,9 @@ from shoal.ids import StepKey
 from shoal.model.stage import StageModule
 from shoal.pipeline.configured_stage import configured_stage
 from shoal.swarm.sample_ranges import count
-from shoal.testing import Cluster, ClusterResult
-from shoal.testing.cluster import ClusterServer
 from shoal.wire.messages.round import Close
+from shoal_lab import Cluster, ClusterResult
+from shoal_lab.cluster import ClusterServer
 
 from .conftest import MakeCluster, make_config, run_undisturbed
 

@@ -14,10 +14,10 @@ import pytest
 from shoal.averaging.coordinator import RoundOutcome
 from shoal.ids import PeerId
 from shoal.swarm.view import NO_BASE
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.step import Forward, Open
 from shoal.wire.messages.transfer import Chunk
+from shoal_lab import Cluster, ClusterResult
 
 from .conftest import SEQ_LEN, MakeCluster, make_config
 

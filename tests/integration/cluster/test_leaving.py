@@ -9,11 +9,11 @@ import pytest
 
 import shoal
 from shoal.runtime.launcher_messages import LastOfStage, ServerMayLeave
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import Leave
 from shoal.wire.messages.round import Close, CommitRecord, PrepareRecord
 from shoal.wire.messages.step import Forward
 from shoal.wire.messages.transfer import Chunk
+from shoal_lab import Cluster, ClusterResult
 
 from .conftest import MakeCluster, make_config, run_noticed
 

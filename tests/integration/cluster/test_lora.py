@@ -20,9 +20,9 @@ from shoal.errors import WeightsMissing
 from shoal.ids import PeerId
 from shoal.inference.evaluation import held_out_loss
 from shoal.model.hf.described import with_hf_config
-from shoal.testing import Cluster
 from shoal.wire.messages.base import Traffic
 from shoal.wire.messages.control import StartRound
+from shoal_lab import Cluster
 
 from .conftest import SEQ_LEN, MakeCluster, make_text, reproduces
 from .test_joining import hold_up

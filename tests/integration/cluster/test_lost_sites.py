@@ -13,9 +13,9 @@ import pytest
 from shoal.config import Config
 from shoal.ids import PeerId
 from shoal.swarm.lease import LeaseTable
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.step import Committed
+from shoal_lab import Cluster, ClusterResult
 
 from .conftest import MakeCluster, make_config
 

@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from shoal.ids import PeerId
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.round import Join, PrepareRecord, RecordPrepared, Restore, Staged
 from shoal.wire.messages.step import Forward
+from shoal_lab import Cluster, ClusterResult
 
 from .conftest import MakeCluster, make_config, run_noticed
 

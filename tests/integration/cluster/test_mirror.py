@@ -12,9 +12,9 @@ from shoal.client import gathering, last_checkpoint
 from shoal.client.diary import RoundPlan
 from shoal.events.mirror import LastCheckpointLacks, MirrorsBehind
 from shoal.swarm.round_effects import Fetch
-from shoal.testing import Cluster
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.step import Forward
+from shoal_lab import Cluster
 
 from .conftest import MakeCluster, make_config, run_noticed, run_undisturbed
 from .test_lost_stage import STAGE_1, check, kill, later, restored

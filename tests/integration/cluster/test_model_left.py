@@ -29,10 +29,10 @@ from shoal.data.source import Source
 from shoal.errors import ConfigError, RecordRejected, StateMismatch
 from shoal.ids import PeerId
 from shoal.inference.evaluation import held_out_loss
-from shoal.testing import Cluster
 from shoal.wire.messages.round import RecordPrepared
 from shoal.wire.messages.step import Forward
 from shoal.wire.messages.transfer import Chunk
+from shoal_lab import Cluster
 
 from .conftest import MakeCluster, make_config, make_text
 

@@ -14,10 +14,10 @@ from shoal.averaging.state_sync import StateSync
 from shoal.ids import PeerId
 from shoal.server.replica import LocalReplica
 from shoal.swarm.move_orders import MoveOrders
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.round import Move, Moving
 from shoal.wire.messages.step import Commit
+from shoal_lab import Cluster, ClusterResult
 
 from .conftest import MakeCluster, make_config
 

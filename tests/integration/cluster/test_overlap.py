@@ -6,11 +6,11 @@ import pytest
 
 from shoal.averaging.member import RoundMember
 from shoal.config import Config
-from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Resumed, read_replica_log
-from shoal.testing import ClusterResult
 from shoal.wire.messages.snapshot import SnapshotKept
 from shoal.wire.messages.step import Forward
+from shoal_lab import ClusterResult
+from shoal_lab.emulation.device_pace import DevicePace
 
 from .conftest import SEQ_LEN, MakeCluster, make_config
 from .test_fragments import BATCH, VICTIM, check, killer, weights

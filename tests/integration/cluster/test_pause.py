@@ -10,11 +10,11 @@ from tests.alongside import alongside, until
 
 from shoal.client.client import Client
 from shoal.clock import SystemClock
-from shoal.testing import Cluster
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.feed import Acknowledge, Lease
 from shoal.wire.messages.round import Close
 from shoal.wire.messages.step import Open
+from shoal_lab import Cluster
 
 from .conftest import MakeCluster, make_config, run_undisturbed
 from .test_client_restart import CONFIG

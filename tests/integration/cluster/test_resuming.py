@@ -22,13 +22,13 @@ from shoal.client.resuming import KeptTotals, go_back
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.swarm.records import GENERATIONS_APART
-from shoal.testing import Cluster, ClusterResult
-from shoal.testing.cluster import RUN_ID
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.mirror import RunCounts
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Forward
 from shoal.wire.messages.transfer import Have
+from shoal_lab import Cluster, ClusterResult
+from shoal_lab.cluster import RUN_ID
 
 from .conftest import MakeCluster, make_config, make_text, run_noticed, run_undisturbed
 

@@ -14,8 +14,8 @@ from shoal.averaging.journal import read_records
 from shoal.errors import StorageError
 from shoal.runtime.role import leaves
 from shoal.swarm.records import names
-from shoal.testing import Cluster
 from shoal.wire.messages.round import CommitRecord, Propose, Swapped
+from shoal_lab import Cluster
 
 from .conftest import MakeCluster, make_config, make_text
 

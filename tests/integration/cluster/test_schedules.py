@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.pipeline.device_pace import DevicePace
 from shoal.wire.messages.step import Backward
+from shoal_lab.emulation.device_pace import DevicePace
 
 from .conftest import MakeCluster, make_config, run_undisturbed
 

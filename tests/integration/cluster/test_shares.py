@@ -11,14 +11,14 @@ import pytest
 
 from shoal.client import boundary
 from shoal.ids import PeerId
-from shoal.pipeline.device_pace import DevicePace
 from shoal.swarm.sample_ranges import count, merge
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages import Message
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.feed import PlanRound
 from shoal.wire.messages.round import Close
 from shoal.wire.messages.step import Open
+from shoal_lab import Cluster, ClusterResult
+from shoal_lab.emulation.device_pace import DevicePace
 
 from .conftest import SEQ_LEN, MakeCluster, make_config
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from shoal.config import Config
-from shoal.pipeline.device_pace import DevicePace
 from shoal.pipeline.replica_log import Applied, Line, Loaded, Resumed, read_replica_log
-from shoal.testing import Cluster, ClusterResult
 from shoal.wire.messages.snapshot import AskSnapshot, OfferSnapshot, SnapshotKept
 from shoal.wire.messages.step import Forward
+from shoal_lab import Cluster, ClusterResult
+from shoal_lab.emulation.device_pace import DevicePace
 
 from .conftest import SEQ_LEN, MakeCluster, make_config, make_text, reproduces
 

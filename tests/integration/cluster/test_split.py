@@ -9,14 +9,14 @@ import pytest
 
 from shoal.errors import RoundAborted
 from shoal.ids import PeerId
-from shoal.pipeline.device_pace import DevicePace
 from shoal.swarm.records import used_samples
 from shoal.swarm.sample_ranges import count, merge
-from shoal.testing import Cluster, ClusterResult
-from shoal.testing.client_host import ClientHost
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Close
 from shoal.wire.messages.step import Open
+from shoal_lab import Cluster, ClusterResult
+from shoal_lab.client_host import ClientHost
+from shoal_lab.emulation.device_pace import DevicePace
 
 from .conftest import MakeCluster, make_config
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.pipeline.device_pace import DevicePace
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
 from shoal.wire.messages.step import Open
+from shoal_lab.emulation.device_pace import DevicePace
 
 from .conftest import MakeCluster, make_text, reproduces, whole_folder
 from .test_split import CONFIG, HERE, THERE, Parted

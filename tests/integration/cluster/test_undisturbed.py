@@ -17,9 +17,9 @@ from shoal.config import Config
 from shoal.errors import ConfigError
 from shoal.replay.replay import replay
 from shoal.swarm.sample_ranges import count, merge
-from shoal.testing import ClusterResult
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
 from shoal.wire.messages.round import Close
+from shoal_lab import ClusterResult
 
 from .conftest import SEQ_LEN, MakeCluster, make_config, make_text, reproduces, run_undisturbed
 

@@ -14,8 +14,8 @@ from tests.integration.collective.ring_member import contribution
 from tests.linux_calls import needs
 from tests.reference.diloco import ring_sum
 
-from shoal.bench.peers import PeerProcesses
 from shoal.runtime.linux_calls import LinuxCall
+from shoal_lab.bench.peers import PeerProcesses
 
 pytestmark = needs(LinuxCall.MEMFD, "members share no memory")
 SCRIPT = Path(__file__).with_name("ring_member.py")
@@ -71,7 +71,7 @@ def usage(pid: int) -> tuple[int, int, int, int]:
 
 @pytest.mark.slow
 def test_a_thousand_rounds_take_no_more_memory_threads_or_files(tmp_path: Path) -> None:
-    with PeerProcesses("shoal.bench.ring_peer:main", 3, {"folder": str(tmp_path)}) as peers:
+    with PeerProcesses("shoal_lab.bench.ring_peer:main", 3, {"folder": str(tmp_path)}) as peers:
         peers.call("meet")
         for _ in range(50):
             peers.call("ours", 1_000_000, 10)

@@ -15,8 +15,8 @@ from tests.integration.cluster.conftest import make_config
 
 from shoal.config.dump import dump_config
 from shoal.identity import Identity
-from shoal.testing import Cluster
 from shoal.wire.messages.step import Commit, Forward
+from shoal_lab import Cluster
 
 CONFIG = make_config(
     run={"deterministic": False},

@@ -25,7 +25,7 @@ from shoal.replay.replay import replay
 from shoal.replay.run_files import read_run
 from shoal.replay.verdict import Verdict
 from shoal.runtime.frames import framed
-from shoal.testing import Cluster
+from shoal_lab import Cluster
 
 
 def without_time(verdict: Verdict) -> dict[str, Any]:

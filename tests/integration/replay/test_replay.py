@@ -19,11 +19,11 @@ from shoal.identity import Identity
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
 from shoal.swarm.records import record_hash
-from shoal.testing import Cluster
-from shoal.testing.client_host import AUTHORITY
-from shoal.testing.cluster import RUN_ID
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import Open, Prepared
+from shoal_lab import Cluster
+from shoal_lab.client_host import AUTHORITY
+from shoal_lab.cluster import RUN_ID
 
 
 def differing(folder: Path) -> Verdict:

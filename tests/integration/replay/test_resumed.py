@@ -16,8 +16,8 @@ from shoal.errors import ConfigError
 from shoal.replay.plan import plan_of
 from shoal.replay.replay import replay
 from shoal.replay.run_files import read_run
-from shoal.testing import Cluster
 from shoal.wire.messages.snapshot import SnapshotKept
+from shoal_lab import Cluster
 
 CONFIG = make_config(
     diloco={"inner_steps": 8, "outer_steps": 2, "snapshot_every_steps": 1},

@@ -13,12 +13,12 @@ from tests.integration.transport.samples import ALICE, BOB, CAROL, port_of
 from shoal.collective.group import Group
 from shoal.collective.inbox import GroupInbox
 from shoal.collective.vectors import Reduction, RingVector
-from shoal.testing.faults.link_grammar import parse_link
-from shoal.testing.faults.link_proxy import LinkProxy
 from shoal.transport.base import Received
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
 from shoal.wire.messages import Hop
+from shoal_lab.faults.link_grammar import parse_link
+from shoal_lab.faults.link_proxy import LinkProxy
 
 TAG = b"group"
 LINKS = ("50mbit,40ms,jitter=20ms,loss=1%,seed=1", "20mbit,10ms", "100mbit,100ms,loss=2%,seed=2")

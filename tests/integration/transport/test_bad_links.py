@@ -14,9 +14,6 @@ from tests.alongside import alongside
 from tests.integration.transport.samples import ALICE, BOB, KEY, MIB, RUN, port_of, step, take, tensor
 
 from shoal.errors import Offence
-from shoal.testing.faults.link import PERFECT, Direction, LinkConditions
-from shoal.testing.faults.link_grammar import parse_link
-from shoal.testing.faults.link_proxy import LinkProxy
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import TransportLimits
@@ -24,6 +21,9 @@ from shoal.transport.losses import Loss
 from shoal.transport.peers import StreamEndpoint
 from shoal.wire.messages import Hop, Traffic
 from shoal.wire.messages.step import Forward, Opened
+from shoal_lab.faults.link import PERFECT, Direction, LinkConditions
+from shoal_lab.faults.link_grammar import parse_link
+from shoal_lab.faults.link_proxy import LinkProxy
 
 BOTH = (Direction.OUTWARD, Direction.INWARD)
 

@@ -13,9 +13,9 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 from tests.alongside import alongside
 
-from shoal.testing.faults.link import Direction, Link, LinkConditions
-from shoal.testing.faults.link_grammar import parse_link
-from shoal.testing.faults.link_proxy import LinkProxy
+from shoal_lab.faults.link import Direction, Link, LinkConditions
+from shoal_lab.faults.link_grammar import parse_link
+from shoal_lab.faults.link_proxy import LinkProxy
 
 LINK = parse_link("80mbit,10ms,jitter=2ms,loss=1%")
 

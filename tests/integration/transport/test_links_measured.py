@@ -9,13 +9,13 @@ import anyio.lowlevel
 import pytest
 from tests.integration.transport.samples import ALICE, BOB, CAROL, port_of, step, take, tensor
 
-from shoal.testing.faults.link_grammar import parse_link
-from shoal.testing.faults.link_proxy import LinkProxy
 from shoal.transport.base import PeerUp, Received
 from shoal.transport.limits import TransportLimits
 from shoal.transport.link_meter import LinkEstimate
 from shoal.wire.messages import Hop
 from shoal.wire.messages.step import Forward, Opened
+from shoal_lab.faults.link_grammar import parse_link
+from shoal_lab.faults.link_proxy import LinkProxy
 
 MAX_MEASUREMENTS = 60
 """A machine that stalls makes a link slower than its conditions: then it is measured again."""

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from shoal.bench.case import BenchmarkOptions, Case
-from shoal.cli.benchmark import _chosen
 from shoal.errors import ConfigError
+from shoal_lab.bench.case import BenchmarkOptions, Case
+from shoal_lab.bench.command import _chosen
 
 CASES = [Case(name, "s", lambda: 1.0, None, larger_is_better=False) for name in ("small plain", "small tls", "large")]
 

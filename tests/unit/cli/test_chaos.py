@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import chaos as command
 from shoal.cli import main
 from shoal.cli.durations import parse_duration_s
 from shoal.errors import ConfigError, RunFailed
-from shoal.testing.chaos.session import RunOutcome
-from shoal.testing.launched import Launched
-from shoal.testing.observed import Swarm
-from shoal.testing.verdict import Evidence, Finding
+from shoal_lab.chaos import command
+from shoal_lab.chaos.session import RunOutcome
+from shoal_lab.launched import Launched
+from shoal_lab.observed import Swarm
+from shoal_lab.verdict import Evidence, Finding
 
 GOOD = (Finding("hashes", "8 states equal"), Finding("samples", "64 samples, duplicates 0, missing 0"))
 BAD = (*GOOD, Finding("chain", "chain of 3 records", ("record 2 is missing before record 3",)))

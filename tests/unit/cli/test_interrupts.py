@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
-from shoal.bench.case import BenchmarkOptions
-from shoal.cli import benchmark
 from shoal.cli.interrupts import Interrupts
+from shoal_lab.bench import command as benchmark
+from shoal_lab.bench.case import BenchmarkOptions
 
 
 def test_a_swallowed_ctrl_c_is_raised_again_at_the_next_check() -> None:

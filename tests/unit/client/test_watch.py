@@ -18,11 +18,11 @@ from shoal.events.losses import LossFound, ServerLost, TrainerLost
 from shoal.events.run import StepReported
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LostProcess
-from shoal.testing.registry import LocalRegistry
 from shoal.transport.base import PeerLost
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.control import Heartbeat
+from shoal_lab.registry import LocalRegistry
 
 FIRST, SECOND, OTHER = PeerId("first"), PeerId("second"), PeerId("other")
 """Servers: two of stage 0 and one of stage 1."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.namespaces import lan, why_impossible
 
-from shoal.runtime.hardware import machine_name, processor_name, usable_processors
+from shoal.runtime.hardware import machine_name, num_usable_cores, processor_name, usable_processors
 
 _IMPOSSIBLE = why_impossible()
 _SAY_NAME = "from shoal.runtime.hardware import machine_name; print(machine_name())"
@@ -73,3 +73,37 @@ def test_an_arm_processor_is_named_by_the_numbers_of_its_design(tmp_path: Path) 
 @pytest.mark.usefixtures("portable")
 def test_where_nobody_says_on_which_processors_a_process_may_run_it_may_on_all() -> None:
     assert usable_processors() == set(range(os.cpu_count() or 1))
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    return tmp_path
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_where_nothing_is_known_each_allowed_processor_is_a_core(root: Path) -> None:
+    assert num_usable_cores(root) == 4
+
+
+def test_threads_of_one_core_count_once(root: Path) -> None:
+    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        _write(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", siblings)
+    assert num_usable_cores(root) == 2
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("max 100000", 4), ("300000 100000", 3), ("50000 100000", 1)])
+def test_a_control_group_may_allow_less(root: Path, limit: str, cores: int) -> None:
+    _write(root / "sys/fs/cgroup/cpu.max", limit)
+    assert num_usable_cores(root) == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("-1", 4), ("200000", 2)])
+def test_a_control_group_of_version_1_may_allow_less(root: Path, quota: str, cores: int) -> None:
+    _write(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota)
+    _write(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
+    assert num_usable_cores(root) == cores

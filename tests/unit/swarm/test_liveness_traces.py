@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shoal.swarm.liveness import Activity, Liveness
-from shoal.testing.faults.link import LinkConditions
-from shoal.testing.faults.link_model import LinkModel
+from shoal_lab.faults.link import LinkConditions
+from shoal_lab.faults.link_model import LinkModel
 
 BEAT_S, DEADLINE_S, MAX_DEADLINE_S = 0.25, 2.0, 6.0
 END_S = 300.0

@@ -9,8 +9,6 @@ import pytest
 from tests.set_clock import SetClock
 
 from shoal.ids import PeerId
-from shoal.testing.faults.link import LinkConditions
-from shoal.testing.faults.link_model import LinkModel
 from shoal.transport.connection import Connection, ConnectionOwner
 from shoal.transport.limits import TransportLimits
 from shoal.transport.link_meter import (
@@ -22,6 +20,8 @@ from shoal.transport.link_meter import (
     LinkMeter,
 )
 from shoal.wire.tensors import empty_bytes
+from shoal_lab.faults.link import LinkConditions
+from shoal_lab.faults.link_model import LinkModel
 
 MBIT = 1e6 / 8
 MIB = 1 << 20

@@ -1,0 +1,78 @@
+"""The benchmark `codec`: a tensor into its form on the wire and back, in memory.
+
+Beside hivemind's own calls where it has a compression of as many bits; of its eight bits only the way there, since
+hivemind 1.1.12 cannot read them with numpy 2.4. The codecs that encode a whole vector are measured each way by itself,
+by what its one thread computes, beside a copy of the vector: what there is to gain is the distance to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from shoal_lab.bench.case import BenchmarkOptions, Case
+from shoal_lab.bench.peers import PeerProcesses
+
+_SIZE_BYTES = 4_000_000
+_REFERENCES = {"raw": "none", "fp16": "float16"}
+"""Our codecs, and the compression of hivemind that gives as many bits."""
+_FEEDBACK = 0.95
+_VECTOR_BYTES = 32_000_000
+"""More than caches hold, as the parameters of a stage are."""
+_DENSITIES = {"int8": (1.0,), "int4": (1.0,), "int4_e3m0": (1.0,), "2bit": (1.0,), "sparse": (1 / 16, 1 / 64)}
+"""The codecs that encode a whole vector, and how much of it they send."""
+
+
+@contextmanager
+def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, None]:
+    """Start the process that has all codecs; each case gives GB of float32 per second."""
+    with PeerProcesses("shoal_lab.bench.codec_peer:main", 1) as peers:
+
+        def rate(side: str, codec: str) -> float:
+            return _SIZE_BYTES / 1e9 / peers.call(side, codec, _SIZE_BYTES)[0]
+
+        def rate_of_int8(side: str, *args: object) -> float:
+            return _SIZE_BYTES / 1e9 / peers.call(side, *args, _SIZE_BYTES)[0]
+
+        def vector_rate(way: str, codec: str, density: float) -> float:
+            return _VECTOR_BYTES / 1e9 / peers.call(way, codec, _FEEDBACK, density, _VECTOR_BYTES)[0]
+
+        def memcpy_rate() -> float:
+            return _VECTOR_BYTES / 1e9 / peers.call("memcpy", _VECTOR_BYTES)[0]
+
+        both_ways = [
+            Case(
+                name=f"hivemind {theirs} 4 MB",
+                unit="GB/s",
+                ours=partial(rate, "ours", codec),
+                reference=partial(rate, "reference", theirs),
+                larger_is_better=True,
+            )
+            for codec, theirs in _REFERENCES.items()
+        ]
+        one_way = Case(
+            name="hivemind uniform_8bit, encode int8 4 MB",
+            unit="GB/s",
+            ours=partial(rate_of_int8, "encode", "int8", 0.0, 1.0),
+            reference=partial(rate_of_int8, "reference_encode", "uniform_8bit"),
+            larger_is_better=True,
+        )
+        each_way = [
+            Case(
+                name=f"memcpy {way} {label} 32 MB",
+                unit="GB/s",
+                ours=partial(vector_rate, way, codec, density),
+                reference=memcpy_rate,
+                larger_is_better=True,
+            )
+            for label, codec, density in _labelled()
+            for way in ("encode", "decode")
+        ]
+        yield [*both_ways, one_way, *each_way]
+
+
+def _labelled() -> Iterator[tuple[str, str, float]]:
+    for codec, densities in _DENSITIES.items():
+        for density in densities:
+            yield (codec if density == 1.0 else f"{codec} 1/{round(1 / density)}"), codec, density
