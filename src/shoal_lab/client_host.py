@@ -14,6 +14,7 @@ from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.client import Client, ClientRun
 from shoal.client.diary import Diary
 from shoal.client.gathering import Beginning
+from shoal.client.ledger import Ledger
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.records import ClientRecord, RunRecord
@@ -37,6 +38,14 @@ AUTHORITY = swarm_authority(bytes(32))
 """Of the swarm that all processes of a cluster are members of."""
 
 
+RUN_ID = RunId("cluster")
+
+
+def run_id_of(checkpoint: StoredCheckpoint | None) -> RunId:
+    """Return what a cluster's run is called, which keeps its name when it is resumed."""
+    return RUN_ID if checkpoint is None else RunId(checkpoint.manifest.run_id)
+
+
 class ClientHost:
     """One client's host; its processes can be killed one by one, or all at once with the host.
 
@@ -52,7 +61,6 @@ class ClientHost:
         *,
         number: int,
         config: Config,
-        run_id: RunId,
         log_dir: Path,
         dataset: DataSet,
         network: MemoryNetwork,
@@ -78,7 +86,7 @@ class ClientHost:
         self.is_lost = False
         self._number = number
         self._config = config
-        self._run_id = run_id
+        self._run_id = run_id_of(checkpoint)
         self._dataset = dataset
         self._network = network
         self._registry = registry
@@ -158,7 +166,6 @@ class ClientHost:
             monitor=self._monitor,
             diary=self.diary,
             beginning=Beginning(self._expected_servers() if is_first else 0, succeeds=not is_first),
-            age_s=self._age_s,
             checkpoint=None if self.diary.saved.resumed is None else self._checkpoint,
         )
         self.client = Client(
@@ -167,10 +174,11 @@ class ClientHost:
             endpoint=process.endpoint,
             membership=self._registry.watch(process.peer),
             launcher=self.launcher,
+            ledger=Ledger(self._clock, self.diary, age_s=self._age_s, log_dir=self.log_dir),
             clock=self._clock,
             on_turn=begin,
         )
-        if self.client.must_wait:
+        if not self.client.has_turn:
             registry.advertise(msgspec.structs.replace(record, waits=True))
         else:
             begin()

@@ -32,7 +32,7 @@ from shoal.data.catalog import open_source
 from shoal.data.feed import Feed
 from shoal.data.source import DataSet
 from shoal.errors import ConfigError
-from shoal.ids import PeerId, RunId
+from shoal.ids import PeerId
 from shoal.mirror.mirror import Mirror
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
@@ -46,7 +46,7 @@ from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
-from shoal_lab.client_host import AUTHORITY, ClientHost
+from shoal_lab.client_host import AUTHORITY, ClientHost, run_id_of
 from shoal_lab.emulation.device_pace import DevicePace
 from shoal_lab.emulation.hooks import EmulatedRole
 from shoal_lab.faults.messages import Faults
@@ -55,7 +55,6 @@ from shoal_lab.process import Process
 from shoal_lab.registry import LocalRegistry
 from shoal_lab.results import ClusterResult
 
-RUN_ID = RunId("cluster")
 MONITOR = PeerId("monitor")
 _TRANSFER_RETRY_S = 0.02
 """Rounds of tests are short; a real transfer has more patience."""
@@ -168,12 +167,12 @@ class Cluster:
         self._order = order
         self._dataset = dataset
         self._clock = clock or SystemClock()
-        self._chunk_bytes = chunk_bytes
+        self._transfer = TransferSettings(retry_s=_TRANSFER_RETRY_S, chunk_bytes=chunk_bytes)
         self._pinned = pinned
         self._caps = dict(caps or {})
         self._paces = dict(paces or {})
         self._checkpoint = checkpoint
-        self._run_id = RUN_ID if checkpoint is None else RunId(checkpoint.manifest.run_id)
+        self._run_id = run_id_of(checkpoint)
         self._num_started = 0
         self.said: list[tuple[PeerId, LastOfStage | ServerMayLeave]] = []
         self._faults = Faults()
@@ -321,7 +320,6 @@ class Cluster:
         host = ClientHost(
             number=number,
             config=self._config,
-            run_id=self._run_id,
             log_dir=log_dir,
             dataset=self._opened,
             network=self.network,
@@ -358,8 +356,7 @@ class Cluster:
             membership=self.registry.watch(process.peer),
             clock=self._clock,
             store=store,
-            chunk_bytes=self._chunk_bytes,
-            transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
+            transfer=self._transfer,
         )
 
         async def serve() -> None:
@@ -397,8 +394,7 @@ class Cluster:
                 log_dir=self._log_dir,
                 max_microbatch_samples=cap,
                 clock=self._clock,
-                transfer=TransferSettings(retry_s=_TRANSFER_RETRY_S),
-                chunk_bytes=self._chunk_bytes,
+                transfer=self._transfer,
                 hooks=EmulatedRole(self._clock, pace=self._paces.get(number)),
             )
 

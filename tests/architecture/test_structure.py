@@ -160,6 +160,32 @@ def test_broad_excepts_are_rare() -> None:
     assert broad <= 1 + lines // 2000
 
 
+# ---- what a reader has to hold in mind at once ----------------------------------------------------------------------
+
+MOST_PARAMETERS = 12
+MOST_CALLBACKS = 8
+
+
+def test_no_constructor_has_more_parameters_than_a_reader_can_hold() -> None:
+    found: list[str] = []
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                number = len((*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)) - 1
+                found += [f"{name}:{node.lineno} has {number}"] * (number > MOST_PARAMETERS)
+    assert found == []
+
+
+def test_few_of_the_client_s_parts_call_each_other_back() -> None:
+    found: list[str] = []
+    for name, tree in trees().items():
+        if name.startswith("src/shoal/client/"):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.arg) and node.annotation and "Callable[" in ast.unparse(node.annotation):
+                    found.append(f"{name}:{node.lineno} {node.arg}")
+    assert len(found) <= MOST_CALLBACKS, found
+
+
 # ---- the tree of exceptions ----------------------------------------------------------------------------------------
 
 

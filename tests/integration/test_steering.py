@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import anyio
 import pytest
@@ -74,10 +74,10 @@ class Host:
         async with open_unix_endpoint(
             peer_id=self.identity.peer_id, run_id=RunId(self.note.run_id), role="client", path=self.path
         ) as endpoint:
-            data = SimpleNamespace(pause=self.pause)
-            pausing = Pausing(self.ledger, data, self.show)  # type: ignore[arg-type]
-            parts = endpoint, self.ledger, pausing, self.checkpointing
-            steering = Steering(*parts, has_turn=lambda: self.has_turn, stop=self.stop)
+            stand_in: Any = SimpleNamespace
+            pausing = Pausing(self.ledger, stand_in(pause=self.pause), stand_in(tell_swarm=self.show))
+            succession: Any = self
+            steering = Steering(endpoint, self.ledger, pausing, self.checkpointing, succession, stop=self.stop)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(dispatch, endpoint, (steering,))
                 yield

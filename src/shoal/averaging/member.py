@@ -141,7 +141,6 @@ class RoundMember:
         genesis: The hash that stands for D_0, whose state the replica holds.
         events: Is told of each swap, and when the replica is left out; must never be full.
         source: Has the newest state when the replica does not hold it, and is told of what it holds.
-        is_behind: The replica has reason to believe that the run is further than D_0.
         ring: The same on all replicas.
         links: What is known of the links to others of the stage; the coordinator orders the ring by it.
         ahead: Where replicas are cut before a round is closed, they get each other's payloads by it.
@@ -159,7 +158,6 @@ class RoundMember:
         device: Device,
         source: StateSource,
         events: MemoryObjectSendStream[RoundEvent] | None = None,
-        is_behind: bool = False,
         ring: RingSettings = DEFAULT_RING,
         links: Callable[[], Sequence[LinkReport]] = tuple,
         ahead: PayloadsAhead | None = None,
@@ -173,7 +171,9 @@ class RoundMember:
         self._links = links
         self._ring = RoundAverage(endpoint, stage, state, device, ring, self.peer_lost, ahead)
         self._ahead = ahead
-        self._machine = RoundMemberMachine(endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, is_behind)
+        self._machine = RoundMemberMachine(
+            endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, source.is_behind
+        )
         self._source = source
         self._jobs: deque[_Job] = deque()
         self._has_jobs = Signal()

@@ -22,6 +22,7 @@ class StateSource:
     Args:
         snapshots: None: the run makes none.
         inner: None: what the inner optimizer knows is kept by nobody.
+        is_behind: The replica has reason to believe that the run is further than D_0, whose state it has.
     """
 
     def __init__(
@@ -30,9 +31,12 @@ class StateSource:
         donor: StateDonor,
         snapshots: SnapshotExchange | None = None,
         inner: InnerExchange | None = None,
+        *,
+        is_behind: bool = False,
     ) -> None:
         self.sync = sync
         self.donor = donor
+        self.is_behind = is_behind
         self._snapshots = snapshots
         self._inner = inner
 

@@ -7,7 +7,7 @@ membership -> RoundLoop -> RoundCoordinator, trainers, data server
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,9 @@ from shoal.client.checkpoint_counts import CheckpointCounts
 from shoal.client.checkpointing import Checkpointing
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
-from shoal.client.diary import Diary, RoundPlan, Saved
+from shoal.client.diary import Diary
 from shoal.client.divergence import Divergence
-from shoal.client.gathering import Beginning, Gathering, look_for_servers
+from shoal.client.gathering import Beginning, Gathering
 from shoal.client.homes import Homes
 from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
@@ -44,12 +44,12 @@ from shoal.client.round_ending import RoundEnding
 from shoal.client.round_training import RoundTraining
 from shoal.client.rounds import RoundLoop
 from shoal.client.run_status import StatusAnswers
+from shoal.client.saving import Saving
 from shoal.client.stage_watch import StageWatch
 from shoal.client.standstill import Standstill
 from shoal.client.steering import Steering
 from shoal.client.succession import Succession
 from shoal.client.summary import build_summary, costs_of
-from shoal.client.swarm_numbers import swarm_numbers
 from shoal.client.trainers import TrainerPool
 from shoal.client.troubles import Troubles
 from shoal.client.watch import Watch
@@ -66,14 +66,12 @@ from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, Adoption, Launcher
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
-from shoal.swarm.resumption import still_resumes
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import Heartbeat
 
 TRAINER_START_TIMEOUT_S = 20.0
 
@@ -87,7 +85,6 @@ class ClientRun:
         data_server: of this host; it runs already.
         diary: what an earlier start of this client has left, and where this one writes.
         checkpoint: from which the run is resumed, as the diary says.
-        age_s: returns the seconds since the run was launched.
     """
 
     config: Config
@@ -97,7 +94,6 @@ class ClientRun:
     monitor: Hop
     diary: Diary
     beginning: Beginning
-    age_s: Callable[[], float]
     checkpoint: StoredCheckpoint | None = None
 
 
@@ -118,8 +114,8 @@ class Client:
         endpoint: Endpoint,
         membership: Membership,
         launcher: Launcher,
+        ledger: Ledger,
         clock: Clock,
-        notice: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
         unwanted: Callable[[], None] | None = None,
         hooks: RoleHooks = NO_HOOKS,
@@ -129,7 +125,6 @@ class Client:
         Args:
             signer: signs the records; of the same peer as `endpoint`.
             endpoint: `run` takes its events.
-            notice: tells the user something that stays on the screen.
             on_turn: called when this client takes the run over.
             unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
 
@@ -137,43 +132,20 @@ class Client:
             StorageError: the run's `log_dir` cannot be written.
         """
         config, run_id, log_dir, diary = run.config, run.run_id, run.log_dir, run.diary
-        data_server, monitor, checkpoint = run.data_server, run.monitor, run.checkpoint
+        saved, checkpoint, num_stages = diary.saved, run.checkpoint, config.num_stages
         self._config, self._run_id, self._log_dir = config, run_id, log_dir
         self._endpoint, self._membership = endpoint, membership
         self._diary, self._launcher, self._clock = diary, launcher, clock
-        saved = diary.saved
-        self.ledger = Ledger(clock, diary, age_s=run.age_s, log_dir=log_dir, show=notice)
+        self.ledger = ledger
         self._feed = Feed(
-            endpoint=endpoint, data_server=data_server, trainer=-1, generation=diary.generation, clock=clock
+            endpoint=endpoint, data_server=run.data_server, trainer=-1, generation=diary.generation, clock=clock
         )
         self._beginning, self._on_turn, self._hooks = run.beginning, on_turn, hooks
-        self._succession = Succession(
-            run_id=run_id,
-            endpoint=endpoint,
-            membership=membership,
-            clock=clock,
-            leads=lambda: self._coordinator.leads,
-            ledger=self.ledger,
-        )
         self.slots = TrainerSlots(
             start_timeout_s=TRAINER_START_TIMEOUT_S, above=GENERATIONS_APART if run.beginning.succeeds else 0
         )
-        self._troubles = Troubles(self.ledger, membership, config.network.shown_host_name, clock)
-        self._watch = Watch(
-            membership=membership,
-            trainers=self.slots,
-            ledger=self.ledger,
-            clock=clock,
-            name_of=self._name_of,
-            slots_of_replica=lambda peer: self.rounds.slots_of(peer),
-            is_moving=lambda peer: self._reassignment.is_moving(peer),
-            dial=lambda peer: endpoint.post(peer, Heartbeat()),
-            ask=lambda peer: self.counters.ask_again(peer),
-            host=config.network.shown_host_name,
-        )
+        self._troubles = Troubles(ledger, membership, config.network.shown_host_name, clock)
         shared = shared_configuration(config)
-        self._has_turn = not self.must_wait
-        self.teller = RunTeller(endpoint, shared, lambda: endpoint.peer_id if self._has_turn else None)
         self._coordinator = RoundCoordinator(
             endpoint=endpoint,
             signer=signer,
@@ -181,7 +153,7 @@ class Client:
             generation=secrets.randbits(31),
             settings=RoundSettings(
                 run_id=run_id,
-                num_stages=config.num_stages,
+                num_stages=num_stages,
                 genesis=genesis_hash(run_id, config.run.seed, shared, signer.authority),
                 stage_timeout_s=config.diloco.averaging_timeout_s,
                 lost_state_after_s=config.health.lost_state_after_s,
@@ -195,36 +167,67 @@ class Client:
             known=saved.resumed,
             on_event=self._round_event,
         )
-        self.reports = Reports(
+        self._succession = Succession(
+            run_id=run_id,
             endpoint=endpoint,
-            monitor=monitor,
-            trainers=self.slots,
-            swarm_numbers=self._swarm_numbers,
-            on_stuck=lambda _: self._homes.tell_trainers(),
-            divergence=Divergence(config.diloco),
+            membership=membership,
             clock=clock,
-            ledger=self.ledger,
+            coordinator=self._coordinator,
+            ledger=ledger,
+            diary=diary,
+            succeeds=run.beginning.succeeds,
         )
-        self.ledger.pass_on = self.reports.pass_on_event
-        self.counters = CounterTotals(
-            endpoint, clock, self.ledger, reports=self.reports, membership=membership, troubles=self._troubles
-        )
+        self.teller = RunTeller(endpoint, shared, lambda: endpoint.peer_id if self.has_turn else None)
         self._reassignment = Reassignment(
             endpoint=endpoint,
             coordinator=self._coordinator,
             membership=membership,
             clock=clock,
-            num_stages=config.num_stages,
-            ledger=self.ledger,
+            num_stages=num_stages,
+            ledger=ledger,
+        )
+        self._homes = Homes(
+            num_stages=num_stages,
+            endpoint=endpoint,
+            coordinator=self._coordinator,
+            membership=membership,
+            trainers=self.slots,
+            reassignment=self._reassignment,
+            left=() if saved.plan is None else saved.plan.pipelines,
+        )
+        self._watch = Watch(
+            endpoint=endpoint,
+            membership=membership,
+            trainers=self.slots,
+            homes=self._homes,
+            reassignment=self._reassignment,
+            data_server=run.data_server.peer,
+            ledger=ledger,
+            clock=clock,
+            host=config.network.shown_host_name,
+        )
+        self.reports = Reports(
+            endpoint=endpoint,
+            monitor=run.monitor,
+            trainers=self.slots,
+            homes=self._homes,
+            membership=membership,
+            num_stages=num_stages,
+            divergence=Divergence(config.diloco),
+            clock=clock,
+            ledger=ledger,
+        )
+        ledger.pass_on = self.reports.pass_on_event
+        self.counters = CounterTotals(
+            endpoint, clock, ledger, reports=self.reports, membership=membership, troubles=self._troubles
         )
         self._data = DataLink(
             endpoint=endpoint,
-            data_server=data_server,
+            data_server=run.data_server,
             clock=clock,
-            ledger=self.ledger,
+            ledger=ledger,
             trainers=self.slots,
             launcher=launcher,
-            watch=self._watch,
         )
         self._trainers = TrainerPool(
             slots=self.slots,
@@ -233,55 +236,55 @@ class Client:
             membership=membership,
             data=self._data,
             reports=self.reports,
-            ledger=self.ledger,
+            ledger=ledger,
             clock=clock,
         )
-        self._stages = StageWatch(self.ledger, is_resumed=saved.plan is None and saved.resumed is not None)
-        self._pausing = Pausing(self.ledger, self._data, lambda: self.reports.post(self._swarm_numbers()))
+        self._stages = StageWatch(ledger, is_resumed=saved.plan is None and saved.resumed is not None)
+        self._pausing = Pausing(ledger, self._data, self.reports)
         self._contents = Contents(endpoint, clock)
         self._fetch = StageFetch(self._contents, membership)
-        kept = self._contents, self._coordinator, self._fetch, self.ledger, checkpoint, self._watch.leaves
-        self._keeping = Keeping(config, *kept)
-        self._inheritance = Inheritance(self._contents, self.ledger, checkpoint)
+        self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, ledger, self._watch, checkpoint)
+        self._inheritance = Inheritance(self._contents, ledger, checkpoint)
         self._checkpointing = Checkpointing(config, clock, membership)
-        self._counts = CheckpointCounts(endpoint, membership, self._coordinator, self.ledger, log_dir)
-        self._last_checkpoint = LastCheckpoint(
-            endpoint, membership, self._coordinator, self.ledger, partial(self._counts.standing, is_last=True)
-        )
-        self._homes = Homes(
-            num_stages=config.num_stages,
-            endpoint=endpoint,
+        counts = CheckpointCounts(endpoint, membership, self._coordinator, ledger, log_dir)
+        self._last_checkpoint = LastCheckpoint(endpoint, membership, self._coordinator, ledger, counts)
+        saving = Saving(
+            run_id=run_id,
+            diary=diary,
+            ledger=ledger,
             coordinator=self._coordinator,
             membership=membership,
-            trainers=self.slots,
-            reassignment=self._reassignment,
-        )
-        self._training = RoundTraining(
-            config=config,
-            coordinator=self._coordinator,
-            ledger=self.ledger,
-            slots=self.slots,
-            trainers=self._trainers,
-            reports=self.reports,
             data=self._data,
-            homes=self._homes,
-            inheritance=self._inheritance,
-            boundary=BoundaryWatch(config, self.ledger, self.reports, self._stages, self._pausing),
-            saved=saved,
-            save=self._save,
+            counters=self.counters,
+            counts=counts,
         )
         self.rounds: RoundLoop = RoundLoop(
             config=config,
             coordinator=self._coordinator,
-            ledger=self.ledger,
+            ledger=ledger,
             homes=self._homes,
-            gathering=Gathering(config, membership, self._coordinator, self._reassignment, self.ledger, run.beginning),
-            training=self._training,
+            gathering=Gathering(
+                config, membership, self._coordinator, self._reassignment, ledger, self._stages, run.beginning
+            ),
+            training=RoundTraining(
+                config=config,
+                coordinator=self._coordinator,
+                ledger=ledger,
+                slots=self.slots,
+                trainers=self._trainers,
+                reports=self.reports,
+                data=self._data,
+                homes=self._homes,
+                inheritance=self._inheritance,
+                boundary=BoundaryWatch(config, ledger, self.reports, self._stages, self._pausing),
+                saved=saved,
+                saving=saving,
+            ),
             ending=RoundEnding(
                 config=config,
                 log_dir=log_dir,
                 coordinator=self._coordinator,
-                ledger=self.ledger,
+                ledger=ledger,
                 slots=self.slots,
                 reports=self.reports,
                 data=self._data,
@@ -292,24 +295,19 @@ class Client:
                 checkpointing=self._checkpointing,
             ),
             left=saved.plan,
-            save=self._save,
-            beside=(
-                self._homes.follow_view,
-                self._trainers.run,
-                partial(self._reassignment.run, self._homes.tell_trainers),
-                partial(look_for_servers, membership, self._stages),
-            ),
+            saving=saving,
+            beside=(self._trainers, self._reassignment),
         )
         self._until_stopped = anyio.CancelScope()
         self._steering = Steering(
             endpoint,
-            self.ledger,
+            ledger,
             self._pausing,
             self._checkpointing,
-            has_turn=lambda: self._has_turn,
+            self._succession,
             stop=self.stop if unwanted is None else unwanted,
         )
-        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping, clock, self.ledger)
+        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping, clock, ledger)
         if diary.is_resumed:
             self._resume()
         else:
@@ -318,14 +316,13 @@ class Client:
 
     @property
     def ends_run(self) -> bool:
-        """Whether its end is that of the run, which is so with the client that has begun it or leads it."""
-        return not self._beginning.succeeds or self._coordinator.leads or self._diary.saved.is_finished
+        """Whether its end is that of the run."""
+        return self._succession.ends_run
 
     @property
-    def must_wait(self) -> bool:
-        """Whether it has to be its turn first: neither it nor an earlier start of it has trained a round."""
-        saved = self._diary.saved
-        return self._beginning.succeeds and saved.plan is None and not saved.is_finished
+    def has_turn(self) -> bool:
+        """Whether it has the run, and does not wait until a client of another host is gone."""
+        return self._succession.has_turn
 
     async def run(self) -> None:
         """Train all rounds, of another host's run when it is this client's turn; in any case leave the model then.
@@ -346,15 +343,15 @@ class Client:
         if self._diary.is_resumed and not self._diary.saved.is_finished:
             self._adopt(await self._launcher.request(Adopt()))
         async with anyio.create_task_group() as tasks:
-            parts = (self._watch, self._trainers, self.reports, self._coordinator, self._reassignment)
+            parts = (self._trainers, self.reports, self._coordinator, self._reassignment)
             transfers = (self._fetch, self._contents, self._keeping, self._inheritance, self._last_checkpoint)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
             seen = (self._membership, self.reports, self._stages, self._pausing, self.slots, self.counters.numbers)
             answers = StatusAnswers(self._endpoint, self._config, *seen, self.ledger.course, self._clock)
             handlers = self._hooks.handlers((*parts, *asked, answers))
-            tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.connection_ended)
+            tasks.start_soon(dispatch, self._endpoint, handlers, self._found, self._watch.lost)
             tasks.start_soon(self._contents.run)
-            async with self.model.left_at_the_end(lambda: self.ends_run, self._last_checkpoint.left):
+            async with self.model.left_at_the_end(self._succession, self._last_checkpoint):
                 with self._until_stopped:
                     await self._train()
             tasks.cancel_scope.cancel()
@@ -366,18 +363,17 @@ class Client:
             for part in (self._coordinator, self._stages, self._data, self._feed, self._keeping):
                 tasks.start_soon(part.run)
             tasks.start_soon(self._coordinator.deposed)
-            tasks.start_soon(self._watch.run, self._coordinator.changed, lambda: self._coordinator.holders or {})
-            if self.must_wait:
+            tasks.start_soon(self._watch.run, self._coordinator)
+            if not self.has_turn:
                 if not await self._succession.turn():
                     tasks.cancel_scope.cancel()
                     return
-                self._has_turn = True
                 self._on_turn()
             tasks.start_soon(self._troubles.follow_clocks)
             if not self._beginning.patient:
                 tasks.start_soon(Standstill(self.reports, self.ledger).run)
             tasks.start_soon(self.counters.run)  # not before: its monitor would write into the W&B run of who trains
-            tasks.start_soon(self.reports.follow, self._membership.changed)
+            tasks.start_soon(self.reports.follow)
             if not self.ledger.totals.num_train:
                 sizes = await self._feed.hello()
                 self.ledger.note(DataSized(sizes.num_train, sizes.num_holdout))
@@ -419,33 +415,10 @@ class Client:
             paused_s=totals.time.all_pauses_s(self.ledger.now_s()),
             audit=found,
             costs=costs,
-            name_of=self._name_of,
+            view=self._membership.view,
             model=self.model.left,
             exit_reason=exit_reason,
         )
-
-    def _name_of(self, peer: PeerId) -> str:
-        return self._membership.view.name_of(peer)
-
-    def _save(self, plan: RoundPlan | None) -> None:
-        """Put down how things stand at the beginning of a round, or (None) at the end of the run."""
-        self.counters.settle()
-        saved = Saved(
-            run_id=self._run_id,
-            totals=self.ledger.totals,
-            generation=self._diary.generation,
-            ballot_number=self._coordinator.ballot.number,
-            plan=plan,
-            is_finished=plan is None,
-            recorded=self._data.recorded,
-            servers=self._membership.servers,
-            base=self._training.base,
-            chain=self._data.chain,
-            resumed=still_resumes(self._diary.saved.resumed, self._training.base),
-        )
-        self._diary.save(saved)
-        if plan is not None and plan.round > 1:
-            self._counts.tell_mirrors()
 
     def _resume(self) -> None:
         """Go on where an earlier start was; the ledger has its totals."""
@@ -469,12 +442,3 @@ class Client:
             self.slots.begin_above(resumed.record.generations, GENERATIONS_APART)
         slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
         self._watch.processes_ended(adoption.lost, slots)
-
-    def _swarm_numbers(self) -> Mapping[str, float]:
-        return swarm_numbers(
-            self._membership.view,
-            self._config.num_stages,
-            len(self._homes.pipelines),
-            len(self.slots.present),
-            is_paused=self._pausing.is_paused,
-        )

@@ -35,6 +35,11 @@ _ASKED: Final = 1
 _ASKED_AGAIN: Final = 2
 
 
+def ask_again(endpoint: Endpoint, peer: PeerId) -> None:
+    """Have a peer report now, and not only when it is due."""
+    endpoint.post(peer, AskCounters(_ASKED_AGAIN))
+
+
 class CounterTotals:
     """Gathers what peers have counted. A `transport.dispatch.Handler`.
 
@@ -108,10 +113,6 @@ class CounterTotals:
         if message.number == _ASKED:
             self._answered(peer)
         return True
-
-    def ask_again(self, peer: PeerId) -> None:
-        """Have a peer report now, and not only when it is due."""
-        self._endpoint.post(peer, AskCounters(_ASKED_AGAIN))
 
     def _take(self, before: RoleCounted, report: MetricReport) -> None:
         self.numbers.take(before.peer, report, self._clock.now_s())

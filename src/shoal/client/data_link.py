@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import anyio
 
 from shoal.client.ledger import Ledger
-from shoal.client.watch import Watch
 from shoal.clock import Backoff, Clock
 from shoal.errors import RemoteProtocolError
 from shoal.events.losses import DataServerBack
@@ -61,7 +60,6 @@ class DataLink:
         ledger: Ledger,
         trainers: TrainerSlots,
         launcher: Launcher,
-        watch: Watch,
     ) -> None:
         """Remember where the data server is.
 
@@ -69,7 +67,6 @@ class DataLink:
             data_server: of the same host as the client.
             trainers: those that are there now may lease.
             launcher: starts a data server again that hangs but is not dead.
-            watch: notes that it is lost.
         """
         self._endpoint = endpoint
         self._server = data_server.peer
@@ -77,7 +74,6 @@ class DataLink:
         self._ledger = ledger
         self._trainers = trainers
         self._launcher = launcher
-        self._watch = watch
         self._plan: _OrderedRound | None = None
         self._recorded: Ranges = ()
         self._base_round = 0
@@ -114,10 +110,7 @@ class DataLink:
         """If it was the data server, it is dialled again; see `run`."""
         if peer != self._server:
             return
-        if self._is_up:
-            self._is_up = False
-            self._watch.data_server_lost(peer)
-        self._is_told = False
+        self._is_up = self._is_told = False
         self._lost.notify()
         self._changed.notify()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -49,6 +49,7 @@ class Gathering:
         coordinator: RoundCoordinator,
         reassignment: Reassignment,
         ledger: Ledger,
+        stages: StageWatch,
         beginning: Beginning,
     ) -> None:
         """Wait for nobody yet."""
@@ -57,7 +58,15 @@ class Gathering:
         self._coordinator = coordinator
         self._reassignment = reassignment
         self._ledger = ledger
+        self._stages = stages
         self._beginning = beginning
+
+    async def run(self) -> None:
+        """Have the registry asked often while a stage waits for servers, until cancelled."""
+        while True:
+            await self._stages.incomplete()
+            with self._membership.eager():
+                await self._stages.complete()
 
     async def led(self, left: RoundPlan | None, base: str) -> tuple[Leading, bool]:
         """Wait for servers, lead them, and have each serve its stage.
@@ -76,9 +85,7 @@ class Gathering:
         """
         config, membership, coordinator, begins = self._config, self._membership, self._coordinator, self._beginning
         expected = begins.expected_servers if left is None else 0
-        await wait_for_servers(
-            membership, config, self._ledger, expected, patient=begins.patient, on_gap=coordinator.stand
-        )
+        await wait_for_servers(membership, config, self._ledger, coordinator, expected, patient=begins.patient)
         if not expected and left is None:
             await settled(membership)
         leading = await lead(coordinator, membership, config, patient=begins.patient)
@@ -90,14 +97,20 @@ class Gathering:
 
 
 async def wait_for_servers(
-    membership: Membership, config: Config, ledger: Ledger, expected: int, *, patient: bool, on_gap: Callable[[], None]
+    membership: Membership,
+    config: Config,
+    ledger: Ledger,
+    coordinator: RoundCoordinator,
+    expected: int,
+    *,
+    patient: bool,
 ) -> None:
     """Wait for the servers that were started with this client; go on with fewer if some do not come.
 
     Args:
+        coordinator: takes the lead early if enough servers have come, but a stage has none.
         expected: how many servers there will be; 0: unknown, so wait for one complete pipeline.
         patient: wait without a limit.
-        on_gap: called once if enough servers have come, but a stage has none.
 
     Raises:
         NoPipeline: a stage has no replica, and none came in time.
@@ -105,7 +118,7 @@ async def wait_for_servers(
     stages = config.num_stages
     with anyio.move_on_after(None if patient else config.servers_timeout_s):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_look_for_gap, membership, stages, ledger, on_gap)
+            tasks.start_soon(_look_for_gap, membership, stages, ledger, coordinator)
             await membership.wait_for(
                 lambda view: len(view.replicas) >= expected and view.max_pipelines(stages) > 0,
             )
@@ -116,7 +129,7 @@ async def wait_for_servers(
     ledger.note(ServersFewer(expected, len(membership.view.replicas)))
 
 
-async def _look_for_gap(membership: Membership, num_stages: int, ledger: Ledger, on_gap: Callable[[], None]) -> None:
+async def _look_for_gap(membership: Membership, num_stages: int, ledger: Ledger, coordinator: RoundCoordinator) -> None:
     """Servers that start together on several hosts may not see each other in time, and take the same stage."""
 
     def has_gap() -> bool:
@@ -130,7 +143,7 @@ async def _look_for_gap(membership: Membership, num_stages: int, ledger: Ledger,
                 await membership.changed()
         if timer.cancelled_caught:
             ledger.note(StagesMissing(tuple(membership.view.missing_stages(num_stages))))
-            on_gap()
+            coordinator.stand()
             return
 
 
@@ -200,14 +213,6 @@ async def settled(membership: Membership) -> None:
             with anyio.move_on_after(_SETTLE_S) as timer:
                 await membership.changed()
             alone = timer.cancelled_caught
-
-
-async def look_for_servers(membership: Membership, stages: StageWatch) -> None:
-    """Have the registry asked often while a stage waits for servers, until cancelled."""
-    while True:
-        await stages.incomplete()
-        with membership.eager():
-            await stages.complete()
 
 
 def no_replica(stages: Sequence[int]) -> str:

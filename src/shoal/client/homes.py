@@ -6,7 +6,7 @@ membership, coordinator, moves --> usable replicas --> pipelines when a round be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -45,7 +45,13 @@ class Homes:
         membership: Membership,
         trainers: TrainerSlots,
         reassignment: Reassignment,
+        left: Sequence[Pipeline] = (),
     ) -> None:
+        """Form no pipeline yet.
+
+        Args:
+            left: of the round in which an earlier start of this client was.
+        """
         self.pipelines: tuple[Pipeline, ...] = ()
         self.holders: Mapping[PeerId, int] = {}
         self.named: set[PeerId] = set()
@@ -55,6 +61,7 @@ class Homes:
         self._membership = membership
         self._trainers = trainers
         self._reassignment = reassignment
+        self._left = left
         self._changed = Signal()
 
     async def form(self, last_round_s: float) -> None:
@@ -81,8 +88,18 @@ class Homes:
         # What has brought them may end this chain as well, and cancel the round, which must not begin before.
         await anyio.lowlevel.checkpoint()
 
-    async def follow_view(self) -> None:
+    async def run(self) -> None:
         """Tell the coordinator and the trainers who is there, whenever that changes, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_moves)
+            await self._follow_view()
+
+    async def _follow_moves(self) -> None:
+        while True:
+            await self._reassignment.moved.wait()
+            self.tell_trainers()
+
+    async def _follow_view(self) -> None:
         while True:
             view = self._membership.view
             self._coordinator.mirrors({mirror.peer: mirror.hop for mirror in view.mirrors})
@@ -121,6 +138,10 @@ class Homes:
         replicas = replicas_for(slot, self.usable(), self.pipelines, self._num_stages)
         self.named.update(replica.peer for stage in replicas for replica in stage)
         return replicas
+
+    def slots_of(self, peer: PeerId) -> frozenset[int]:
+        """Return the slots whose home pipeline runs over a replica."""
+        return frozenset(pipeline.slot for pipeline in self.pipelines or self._left if peer in pipeline.peers)
 
     def in_order(self) -> list[list[PeerId]]:
         """Return the replicas of each stage that may be used: those of slots in their order, then the others."""

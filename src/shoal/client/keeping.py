@@ -10,7 +10,7 @@ A newcomer asks the clients as it asks the replicas of its stage, and gets it by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import anyio
@@ -24,6 +24,7 @@ from shoal.averaging.state_donor import StateDonor
 from shoal.checkpoint.model_layout import StageLayout, stage_layouts
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.ledger import Ledger
+from shoal.client.watch import Watch
 from shoal.config.schema import Config
 from shoal.errors import RemoteProtocolError, StorageError
 from shoal.events.stages import StageKept, StageNotKept, StageRead, StageReleased
@@ -59,8 +60,8 @@ class Keeping:
         coordinator: RoundCoordinator,
         fetch: StageFetch,
         ledger: Ledger,
+        watch: Watch,
         checkpoint: StoredCheckpoint | None = None,
-        leaves: Callable[[PeerId, int], None] = lambda _, __: None,
     ) -> None:
         """Keep what the checkpoint has, if it is of the record that stands; nothing without one.
 
@@ -68,7 +69,7 @@ class Keeping:
             contents: gives what is kept to newcomers.
             coordinator: names the holders of the newest record, and is told what this client keeps.
             checkpoint: from which the run was resumed; `run` reads it.
-            leaves: is told of a server that leaves, and its stage.
+            watch: is told who leaves.
         """
         self._config = config
         self._contents = contents
@@ -78,7 +79,7 @@ class Keeping:
         self._ledger = ledger
         self._layouts: list[StageLayout] = []
         self._kept: dict[int, _KeptState] = {}
-        self._leaves = leaves
+        self._watch = watch
         self._leaving: dict[PeerId, Leave] = {}
         self._refused: dict[int, tuple[str, str]] = {}
         self._to_fetch = Mailbox[int]()
@@ -148,7 +149,7 @@ class Keeping:
         if self._coordinator.stages.get(peer, stage) != stage or not 0 <= stage < self._config.num_stages:
             raise RemoteProtocolError(f"{peer} leaves stage {stage}, which it does not serve")
         if peer not in self._leaving:
-            self._leaves(peer, stage)
+            self._watch.leaves(peer, stage)
         self._leaving[peer] = message
         self._answer(peer, stage)
 

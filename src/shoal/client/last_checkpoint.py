@@ -8,19 +8,19 @@ servers leave when the client has said its last word.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import anyio
 
 from shoal.averaging.coordinator import RoundCoordinator
+from shoal.client.checkpoint_counts import CheckpointCounts
 from shoal.client.ledger import Ledger
 from shoal.control.membership import Membership
 from shoal.events.mirror import LastCheckpointAwaited, LastCheckpointLacks
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.mirror import LastKept, RunCounts
+from shoal.wire.messages.mirror import LastKept
 
 _SWAP_S: Final = 2.0
 """So long may servers take to say that they have swapped to a record that was just committed."""
@@ -38,12 +38,12 @@ class LastCheckpoint:
         membership: Membership,
         coordinator: RoundCoordinator,
         ledger: Ledger,
-        counts: Callable[[], RunCounts],
+        counts: CheckpointCounts,
     ) -> None:
         """Wait for nothing yet.
 
         Args:
-            counts: returns what goes into a checkpoint of the record that stands, beside states.
+            counts: have what goes into a checkpoint of the record that stands, beside states.
         """
         self._endpoint = endpoint
         self._membership = membership
@@ -78,7 +78,7 @@ class LastCheckpoint:
         self._awaited = {mirror.peer for mirror in self._membership.view.mirrors}
         if standing is None or self._coordinator.holders is None or not self._awaited:
             return
-        counts = self._counts()
+        counts = self._counts.standing(is_last=True)
         for peer in self._awaited:
             self._endpoint.post(peer, counts)
         with anyio.move_on_after(_MOST_S):

@@ -8,7 +8,7 @@ It is fetched as a newcomer fetches it, over the connections that the client has
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,9 @@ from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.checkpoint.model_folder import ModelFolder, has_model_of
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.client.keeping import Keeping
+from shoal.client.last_checkpoint import LastCheckpoint
 from shoal.client.ledger import Ledger
+from shoal.client.succession import Succession
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.errors import RecordRejected, RoundAborted, ShoalError, StateMismatch, StorageError
@@ -76,29 +78,28 @@ class ModelExport:
         self._ledger = ledger
 
     @asynccontextmanager
-    async def left_at_the_end(
-        self, ends_run: Callable[[], bool], beside: Callable[[], Coroutine[None, None, None]]
-    ) -> AsyncGenerator[None]:
+    async def left_at_the_end(self, succession: Succession, checkpoint: LastCheckpoint) -> AsyncGenerator[None]:
         """Leave the model when what is done inside is over or has failed, if that is the run's end.
 
         A round that was aborted is not: another client goes on with the run.
 
         Args:
-            beside: what else is done at the end, at the same time.
+            succession: says whether it is.
+            checkpoint: is written at the same time.
         """
 
         async def leave() -> None:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(beside)
+                tasks.start_soon(checkpoint.left)
                 await self.leave()
 
         try:
             yield
         except* ShoalError as errors:
-            if ends_run() and not any(isinstance(error, RoundAborted) for error in leaves(errors)):
+            if succession.ends_run and not any(isinstance(error, RoundAborted) for error in leaves(errors)):
                 await leave()
             raise
-        if ends_run():
+        if succession.ends_run:
             await leave()
 
     async def leave(self) -> None:

@@ -10,10 +10,9 @@ wait for their next batch as long as it takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shoal.client.data_link import DataLink
 from shoal.client.ledger import Ledger
+from shoal.client.reports import Reports
 from shoal.events.run import RunPaused, RunResumed
 from shoal.runtime.waking import Signal
 
@@ -25,16 +24,16 @@ class Pausing:
         changed: notified when it is paused or resumed.
     """
 
-    def __init__(self, ledger: Ledger, data: DataLink, on_change: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, data: DataLink, reports: Reports) -> None:
         """Go on as the ledger says: it knows what earlier starts of this client were told.
 
         Args:
-            on_change: called after the run was paused or resumed.
+            reports: tell the monitor.
         """
         self.changed = Signal()
         self._ledger = ledger
         self._data = data
-        self._on_change = on_change
+        self._reports = reports
 
     @property
     def is_paused(self) -> bool:
@@ -69,4 +68,4 @@ class Pausing:
     def _tell(self) -> None:
         self._data.pause(paused=self.is_paused)
         self.changed.notify()
-        self._on_change()
+        self._reports.tell_swarm()

@@ -8,7 +8,7 @@ replica says itself to the coordinator, and by what was ordered.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import anyio
 
@@ -27,7 +27,11 @@ from shoal.wire.messages.round import Move, Moving
 
 
 class Reassignment:
-    """Orders moves. A `transport.dispatch.Handler`."""
+    """Orders moves. A `transport.dispatch.Handler`.
+
+    Attributes:
+        moved: notified when it has changed who may be used.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Reassignment:
         self._ledger = ledger
         self._machine = MoveOrders(num_stages, settings)
         self._holders: Mapping[PeerId, int] = {}
+        self.moved = Signal()
         self._wake = Signal()
         self._is_placing = False
         self._placed = anyio.Event()
@@ -109,27 +114,28 @@ class Reassignment:
         self._wake.notify()
         await self._placed.wait()
 
-    async def run(self, changed: Callable[[], None]) -> None:
-        """Follow the moves that were ordered, and fill stages that have no server, until cancelled.
-
-        Args:
-            changed: called when it has changed who may be used.
-        """
+    async def run(self) -> None:
+        """Follow the moves that were ordered, and fill stages that have no server, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._wake_after, self._membership.changed)
-            tasks.start_soon(self._wake_after, self._coordinator.changed)
+            tasks.start_soon(self._follow_view)
+            tasks.start_soon(self._follow_rounds)
             while True:
                 woken = self._wake.coming
                 before = self._machine.under_way
                 self._look()
                 if self._machine.under_way != before:
-                    changed()
+                    self.moved.notify()
                 with anyio.move_on_after(self._machine.wake_at_s - self._clock.now_s()):
                     await woken.wait()
 
-    async def _wake_after(self, event: Callable[[], Awaitable[object]]) -> None:
+    async def _follow_view(self) -> None:
         while True:
-            await event()
+            await self._membership.changed()
+            self._wake.notify()
+
+    async def _follow_rounds(self) -> None:
+        while True:
+            await self._coordinator.changed()
             self._wake.notify()
 
     def _look(self) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import anyio
 
 from shoal.client.divergence import Divergence
+from shoal.client.homes import Homes
 from shoal.client.ledger import Ledger
 from shoal.client.progress import Progress
 from shoal.client.shares import Shares
+from shoal.client.swarm_numbers import swarm_numbers
 from shoal.clock import Clock, Deadline
+from shoal.control.membership import Membership
 from shoal.events.base import Event
 from shoal.events.run import RoundShared, ShareEvaluated, StepReported, TrainerFinished, TrainingDiverging
 from shoal.events.trainers import ReportOfStranger, StepRefused, TrainerWithoutPath
@@ -53,8 +56,9 @@ class Reports:
         endpoint: Endpoint,
         monitor: Hop,
         trainers: TrainerSlots,
-        swarm_numbers: Callable[[], Mapping[str, float]],
-        on_stuck: Callable[[TrainerStuck], None],
+        homes: Homes,
+        membership: Membership,
+        num_stages: int,
         divergence: Divergence,
         clock: Clock,
         ledger: Ledger,
@@ -63,16 +67,16 @@ class Reports:
 
         Args:
             trainers: only their reports count, and tell it who is done.
-            swarm_numbers: returns what the view says now, by name as in `monitor.status.Status`.
-            on_stuck: called when a trainer finds no complete path through the stages.
+            homes: tell a trainer that finds no complete path through the stages who may be used.
         """
         self.shares = Shares()
         self.finished = Signal()
         self._endpoint = endpoint
         self._monitor = monitor.peer
         self._trainers = trainers
-        self._swarm_numbers = swarm_numbers
-        self._on_stuck = on_stuck
+        self._homes = homes
+        self._membership = membership
+        self._num_stages = num_stages
         self._ledger = ledger
         self._gate = FloodGate(logger, clock)
         self.divergence = divergence
@@ -102,7 +106,7 @@ class Reports:
                 self._trainer_done(message)
             case TrainerStuck():
                 self._stuck(message)
-                self._on_stuck(message)
+                self._homes.tell_trainers()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -173,7 +177,11 @@ class Reports:
         if self._monitor_rests.expired() and len(line) <= MAX_NOTED_CHARS:
             self._endpoint.post(self._monitor, Noted(line))
 
-    async def follow(self, swarm_changed: Callable[[], Awaitable[object]]) -> None:
+    def tell_swarm(self) -> None:
+        """Send the monitor how the swarm is now."""
+        self.post(self._swarm_numbers())
+
+    async def follow(self) -> None:
         """Tell the monitor who is there, also while no step is committed, until cancelled.
 
         Whenever that changes; and after the monitor was lost, since the next one knows nothing.
@@ -181,14 +189,23 @@ class Reports:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_monitor)
             while True:
-                self.post(self._swarm_numbers())
-                await swarm_changed()
+                self.tell_swarm()
+                await self._membership.changed()
 
     async def _follow_monitor(self) -> None:
         while True:
             await self._monitor_lost.take()
             await self._clock.sleep_s(self._monitor_rests.remaining_s())
-            self.post(self._swarm_numbers())
+            self.tell_swarm()
+
+    def _swarm_numbers(self) -> Mapping[str, float]:
+        return swarm_numbers(
+            self._membership.view,
+            self._num_stages,
+            len(self._homes.pipelines),
+            len(self._trainers.present),
+            is_paused=self._ledger.totals.time.is_paused,
+        )
 
     def _stuck(self, message: TrainerStuck) -> None:
         if not message.refusal:

@@ -6,8 +6,6 @@ pipelines (`Homes`) -> trainers -> what the last round leaves to spares -> Start
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.client.boundary import BoundaryWatch
 from shoal.client.data_link import DataLink
@@ -16,6 +14,7 @@ from shoal.client.homes import Homes
 from shoal.client.inheritance import Inheritance
 from shoal.client.ledger import Ledger
 from shoal.client.reports import Reports
+from shoal.client.saving import Saving
 from shoal.client.shares import evaluation_shares
 from shoal.client.trainers import TrainerPool
 from shoal.config.schema import Config
@@ -50,14 +49,13 @@ class RoundTraining:
         inheritance: Inheritance,
         boundary: BoundaryWatch,
         saved: Saved,
-        save: Callable[[RoundPlan | None], None],
+        saving: Saving,
     ) -> None:
         """Connect the parts.
 
         Args:
             boundary: says when the trainers of a round are waited for no longer.
             saved: how an earlier start of this client has left the run.
-            save: puts down how things stand, in a round that nobody has heard of.
         """
         self.base = saved.base
         self._config = config
@@ -69,7 +67,7 @@ class RoundTraining:
         self._homes = homes
         self._inheritance = inheritance
         self._boundary = boundary
-        self._save = save
+        self._saving = saving
         self._speeds: tuple[float, ...] = () if saved.plan is None else saved.plan.speeds
 
     async def train(self, round: int, steps: StepRange, left: RoundPlan | None) -> None:
@@ -120,7 +118,8 @@ class RoundTraining:
         sizes = len(self._homes.pipelines), len(self._slots.present), len(self._homes.holders)
         self._ledger.note(RoundBegun(round, len(steps), *sizes))
         generations, self.base = dict(self._slots.generations), self._coordinator.record_hash
-        self._save(RoundPlan(round, steps, self._homes.pipelines, generations, self._ledger.run_s(), self._speeds))
+        plan = RoundPlan(round, steps, self._homes.pipelines, generations, self._ledger.run_s(), self._speeds)
+        self._saving.round_begins(plan, self.base)
         if steps:
             self._data.plan(round, len(self._homes.pipelines), steps, self._speeds)
         for slot, share in enumerate(self._evaluation_shares(round - 1)):

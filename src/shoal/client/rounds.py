@@ -10,7 +10,8 @@ What a round commits is the coordinator's; this module says when it begins and e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import anyio
 
@@ -21,10 +22,18 @@ from shoal.client.homes import Homes
 from shoal.client.ledger import Ledger
 from shoal.client.round_ending import RoundEnding
 from shoal.client.round_training import RoundTraining
+from shoal.client.saving import Saving
 from shoal.config.schema import Config
 from shoal.events.run import RoundTakenUp, RunTakenOver
-from shoal.ids import PeerId
 from shoal.wire.messages.base import StepRange
+
+
+class Part(Protocol):
+    """Of a client, with work of its own."""
+
+    async def run(self) -> None:
+        """Do it until cancelled."""
+        ...
 
 
 class RoundLoop:
@@ -41,15 +50,14 @@ class RoundLoop:
         training: RoundTraining,
         ending: RoundEnding,
         left: RoundPlan | None,
-        save: Callable[[RoundPlan | None], None],
-        beside: Sequence[Callable[[], Coroutine[None, None, None]]],
+        saving: Saving,
+        beside: Sequence[Part],
     ) -> None:
         """Connect the parts; `run` does the work.
 
         Args:
             left: the round in which an earlier start of this client was.
-            save: puts down how things stand; here, at the end of all, None.
-            beside: is run for as long as there are rounds.
+            beside: run for as long as there are rounds.
         """
         self._config = config
         self._coordinator = coordinator
@@ -57,13 +65,8 @@ class RoundLoop:
         self._homes = homes
         self._gathering, self._training, self._ending = gathering, training, ending
         self._left = left
-        self._save = save
+        self._saving = saving
         self._beside = beside
-
-    def slots_of(self, peer: PeerId) -> frozenset[int]:
-        """Return the slots whose home pipeline runs over a replica."""
-        pipelines = self._homes.pipelines or (() if self._left is None else self._left.pipelines)
-        return frozenset(pipeline.slot for pipeline in pipelines if peer in pipeline.peers)
 
     async def run(self) -> None:
         """Train all rounds, then evaluate what came out.
@@ -85,13 +88,13 @@ class RoundLoop:
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
-            for run in self._beside:
-                tasks.start_soon(run)
+            for part in (self._homes, *self._beside, self._gathering):
+                tasks.start_soon(part.run)
             leading, goes_on = await self._gathering.led(self._left, self._training.base)
             while not await self._train_all(leading, goes_on):
                 leading, goes_on = await self._coordinator.leading(), False
             await mirrored(self._coordinator, self._ledger)
-            self._save(None)
+            self._saving.run_ends(self._training.base)
             tasks.cancel_scope.cancel()
 
     async def _train_all(self, leading: Leading, goes_on: bool) -> bool:

@@ -17,6 +17,7 @@ from shoal.averaging.signing import Signer
 from shoal.client.client import Client, ClientRun
 from shoal.client.diary import Diary
 from shoal.client.gathering import Beginning
+from shoal.client.ledger import Ledger
 from shoal.client.resuming import needed_checkpoint
 from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
@@ -79,15 +80,12 @@ async def main(payload: bytes, control: RoleControl) -> None:
         membership = Membership(clock)
         joined, turn, trained = anyio.Event(), anyio.Event(), anyio.Event()
 
-        def notice(text: str) -> None:
-            control.tell(UserNotice(text))
-
         def begin() -> None:
             end.goes_on_elsewhere = False
             turn.set()
 
-        client = _build(spec, identity, endpoint, membership, diary, control, clock, notice, begin)
-        end = RunEnd(goes_on_elsewhere=client.must_wait)
+        client = _build(spec, identity, endpoint, membership, diary, control, clock, begin)
+        end = RunEnd(goes_on_elsewhere=not client.has_turn)
 
         async def take_part() -> None:
             async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
@@ -98,7 +96,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
                     host=spec.config().network.shown_host_name,
                     resumed=spec.resumed is not None,
                 )
-                if client.must_wait:
+                if not client.has_turn:
                     registry.advertise(msgspec.structs.replace(me, waits=True))
                 else:
                     turn.set()
@@ -106,14 +104,14 @@ async def main(payload: bytes, control: RoleControl) -> None:
                 try:
                     async with anyio.create_task_group() as beside:
                         # Until the end only: when all leave, the last ones are not where the swarm can be joined.
-                        file = PeersFile(Path(spec.log_dir), spec.role, notice)
+                        file = PeersFile(Path(spec.log_dir), spec.role, _notice(control))
                         beside.start_soon(keep_peers_file, file, membership)
                         await turn.wait()
                         if not end.goes_on_elsewhere:
                             registry.advertise(run)
                             registry.advertise(me)
                             if spec.between_hosts:
-                                beside.start_soon(_dial_back(spec, me, identity, registry, clock, notice).run)
+                                beside.start_soon(_dial_back(spec, me, identity, registry, clock, control).run)
                         await trained.wait()
                         beside.cancel_scope.cancel()
                 finally:
@@ -130,12 +128,17 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take_part)
-            if client.must_wait or not diary.is_resumed:
+            if not client.has_turn or not diary.is_resumed:
                 await joined.wait()
             await _train(client, control, clock, end)
             await joined.wait()
             turn.set()
             trained.set()
+
+
+def _notice(control: RoleControl) -> Callable[[str], None]:
+    """Return what shows the user a line that stays on the screen."""
+    return lambda text: control.tell(UserNotice(text))
 
 
 def _dial_back(
@@ -144,7 +147,7 @@ def _dial_back(
     identity: Identity,
     registry: Registry,
     clock: Clock,
-    notice: Callable[[str], None],
+    control: RoleControl,
 ) -> DialBack:
     """Return what dials the servers and says in this client's record who cannot be reached."""
     contexts = tls_contexts(identity, spec.swarm_key)
@@ -155,7 +158,7 @@ def _dial_back(
     def announce(undialled: tuple[Undialled, ...]) -> None:
         registry.advertise(msgspec.structs.replace(me, undialled=undialled))
 
-    return DialBack(registry.membership, dial, clock, on_change=announce, notice=notice)
+    return DialBack(registry.membership, dial, clock, on_change=announce, notice=_notice(control))
 
 
 def _build(
@@ -166,7 +169,6 @@ def _build(
     diary: Diary,
     control: RoleControl,
     clock: Clock,
-    notice: Callable[[str], None],
     on_turn: Callable[[], None],
 ) -> Client:
     signer = Signer(identity, swarm_authority(spec.swarm_key), spec.run_id)
@@ -178,7 +180,6 @@ def _build(
         monitor=spec.monitor,
         diary=diary,
         beginning=Beginning(spec.expected_servers, spec.succeeds, spec.patient),
-        age_s=lambda: process_age_s(spec.launcher_pid),
         checkpoint=needed_checkpoint(spec.resumed, diary.saved, signer.unseal),
     )
     return Client(
@@ -188,7 +189,13 @@ def _build(
         membership=membership,
         launcher=control,
         clock=clock,
-        notice=notice,
+        ledger=Ledger(
+            clock,
+            diary,
+            age_s=lambda: process_age_s(spec.launcher_pid),
+            log_dir=Path(spec.log_dir),
+            show=_notice(control),
+        ),
         on_turn=on_turn,
         unwanted=lambda: control.tell(RunUnwanted()),
         hooks=role_hooks(spec),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from shoal.client.checkpointing import Checkpointing
 from shoal.client.ledger import Ledger
 from shoal.client.pausing import Pausing
+from shoal.client.succession import Succession
 from shoal.events.run import CheckpointAsked, RunStopped
 from shoal.ids import PeerId
 from shoal.transport.base import Endpoint, Received
@@ -27,21 +28,21 @@ class Steering:
         ledger: Ledger,
         pausing: Pausing,
         checkpointing: Checkpointing,
+        succession: Succession,
         *,
-        has_turn: Callable[[], bool],
         stop: Callable[[], None],
     ) -> None:
         """Take orders.
 
         Args:
-            has_turn: whether this client has the run, and does not wait for its turn.
+            succession: says whether this client has the run, and does not wait for its turn.
             stop: ends the run on this host, and so everywhere.
         """
         self._endpoint = endpoint
         self._ledger = ledger
         self._pausing = pausing
         self._checkpointing = checkpointing
-        self._has_turn = has_turn
+        self._succession = succession
         self._stop = stop
 
     def receive(self, event: Received) -> bool:
@@ -59,7 +60,7 @@ class Steering:
         """Whoever has told something has gone."""
 
     def _refusal(self, what: Order) -> str:
-        if not self._has_turn():
+        if not self._succession.has_turn:
             return _waits(what)
         if what == "checkpoint" and not self._checkpointing.has_mirrors:
             return "no mirror is there to write it: run `shoal mirror`, or start without --no-param-mirror-enable"

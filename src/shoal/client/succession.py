@@ -11,15 +11,15 @@ have left ends with the steps that it has; closing it is what tells which sample
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from shoal.averaging.coordinator import Leading
+from shoal.averaging.coordinator import Leading, RoundCoordinator
 from shoal.averaging.journal import set_aside, write_round
 from shoal.client.data_link import DataLink
+from shoal.client.diary import Diary
 from shoal.client.ledger import Ledger
 from shoal.clock import Clock
 from shoal.control.membership import Membership
@@ -39,7 +39,11 @@ from shoal.wire.messages.control import AskRun, TellRun
 
 
 class Succession:
-    """Waits for this client's turn. A `transport.dispatch.Handler` of the run's end, and of what servers answer."""
+    """Waits for this client's turn. A `transport.dispatch.Handler` of the run's end, and of what servers answer.
+
+    Attributes:
+        has_turn: whether this client has the run, or had it in an earlier start.
+    """
 
     def __init__(
         self,
@@ -48,20 +52,28 @@ class Succession:
         endpoint: Endpoint,
         membership: Membership,
         clock: Clock,
-        leads: Callable[[], bool],
+        coordinator: RoundCoordinator,
         ledger: Ledger,
+        diary: Diary,
+        succeeds: bool,
     ) -> None:
         """Know of no client yet.
 
         Args:
             membership: lists the clients; its owner removes a client whose connection ends.
-            leads: whether this client coordinates; while it does, no other client ends the run.
+            coordinator: while it leads, no other client ends the run.
+            diary: what an earlier start of this client has left, and this one does.
+            succeeds: clients of other hosts have begun the run.
         """
         self._run_id = run_id
         self._endpoint = endpoint
         self._membership = membership
         self._clock = clock
+        self._coordinator = coordinator
         self._ledger = ledger
+        self._succeeds = succeeds
+        self._diary = diary
+        self.has_turn = not succeeds or diary.saved.plan is not None or diary.saved.is_finished
         self._order = ClientOrder(endpoint.peer_id)
         self._changed = Signal()
         self._over: tuple[str, bool] | None = None
@@ -71,8 +83,13 @@ class Succession:
         self._asked: set[PeerId] = set()
         self._asked_at_s = float("-inf")
         self._end = RunEndListener(
-            run_id, lambda: membership.view, self._run_over, lambda: endpoint.peer_id if leads() else None
+            run_id, lambda: membership.view, self._run_over, lambda: endpoint.peer_id if coordinator.leads else None
         )
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether this client's end is that of the run, which is so with the one that has begun it or leads it."""
+        return not self._succeeds or self._coordinator.leads or self._diary.saved.is_finished
 
     def receive(self, event: Received) -> bool:
         """Take the word of the client that trains that the run is over, and what servers say of their client."""
@@ -115,6 +132,7 @@ class Succession:
                 if self._order.is_turn(now_s) and self._has_no_client(now_s):
                     tasks.cancel_scope.cancel()
                     self._replace(now_s)
+                    self.has_turn = True
                     return True
                 # Who is asked which run it is also says when it is over.
                 for hop in (*self._order.tick(now_s), *self._servers_to_ask(now_s)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shoal.averaging.audit import Audit
@@ -10,8 +9,8 @@ from shoal.client.model_export import ModelLeft
 from shoal.client.totals import RunTotals
 from shoal.config import Config
 from shoal.events.stages import StageBeganAnew
-from shoal.ids import PeerId
 from shoal.swarm.incidents import Incident, steps_lost_by
+from shoal.swarm.view import SwarmView
 from shoal.wire.messages.base import Traffic
 
 _OF_A_CHAIN = ("base_round", "record", "common_round", "samples", "samples_freed")
@@ -37,7 +36,7 @@ def build_summary(
     paused_s: float,
     audit: Audit,
     costs: Costs,
-    name_of: Callable[[PeerId], str],
+    view: SwarmView,
     model: ModelLeft,
     exit_reason: str,
 ) -> dict[str, Any]:
@@ -91,7 +90,8 @@ def build_summary(
         "stages_restored": [_restored(each) for each in totals.stages_restored],
         "chains_left": [{name: getattr(each, name) for name in _OF_A_CHAIN} for each in totals.chains_lost],
         "suspects": [
-            {"round": round, **suspect._asdict(), "name": name_of(suspect.peer)} for round, suspect in audit.suspects
+            {"round": round, **suspect._asdict(), "name": view.name_of(suspect.peer)}
+            for round, suspect in audit.suspects
         ],
         "model": None if model.folder is None else str(model.folder),
         "model_round": model.round if model.folder is not None else None,

@@ -1,14 +1,21 @@
 """Corrects the client's view by what its connections show, and notes who is lost, heard again and back, and who comes.
 
-A `transport.dispatch.Handler` that takes no message; it comes first, while the others still know who is lost.
+It hears of a loss before all handlers of the endpoint, while they still know who is lost; these hear it in any order.
+
+PeerLost --> the ledger: who, since when, whose steps it hits --> the view: not there any more
+        '--> trainers, coordinator, moves, ... each by its `peer_lost`
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from shoal.averaging.coordinator import RoundCoordinator
+from shoal.client.counters import ask_again
+from shoal.client.homes import Homes
 from shoal.client.ledger import Ledger
+from shoal.client.reassignment import Reassignment
 from shoal.clock import Clock, utc_time_of_day
 from shoal.control.membership import Membership
 from shoal.events.incidents import Cause, TroubleOver
@@ -25,7 +32,8 @@ from shoal.events.losses import (
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LostProcess
 from shoal.swarm.trainer_slots import TrainerSlots
-from shoal.transport.base import PeerLost, Received
+from shoal.transport.base import Endpoint, PeerLost
+from shoal.wire.messages.control import Heartbeat
 
 SAME_LOSS_S = 1.0
 """An earlier start of the client may have seen a loss of which the launcher tells."""
@@ -39,40 +47,33 @@ class Watch:
     def __init__(
         self,
         *,
+        endpoint: Endpoint,
         membership: Membership,
         trainers: TrainerSlots,
+        homes: Homes,
+        reassignment: Reassignment,
+        data_server: PeerId,
         ledger: Ledger,
         clock: Clock,
-        name_of: Callable[[PeerId], str],
-        slots_of_replica: Callable[[PeerId], frozenset[int]],
-        is_moving: Callable[[PeerId], bool] = lambda _: False,
-        dial: Callable[[PeerId], None] = lambda _: None,
-        ask: Callable[[PeerId], None] = lambda _: None,
         host: str = "",
     ) -> None:
         """Begin to watch.
 
         Args:
-            name_of: returns what people call a server.
-            slots_of_replica: returns the slots whose home pipeline runs over a peer.
-            dial: tries once to connect with a server that was lost. This process may only have been frozen itself;
-                without a connection the view ignores the server until its next announcement, seconds later.
-            ask: has a server that is heard again say what it has counted, which tells what had happened to it.
+            homes: say which slots a lost replica hits.
+            reassignment: says who is on its way to another stage; it then ends its connections but is not lost.
             host: what people call this one.
-            is_moving: whether a server is on its way to another stage; it then ends its connections but is not lost.
         """
+        self._endpoint = endpoint
         self._membership = membership
         self._trainers = trainers
+        self._homes = homes
+        self._reassignment = reassignment
+        self._data_server = data_server
         self._ledger = ledger
         self._incidents = ledger.totals.incidents
         self._clock = clock
-        self._name_of = name_of
-        self._slots_of_replica = slots_of_replica
-        self._is_moving = is_moving
-        self._dial = dial
-        self._ask = ask
         self._host = host
-        self._ended: PeerLost | None = None
         self._present: set[PeerId] = set()
         has_begun = bool(ledger.earlier) or ledger.totals.rounds > 0
         self._rounds_before = ledger.totals.rounds if has_begun else None
@@ -85,23 +86,20 @@ class Watch:
             return totals.progress.first_step_at_s is not None
         return totals.rounds > self._rounds_before
 
-    def receive(self, event: Received) -> bool:
-        return False
-
-    def connection_ended(self, lost: PeerLost) -> None:
-        """Learn how a connection has ended; comes before anybody says what that means."""
-        self._ended = lost
-
-    def peer_lost(self, peer: PeerId) -> None:
+    def lost(self, lost: PeerLost) -> None:
         """A connection has ended, which beats whatever the registry says."""
-        silent_s, since = self._silence(peer)
+        peer = lost.peer
+        silent_s, since = lost.silent_s, utc_time_of_day(self._clock.unix_s() - lost.silent_s)
+        if peer == self._data_server and not self._incidents.is_away("data_server", ""):
+            slots = tuple(self._trainers.present)
+            self._ledger.note(DataServerLost(slots, self._ledger.now_s(), silent_s, since, self._host))
         if (slot := self._trainers.slot_of(peer)) is not None:
             self._ledger.note(TrainerLost(slot, silent_s, since, self._ledger.now_s(), self._host))
         server = self._membership.view.replica(peer)
         # The registry may have forgotten one that leaves already.
         stage = self._incidents.stage_left_by(peer) if server is None else server.stage
         # One that the registry names again, and that still cannot be reached, is lost once.
-        if stage is not None and not self._is_moving(peer) and not self._incidents.is_missing(peer):
+        if stage is not None and not self._reassignment.is_moving(peer) and not self._incidents.is_missing(peer):
             self._ledger.note(self._server_lost(peer, stage, silent_s, since))
         elif server is None:
             # It reports no more that this is over; of a server the loss itself says so.
@@ -110,17 +108,14 @@ class Watch:
                     self._ledger.note(TroubleOver(cause, peer, self._ledger.now_s()))
         self._membership.lost(peer)
         if server is not None:
-            self._dial(peer)
-
-    def data_server_lost(self, peer: PeerId) -> None:
-        """The data server is lost: all trainers need it."""
-        slots, silence = tuple(self._trainers.present), self._silence(peer)
-        self._ledger.note(DataServerLost(slots, self._ledger.now_s(), *silence, self._host))
+            # Once: this process may only have been frozen itself. Without a connection the view ignores the server
+            # until its next announcement, seconds later.
+            self._endpoint.post(peer, Heartbeat())
 
     def leaves(self, peer: PeerId, stage: int) -> None:
         """A server has said that it leaves."""
         host = self._membership.view.host_of(peer)
-        self._ledger.note(ServerLeaving(peer, self._name_of(peer), host, stage, self._ledger.now_s()))
+        self._ledger.note(ServerLeaving(peer, self._membership.view.name_of(peer), host, stage, self._ledger.now_s()))
 
     def processes_ended(self, told: Sequence[LostProcess], slots: tuple[int, ...]) -> None:
         """Note which processes of this host have ended while no client was there, or shortly before.
@@ -146,52 +141,47 @@ class Watch:
         if lost.role == "trainer":
             who, slots = f"trainer {lost.index}", (lost.index,)
         if lost.peer is not None:
-            who, slots = self._name_of(lost.peer), tuple(self._slots_of_replica(lost.peer))
+            who, slots = self._membership.view.name_of(lost.peer), tuple(self._homes.slots_of(lost.peer))
         return LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), lost.peer or PeerId(""), self._host)
 
     def found(self, peer: PeerId) -> None:
         """There is a connection with a peer."""
         if self._incidents.is_missing(peer):
-            self._ledger.note(ServerHeard(peer, self._name_of(peer), self._away_s(peer)))
-            self._ask(peer)
+            self._ledger.note(ServerHeard(peer, self._membership.view.name_of(peer), self._away_s(peer)))
+            # What it has counted tells what had happened to it.
+            ask_again(self._endpoint, peer)
 
-    async def run(self, changed: Callable[[], Awaitable[None]], holders: Callable[[], Mapping[PeerId, int]]) -> None:
+    async def run(self, coordinator: RoundCoordinator) -> None:
         """Note who has caught up, whenever a replica has said something, until cancelled."""
         while True:
-            await changed()
-            self.caught_up(holders())
+            await coordinator.changed()
+            self.caught_up(coordinator.holders or {})
 
     def caught_up(self, holders: Mapping[PeerId, int]) -> None:
         """These replicas hold the record that stands, and take part, with their stages."""
         if self._present and self._knows_all:
             for peer in holders.keys() - self._present:
-                self._ledger.note(ServerCame(peer, self._name_of(peer), holders[peer]))
+                self._ledger.note(ServerCame(peer, self._membership.view.name_of(peer), holders[peer]))
         self._present |= holders.keys()
         for peer in self._incidents.returning() & holders.keys():
             away_s = self._away_s(peer)
-            self._ledger.note(ServerBack(peer, self._name_of(peer), holders[peer], away_s, self._ledger.now_s()))
+            self._ledger.note(
+                ServerBack(peer, self._membership.view.name_of(peer), holders[peer], away_s, self._ledger.now_s())
+            )
 
     def _server_lost(self, peer: PeerId, stage: int, silent_s: float, since: str) -> ServerLost:
         others = [other for other in self._membership.view.by_stage(stage) if other.peer != peer]
         return ServerLost(
             peer=peer,
-            who=self._name_of(peer),
+            who=self._membership.view.name_of(peer),
             stage=stage,
             silent_s=silent_s,
             since=since,
-            over=tuple(self._name_of(other.peer) for other in others),
-            slots=tuple(self._slots_of_replica(peer)),
+            over=tuple(self._membership.view.name_of(other.peer) for other in others),
+            slots=tuple(self._homes.slots_of(peer)),
             at_s=self._ledger.now_s(),
             host=self._membership.view.host_of(peer),
         )
-
-    def _silence(self, peer: PeerId) -> tuple[float, str]:
-        """For how long nothing had been heard of a peer when its connection was given up, and since what time of day.
-
-        0 if its end was told.
-        """
-        silent_s = self._ended.silent_s if self._ended is not None and self._ended.peer == peer else 0.0
-        return silent_s, utc_time_of_day(self._clock.unix_s() - silent_s)
 
     def _away_s(self, peer: PeerId) -> float:
         return round(self._ledger.now_s() - self._incidents.began_s(peer), 3)

@@ -32,7 +32,7 @@ from shoal.ids import NO_BALLOT, PeerId, RunId
 from shoal.mirror.checkpoints import Checkpoints, WholeRecord
 from shoal.mirror.copies import StageCopies
 from shoal.runtime.memory import free_memory_bytes
-from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.mirror import FetchStage, MirrorEffect, MirrorMachine
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.round_effects import Send
@@ -56,7 +56,6 @@ class Mirror:
         store: gets checkpoints; None: none are written.
         notice: tells the user what he may want to act on.
         free_bytes: returns the memory that is free on this host; 0: not known.
-        chunk_bytes: of states; the same on all peers.
         transfer: None: as configured.
     """
 
@@ -74,7 +73,6 @@ class Mirror:
         store: CheckpointStore | None = None,
         notice: Callable[[str], None] = lambda _: None,
         free_bytes: Callable[[], int] = free_memory_bytes,
-        chunk_bytes: int = CHUNK_BYTES,
         transfer: TransferSettings | None = None,
     ) -> None:
         self._config = config
@@ -88,9 +86,9 @@ class Mirror:
         self._held_round = NO_BASE
         self._unseal = unsealer(run_id, authority)
         self._machine = MirrorMachine(config.num_stages, self._unseal)
-        self._contents = Contents(endpoint, clock, chunk_bytes)
-        patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
-        self._fetch = StageFetch(self._contents, membership, patience, config.diloco.fragments)
+        transfer = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
+        self._contents = Contents(endpoint, clock, transfer.chunk_bytes)
+        self._fetch = StageFetch(self._contents, membership, transfer, config.diloco.fragments)
         self._inner = InnerFetch(self._contents, membership)
         self._copies = StageCopies(
             contents=self._contents,
@@ -108,7 +106,7 @@ class Mirror:
         if config.begins_from_weights and config.quant is None:
             genesis = genesis_hash(RunId(run_id), config.run.seed, shared_configuration(config), authority)
             self._starts = Starts(
-                Contents(endpoint, clock, chunk_bytes),
+                Contents(endpoint, clock, transfer.chunk_bytes),
                 genesis,
                 view=lambda: membership.view,
                 read=self._read_start,

@@ -48,7 +48,7 @@ from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import CapLowered, RoundCuts, StageWorker, StepLimits
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
-from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
+from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import genesis_hash
 from shoal.swarm.step_operations import Schedule
@@ -122,7 +122,6 @@ async def build_replica(
     max_open_steps: int = MAX_OPEN_STEPS,
     clock: Clock | None = None,
     transfer: TransferSettings | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
     hooks: RoleHooks = NO_HOOKS,
     snapshot_key: bytes = b"",
     snapshot_room_bytes: int = UNKNOWN_ROOM_BYTES,
@@ -141,7 +140,6 @@ async def build_replica(
         max_microbatch_samples: the most that it takes at a time; None: any number.
         max_open_steps: for which it has memory.
         transfer: as configured if None.
-        chunk_bytes: of a state; the same on all servers.
         snapshot_key: seals this peer's snapshots; the same in all its generations, and secret.
         snapshot_room_bytes: the most that is kept of other replicas' snapshots.
         fill: gives the stage what the run begins from; None: a record stands, and D_0 is of no use.
@@ -159,7 +157,8 @@ async def build_replica(
         place = await device.run(_place, device_name)
         started = Started(run_id, endpoint.peer_id, stage, place)
         log = ReplicaLog(log_dir, started, lambda: state.hashes, endpoint.metrics)
-    contents, cuts = Contents(endpoint, clock or SystemClock(), chunk_bytes), CutRule.of(config.diloco)
+    transfer = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
+    contents, cuts = Contents(endpoint, clock or SystemClock(), transfer.chunk_bytes), CutRule.of(config.diloco)
     owner, snapshots = None, None
     if config.diloco.snapshot_every_steps:
         every_steps = config.diloco.snapshot_every_steps
@@ -198,8 +197,6 @@ async def build_replica(
         cuts=RoundCuts(cuts, lambda round: member.cut(round)),
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
-    is_behind = fill is None or run_has_begun(view())
-    patience = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
     ahead: PayloadsAhead | None = None
     if config.diloco.overlap_steps:
         codec = averaging_codec(config.diloco)
@@ -210,7 +207,7 @@ async def build_replica(
             base=lambda: member.base,
             limit_bytes=lambda round: codec.max_size_bytes(state.gradient_size(state.fragment(round))),
         )
-    sync = StateSync(contents, stage, view=view, settings=patience, num_fragments=config.diloco.fragments)
+    sync = StateSync(contents, stage, view=view, settings=transfer, num_fragments=config.diloco.fragments)
     inner = InnerExchange(
         contents,
         stage,
@@ -221,7 +218,8 @@ async def build_replica(
         base=lambda: member.base,
         has_mirrors=lambda: bool(view().mirrors),
     )
-    source = StateSource(sync, StateDonor(contents, stage, config.diloco.fragments), snapshots, inner)
+    donor = StateDonor(contents, stage, config.diloco.fragments)
+    source = StateSource(sync, donor, snapshots, inner, is_behind=fill is None or run_has_begun(view()))
     member = RoundMember(
         endpoint=endpoint,
         unseal=unsealer(run_id, authority),
@@ -235,10 +233,9 @@ async def build_replica(
         # Measurements differ from run to run, and the order of the ring decides the last bits.
         links=tuple if config.run.deterministic else lambda: link_reports(endpoint),
         ring=RingSettings(codec=averaging_codec(config.diloco), over_senders=config.diloco.averages_senders),
-        is_behind=is_behind,
         ahead=ahead,
     )
-    if not source.may_resume or is_behind:
+    if not source.may_resume or source.is_behind:
         worker.start_round(1, genesis)
     return LocalReplica(stage, compute, state, worker, member, contents, inner, receiver, snapshots, sender, log)
 

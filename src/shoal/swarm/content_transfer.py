@@ -135,12 +135,14 @@ class TransferSettings:
         retry_s: pause before a peer is asked again that does not have the content, or does not answer.
         slow_s: after this time without a chunk from a donor, the others help it.
         timeout_s: for the whole transfer, from the first offer on.
+        chunk_bytes: of states; the same on all peers.
     """
 
     window: int = 4
     retry_s: float = 0.5
     slow_s: float = 2.0
     timeout_s: float = 600.0
+    chunk_bytes: int = CHUNK_BYTES
 
 
 @dataclass(slots=True)

@@ -140,7 +140,7 @@ async def test_a_client_that_waits_leaves_the_run_alone_and_ends_with_it(make_cl
         result = await cluster.run()
         await check_end(cluster, result)
         assert [record.ballot.number for record in result.records] == [1] * OUTER, "nobody else has taken a ballot"
-        assert hosts[0].client.must_wait
+        assert not hosts[0].client.has_turn
         assert not ended
         # The registry's word that it has ended would not do.
         cluster.announce(cluster.client_peer, RunRecord("cluster", 2, 0.0, ended=True))

@@ -29,8 +29,7 @@ from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.round import Origin
 from shoal.wire.messages.transfer import Have
 from shoal_lab import Cluster
-from shoal_lab.client_host import AUTHORITY
-from shoal_lab.cluster import RUN_ID
+from shoal_lab.client_host import AUTHORITY, RUN_ID
 
 from .conftest import MakeCluster, make_config, make_text, reproduces
 from .test_resuming import good, inner_states, is_same, lost_in_round_4, lost_with_a_checkpoint, resumed

@@ -52,7 +52,7 @@ def start_of_round(cluster: Cluster, round: int, call: Callable[[], Awaitable[ob
 
 def hold_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, round: int, peers: tuple[PeerId, ...]) -> None:
     """Rounds of tests are shorter than a transfer may take: begin this one only when these peers hold the record."""
-    training = cluster.client._training
+    training = cluster.client.rounds._training
     train = training.train
 
     async def held_up(number: int, *options: Any, **more: Any) -> None:

@@ -28,7 +28,7 @@ from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Forward
 from shoal.wire.messages.transfer import Have
 from shoal_lab import Cluster, ClusterResult
-from shoal_lab.cluster import RUN_ID
+from shoal_lab.client_host import RUN_ID
 
 from .conftest import MakeCluster, make_config, make_text, run_noticed, run_undisturbed
 

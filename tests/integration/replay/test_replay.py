@@ -22,8 +22,7 @@ from shoal.swarm.records import record_hash
 from shoal.wire.messages.round import Record
 from shoal.wire.messages.step import Open, Prepared
 from shoal_lab import Cluster
-from shoal_lab.client_host import AUTHORITY
-from shoal_lab.cluster import RUN_ID
+from shoal_lab.client_host import AUTHORITY, RUN_ID
 
 
 def differing(folder: Path) -> Verdict:

@@ -40,7 +40,9 @@ from shoal.ids import Ballot, PeerId, StepKey
 from shoal.runtime.launcher_messages import LostProcess
 from shoal.swarm.incidents import Incidents, steps_lost_by
 from shoal.transport.base import PeerLost
+from shoal.wire.messages import Message
 from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.control import AskCounters
 from shoal.wire.messages.round import Basis, Record, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
 
@@ -124,7 +126,10 @@ class World:
             self.note(following)
 
     def _watch(self) -> Watch:
-        world, view = self, SimpleNamespace(replica=self.named, by_stage=self.of_stage, host_of=lambda _: "box")
+        world, view = (
+            self,
+            SimpleNamespace(replica=self.named, by_stage=self.of_stage, host_of=lambda _: "box", name_of=str),
+        )
         stand_in: Any = SimpleNamespace
         return Watch(
             membership=stand_in(view=view, lost=lambda _: None),
@@ -134,9 +139,10 @@ class World:
             ),
             ledger=stand_in(totals=self.totals, earlier=self.diary, note=self.note, now_s=self.now_s),
             clock=stand_in(unix_s=self.now_s),
-            name_of=str,
-            slots_of_replica=lambda peer: frozenset(slot for slot, path in world.paths.items() if peer in path),
-            ask=self.explain,
+            homes=stand_in(slots_of=lambda peer: frozenset(slot for slot, path in world.paths.items() if peer in path)),
+            reassignment=stand_in(is_moving=lambda _: False),
+            endpoint=stand_in(post=self.asked),
+            data_server=DATA,
             host="home",
         )
 
@@ -154,8 +160,11 @@ class World:
     def loses(self, peer: PeerId, silent_s: float = 0.0) -> None:
         """The client's connection with a peer has ended."""
         if self.client_is_there:
-            self.watch.connection_ended(PeerLost(peer, "", silent_s))
-            self.watch.peer_lost(peer)
+            self.watch.lost(PeerLost(peer, "", silent_s))
+
+    def asked(self, peer: PeerId, message: Message) -> None:
+        if isinstance(message, AskCounters):
+            self.explain(peer)
 
     def explain(self, peer: PeerId) -> None:
         if self.totals.incidents.is_unexplained(peer):
@@ -385,8 +394,7 @@ class World:
         self.data_is_there = False
         self.happened.append(("data_server", ""))
         self.ended.append(LostProcess("data_server", self.network.now_s))
-        if self.client_is_there:
-            self.watch.data_server_lost(DATA)
+        self.loses(DATA)
         self.network.after(self.network.rng.uniform(*RESTART_S), self.data_server_returns)
 
     def data_server_returns(self) -> None:
@@ -432,6 +440,8 @@ class World:
             self.note(TrainerReady(slot, self.generations[slot], self.network.now_s))
         if self.data_is_there:
             self.data_server_returns()
+        else:
+            self.loses(DATA)
         self.hear()
 
     # -- promises

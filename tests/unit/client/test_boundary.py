@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -27,7 +28,8 @@ class Desk:
         self.finished, self.done = Signal(), set[int]()
         self.stages = StageWatch(self.ledger)
         self.told: list[bool] = []
-        self.pausing = Pausing(self.ledger, SimpleNamespace(pause=self._tell), lambda: None)  # type: ignore[arg-type]
+        stand_in: Any = SimpleNamespace
+        self.pausing = Pausing(self.ledger, stand_in(pause=self._tell), stand_in(tell_swarm=lambda: None))
         self.watch = BoundaryWatch(config, self.ledger, self, self.stages, self.pausing)  # type: ignore[arg-type]
         self.is_over = False
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from tests.unit.client.noted import NotedLedger
 
-from shoal.client.counters import CounterTotals
+from shoal.client.counters import CounterTotals, ask_again
 from shoal.client.totals import START_TIME, THIS_CLIENT
 from shoal.clock import SystemClock
 from shoal.control import counter_report
@@ -330,7 +330,7 @@ async def test_who_is_asked_again_reports_at_once() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(dispatch, client, (totals,))
         tasks.start_soon(dispatch, server, (Rest(),))
-        totals.ask_again(PeerId("a"))
+        ask_again(client, PeerId("a"))
         await heard.wait()
         tasks.cancel_scope.cancel()
     assert totals.totals()["refused"] == 4

@@ -39,7 +39,6 @@ class Desk:
             ledger=self.ledger,
             trainers=SimpleNamespace(present={}, generations={}),  # type: ignore[arg-type]
             launcher=self,  # type: ignore[arg-type]
-            watch=SimpleNamespace(data_server_lost=lambda _: None),  # type: ignore[arg-type]
         )
 
     async def hello(self) -> None:

@@ -139,5 +139,5 @@ async def test_a_client_goes_on_with_fewer_servers_than_were_started_if_each_sta
     view = SimpleNamespace(replicas=(1, 2), max_pipelines=lambda _: 1)
     membership = cast(Membership, SimpleNamespace(view=view, wait_for=never))
     ledger = NotedLedger()
-    await wait_for_servers(membership, CONFIG, ledger, 4, patient=False, on_gap=lambda: None)
+    await wait_for_servers(membership, CONFIG, ledger, cast(RoundCoordinator, None), 4, patient=False)
     assert ledger.noted == [ServersFewer(4, 2)]

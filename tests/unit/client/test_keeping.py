@@ -36,11 +36,14 @@ class Desk:
         self.posted: list[MayLeave] = []
         config = load_config(None, {"model_pipeline": {"stages": 2}}, {})
         self.endpoint = self
-        self.keeping = Keeping(config, self, self, self, NotedLedger())  # type: ignore[arg-type]
+        self.keeping = Keeping(config, self, self, self, NotedLedger(), self)  # type: ignore[arg-type]
 
     def post(self, peer: PeerId, message: MayLeave) -> None:
         assert peer == LAST
         self.posted.append(message)
+
+    def leaves(self, peer: PeerId, stage: int) -> None:
+        assert (peer, stage) == (LAST, 1)
 
     def keep(self, stage: int, record_hash: str | None) -> None:
         self.kept[stage] = record_hash

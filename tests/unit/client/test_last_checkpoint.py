@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from tests.alongside import until
 from tests.unit.client.noted import NotedLedger
@@ -18,7 +19,11 @@ from shoal.transport.base import Received
 from shoal.wire.messages.mirror import LastKept, RunCounts
 
 ONE, OTHER = PeerId("one"), PeerId("other")
-COUNTS = RunCounts("record", b"{}", b"{}", is_last=True)
+COUNTS = RunCounts("record", b"{}", b"{}")
+
+
+def _counts(*, is_last: bool) -> RunCounts:
+    return msgspec.structs.replace(COUNTS, is_last=is_last)
 
 
 class Desk:
@@ -33,7 +38,8 @@ class Desk:
         self.has_swapped.set()
         self.ledger = NotedLedger()
         parts: Any = self
-        self.last = LastCheckpoint(parts, parts, parts, self.ledger, lambda: COUNTS)
+        stand_in: Any = SimpleNamespace
+        self.last = LastCheckpoint(parts, parts, parts, self.ledger, stand_in(standing=_counts))
 
     def post(self, peer: PeerId, message: object) -> None:
         self.posted.append((peer, message))
@@ -60,7 +66,7 @@ async def test_every_mirror_is_asked_and_waited_for() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end)
         await until(lambda: len(desk.posted) == 2)
-        assert {peer for peer, message in desk.posted if message == COUNTS} == {ONE, OTHER}
+        assert {peer for peer, message in desk.posted if message == _counts(is_last=True)} == {ONE, OTHER}
         desk.said(ONE)
         desk.said(PeerId("nobody"), "is none of the mirrors")
         await anyio.lowlevel.checkpoint()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,10 +26,11 @@ from shoal.events.run import (
     TrainerFinished,
 )
 from shoal.events.trainers import StepRefused
-from shoal.ids import PeerId, StepKey
+from shoal.ids import PeerId, StageIndex, StepKey
+from shoal.runtime.waking import Signal
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.trainer_slots import TrainerSlots
-from shoal.swarm.view import SwarmView
+from shoal.swarm.view import Replica, SwarmView
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
@@ -80,6 +81,27 @@ class _OneTick(SystemClock):
         self.slept = True
 
 
+HOPS = tuple(Hop(PeerId(f"server{slot}"), ("unix:/s",)) for slot in (0, 1))
+PIPELINES = tuple(Pipeline(slot, (hop,)) for slot, hop in enumerate(HOPS))
+NUMBERS = {"pipelines": 2.0, "alive_peers": 5.0, "missing_stages": 0.0, "paused": 0.0, "replicas/0": 2.0}
+
+
+class _Swarm:
+    """Two servers of one stage, and the homes that are made of them."""
+
+    def __init__(self) -> None:
+        self.view = SwarmView(tuple(Replica(hop, 0.0, stage=StageIndex(0)) for hop in HOPS))
+        self.pipelines = PIPELINES
+        self.times_told = 0
+        self.has_changed = Signal()
+
+    def tell_trainers(self) -> None:
+        self.times_told += 1
+
+    async def changed(self) -> None:
+        await self.has_changed.wait()
+
+
 @dataclass
 class Desk:
     reports: Reports
@@ -88,7 +110,7 @@ class Desk:
     monitor: MemoryEndpoint
     client: MemoryEndpoint
     ledger: NotedLedger
-    stuck: list[TrainerStuck] = field(default_factory=list)
+    swarm: _Swarm
 
     def hear(self, slot: int, message: Message) -> bool:
         return self.reports.receive(Received(PeerId(f"T{slot}"), message))
@@ -119,27 +141,25 @@ class Desk:
         return found
 
 
-PIPELINES = tuple(Pipeline(slot, (Hop(PeerId(f"server{slot}"), ()),)) for slot in (0, 1))
-
-
 @pytest.fixture
 async def desk() -> Desk:
     network = MemoryNetwork()
     endpoint, monitor = network.endpoint(PeerId("client")), network.endpoint(PeerId("monitor"))
     clock, ledger, slots = _Clock(), NotedLedger(), present_trainers(2)
-    stuck: list[TrainerStuck] = []
+    swarm: Any = _Swarm()
     reports = Reports(
         endpoint=endpoint,
         monitor=monitor.hop,
         trainers=slots,
-        swarm_numbers=lambda: {"pipelines": 2.0},
-        on_stuck=stuck.append,
+        homes=swarm,
+        membership=swarm,
+        num_stages=1,
         ledger=ledger,
         divergence=Divergence(DilocoConfig()),
         clock=clock,
     )
     ledger.note(DataSized(100, 10))
-    desk = Desk(reports, clock, slots, monitor, endpoint, ledger, stuck)
+    desk = Desk(reports, clock, slots, monitor, endpoint, ledger, swarm)
     desk.begin_round(1)
     return desk
 
@@ -170,7 +190,7 @@ async def test_reports_for_another_slot_are_taken_and_ignored(desk: Desk, messag
     assert desk.reports.progress.steps == 0
     assert not desk.reports.progress.eval_losses
     assert not desk.reports.progress.sent_bytes
-    assert not desk.stuck
+    assert desk.swarm.times_told == 0
 
 
 async def test_a_stranger_that_goes_on_reporting_leaves_a_few_lines(
@@ -202,16 +222,16 @@ async def test_since_when_servers_refuse_a_step_counts_from_the_last_one_that_wa
     assert (desk.reports.refused_since_s, desk.reports.refusal) == (None, "")
 
 
-async def test_a_stuck_trainer_is_passed_on(desk: Desk) -> None:
+async def test_a_stuck_trainer_has_all_be_told_who_may_be_used(desk: Desk) -> None:
     desk.hear(0, TrainerStuck(0, 1, (1,)))
-    assert desk.stuck == [TrainerStuck(0, 1, (1,))]
+    assert desk.swarm.times_told == 1
 
 
 async def test_that_no_server_can_compute_a_step_is_said_once_until_one_can(desk: Desk) -> None:
     refused = TrainerStuck(0, 1, (), "ValueError: odd\nnumber")
     for message in (refused, refused, step(0), refused):
         desk.hear(0, message)
-    assert desk.stuck == [refused] * 3
+    assert desk.swarm.times_told == 3
     told = [event for event in desk.ledger.noted if isinstance(event, StepRefused)]
     assert told == [StepRefused(0, "ValueError: odd number")] * 2
 
@@ -339,25 +359,19 @@ async def test_counters_reach_the_monitor_with_the_round_that_is_trained(desk: D
 
 
 async def test_the_monitor_hears_who_is_there_while_no_step_is_committed(desk: Desk) -> None:
-    changed = anyio.Event()
-
-    async def swarm_changed() -> None:
-        await changed.wait()
-
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(desk.reports.follow, swarm_changed)
+        tasks.start_soon(desk.reports.follow)
         await anyio.wait_all_tasks_blocked()
-        assert await desk.metrics() == [{"pipelines": 2.0}]
-        before, changed = changed, anyio.Event()
-        before.set()
+        assert await desk.metrics() == [NUMBERS]
+        desk.swarm.has_changed.notify()
         await anyio.wait_all_tasks_blocked()
-        assert await desk.metrics() == [{"pipelines": 2.0}]
+        assert await desk.metrics() == [NUMBERS]
         tasks.cancel_scope.cancel()
 
 
 async def test_a_monitor_that_was_lost_is_told_again_who_is_there(desk: Desk) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(desk.reports.follow, anyio.Event().wait)
+        tasks.start_soon(desk.reports.follow)
         await anyio.wait_all_tasks_blocked()
         await desk.metrics()
         desk.reports.peer_lost(desk.monitor.peer_id)
@@ -365,5 +379,5 @@ async def test_a_monitor_that_was_lost_is_told_again_who_is_there(desk: Desk) ->
         assert await desk.metrics() == []
         desk.clock.pass_s(5.0)
         await anyio.wait_all_tasks_blocked()
-        assert await desk.metrics() == [{"pipelines": 2.0}]
+        assert await desk.metrics() == [NUMBERS]
         tasks.cancel_scope.cancel()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -12,7 +14,9 @@ from tests.alongside import until
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client import succession
+from shoal.client.diary import Saved
 from shoal.client.succession import Succession
+from shoal.client.totals import RunTotals
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
 from shoal.control.records import ClientRecord, Record, RunRecord, StageRecord, VerifiedRecord
@@ -53,13 +57,16 @@ class Waiting:
         self.ledger = NotedLedger()
         self.notices = self.ledger.said
         self.turn: list[bool] = []
+        stand_in: Any = SimpleNamespace
         self.succession = Succession(
             run_id="run",
             endpoint=self.endpoint,
             membership=self.membership,
             clock=SystemClock(),
-            leads=lambda: False,
+            coordinator=stand_in(leads=False),
             ledger=self.ledger,
+            diary=stand_in(saved=Saved("run", RunTotals())),
+            succeeds=True,
         )
         self._sequence = 0
         self.hear(ME, "client", ClientRecord(("memory:me",), 1.0, waits=True))

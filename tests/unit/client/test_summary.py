@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.unit.client.noted import totals_of
@@ -35,7 +36,7 @@ def summary(totals: RunTotals, audit: Audit | None = None, **fields: Any) -> dic
         "paused_s": 0.0,
         "audit": audit or found,
         "costs": costs_of(totals, audit or found),
-        "name_of": lambda peer: f"server 1@{peer}",
+        "view": SimpleNamespace(name_of=lambda peer: f"server 1@{peer}"),
         "model": ModelLeft(Path("/logs/fish-1/model"), 2),
         "exit_reason": "done",
     }

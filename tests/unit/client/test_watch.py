@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -18,14 +20,16 @@ from shoal.events.losses import LossFound, ServerLost, TrainerLost
 from shoal.events.run import StepReported
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LostProcess
+from shoal.swarm.view import SwarmView
 from shoal.transport.base import PeerLost
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages import Message
 from shoal.wire.messages.control import Heartbeat
 from shoal_lab.registry import LocalRegistry
 
-FIRST, SECOND, OTHER = PeerId("first"), PeerId("second"), PeerId("other")
-"""Servers: two of stage 0 and one of stage 1."""
+FIRST, SECOND, OTHER, DATA = PeerId("first"), PeerId("second"), PeerId("other"), PeerId("data")
+"""Servers: two of stage 0 and one of stage 1; and the data server."""
 SLOTS = {FIRST: frozenset({0, 1}), OTHER: frozenset({0, 1})}
 """The trainers whose steps run over a server."""
 
@@ -57,8 +61,7 @@ class Story:
 
     def lose(self, peer: PeerId, at_s: float, silent_s: float = 0.0) -> None:
         self.clock.time_s = 1000 + at_s
-        self.watch.connection_ended(PeerLost(peer, "", silent_s))
-        self.watch.peer_lost(peer)
+        self.watch.lost(PeerLost(peer, "", silent_s))
 
     def find(self, peer: PeerId, at_s: float) -> None:
         self.clock.time_s = 1000 + at_s
@@ -73,23 +76,37 @@ class Story:
         ]
 
 
+def _watch(
+    membership: Membership, num_trainers: int, ledger: NotedLedger, clock: Clock, dialled: list[PeerId]
+) -> Watch:
+    stand_in: Any = SimpleNamespace
+
+    def post(peer: PeerId, message: Message) -> None:
+        if isinstance(message, Heartbeat):
+            dialled.append(peer)
+
+    return Watch(
+        endpoint=stand_in(post=post),
+        membership=membership,
+        trainers=present_trainers(num_trainers),
+        homes=stand_in(slots_of=lambda peer: SLOTS.get(peer, frozenset())),
+        reassignment=stand_in(is_moving=lambda _: False),
+        data_server=DATA,
+        ledger=ledger,
+        clock=clock,
+    )
+
+
 @pytest.fixture
-async def story() -> Story:
+async def story(monkeypatch: pytest.MonkeyPatch) -> Story:
+    monkeypatch.setattr(SwarmView, "name_of", lambda _, peer: peer)
     clock = Clock()
     registry = LocalRegistry(SystemClock())
     for peer, stage in ((FIRST, 0), (SECOND, 0), (OTHER, 1)):
         registry.of(peer).advertise(StageRecord((f"memory:{peer}",), 0.0, stage=stage))
     membership, dialled = registry.watch(), list[PeerId]()
     ledger = NotedLedger(clock)
-    watch = Watch(
-        membership=membership,
-        trainers=present_trainers(2),
-        ledger=ledger,
-        clock=clock,
-        name_of=str,
-        slots_of_replica=lambda peer: SLOTS.get(peer, frozenset()),
-        dial=dialled.append,
-    )
+    watch = _watch(membership, 2, ledger, clock, dialled)
     ledger.noted.clear()
     return Story(clock, ledger, watch, membership, dialled)
 
@@ -237,14 +254,7 @@ async def test_who_comes_while_training_goes_on_is_told_once_and_who_was_there_b
 async def test_a_client_that_is_started_again_does_not_take_who_answers_late_for_a_newcomer(story: Story) -> None:
     story.step(0, 1.0)
     story.ledger.totals.rounds = 3
-    watch = Watch(
-        membership=story.membership,
-        trainers=present_trainers(0),
-        ledger=story.ledger,
-        clock=story.clock,
-        name_of=str,
-        slots_of_replica=lambda peer: frozenset(),
-    )
+    watch = _watch(story.membership, 0, story.ledger, story.clock, [])
     watch.caught_up({FIRST: 0})
     watch.caught_up({FIRST: 0, OTHER: 1})
     story.ledger.totals.rounds = 4
@@ -299,7 +309,7 @@ async def test_several_losses_at_once_are_named_together(story: Story) -> None:
     story.step(0, 1.0)
     story.lose(OTHER, 2.0)
     story.lose(PeerId("T0"), 2.0)
-    story.watch.data_server_lost(PeerId("data"))
+    story.lose(DATA, 2.0)
     story.step(0, 3.5)
     assert (
         story.ledger.said[-1]
