@@ -27,6 +27,9 @@ from shoal.errors import HostFailed
 _CONNECT_S: Final = 15
 _OWN_FAILURE: Final = 255
 """The exit code of ssh where it is not that of the command."""
+_MOST_SAID_BYTES: Final = 16 << 20
+"""A host that says more at once means no good, or is broken."""
+_ENDLESS: Final = "what it says does not end"
 _CAUSES: Final = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -95,7 +98,7 @@ class Ssh:
             within_s: after which it is given up.
 
         Raises:
-            HostFailed: ssh did not get there, the connection was lost, or the time is over.
+            HostFailed: ssh did not get there, the connection was lost, the time is over, or it says far too much.
         """
         try:
             with anyio.fail_after(within_s):
@@ -123,7 +126,7 @@ class Ssh:
         """Yield the lines that a shell command there prints, while it runs; leaving ends it.
 
         Raises:
-            HostFailed: ssh did not get there, or the command has failed.
+            HostFailed: ssh did not get there, the command has failed, or prints a line without an end.
         """
         async with aclosing(self._lines_of(self.own_options, command)) as lines:
             async for line in lines:
@@ -138,6 +141,8 @@ class Ssh:
                     begun = b""
                     async for part in process.stdout:
                         *whole, begun = (begun + part).split(b"\n")
+                        if len(begun) > _MOST_SAID_BYTES:
+                            raise HostFailed(_ENDLESS)
                         for line in whole:
                             yield line.decode(errors="replace")
                     code = await process.wait()
@@ -214,15 +219,26 @@ def last_line(text: str) -> str:
 
 
 async def _exchanged(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
-    """Write all that a process reads, while all that it says is read; it may end before it has read anything."""
+    """Write all that a process reads, while all that it says is read; it may end before it has read anything.
+
+    Raises:
+        HostFailed: it says more than any command has to.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    said = {process.stdout: b"", process.stderr: b""}
+    said = {process.stdout: bytearray(), process.stderr: bytearray()}
+
+    is_endless = False
 
     async def read(stream: ByteReceiveStream) -> None:
+        nonlocal is_endless
         async for part in stream:
             said[stream] += part
+            if len(said[stream]) > _MOST_SAID_BYTES:
+                is_endless = True
+                process.kill()
+                tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
         for stream in said:
@@ -230,7 +246,9 @@ async def _exchanged(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
         with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await process.stdin.send(stdin)
             await process.stdin.aclose()
-    return said[process.stdout], said[process.stderr]
+    if is_endless:
+        raise HostFailed(_ENDLESS)
+    return bytes(said[process.stdout]), bytes(said[process.stderr])
 
 
 @asynccontextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from shoal.cli import main
+from shoal.cli.remote import ssh as ssh_module
 from shoal.cli.remote.probe import probe
 from shoal.cli.remote.ssh import Ssh
 from shoal.clock import SystemClock
@@ -55,6 +57,19 @@ async def test_an_ssh_that_is_not_there_or_does_not_answer_is_a_line(tmp_path: P
     with pytest.raises(HostFailed, match="no answer within"):
         await _ssh(tmp_path, "import time; time.sleep(600)").run("true", within_s=0.2)
     await Ssh("box", ("ssh-of-nobody",), tmp_path, SystemClock()).close()
+
+
+async def test_a_host_that_does_not_stop_speaking_is_a_line_and_its_ssh_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_module, "_MOST_SAID_BYTES", 1 << 20)
+    ssh = _ssh(tmp_path, _HOST)
+    for command in ("yes", "yes >&2"):
+        with pytest.raises(HostFailed, match="what it says does not end"):
+            await ssh.run(command, within_s=600.0)
+    async with aclosing(ssh.lines("yes | tr -d '\\n'")) as lines:
+        with pytest.raises(HostFailed, match="what it says does not end"):
+            await anext(lines)
 
 
 async def test_lines_come_while_a_command_speaks_and_its_errors_do_not_stop_it(tmp_path: Path) -> None:
