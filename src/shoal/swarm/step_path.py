@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from shoal.ids import PeerId
 from shoal.wire.messages.base import Hop, Replicas
@@ -127,6 +128,10 @@ def choose_path(
     Returns:
         One peer for each stage, or None if no complete path is usable now.
     """
+    if all(candidates):
+        best = tuple(peers[0] for peers in candidates)
+        if _costs_nothing(best, avoidance, now_s, closes=closes):
+            return best  # as mostly; to compare all pairs of many replicas takes many milliseconds
     starts = [
         (avoidance.cost(peer, place, now_s), (peer,))
         for place, peer in enumerate(candidates[0])
@@ -142,6 +147,14 @@ def choose_path(
         if avoidance.may_follow(path[-1], path[0], now_s)
     ]
     return _cheapest(closed)
+
+
+def _costs_nothing(path: Sequence[PeerId], avoidance: Avoidance, now_s: float, *, closes: bool) -> bool:
+    """Whether nothing is known against the first choice of each stage, nor against any two neighbours."""
+    pairs = [*pairwise(path), (path[-1], path[0])] if closes else pairwise(path)
+    return all(avoidance.is_usable(peer, now_s) and not avoidance.cost(peer, 0, now_s) for peer in path) and all(
+        avoidance.may_follow(one, other, now_s) and not avoidance.pair_cost(one, other, now_s) for one, other in pairs
+    )
 
 
 def _paths(

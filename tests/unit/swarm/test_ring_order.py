@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from shoal.ids import Ballot, PeerId
+from shoal.swarm import ring_order as module
 from shoal.swarm.ring_order import EXACT_GROUPS, Links, ring_order
 from shoal.swarm.round_quorums import first_quorum
 from shoal.wire.messages.round import MAX_LINK_REPORTS, Join, LinkReport
@@ -133,3 +134,43 @@ def test_a_measurement_that_is_no_number_does_no_harm() -> None:
     members = peers(3)
     links = {members[0]: [LinkReport(members[1], float("nan"), 1.0), LinkReport(members[2], 1.0, float("inf"))]}
     assert set(ring_order(members, links)) == set(members)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_ring_of_hosts_keeps_them_whole_and_is_better_than_the_order_that_it_begins_with(seed: int) -> None:
+    rng = random.Random(seed)
+    members = peers(48)
+    rng.shuffle(members)
+    host, at = {peer: int(peer[1:]) // 3 for peer in members}, [rng.uniform(0, 1000) for _ in range(16)]
+    links = {
+        x: [
+            LinkReport(y, 0.0, 0.0, True)
+            if host[x] == host[y]
+            else LinkReport(y, abs(at[host[x]] - at[host[y]]) + 1.0, 1000.0)
+            for y in members
+            if y != x
+        ]
+        for x in members
+    }
+    order = ring_order(members, links)
+    assert sorted(order) == sorted(members)
+    homes = [host[peer] for peer in order]
+    assert len([1 for a, b in itertools.pairwise([*homes, homes[0]]) if a != b]) == 16
+    assert slowest_and_sum(order, links) < slowest_and_sum(tuple(members), links)
+
+
+def test_what_a_turn_leaves_is_what_a_ring_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    members = peers(40)
+    links = {x: [LinkReport(y, rng.uniform(1, 100), 1000.0) for y in rng.sample(members, 12)] for x in members}
+    costs = module._Costs(module._costs(members, links))
+    before = module._greedy([(peer,) for peer in members], costs)
+    ring = module._LargeRing(list(before), costs)
+    order = ring.improved()
+    dearest, total = module._cost(order, costs)
+    assert (ring._sorted[-1], sum(ring._links)) == (dearest, pytest.approx(total))
+    assert ring._sorted == sorted(ring._links)
+    assert (dearest, total) < module._cost(before, costs)
+    assert ring._place == {host[0]: place for place, host in enumerate(order)}
+    monkeypatch.setattr(module, "MOST_TRIED", 1)
+    assert module._LargeRing(list(before), costs).improved() == before, "who has no time left leaves it as it is"

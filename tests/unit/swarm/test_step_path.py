@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
+import pytest
+
 from shoal.ids import PeerId
 from shoal.swarm.step_path import Avoidance, choose_path
 
@@ -93,3 +98,32 @@ def test_where_no_path_closes_there_is_none_and_a_doubtful_end_is_the_last_choic
         avoidance.avoid_pair(last, PeerId("A0"), 1.0)
     assert choose_path(alone, avoidance, 0.0, closes=True) is None
     assert choose_path([[PeerId("A0")], []], Avoidance(), 0.0, closes=True) is None
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_no_path_is_cheaper_than_the_one_that_is_chosen(closes: bool) -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        stages = [[PeerId(f"{stage}{place}") for place in range(rng.randint(1, 4))] for stage in range(3)]
+        everybody = [peer for stage in stages for peer in stage]
+        avoidance = Avoidance()
+        for _ in range(rng.randint(0, 4)):
+            one, other = rng.choice(everybody), rng.choice(everybody)
+            rng.choice((avoidance.avoid, avoidance.lose, avoidance.suspect))(one, rng.choice((0.0, 9.0)))
+            rng.choice((avoidance.avoid_pair, avoidance.suspect_pair))(one, other, rng.choice((0.0, 9.0)))
+        costs = {path: _cost(path, stages, avoidance, closes) for path in itertools.product(*stages)}
+        usable = {path: cost for path, cost in costs.items() if cost is not None}
+        chosen = choose_path(stages, avoidance, 1.0, closes=closes)
+        assert (chosen is None) == (not usable)
+        if chosen is not None:
+            assert usable[chosen] == min(usable.values())
+
+
+def _cost(path: tuple[PeerId, ...], stages: list[list[PeerId]], avoidance: Avoidance, closes: bool) -> float | None:
+    pairs = [*itertools.pairwise(path), *([(path[-1], path[0])] if closes else [])]
+    if not all(avoidance.is_usable(peer, 1.0) for peer in path):
+        return None
+    if not all(avoidance.may_follow(*pair, 1.0) for pair in pairs):
+        return None
+    own = sum(avoidance.cost(peer, stage.index(peer), 1.0) for peer, stage in zip(path, stages, strict=True))
+    return own + sum(avoidance.pair_cost(*pair, 1.0) for pair in pairs)
