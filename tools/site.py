@@ -1,7 +1,7 @@
 """Lays the documents out for the site: `python tools/site.py` fills build/docs, of which zensical makes site/.
 
 Pages of docs/ keep their places, those of the root and of examples/ get one. A link to a file that has no page, which
-only a checkout can follow, becomes plain text.
+only a checkout can follow, becomes plain text. A word that docs/understand/words.md explains becomes a link to it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import sys
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools.words import PLACE, with_anchors, with_words, words_of  # noqa: E402
+
 DOCS = PurePosixPath("docs")
 PAGES = {
     "ARCHITECTURE.md": "project/architecture.md",
@@ -40,6 +44,7 @@ def lay_out(target: Path, root: Path = ROOT) -> list[PurePosixPath]:
     shutil.rmtree(target, ignore_errors=True)
     sources = [PurePosixPath(path.relative_to(root).as_posix()) for path in sorted((root / DOCS).rglob("*"))]
     sources += [PurePosixPath(name) for name in PAGES if name not in NO_PAGES]
+    words = words_of((root / DOCS / PLACE).read_text())
     pages: list[PurePosixPath] = []
     for source in sources:
         place = site_path(source)
@@ -48,6 +53,7 @@ def lay_out(target: Path, root: Path = ROOT) -> list[PurePosixPath]:
         (target / place).parent.mkdir(parents=True, exist_ok=True)
         if source.suffix == ".md":
             text = with_links(source, place, (root / source).read_text())
+            text = with_anchors(text) if place == PLACE else with_words(place, text, words)
             files = [shown(root / source.parent / name) for name in SHOWN.get(str(source), ())]
             (target / place).write_text("".join((text, *files)))
             pages.append(place)

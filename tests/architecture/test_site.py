@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.built_site import build_site
-from tools import pages, site
+from tools import pages, site, words
 
 ROOT = Path(__file__).parents[2]
 CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
@@ -110,6 +110,32 @@ def test_a_link_to_a_file_without_a_page_becomes_text() -> None:
     assert site.with_links(source, place, text) == (
         "See a, [b](project/security.md#promises), [c](x.md).\n```\n[d](../LICENSE)\n```\n"
     )
+
+
+def test_a_page_that_explains_links_each_word_where_it_first_has_it() -> None:
+    known = words.words_of(
+        "| word | what it is |\n|---|---|\n| data server | has the data |\n| server | *has* a stage |\n"
+    )
+    assert list(known) == ["data server", "server"]
+    text = "# A server\n`server` and [a server](x.md): Servers, one data\nserver, a server.\n```\nserver\n```\n"
+    place = site.PurePosixPath("tasks/y.md")
+    there = "../understand/words.md#word"
+    assert words.with_words(place, text, known) == (
+        f'# A server\n`server` and [a server](x.md): [Servers]({there}-server "has a stage"), '
+        f'one [data\nserver]({there}-data-server "has the data"), a server.\n```\nserver\n```\n'
+    )
+    assert words.with_words(site.PurePosixPath("events.md"), text, known) == text
+
+
+def test_start_explains_its_words_and_every_word_has_its_place(tmp_path: Path) -> None:
+    site.lay_out(tmp_path / "docs")
+    for place in ("start/one_machine.md", "start/three_machines.md", "tasks/servers.md"):
+        assert "words.md#word-" in (tmp_path / "docs" / place).read_text(), place
+    page = (tmp_path / "docs" / words.PLACE).read_text()
+    known = words.words_of((ROOT / "docs" / words.PLACE).read_text())
+    assert known.keys() >= {"swarm", "data server", "microbatch", "dht", "inner optimizer", "outer optimizer"}
+    assert known.keys() >= words.ORDINARY
+    assert [word for word in known.values() if f'<span id="{word.anchor}">' not in page] == []
 
 
 @pytest.mark.parametrize("name", pages.PAGES)
