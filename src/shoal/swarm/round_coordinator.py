@@ -355,7 +355,7 @@ class RoundCoordinatorMachine:
         is_news = self._judgement.note(state)
         if self._replicas.is_older(peer, state):
             return []
-        was_in = peer in self._replicas.holders(self.tip)
+        was_in = self._replicas.takes_part(peer, self.tip)
         tip = self._replicas.answer(peer, state)
         if self.phase is RoundPhase.ASKING:
             if is_news:
@@ -372,7 +372,7 @@ class RoundCoordinatorMachine:
         effects = self._say() if tip.hash == self.tip.hash else []
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
         effects += self._replicas.compare_starts(self.tip)
-        comes_in = self._ready and not was_in and peer in self._replicas.holders(self.tip)
+        comes_in = self._ready and not was_in and self._replicas.takes_part(peer, self.tip)
         return [*effects, ReplicaIn(peer)] if comes_in else effects
 
     def _refused(self, peer: PeerId, reason: str, now_s: float) -> Effects:
@@ -463,7 +463,7 @@ class RoundCoordinatorMachine:
         return [Send(p, close) for p in self._replicas.holders(self.tip) if p not in self._joins.joins]
 
     def _joined(self, peer: PeerId, join: Join) -> None:
-        if self.phase is RoundPhase.JOINING and peer in self._replicas.holders(self.tip):
+        if self.phase is RoundPhase.JOINING and self._replicas.takes_part(peer, self.tip):
             self._joins.note(peer, join)
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:

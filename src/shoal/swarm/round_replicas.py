@@ -214,9 +214,11 @@ class RoundReplicas:
 
     def holders(self, tip: Tip) -> dict[PeerId, int]:
         """The replicas that hold `tip` and take part, with their stages."""
-        return {
-            peer: state.stage for peer, state in self.states.items() if self._holds(peer, tip) and peer not in self._out
-        }
+        return {peer: state.stage for peer, state in self.states.items() if self.takes_part(peer, tip)}
+
+    def takes_part(self, peer: PeerId, tip: Tip) -> bool:
+        """Whether a replica holds `tip` and is not left out."""
+        return peer in self.states and self._holds(peer, tip) and peer not in self._out
 
     def at(self, tip: Tip) -> list[Here]:
         """What the replicas have that hold `tip`, whichever bytes of it."""

@@ -58,7 +58,8 @@ class Restoration:
 
     def fits(self, here: Here) -> bool:
         """Whether these are the bytes that the stage goes on from. Of D_0 that is `RoundReplicas.compare_starts`."""
-        return self.standing(here.stage) is None or self.goes_on_from(here)
+        standing = self.standing(here.stage)
+        return standing is None or standing.hashes == here.basis.hashes
 
     def goes_on_from(self, here: Here) -> bool:
         """Whether the stage goes on from these bytes, and from no others."""
