@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -212,9 +212,9 @@ async def test_as_many_browsers_look_as_there_is_room_for(tmp_path: Path) -> Non
 
     scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "root_path": "", "scheme": "http"}
     given = [(name.encode(), value.encode()) for name, value in (HOST, cookie_of(access))]
-    with ExitStack() as joined:
+    async with AsyncExitStack() as joined:
         for _ in range(MAX_BROWSERS):
-            assert joined.enter_context(browsers.join("")) is not None
+            assert await joined.enter_async_context(browsers.join("")) is not None
         await app({**scope, "headers": given}, anyio.Event().wait, send)
     assert statuses == [503]
     assert len(browsers) == 0

@@ -24,7 +24,7 @@ def id_of(message: bytes) -> str:
 
 
 async def first(browsers: Browsers, last_id: str = "") -> bytes:
-    with browsers.join(last_id) as messages:
+    async with browsers.join(last_id) as messages:
         assert messages is not None
         return await anext(messages)
 
@@ -36,7 +36,7 @@ async def rest(messages: AsyncGenerator[bytes], number: int) -> list[bytes]:
 async def test_a_new_browser_gets_the_past_and_then_what_comes() -> None:
     browsers = hub()
     browsers.tell("row", {"before": 1})
-    with browsers.join("") as messages:
+    async with browsers.join("") as messages:
         assert messages is not None
         browsers.tell("row", {"n": 1})
         browsers.tick()
@@ -80,7 +80,7 @@ async def test_one_that_does_not_read_is_dropped_and_costs_the_others_nothing() 
     is_dropped = anyio.Event()
 
     async def stuck() -> None:
-        with browsers.join("") as messages:
+        async with browsers.join("") as messages:
             assert messages is not None
             await anyio.Event().wait()
         is_dropped.set()
@@ -88,7 +88,7 @@ async def test_one_that_does_not_read_is_dropped_and_costs_the_others_nothing() 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stuck)
         await anyio.wait_all_tasks_blocked()
-        with browsers.join("") as messages:
+        async with browsers.join("") as messages:
             assert messages is not None
             await anext(messages)
             for number in range(200):
@@ -101,7 +101,7 @@ async def test_one_that_does_not_read_is_dropped_and_costs_the_others_nothing() 
 
 async def test_at_the_end_each_is_told_and_nothing_follows() -> None:
     browsers = hub()
-    with browsers.join("") as messages:
+    async with browsers.join("") as messages:
         assert messages is not None
         browsers.tell("row", 1)
         browsers.end()

@@ -10,9 +10,9 @@ request --> Guard: method, Host, Origin; headers of every answer --> a route -->
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 from starlette.applications import Starlette
@@ -38,6 +38,9 @@ from shoal.monitor.page.files import PAGE, STATIC, static_files
 _STRANGE_READER = f"numbers are told to who sends the token in {TOKEN_FILE} in the run's folder\n"
 _CROWDED = f"{MAX_BROWSERS} browsers look at this run already\n"
 _AGAIN_S = 5
+
+Join = Callable[[str], AbstractAsyncContextManager[AsyncIterable[bytes] | None]]
+"""Gives the messages behind the one of this id while the context is open; None: there are none to be had."""
 
 
 def build_app(routes: Sequence[Route], *, takes_orders: bool = False) -> ASGIApp:
@@ -112,7 +115,7 @@ def page_routes(access: Access, html: str | None = None, more: Mapping[str, Path
 
 def event_routes(access: Access, browsers: Browsers) -> list[Route]:
     """Return the stream of rows and events."""
-    return [Route("/events", _Stream(access, browsers))]
+    return [Route("/events", EventStream(access, browsers.join, _CROWDED))]
 
 
 def number_routes(access: Access, newest: Callable[[], Newest]) -> list[Route]:
@@ -128,27 +131,32 @@ def number_routes(access: Access, newest: Callable[[], Newest]) -> list[Route]:
     return [Route("/metrics", metrics)]
 
 
-class _Stream:
+class EventStream:
     """Tells a browser what comes, until either leaves."""
 
-    def __init__(self, access: Access, browsers: Browsers) -> None:
+    def __init__(self, access: Access, join: Join, reason: str) -> None:
+        """Tell nobody yet.
+
+        Args:
+            reason: what a browser is told for which there are no messages.
+        """
         self._access = access
-        self._browsers = browsers
+        self._join = join
+        self._reason = reason
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         if not self._access.admits(request.cookies):
             await refused(self._access)(scope, receive, send)
             return
-        with self._browsers.join(last_id(request)) as messages:
-            if messages is None:
-                answer: Any = PlainTextResponse(_CROWDED, 503, {"Retry-After": str(_AGAIN_S)})
-            else:
+        async with self._join(_last_id(request)) as messages:
+            answer: Response = PlainTextResponse(self._reason, 503, {"Retry-After": str(_AGAIN_S)})
+            if messages is not None:
                 answer = StreamingResponse(messages, media_type="text/event-stream")
             await answer(scope, receive, send)
 
 
-def last_id(request: Request) -> str:
+def _last_id(request: Request) -> str:
     """Return what a browser has got last; a page that opens the stream anew can say it only in the address."""
     return request.headers.get("last-event-id") or request.query_params.get("after", "")
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import anyio
@@ -67,8 +67,8 @@ class Browsers:
             queue.close()
         self._queues.clear()
 
-    @contextmanager
-    def join(self, last_id: str) -> Generator[AsyncGenerator[bytes] | None]:
+    @asynccontextmanager
+    async def join(self, last_id: str) -> AsyncGenerator[AsyncGenerator[bytes] | None]:
         """Give a browser its messages for as long as the context is open; None if there is no room.
 
         Args:

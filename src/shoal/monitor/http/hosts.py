@@ -17,18 +17,17 @@ from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from shoal.monitor.http.access import Access
-from shoal.monitor.http.app import build_app, last_id, page_routes, refused, with_cookie
+from shoal.monitor.http.app import EventStream, build_app, page_routes, with_cookie
 from shoal.monitor.page.files import OF_OPERATORS, PAGE
 
 _NO_RUN = "the client's host has no dashboard, or not yet\n"
 _STRANGE_PAGE = "an order is taken from a page that was served here\n"
 _NOBODY = "there is no such host, or no such order\n"
-_AGAIN_S = 5
 
 
 class Operator(Protocol):
@@ -66,7 +65,9 @@ def operator_app(access: Access, operator: Operator) -> ASGIApp:
     """Return the application of an operator's page."""
     more = {path.name: path for path in OF_OPERATORS}
     routes = (*page_routes(access, operator_page(), more), *_host_routes(access, operator))
-    return build_app((*routes, Route("/events", _Relay(access, operator), methods=["GET"])), takes_orders=True)
+    # What the run's own dashboard sends.
+    events = Route("/events", EventStream(access, operator.run_news, _NO_RUN), methods=["GET"])
+    return build_app((*routes, events), takes_orders=True)
 
 
 def operator_page() -> str:
@@ -107,25 +108,6 @@ def _host_routes(access: Access, operator: Operator) -> list[Route]:
         Route("/hosts/{name}/logs", with_cookie(access, logs)),
         Route("/hosts/{name}/{order}", with_cookie(access, order), methods=["POST"]),
     ]
-
-
-class _Relay:
-    """Hands on what the run's own dashboard sends, until either side leaves."""
-
-    def __init__(self, access: Access, operator: Operator) -> None:
-        self._access = access
-        self._operator = operator
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope)
-        if not self._access.admits(request.cookies):
-            await refused(self._access)(scope, receive, send)
-            return
-        async with self._operator.run_news(last_id(request)) as messages:
-            answer: Response = PlainTextResponse(_NO_RUN, 503, {"Retry-After": str(_AGAIN_S)})
-            if messages is not None:
-                answer = StreamingResponse(messages, media_type="text/event-stream")
-            await answer(scope, receive, send)
 
 
 def _json(value: Any) -> Response:
