@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tests.linux_calls import needs
 from tests.unit.data.corpora import make_tokens_here, of_folder, write_json_lines, write_parquet
 from tokenizers import Tokenizer
 
@@ -31,6 +32,7 @@ from shoal.errors import ConfigError, RemoteError
 from shoal.events.base import Event
 from shoal.events.data import DocumentsSkipped, TokenizerTraining, TokensBuilt, TokensDamaged
 from shoal.model.hf.tokenizer import kept_tokenizer
+from shoal.runtime.linux_calls import LinuxCall
 from shoal.wire.messages.base import SampleRange
 
 TEXTS = [f"déjà vu number {number} is about the {number * 7} birds of the woods" for number in range(40)]
@@ -315,6 +317,7 @@ def test_of_eight_parquet_files_with_100_000_rows_each_is_there_once_in_a_pass_i
     assert num_train + dataset.holdout.num_samples == 99_999
 
 
+@needs(LinuxCall.CACHE_ADVICE, "nothing is read ahead")
 def test_with_a_window_tokens_are_read_ahead_and_given_up_and_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.namespaces import lan, why_impossible
 
+from shoal.runtime import hardware
 from shoal.runtime.hardware import machine_name, num_usable_cores, processor_name, usable_processors
 
 _IMPOSSIBLE = why_impossible()
@@ -77,7 +78,7 @@ def test_where_nobody_says_on_which_processors_a_process_may_run_it_may_on_all()
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(hardware, "usable_processors", lambda: {0, 1, 2, 3})
     return tmp_path
 
 
