@@ -418,7 +418,7 @@ class ReplicaState:
             The averages from which the state was computed; None unless `stage` kept them.
 
         Raises:
-            The hashes are neither staged nor held; nothing has changed.
+            StateMismatch: the hashes are neither staged nor held; nothing has changed.
         """
         staged = self._staged.get(hashes, _Staged(self._base, None) if hashes == self.hashes else None)
         if staged is None:

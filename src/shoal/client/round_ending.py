@@ -59,7 +59,7 @@ class RoundEnding:
 
         Args:
             log_dir: where records are written.
-            keeping: says when a round may be closed.
+            keeping: waits while a server that leaves hands its stage over.
         """
         self._config = config
         self._log_dir = log_dir

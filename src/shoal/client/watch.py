@@ -1,6 +1,6 @@
 """Corrects the client's view by what its connections show, and notes who is lost, heard again and back, and who comes.
 
-It hears of a loss before all handlers of the endpoint, while they still know who is lost; these hear it in any order.
+It hears of a loss before all handlers of the endpoint, while they still know who is lost; nothing depends on the order in which these hear it.
 
 PeerLost --> the ledger: who, since when, whose steps it hits --> the view: not there any more
         '--> trainers, coordinator, moves, ... each by its `peer_lost`
@@ -42,7 +42,7 @@ BEFORE_CLIENT_S = 1.0
 
 
 class Watch:
-    """Sees every event of the client's endpoint before the others do."""
+    """Hears of each loss before the handlers do, and of each new connection."""
 
     def __init__(
         self,

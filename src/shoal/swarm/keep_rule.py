@@ -11,7 +11,7 @@ from shoal.config.schema import Config
 
 @dataclass
 class KeepRule:
-    """One of so many rounds, one of so many seconds, the last one, and what was asked for.
+    """One of so many rounds, one of so many seconds, the first one of each start, the last one, and what was asked for.
 
     Attributes:
         every_rounds: one of each so many rounds, those that are multiples of it; 0: by time alone.

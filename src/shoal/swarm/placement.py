@@ -30,7 +30,7 @@ from shoal.swarm.assignment import Crowd, Crowds, assign
 from shoal.swarm.view import Candidate, SwarmView
 
 MIN_GAIN = 0.1
-"""Of the swarm's throughput: what a move has to bring, since loading a state costs something too."""
+"""By so much the smallest stage has to grow, since loading a state costs something too."""
 
 
 class StageMove(NamedTuple):

@@ -24,7 +24,7 @@ from shoal.wire.messages.round import Basis, Record, StageHashes
 
 
 class Here(NamedTuple):
-    """A replica that has answered: its stage, and the bytes that it has."""
+    """Who has bytes of a stage: a replica that has answered, a mirror, or a client that keeps them."""
 
     stage: int
     basis: Basis
@@ -98,7 +98,7 @@ class Restoration:
     def due(
         self, record: Record | None, stages: Iterable[int], here: Mapping[PeerId, Here], silent: bool, now_s: float
     ) -> dict[int, Basis]:
-        """Return what the stages go on from whose holders of `record` are lost.
+        """For each stage without a holder of `record`, return the bytes that it goes on from.
 
         If a replica has the record's own bytes all the same, it was left out, or holds the record of another chain that
         names the same bytes. Then the stage goes on from these, also if others have newer ones: those can only be of
