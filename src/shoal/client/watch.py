@@ -1,6 +1,7 @@
 """Corrects the client's view by what its connections show, and notes who is lost, heard again and back, and who comes.
 
-It hears of a loss before all handlers of the endpoint, while they still know who is lost; nothing depends on the order in which these hear it.
+It hears of a loss before all handlers of the endpoint, while they still know who is lost; nothing depends on the order
+in which these hear it.
 
 PeerLost --> the ledger: who, since when, whose steps it hits --> the view: not there any more
         '--> trainers, coordinator, moves, ... each by its `peer_lost`

@@ -2,9 +2,9 @@
 
 The newest record that some replica has swapped to stands. There may be several that are newest, where sides of a split
 have gone on apart: then one chain is chosen, by the samples of its newest record that has a live holder of every stage,
-then one whose newest record some replica holds, then by the samples of that record, then the smaller hash. (A stage that holds an older record alone is restored from
-that.) Replicas are heard of one after the other, so a chain that would be chosen if it did not lack a holder of some
-stage is waited for, or the order of arrival would choose.
+then one whose newest record some replica holds, then by the samples of that record, then the smaller hash. (A stage
+that holds an older record alone is restored from that.) Replicas are heard of one after the other, so a chain that
+would be chosen if it did not lack a holder of some stage is waited for, or the order of arrival would choose.
 
 On top of what stands, a record that replicas have prepared may have been committed, so the one of the highest ballot is
 finished. It is dropped only when it cannot be finished: no replica has swapped it, no holder of some stage's bytes
