@@ -64,7 +64,10 @@ def test_what_has_happened_is_in_a_file_beside_the_logs(short_run: Launched) -> 
     assert events[0]["event"] == "run.launched"
     assert [event["round"] for event in events if event["event"] == "round.recorded"] == [1, 2]
     assert "model.left" in {event["event"] for event in events}
-    assert all(event["time"] and event["level"] == "INFO" for event in events)
+    assert all(event["time"] for event in events)
+    # The mirror of a busy host may come when the last record is there.
+    usual = [event for event in events if event["event"] != "checkpoint.last_lacks"]
+    assert {event["level"] for event in usual} == {"INFO"}
 
 
 def test_the_page_about_files_says_what_each_is(short_run: Launched) -> None:
