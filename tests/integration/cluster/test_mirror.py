@@ -9,7 +9,6 @@ import pytest
 from tests.alongside import until
 
 from shoal.client import gathering, last_checkpoint
-from shoal.client.diary import RoundPlan
 from shoal.events.mirror import LastCheckpointLacks, MirrorsBehind
 from shoal.swarm.round_effects import Fetch
 from shoal.wire.messages.control import StartRound
@@ -87,21 +86,20 @@ async def test_a_mirror_that_has_only_the_record_before_saves_all_rounds_but_the
 
 async def test_servers_stay_until_a_mirror_that_can_be_reached_has_the_last_record(make_cluster: MakeCluster) -> None:
     async with make_cluster(CONFIG) as cluster:
-        copies, rounds = cluster.start_mirror().mirror._copies, cluster.client.rounds
-        take, save, held_at_the_end = copies._take, rounds._save, list[bool]()
+        copies, saving = cluster.start_mirror().mirror._copies, cluster.client.rounds._saving
+        take, end, held_at_the_end = copies._take, saving.run_ends, list[bool]()
 
         async def take_late(stage: int, order: Fetch) -> None:
             if order.record.round == 5:
                 await until(lambda: 5 in cluster.client.reports.progress.eval_losses)
             await take(stage, order)
 
-        def save_and_look(plan: RoundPlan | None) -> None:
-            if plan is None:
-                held_at_the_end.append(holds(cluster, 5)())
-            save(plan)
+        def end_and_look(base: str) -> None:
+            held_at_the_end.append(holds(cluster, 5)())
+            end(base)
 
         copies._take = take_late  # type: ignore[method-assign]
-        rounds._save = save_and_look
+        saving.run_ends = end_and_look  # type: ignore[method-assign]
         await cluster.run()
         assert held_at_the_end == [True]
 
