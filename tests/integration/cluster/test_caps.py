@@ -7,6 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
+from shoal.client.counters import ask_again
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.sample_ranges import count, merge
 from shoal.wire.messages import Message
@@ -80,7 +81,7 @@ async def test_a_server_whose_memory_is_too_small_says_so_to_everybody_and_the_r
         cluster.when(CommitRecord, action=lambda: caps.append(announced()))
         small_peer = cluster.servers[1].peer
         for after in (0, 5):
-            cluster.when(CommitRecord, action=lambda: cluster.client.counters.ask_again(small_peer), after=after)
+            cluster.when(CommitRecord, action=lambda: ask_again(cluster.client._endpoint, small_peer), after=after)
         result = await cluster.run()
         assert caps[0] == {cluster.servers[1].peer: 1}, "announced at once, not with the next record"
         assert announced() == caps[0]
