@@ -48,9 +48,9 @@ def with_words(place: PurePosixPath, text: str, words: Mapping[str, Word]) -> st
     """Return a page on which each word is a link where it is first said.
 
     Args:
-        place: the page's place in the site.
+        place: the page's place in the site; not that of the page of words.
     """
-    if place == PLACE or place.parts[0] not in EXPLAINING:
+    if place.parts[0] not in EXPLAINING:
         return text
     to = os.path.relpath(PLACE, place.parent)
     left = {name: word for name, word in words.items() if name not in ORDINARY}

@@ -68,8 +68,8 @@ class Keeping:
         Args:
             contents: gives what is kept to newcomers.
             coordinator: names the holders of the newest record, and is told what this client keeps.
-            checkpoint: from which the run was resumed; `run` reads it.
             watch: is told who leaves.
+            checkpoint: from which the run was resumed; `run` reads it.
         """
         self._config = config
         self._contents = contents

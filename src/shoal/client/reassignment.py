@@ -8,7 +8,7 @@ replica says itself to the coordinator, and by what was ordered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 
@@ -117,8 +117,8 @@ class Reassignment:
     async def run(self) -> None:
         """Follow the moves that were ordered, and fill stages that have no server, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._follow_view)
-            tasks.start_soon(self._follow_rounds)
+            tasks.start_soon(self._wake_after, self._membership.changed)
+            tasks.start_soon(self._wake_after, self._coordinator.changed)
             while True:
                 woken = self._wake.coming
                 before = self._machine.under_way
@@ -128,14 +128,9 @@ class Reassignment:
                 with anyio.move_on_after(self._machine.wake_at_s - self._clock.now_s()):
                     await woken.wait()
 
-    async def _follow_view(self) -> None:
+    async def _wake_after(self, event: Callable[[], Awaitable[object]]) -> None:
         while True:
-            await self._membership.changed()
-            self._wake.notify()
-
-    async def _follow_rounds(self) -> None:
-        while True:
-            await self._coordinator.changed()
+            await event()
             self._wake.notify()
 
     def _look(self) -> None:

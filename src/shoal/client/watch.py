@@ -87,10 +87,10 @@ class Watch:
             return totals.progress.first_step_at_s is not None
         return totals.rounds > self._rounds_before
 
-    def lost(self, lost: PeerLost) -> None:
+    def lost(self, loss: PeerLost) -> None:
         """A connection has ended, which beats whatever the registry says."""
-        peer = lost.peer
-        silent_s, since = lost.silent_s, utc_time_of_day(self._clock.unix_s() - lost.silent_s)
+        peer = loss.peer
+        silent_s, since = loss.silent_s, utc_time_of_day(self._clock.unix_s() - loss.silent_s)
         if peer == self._data_server and not self._incidents.is_away("data_server", ""):
             slots = tuple(self._trainers.present)
             self._ledger.note(DataServerLost(slots, self._ledger.now_s(), silent_s, since, self._host))

@@ -77,7 +77,7 @@ class DeviceOperations:
         return self._device.begin(self._timed, operation, inputs, targets, loss_scale, completes)
 
     async def last(self, operation: Operation, computed: Computed, request: Open | None) -> None:
-        """Count the time of a computed operation; a device that computes here and now keeps nobody waiting."""
+        """Count the time of a computed operation: the next one may begin at once."""
         self._meter.worked(operation.kind, computed.took_s)
 
     # ---- on the device thread

@@ -1,4 +1,4 @@
-"""What computes on this machine, by name: for the reader of a benchmark, and to know a machine again. No torch.
+"""What computes on this machine, by name and number: for benchmarks, and to know a machine again. No torch.
 
 A machine is known again in two ways: as one of a kind that computes the same bits, and as this very one.
 

@@ -106,11 +106,16 @@ def _hosts(members: Sequence[PeerId], links: Links) -> list[_Host]:
     return list(hosts.values())
 
 
+def _links(order: Sequence[_Host], costs: _Costs) -> list[float]:
+    """What the link from each host of the ring to the next one costs."""
+    return [costs.between(one[-1], other[0]) for one, other in zip(order, [*order[1:], order[0]], strict=True)]
+
+
 def _cost(order: Sequence[_Host], costs: _Costs) -> _Cost:
     """The slowest link of the ring, and the sum."""
     if len(order) < 2:
         return (0.0, 0.0)
-    links = [costs.between(one[-1], other[0]) for one, other in zip(order, [*order[1:], order[0]], strict=True)]
+    links = _links(order, costs)
     return (max(links), math.fsum(links))
 
 
@@ -145,17 +150,17 @@ class _LargeRing:
 
     def __init__(self, order: list[_Host], costs: _Costs) -> None:
         self._order, self._costs = order, costs
-        self._links = [
-            costs.between(one[-1], other[0]) for one, other in zip(order, [*order[1:], order[0]], strict=True)
-        ]
+        self._links = _links(order, costs)
         self._sorted = sorted(self._links)
         self._place = {peer: place for place, host in enumerate(order) for peer in (host[0], host[-1])}
         self._left = MOST_TRIED
 
     def improved(self) -> list[_Host]:
         """Return the best order that was found."""
-        while any([self._improve(link) for link in range(len(self._order))]) and self._left > 0:
-            pass
+        is_better = True
+        while is_better and self._left > 0:
+            improved = [self._improve(link) for link in range(len(self._order))]
+            is_better = any(improved)
         return self._order
 
     def _improve(self, link: int) -> bool:

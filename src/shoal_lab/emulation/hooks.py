@@ -41,9 +41,8 @@ class EmulatedRole(RoleHooks):
 def emulated(start: RoleStart) -> RoleHooks:
     """Return the hooks of a role of which the section `emulation` says something."""
     emulation = start.config().emulation
-    is_server = start.role == "server"
     return EmulatedRole(
         SystemClock(),
         deaths=DeathPoints(emulation.deaths_of(start.role, start.index), start.log_path.parent),
-        pace=emulated_pace(emulation.call_s, emulation.sample_times_of(start.index)) if is_server else None,
+        pace=emulated_pace(emulation.call_s, emulation.sample_times_of(start.index)),
     )

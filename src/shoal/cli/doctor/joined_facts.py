@@ -58,32 +58,28 @@ async def see_joined(
     )
     maddrs = config.network.initial_peers[:_MAX_ASKED]
     peers = [PeerId(peer) for peer in dict.fromkeys(maddr.partition("/p2p/")[2] for maddr in maddrs) if peer]
-    adopted: Config | None = None
-
-    async def see_client(swarm: SwarmSeen) -> None:
-        nonlocal adopted
-        adopted = await _client(facts, observer, swarm.view, origins)
-
     try:
         async with observer.node() as node:
             facts.joined = ok("the DHT has been joined")
             facts.swarm = swarm = await _swarm(observer, node, peers)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(see_client, swarm)
-                # Where its packets are lost, all that is asked on the same connection waits behind it.
-                facts.swarm = replace(swarm, takes_large=await _takes_large(node, peers))
+                # Where its packets are lost, all that is asked on the same connection waits behind a long question.
+                tasks.start_soon(_see_large, facts, swarm, node, peers)
+                return await _client(facts, observer, swarm.view, origins)
     except (BootstrapError, ConfigError) as error:
         facts.joined = failed(str(error), "see what host.p2pd and swarm.peers say, and whether the run is up")
         facts.swarm = facts.client = skipped("the DHT could not be joined")
-    return adopted
+        return None
 
 
-async def _takes_large(node: DhtNode, peers: list[PeerId]) -> Judged | bool:
-    """Ask a peer that answers a short question a long one."""
+async def _see_large(facts: Facts, swarm: SwarmSeen, node: DhtNode, peers: list[PeerId]) -> None:
+    """Ask a peer that answers a short question a long one, and note what comes of it."""
+    takes_large: Judged | bool = skipped("no initial peer answers short questions")
     for peer in peers:
         if await node.takes(peer, QUESTION_BYTES):
-            return await node.takes(peer, _LARGE_BYTES)
-    return skipped("no initial peer answers short questions")
+            takes_large = await node.takes(peer, _LARGE_BYTES)
+            break
+    facts.swarm = replace(swarm, takes_large=takes_large)
 
 
 async def _swarm(observer: Observer, node: DhtNode, peers: list[PeerId]) -> SwarmSeen:

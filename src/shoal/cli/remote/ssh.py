@@ -229,14 +229,10 @@ async def _exchanged(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
     assert process.stderr is not None
     said = {process.stdout: bytearray(), process.stderr: bytearray()}
 
-    is_endless = False
-
     async def read(stream: ByteReceiveStream) -> None:
-        nonlocal is_endless
         async for part in stream:
             said[stream] += part
             if len(said[stream]) > _MOST_SAID_BYTES:
-                is_endless = True
                 process.kill()
                 tasks.cancel_scope.cancel()
 
@@ -246,7 +242,7 @@ async def _exchanged(process: Process, stdin: bytes) -> tuple[bytes, bytes]:
         with contextlib.suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await process.stdin.send(stdin)
             await process.stdin.aclose()
-    if is_endless:
+    if any(len(text) > _MOST_SAID_BYTES for text in said.values()):
         raise HostFailed(_ENDLESS)
     return bytes(said[process.stdout]), bytes(said[process.stderr])
 
