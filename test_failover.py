@@ -53,7 +53,7 @@ FLAGS = (
 )
 SMALL_MODEL = ("--model.hidden-size=48", "--data.seq-len=64")
 """Of the sandbox, so that its rounds take a second or two; a configuration of the user's own is taken as it is."""
-START_S, STEP_S, RESTORE_S = 60.0, 30.0, 45.0
+START_S, STEP_S, RESTORE_S = 180.0, 90.0, 120.0
 SILENCE_S = 3.0
 """Without a step for so long, training has stopped."""
 

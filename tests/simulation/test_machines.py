@@ -21,6 +21,7 @@ SEEDS = (0, 1, 2, 11)
 """In the last of them a run of the world `round` is resumed."""
 NOT_RUN = {
     "content_transfer.ChunkPlan": "where in four vectors the bytes of a chunk are: arithmetic, with tests of its own",
+    "ring_order._LargeRing": "in which order many hosts stand: arithmetic, with tests of its own",
     "assignment.StageNeed": "how much memory a stage takes: arithmetic, with tests of its own",
     "view.PeerLabel": "what a peer is called, for people",
     "view.MirrorPeer": "who mirrors, and what it is announced to hold, for people",

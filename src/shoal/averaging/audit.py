@@ -38,7 +38,8 @@ class Audit:
         missing: Samples of a pass that no step contains: of a finished pass all such samples, of the last pass those
             below the highest one that was trained.
         unreached: Samples that no step contains because a later round was to train them and the run ended before: it
-            was interrupted, or a client that took its last round over ended that round early.
+            was interrupted, a client that took its last round over ended that round early, or replicas were lost in
+            its last round, with the steps that nobody else had.
         first_round: The first round with a step log; 0: there is none.
         samples_before: Distinct samples, including skipped ones, of the rounds whose step logs other hosts have.
         lost: By stage, the steps that the stage has no part in: those that none of its replicas held when their round
@@ -188,7 +189,7 @@ def audit_of(
     inherited = merge(before)
     everything = [*inherited, *(item for entry in steps.values() for item in entry.samples)]
     distinct = merge(everything)
-    cut = _cut_short(records, lines, num_rounds)
+    cut = _cut_short(records, lines, num_rounds, loses={step.round for step in lost_steps.values()})
     due = merge(
         [*inherited, *(item for (round, _), entry in steps.items() if round not in cut for item in entry.samples)]
     )
@@ -252,21 +253,36 @@ def _lost_in_part(lines: Mapping[int, Sequence[StepLine]], records: Sequence[Rec
     return dict(sorted(lost.items()))
 
 
-def _cut_short(records: Sequence[Record], lines: Mapping[int, Sequence[StepLine]], num_rounds: int) -> frozenset[int]:
+def _cut_short(
+    records: Sequence[Record], lines: Mapping[int, Sequence[StepLine]], num_rounds: int, loses: Collection[int]
+) -> frozenset[int]:
     """Return the rounds at the end of the run after which some samples were to be trained again, and were not.
 
     A round that is not the last one is ended without its slowest trainers. Any is by a client that takes the run over:
-    its record lets trainers of that client go on, and all steps are by those of an earlier one.
+    its record lets trainers of that client go on, and all steps are by those of an earlier one. What only replicas have
+    had that are lost before the record is free again: after the last round for nobody.
+
+    Args:
+        loses: The rounds of which some stage has not all steps.
     """
     cut: set[int] = set()
     for record in reversed(records):
         keys = [line.entry.key for line in lines.get(record.round, ())]
         apart = [record.generations.get(key.trainer, 0) - key.generation for key in keys]
-        is_interrupted = record is records[-1] and record.round < num_rounds
-        if not is_interrupted and (not apart or min(apart) < GENERATIONS_APART // 2):
+        has_lost = record.round in loses or _has_lost_members(records[-2:])
+        is_ended_early = record is records[-1] and (record.round < num_rounds or has_lost)
+        if not is_ended_early and (not apart or min(apart) < GENERATIONS_APART // 2):
             break
         cut.add(record.round)
     return frozenset(cut)
+
+
+def _has_lost_members(records: Sequence[Record]) -> bool:
+    """Whether some member of the first record is none of the last one."""
+    first, last = (
+        {(o.stage, peer) for o in record.stages for peer in o.members} for record in (records[0], records[-1])
+    )
+    return bool(first - last)
 
 
 def _missing(distinct: Iterable[SampleRange], due: Iterable[SampleRange], num_samples_per_pass: int) -> int:

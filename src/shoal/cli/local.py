@@ -52,8 +52,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+UNHURRIED_S = 15.0
+"""Time for all roles to leave a run that ends by itself: on a busy host what they say last takes seconds."""
 LEAST_GRACE_S = 1.0
-"""How much of `GRACE_S` other roles have at least when client and mirror have left."""
+"""How much of that other roles have at least when client and mirror have left."""
 USAGE_INTERVAL_S, USAGE_MAX_INTERVAL_S = 5.0, 60.0
 """Between looks at the memory of all processes, for the summary; it doubles, as each costs up to 0.1 s of a core."""
 WATCH_INTERVAL_S = 1.0
@@ -204,7 +206,7 @@ class HostRun:
             tasks.start_soon(self._stop_at_once, supervisor)
             begun_s = self.clock.now_s()
             await self._last_words()
-            left_s = GRACE_S - (self.clock.now_s() - begun_s)
+            left_s = (GRACE_S if self.is_unwanted else UNHURRIED_S) - (self.clock.now_s() - begun_s)
             await supervisor.stop(max(LEAST_GRACE_S, left_s), STOP_ORDER)
             if self._client_followed is not None:
                 # What it said last may still be on its way: an interrupted client says what was reached.

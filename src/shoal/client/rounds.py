@@ -28,7 +28,7 @@ from shoal.events.run import RoundTakenUp, RunTakenOver
 from shoal.wire.messages.base import StepRange
 
 
-class Part(Protocol):
+class SideWork(Protocol):
     """Of a client, with work of its own."""
 
     async def run(self) -> None:
@@ -51,7 +51,7 @@ class RoundLoop:
         ending: RoundEnding,
         left: RoundPlan | None,
         saving: Saving,
-        beside: Sequence[Part],
+        beside: Sequence[SideWork],
     ) -> None:
         """Connect the parts; `run` does the work.
 

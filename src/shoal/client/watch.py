@@ -36,9 +36,9 @@ from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, PeerLost
 from shoal.wire.messages.control import Heartbeat
 
-SAME_LOSS_S = 1.0
-"""An earlier start of the client may have seen a loss of which the launcher tells."""
-BEFORE_CLIENT_S = 1.0
+NOTICED_S = 3.0
+"""So long after a process has ended an earlier start of the client may have noticed it, on a busy host."""
+BEFORE_CLIENT_S = 3.0
 """What broke so shortly before the client, it may not have noticed any more."""
 
 
@@ -126,15 +126,12 @@ class Watch:
             slots: of the round in which the client was.
         """
         losses = [self._found(lost, slots) for lost in told]
-        own_ends_s = [loss.at_s for loss in losses if loss.kind == "client" and not self._is_noted(loss)]
-        since_s = min(own_ends_s, default=math.inf) - BEFORE_CLIENT_S
-        for loss in losses:
-            if loss.at_s >= since_s and not self._is_noted(loss):
+        unknown = [loss for loss in losses if not self._incidents.is_known(loss, NOTICED_S)]
+        since_s = min((loss.at_s for loss in unknown if loss.kind == "client"), default=math.inf) - BEFORE_CLIENT_S
+        for loss in unknown:
+            # Of two that were told of one process, the first one may be known by now.
+            if loss.at_s >= since_s and not self._incidents.is_known(loss, NOTICED_S):
                 self._ledger.note(loss)
-
-    def _is_noted(self, found: LossFound) -> bool:
-        # Of the client's own end nobody else tells.
-        return self._incidents.is_known(found, within_s=0.0 if found.kind == "client" else SAME_LOSS_S)
 
     def _found(self, lost: LostProcess, slots: tuple[int, ...]) -> LossFound:
         at_s = (self._ledger.totals.launched_s or 0.0) + lost.at_s

@@ -265,10 +265,17 @@ class Incidents:
         self._steps_s.clear()
 
     def is_known(self, found: LossFound, within_s: float) -> bool:
-        """Whether a loss of this process was noticed at about that time."""
-        process = found.kind, _key(found)
-        noticed_s = (each.noticed_s for each in self.all if (each.kind, each.key) == process)
-        return any(abs(at_s - found.at_s) <= within_s for at_s in noticed_s)
+        """Whether this loss of a process was noticed: at the latest so long afterwards, and the process was away then.
+
+        Of a client nobody notices that it has ended before it is there again: that one must have been noted itself.
+        """
+        of_it = [each for each in self.all if (each.kind, each.key) == (found.kind, _key(found))]
+        if found.kind == "client":
+            return any(each.noticed_s == found.at_s for each in of_it)
+        return any(
+            each.noticed_s - within_s <= found.at_s and (each.back_s is None or found.at_s <= each.back_s)
+            for each in of_it
+        )
 
     def is_away(self, kind: str, key: str) -> bool:
         """Whether a process was lost and has not taken part since."""

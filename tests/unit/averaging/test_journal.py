@@ -252,6 +252,32 @@ def test_what_the_last_round_before_an_interruption_has_left_out_is_not_missing(
     assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (2, 0)
 
 
+def test_what_only_replicas_had_that_were_lost_in_the_last_round_is_not_missing(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 2), entry(1, 4, 6)))
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (2, 0)
+    # Stage 1 has lost a step of it, so replicas are gone that may have had others, of which nobody else knows.
+    write(tmp_path, 1, {"a": (0, (entry(0, 0, 2), entry(1, 4, 6))), "b": (1, (entry(0, 0, 2),))})
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (0, 2)
+    # A later round was there to train them.
+    write(tmp_path, 2, both(entry(2, 6, 8)))
+    assert (audit(tmp_path, 10).missing, audit(tmp_path, 10).unreached) == (2, 0)
+
+
+@pytest.mark.parametrize(("members", "counts"), [({"R0": 3, "R1": 0}, (2, 0)), ({"R0": 3}, (0, 2))])
+def test_a_member_that_is_none_of_the_last_record_may_have_taken_steps_with_it(
+    tmp_path: Path, members: dict[str, int], counts: tuple[int, int]
+) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 2)))
+    write(tmp_path, 2, both(entry(1, 4, 6)))
+    lines = {round: read_steps(tmp_path, round) for round in (1, 2)}
+    first, last = (record for record, _ in read_records(tmp_path))
+    (outcome,) = last.stages
+    peers, weights = tuple(map(PeerId, members)), tuple(members.values())
+    last = msgspec.structs.replace(last, stages=(msgspec.structs.replace(outcome, members=peers, weights=weights),))
+    found = audit_of(lines, (first, last), 10, 0)
+    assert (found.missing, found.unreached) == counts
+
+
 def test_what_an_earlier_round_has_left_out_is_missing_though_the_last_one_was_cut_short(tmp_path: Path) -> None:
     write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 5, 6)))
     write(tmp_path, 2, both(entry(2, 8, 9)), lowest=1002)

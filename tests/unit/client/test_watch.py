@@ -205,6 +205,14 @@ async def test_of_two_that_end_at_once_the_one_that_an_earlier_start_has_not_see
     assert [(event.kind, event.who) for event in found] == [("server", "second"), ("trainer", "trainer 1")]
 
 
+async def test_what_broke_shortly_before_the_client_on_a_busy_host_is_noted_once(story: Story) -> None:
+    ended = [LostProcess("server", 2.7, 1, SECOND), LostProcess("server", 4.9, 0, FIRST), LostProcess("client", 4.0)]
+    story.lose(FIRST, 3.0, silent_s=1.0)
+    story.watch.processes_ended(ended, (0, 1))
+    found = [event for event in story.ledger.noted if isinstance(event, LossFound)]
+    assert [(event.kind, event.who) for event in found] == [("server", "second"), ("client", "the client")]
+
+
 async def test_a_lost_server_is_dialled_once_and_nobody_else_is(story: Story) -> None:
     story.lose(PeerId("T0"), 1.0)
     story.lose(PeerId("stranger"), 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -153,10 +155,21 @@ def test_a_server_is_missing_until_it_is_heard_and_returns_until_it_takes_part()
 
 def test_a_loss_is_known_by_who_it_was_and_its_time() -> None:
     incidents = after(server_lost(A, 10.0))
-    assert incidents.is_known(LossFound("server", "", (), 10.5, 12.0, A), within_s=1.0)
-    assert not incidents.is_known(LossFound("server", "", (), 11.5, 12.0, A), within_s=1.0)
-    assert not incidents.is_known(LossFound("server", "", (), 10.0, 12.0, B), within_s=1.0)
+    ended = partial(LossFound, "server", "", (), found_s=20.0)
+    assert incidents.is_known(ended(9.5, peer=A), within_s=1.0), "it was noticed a moment later"
+    assert not incidents.is_known(ended(8.5, peer=A), within_s=1.0)
+    assert incidents.is_known(ended(15.0, peer=A), within_s=1.0), "it was silent before it ended, and is away"
+    assert not incidents.is_known(ended(10.0, peer=B), within_s=1.0)
     assert not incidents.is_known(LossFound("client", "", (), 10.0, 12.0), within_s=1.0)
+    incidents.apply(ServerHeard(A, "", 4.0))
+    incidents.apply(ServerBack(A, "", 0, 4.0, 14.0))
+    assert not incidents.is_known(ended(15.0, peer=A), within_s=1.0), "it was back"
+
+
+def test_each_end_of_a_client_is_known_by_itself() -> None:
+    incidents = after(LossFound("client", "", (), 10.0, 12.0))
+    assert incidents.is_known(LossFound("client", "", (), 10.0, 20.0), within_s=1.0)
+    assert not incidents.is_known(LossFound("client", "", (), 10.25, 20.0), within_s=1.0)
 
 
 def test_a_client_has_made_no_step_begin_again() -> None:

@@ -115,7 +115,7 @@ def page_routes(access: Access, html: str | None = None, more: Mapping[str, Path
 
 def event_routes(access: Access, browsers: Browsers) -> list[Route]:
     """Return the stream of rows and events."""
-    return [Route("/events", EventStream(access, browsers.join, _CROWDED))]
+    return [Route("/events", ServerSentEvents(access, browsers.join, _CROWDED))]
 
 
 def number_routes(access: Access, newest: Callable[[], Newest]) -> list[Route]:
@@ -131,7 +131,7 @@ def number_routes(access: Access, newest: Callable[[], Newest]) -> list[Route]:
     return [Route("/metrics", metrics)]
 
 
-class EventStream:
+class ServerSentEvents:
     """Tells a browser what comes, until either leaves."""
 
     def __init__(self, access: Access, join: Join, reason: str) -> None:

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from shoal.monitor.http.access import Access
-from shoal.monitor.http.app import EventStream, build_app, page_routes, with_cookie
+from shoal.monitor.http.app import ServerSentEvents, build_app, page_routes, with_cookie
 from shoal.monitor.page.files import OF_OPERATORS, PAGE
 
 _NO_RUN = "the client's host has no dashboard, or not yet\n"
@@ -66,7 +66,7 @@ def operator_app(access: Access, operator: Operator) -> ASGIApp:
     more = {path.name: path for path in OF_OPERATORS}
     routes = (*page_routes(access, operator_page(), more), *_host_routes(access, operator))
     # What the run's own dashboard sends.
-    events = Route("/events", EventStream(access, operator.run_news, _NO_RUN), methods=["GET"])
+    events = Route("/events", ServerSentEvents(access, operator.run_news, _NO_RUN), methods=["GET"])
     return build_app((*routes, events), takes_orders=True)
 
 
