@@ -176,9 +176,9 @@ class Swarm:
         for host in self.hosts:
             host.processes()
 
-    def p2pd_of(self, host: Launched, role: str) -> int | None:
-        """Return the libp2p daemon of a role; None while it has none."""
-        children = descendants(host.pid_of(role))
+    def p2pd_of(self, host: Launched) -> int | None:
+        """Return the libp2p daemon of a host, which one of its roles has; None while there is none."""
+        children = descendants(host.process.pid)
         return next((stat.pid for stat in children if stat.state != "Z" and "p2pd" in command_line(stat.pid)[0]), None)
 
 

@@ -26,9 +26,9 @@ needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOS
 _FLAGS = (*ENDLESS, "--log-level=debug", "--diloco.inner-steps=8")
 _FROZEN_AND_NOT_WAITED_FOR = ("server-stopped", "data-server-stopped")
 _RUNS = {
-    "a server": ("server", "server-stopped", "p2pd-server"),
+    "a server": ("server", "server-stopped"),
     "a trainer or the data": ("trainer", "trainer-stopped", "data-server", "data-server-stopped"),
-    "the client or the monitor": ("client", "client-stopped", "p2pd-client", "monitor", "p2pd-monitor"),
+    "the client or the monitor": ("client", "client-stopped", "p2pd", "monitor", "monitor-stopped"),
     "the fork server or the mirror": ("fork-server", "mirror", "mirror-stopped"),
 }
 """Which deaths one run gets over, one after the other: a swarm takes longer to start than to heal."""

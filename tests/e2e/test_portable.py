@@ -23,7 +23,7 @@ def test_a_run_gets_over_the_loss_of_a_server_and_of_its_fork_server_and_leaves_
     with launched(tmp_path, *_FLAGS, environment=_WITHOUT) as run:
         swarm = Swarm(run, [run], num_slots=2)
         until(swarm.is_training, 2 * START_S, "training")
-        for kind in ("server", "fork-server", "p2pd-server"):
+        for kind in ("server", "fork-server", "p2pd"):
             inflict(KINDS[kind], swarm, Random(kind))
         # Batches lie in a file, which only its owner can read.
         (pool,) = run.runtime_dir.rglob("shoal-batches-*")

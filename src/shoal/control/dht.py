@@ -34,8 +34,8 @@ from shoal.control.greeting import Greeter, new_question
 from shoal.control.lost_peers import LostPeers
 from shoal.control.maddrs import outward
 from shoal.control.record_checker import RecordChecker
-from shoal.control.records import MAX_RECORD_BYTES, TTL_S, VerifiedRecord
-from shoal.errors import BootstrapError, InvariantViolation, RecordRejected
+from shoal.control.records import TTL_S, VerifiedRecord, require_small
+from shoal.errors import BootstrapError, InvariantViolation
 from shoal.events.base import emit
 from shoal.events.registry import DhtDeaf, DhtRetrying
 from shoal.identity import Identity
@@ -100,6 +100,7 @@ class DhtNode:
         announce_maddrs: Sequence[str] = (),
         bootstrap_timeout_s: float = 20.0,
         greeter: Greeter | None = None,
+        strays: bool = False,
     ) -> DhtNode:
         """Start a node and join the swarm.
 
@@ -113,6 +114,8 @@ class DhtNode:
             announce_maddrs: multiaddresses to tell others; empty: those to listen on.
             bootstrap_timeout_s: how long initial peers are tried.
             greeter: tells newcomers to which swarm this peer belongs; None: it does not.
+            strays: the host was in the swarm before: where none of the initial peers answers, it is alone and looks
+                for them, see `revive`.
 
         Raises:
             BootstrapError: none of the initial peers answered in time, or p2pd did not start.
@@ -145,6 +148,10 @@ class DhtNode:
             try:
                 await dht.revive()
             except BootstrapError as error:
+                if strays and initial_peers:
+                    await dht._go_astray()
+                    if dht._astray:
+                        return dht
                 if not initial_peers or deadline.expired():
                     raise
                 emit(logger, DhtRetrying(str(error)))
@@ -260,8 +267,11 @@ class DhtNode:
                 return float(answer.dht_time) - (asked_unix_s + SystemClock().unix_s()) / 2
         return None
 
-    async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
-        """Store a sealed record under a topic and this peer's id.
+    async def store(self, topic: str, value: bytes, expires_unix_s: float, peer: PeerId | None = None) -> bool:
+        """Store a sealed record under a topic and a peer's id.
+
+        Args:
+            peer: another process of this host, for which this node stores it; None: this peer.
 
         Returns:
             Whether some peer took it. A peer refuses a record that does not expire later than the one before it.
@@ -269,11 +279,8 @@ class DhtNode:
         Raises:
             RecordRejected: it is too large.
         """
-        if len(value) > MAX_RECORD_BYTES:
-            raise RecordRejected(
-                f"the record for {topic} has {len(value)} bytes, at most {MAX_RECORD_BYTES} are allowed"
-            )
-        node, lookup, subkey = self._node, self._lookup, str(self.peer_id)
+        require_small(topic, value)
+        node, lookup, subkey = self._node, self._lookup, str(peer or self.peer_id)
         if node is None or lookup is None:
             return False
         stored = await lookup.store(_key(self._namespace, topic), subkey, value, expires_unix_s)
@@ -289,11 +296,23 @@ class DhtNode:
         """Return all believable records under these topics, the newest of each peer and topic, from all who answer.
 
         Args:
+            holders: as in `found`.
+        """
+        opened = [self.checker.accept(*each) for each in await self.found(tuple(topics), holders)]
+        records = tuple(record for record in opened if record is not None)
+        if all(record.peer == self.peer_id for record in records):
+            await self._compare_clocks()
+        return records
+
+    async def found(self, topics: Sequence[str], holders: int | None = None) -> list[tuple[str, str, bytes]]:
+        """Return what stands under these topics, unverified: topic, peer and sealed record of each.
+
+        Args:
             holders: how many holders of each topic's records to ask; None: every peer that may be one.
         """
         daemon, node, lookup = self._daemon, self._node, self._lookup
         if daemon is None or node is None or lookup is None:
-            return ()
+            return []
         keys = {_key(self._namespace, topic): topic for topic in topics}
         found = None if holders is None else await lookup.read(tuple(keys), holders)
         if found is None:
@@ -302,21 +321,19 @@ class DhtNode:
             if not await answers(daemon):
                 emit(logger, DhtDeaf())
                 self._deaf = True
-                return ()
+                return []
             await self._look_around(daemon)
         await self._seek_lost(node)
         if found is None:
             found = await self._search(node, tuple(keys))
-        opened: list[VerifiedRecord] = []
+        sealed: list[tuple[str, str, bytes]] = []
         for key, values in found.items():
             for subkey, value in values.items():
-                if not isinstance(subkey, str) or not isinstance(value, bytes):
+                if isinstance(subkey, str) and isinstance(value, bytes):
+                    sealed.append((keys[key], subkey, value))
+                else:
                     self.checker.malformed(subkey)
-                elif (record := self.checker.accept(keys[key], subkey, value)) is not None:
-                    opened.append(record)
-        if all(record.peer == self.peer_id for record in opened):
-            await self._compare_clocks()
-        return tuple(opened)
+        return sealed
 
     @property
     def alive(self) -> bool:

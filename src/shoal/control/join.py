@@ -1,9 +1,9 @@
-"""How a role that acts on the swarm joins it: a DHT node, and a registry that keeps its view up to date."""
+"""How a role that acts on the swarm joins it: the DHT node of its host, and a registry that keeps its view true."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -13,7 +13,9 @@ from shoal.clock import Clock
 from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
 from shoal.control.greeting import Greeter, misfit
+from shoal.control.host_node import HostNode, NodePlace, served
 from shoal.control.membership import Membership
+from shoal.control.record_checker import RecordChecker
 from shoal.control.registry import Registry
 from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
@@ -32,16 +34,14 @@ async def open_registry(
     initial_peers: Sequence[str],
     host_maddrs: Sequence[str],
     metrics: MetricRegistry | None = None,
-    membership: Membership | None = None,
 ) -> AsyncGenerator[tuple[DhtNode, Registry]]:
-    """Start a DHT node and a registry over it. The caller runs the registry; the node ends with the context. As long as
-    it is open, the log of this process says what peers are called.
+    """Start a DHT node, which serves the other processes of this host, and a registry over it. The caller runs the
+    registry; the node ends with the context. As long as it is open, the log of this process says what peers are called.
 
     Args:
         start: its configuration and key say which swarm it is.
         initial_peers: addresses of other peers; empty for the first one.
         metrics: counts refused records.
-        membership: the registry feeds it; None: a new one.
 
     Raises:
         BootstrapError: none of the initial peers answered.
@@ -49,24 +49,13 @@ async def open_registry(
     """
     config = start.config()
     swarm = namespace(start.swarm_key, config.experiment_prefix)
-    async with await DhtNode.create(
-        identity,
-        namespace=swarm,
-        state_dir=Path(start.socket_path).parent,
-        clock=clock,
-        metrics=metrics,
-        initial_peers=tuple(initial_peers),
-        host_maddrs=tuple(host_maddrs),
-        announce_maddrs=config.network.announce_maddrs,
-        bootstrap_timeout_s=config.network.bootstrap_timeout_s,
-        greeter=Greeter(start.swarm_key, config.experiment_prefix),
-    ) as node:
-        registry = Registry(node, identity, swarm, config.num_stages, clock, membership)
-        log.name_peers(lambda peer: registry.membership.view.name_of(peer))
-        try:
+    async with (
+        await _start_node(start, identity, clock, metrics, initial_peers, host_maddrs) as node,
+        served(node, NodePlace(Path(start.socket_path).parent)),
+    ):
+        registry = Registry(node, identity, swarm, config.num_stages, clock)
+        with _named(registry):
             yield node, registry
-        finally:
-            log.name_peers(None)
 
 
 @asynccontextmanager
@@ -78,36 +67,81 @@ async def join_swarm(
     metrics: MetricRegistry | None = None,
     membership: Membership | None = None,
 ) -> AsyncGenerator[Registry]:
-    """Join the DHT and watch it until the context is left; own records are withdrawn then.
+    """Take part in the swarm through the DHT node of this host until the context is left, see `control.host_node`;
+    own records are withdrawn then.
 
     Args:
-        start: its configuration says where to listen. Without initial peers in it, the launcher sends them.
-        control: the pipe to the launcher; is told `JoinedDht`.
+        start: its configuration says where to listen with a node of its own.
+        control: the pipe to the launcher, which says when there is a node; is told `JoinedDht` of one of this process.
         metrics: counts the records that are dropped.
         membership: the registry feeds it; None: a new one.
 
     Raises:
-        BootstrapError: the launcher did not say in time where the initial peers are, none of them answered, or they
-            are of another swarm.
+        BootstrapError: the launcher did not say in time where the initial peers are, or there is no node.
     """
     config = start.config()
-    timeout_s = config.network.bootstrap_timeout_s
-    # The first peer may need as long to reach peers of its own; if it does not, its error says more than ours.
-    patience_s = 2 * timeout_s if config.network.initial_peers else timeout_s
-    initial_peers = start.initial_peers or await _initial_peers(control, patience_s)
-    where = config.network.host_maddrs
-    async with open_registry(start, identity, clock, initial_peers, where, metrics, membership) as (node, registry):
-        # A monitor that is started again finds the swarm by those who are in it.
+    swarm = namespace(start.swarm_key, config.experiment_prefix)
+    initial_peers = await initial_peers_of(start, control)
+    membership = membership or Membership(clock)
+
+    def known() -> list[str]:
+        return list(dict.fromkeys((*membership.view.maddrs, *initial_peers)))
+
+    async def start_own(peers: Sequence[str]) -> DhtNode:
+        return await _start_node(start, identity, clock, metrics, peers, config.network.host_maddrs, strays=True)
+
+    async def tell(node: DhtNode) -> None:
+        # A monitor that is started again finds the swarm by it.
         control.tell(JoinedDht(await node.visible_maddrs()))
-        if not start.run_id:
-            await require_same_swarm(node, Greeter(start.swarm_key, config.experiment_prefix), initial_peers)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(registry.run)
-            try:
-                yield registry
-            finally:
-                await registry.withdraw()
-                tasks.cancel_scope.cancel()
+
+    place = NodePlace(Path(start.socket_path).parent)
+    checker = RecordChecker(swarm, str.encode, clock, metrics or MetricRegistry())
+    async with HostNode(place, identity.peer_id, checker, clock, start_own, known, tell) as node:
+        await node.join(config.network.bootstrap_timeout_s)
+        registry = Registry(node, identity, swarm, config.num_stages, clock, membership)
+        with _named(registry):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(registry.run)
+                try:
+                    yield registry
+                finally:
+                    await registry.withdraw()
+                    tasks.cancel_scope.cancel()
+
+
+async def _start_node(
+    start: RoleStart,
+    identity: Identity,
+    clock: Clock,
+    metrics: MetricRegistry | None,
+    initial_peers: Sequence[str],
+    host_maddrs: Sequence[str],
+    *,
+    strays: bool = False,
+) -> DhtNode:
+    config = start.config()
+    return await DhtNode.create(
+        identity,
+        namespace=namespace(start.swarm_key, config.experiment_prefix),
+        state_dir=Path(start.socket_path).parent,
+        clock=clock,
+        metrics=metrics,
+        initial_peers=tuple(initial_peers),
+        host_maddrs=tuple(host_maddrs),
+        announce_maddrs=config.network.announce_maddrs,
+        bootstrap_timeout_s=config.network.bootstrap_timeout_s,
+        greeter=Greeter(start.swarm_key, config.experiment_prefix),
+        strays=strays,
+    )
+
+
+@contextmanager
+def _named(registry: Registry) -> Generator[None]:
+    log.name_peers(lambda peer: registry.membership.view.name_of(peer))
+    try:
+        yield
+    finally:
+        log.name_peers(None)
 
 
 async def require_same_swarm(node: DhtNode, own: Greeter, initial_peers: Sequence[str]) -> None:
@@ -121,8 +155,18 @@ async def require_same_swarm(node: DhtNode, own: Greeter, initial_peers: Sequenc
         raise BootstrapError(problem)
 
 
-async def _initial_peers(control: RoleControl, timeout_s: float) -> tuple[str, ...]:
-    """Wait until the launcher has heard from the first peer."""
+async def initial_peers_of(start: RoleStart, control: RoleControl) -> tuple[str, ...]:
+    """Return the multiaddresses of the initial peers: where `start` has none, the launcher sends them when it has heard
+    from the first one.
+
+    Raises:
+        BootstrapError: it did not say in time.
+    """
+    if start.initial_peers:
+        return start.initial_peers
+    network = start.config().network
+    # The first peer may need as long to reach peers of its own; if it does not, its error says more than ours.
+    timeout_s = network.bootstrap_timeout_s * (2 if network.initial_peers else 1)
     with anyio.move_on_after(timeout_s):
         async for order in control.orders:
             if isinstance(order, InitialPeers):

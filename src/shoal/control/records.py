@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.config.host import HOST_NAME_PATTERN
-from shoal.errors import SignatureError
+from shoal.errors import RecordRejected, SignatureError
 from shoal.identity import Identity, derived_key, verify
 from shoal.ids import PeerId
 from shoal.wire.handshake import PROTOCOL_VERSION
@@ -262,6 +262,16 @@ def seal(
 def with_mac(namespace: str, envelope: bytes) -> bytes:
     """Return an envelope as it is stored, with the MAC that whoever has the swarm's key can make."""
     return hmac.digest(_mac_key(namespace), envelope, "sha3_256") + envelope
+
+
+def require_small(topic: str, value: bytes) -> None:
+    """Refuse a sealed record that no node would take.
+
+    Raises:
+        RecordRejected: it is too large.
+    """
+    if len(value) > MAX_RECORD_BYTES:
+        raise RecordRejected(f"the record for {topic} has {len(value)} bytes, at most {MAX_RECORD_BYTES} are allowed")
 
 
 def unseal(value: bytes, namespace: str, subkey: str) -> VerifiedRecord | Rejection:

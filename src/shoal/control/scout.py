@@ -12,8 +12,8 @@ it only finds it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -21,10 +21,11 @@ import anyio
 import msgspec
 
 from shoal import log
-from shoal.clock import SystemClock
+from shoal.clock import Clock, SystemClock
 from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
-from shoal.control.join import join_swarm
+from shoal.control.greeting import Greeter
+from shoal.control.join import initial_peers_of, open_registry, require_same_swarm
 from shoal.control.known_client import keep_known_client
 from shoal.control.membership import Membership
 from shoal.control.peers_file import joinable
@@ -40,7 +41,7 @@ from shoal.events.base import emit
 from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent, RunUnconfirmed, ScoutFoundRun, ScoutWatching
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import InitialPeers, RoleReady, RunAnnounced, RunConcluded, ScoutReady
+from shoal.runtime.launcher_messages import InitialPeers, JoinedDht, RoleReady, RunAnnounced, RunConcluded, ScoutReady
 from shoal.swarm.view import Run, SwarmView
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.dispatch import dispatch
@@ -77,7 +78,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
     config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
     metrics = MetricRegistry()
-    async with join_swarm(spec, identity, control, clock, metrics) as registry:
+    async with _in_the_swarm(spec, identity, control, clock, metrics) as registry:
         num_stages = config.num_stages
         if spec.run_id:
             control.tell(RoleReady())
@@ -105,6 +106,31 @@ async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
             await _watch(registry, kept, watch, is_replaced_by, control)
             await control.stopping.wait()
             tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _in_the_swarm(
+    spec: ScoutSpec, identity: Identity, control: RoleControl, clock: Clock, metrics: MetricRegistry
+) -> AsyncGenerator[Registry]:
+    """Have the node of this host, as long as nobody else has it, and watch the swarm.
+
+    Raises:
+        BootstrapError: none of the initial peers answered, or they are of another swarm.
+    """
+    config = spec.config()
+    peers = await initial_peers_of(spec, control)
+    where = config.network.host_maddrs
+    async with open_registry(spec, identity, clock, peers, where, metrics) as (node, registry):
+        control.tell(JoinedDht(await node.visible_maddrs()))
+        if not spec.run_id:
+            await require_same_swarm(node, Greeter(spec.swarm_key, config.experiment_prefix), peers)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(registry.run)
+            try:
+                yield registry
+            finally:
+                await registry.withdraw()
+                tasks.cancel_scope.cancel()
 
 
 async def _tell_peers(membership: Membership, control: RoleControl) -> None:

@@ -15,6 +15,12 @@ class DhtJoined(Event, frozen=True, tag="dht.joined"):
     maddrs: list[str]
 
 
+class DhtTakenOver(Event, frozen=True, tag="dht.taken_over"):
+    """The process that had the DHT node of this host has ended: this role has one from now on, for all of them."""
+
+    maddrs: list[str]
+
+
 class LanUnannounced(Event, frozen=True, tag="lan.unannounced"):
     """The run cannot be announced on the local network: hosts there have to be told an address."""
 
@@ -55,13 +61,13 @@ class DhtPortTaken(Event, frozen=True, tag="dht.port_taken"):
 
 
 class RegistryDhtLost(Event, frozen=True, tag="registry.dht_lost"):
-    """This role's node of the DHT has died; it is started again."""
+    """The DHT node of this host has died; it is started again."""
 
     level = ERROR
 
 
 class RegistryDhtBack(Event, frozen=True, tag="registry.dht_back"):
-    """This role takes part in the DHT again, and announces itself anew."""
+    """This role reaches the DHT again, and announces itself anew."""
 
 
 class RegistryDhtUnreachable(Event, frozen=True, tag="registry.dht_unreachable"):

@@ -234,27 +234,20 @@ def _kill_fork_server(swarm: Swarm, _: Random) -> Strike:
     return Strike(at_s, "fork server", _everybody(swarm), is_back, counts)
 
 
-def _kill_p2pd(role: str) -> Callable[[Swarm, Random], Strike]:
-    """Kill the libp2p daemon of a role: the role starts another one, and nobody else should notice."""
+def _kill_p2pd(swarm: Swarm, _: Random) -> Strike:
+    """Kill the libp2p daemon of the client's host: its role starts another one, and nobody else should notice."""
+    host = swarm.client
+    pid = swarm.p2pd_of(host)
+    if pid is None:
+        raise ProcessLookupError("the client's host has no p2pd")
+    at_s = _CLOCK.unix_s()
+    os.kill(pid, signal.SIGKILL)
 
-    def strike(swarm: Swarm, random: Random) -> Strike:
-        host, name = swarm.client, role
-        if role == "server":
-            server = random.choice(swarm.servers)
-            host, name = server.host, server.role
-        pid = swarm.p2pd_of(host, name)
-        if pid is None:
-            raise ProcessLookupError(f"{name} has no p2pd")
-        at_s = _CLOCK.unix_s()
-        os.kill(pid, signal.SIGKILL)
+    def healed() -> bool:
+        now = swarm.p2pd_of(host)
+        return now not in (None, pid) and swarm.num_records(at_s) >= 2
 
-        def healed() -> bool:
-            now = swarm.p2pd_of(host, name)
-            return now not in (None, pid) and swarm.num_records(at_s) >= 2
-
-        return Strike(at_s, f"p2pd of {name}", _everybody(swarm), healed, swarm.begun_after(at_s))
-
-    return strike
+    return Strike(at_s, "p2pd of the client's host", _everybody(swarm), healed, swarm.begun_after(at_s))
 
 
 def _wake(pid: int) -> None:
@@ -288,12 +281,11 @@ KINDS: dict[str, Kind] = {
     "client": Kind(_kill("client:0"), 3.0),
     "client-stopped": Kind(_stop("client:0"), None, held_s=STOPPED_S),
     "monitor": Kind(_kill("monitor:0"), NOISE_S, limit_steps=2),
+    "monitor-stopped": Kind(_stop("monitor:0"), NOISE_S, limit_steps=2, held_s=STOPPED_S),
     "mirror": Kind(_kill("mirror:0"), NOISE_S, limit_steps=2),
     "mirror-stopped": Kind(_stop("mirror:0"), NOISE_S, limit_steps=2, held_s=STOPPED_S),
     "fork-server": Kind(_kill_fork_server, None),
-    "p2pd-server": Kind(_kill_p2pd("server"), NOISE_S, limit_steps=2),
-    "p2pd-client": Kind(_kill_p2pd("client:0"), NOISE_S, limit_steps=2),
-    "p2pd-monitor": Kind(_kill_p2pd("monitor:0"), NOISE_S, limit_steps=2),
+    "p2pd": Kind(_kill_p2pd, NOISE_S, limit_steps=2),
 }
 """Kinds of death of which a run survives any number; those of a launcher and of a link are elsewhere."""
 

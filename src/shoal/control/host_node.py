@@ -1,0 +1,240 @@
+"""The DHT node of a host: one of its processes has it and serves the others, which need no p2pd of their own.
+
+    join ---> the node of the process that listens at the socket
+       |-- nobody does, and the lock is free: a node of its own, which it serves from then on
+       '-- somebody is silent, though he has the lock: a node of its own
+
+Monitor and scout, which start first, have a node in any case. When the one that serves is gone, whoever notices that
+first takes its place. The lock is the kernel's, on a file beside the socket, and ends with its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.abc
+
+from shoal.clock import Backoff, Clock, Deadline
+from shoal.control.dht import DhtNode
+from shoal.control.node_service import RemoteNode, node_served
+from shoal.control.record_checker import RecordChecker
+from shoal.control.records import VerifiedRecord
+from shoal.errors import BootstrapError
+from shoal.events.base import emit
+from shoal.events.registry import DhtTakenOver
+from shoal.ids import PeerId
+
+logger = logging.getLogger(__name__)
+
+_LOCK_NAME, _SOCKET_NAME = "dht.lock", "dht"
+_START_PATIENCE_S = 10.0
+"""Another process that has the lock may take so long to start its node."""
+
+
+class NodePlace:
+    """Where the processes of a host meet: a socket, and the lock of the one that listens at it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Hold nothing yet.
+
+        Args:
+            directory: private, with a short path; all roles of a launcher have their sockets in it.
+        """
+        self.socket_path = directory / _SOCKET_NAME
+        self._lock_path = directory / _LOCK_NAME
+        self._descriptor: int | None = None
+
+    def hold(self) -> bool:
+        """Return whether this process serves the node from now on: no other one does."""
+        if self._descriptor is not None:
+            return True
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Let another process serve."""
+        if self._descriptor is not None:
+            self.socket_path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@asynccontextmanager
+async def served(node: DhtNode, place: NodePlace) -> AsyncGenerator[None]:
+    """Serve a node of this process to the others of the host, unless one of them serves its own."""
+    if not place.hold():
+        yield
+        return
+    try:
+        async with node_served(node, place.socket_path):
+            yield
+    finally:
+        place.release()
+
+
+class HostNode:
+    """The node of this host, for one peer: a `registry.RecordStore`. Use it as a context."""
+
+    def __init__(
+        self,
+        place: NodePlace,
+        peer: PeerId,
+        checker: RecordChecker,
+        clock: Clock,
+        start: Callable[[Sequence[str]], Awaitable[DhtNode]],
+        known: Callable[[], Sequence[str]],
+        on_own: Callable[[DhtNode], Awaitable[None]],
+    ) -> None:
+        """Know no node yet.
+
+        Args:
+            peer: whose records are stored.
+            checker: verifies what the node of another process has read.
+            start: starts a node of this process, which joins those whose multiaddresses it is given.
+            known: returns the multiaddresses at which nodes of the swarm were last.
+            on_own: is told of a node of this process.
+        """
+        self._place = place
+        self._peer = peer
+        self._checker = checker
+        self._clock = clock
+        self._start, self._known, self._on_own = start, known, on_own
+        self._tasks = anyio.create_task_group()
+        self._node: RemoteNode | DhtNode | None = None
+        self._patience: Deadline | None = None  # with another process that is about to have the node
+
+    async def join(self, within_s: float) -> None:
+        """Find the node, or have one.
+
+        Raises:
+            BootstrapError: neither in time.
+        """
+        deadline, backoff = Deadline.after(self._clock, within_s), Backoff(first_s=0.1, max_s=1.0)
+        while True:
+            try:
+                await self.revive()
+            except BootstrapError:
+                if deadline.expired():
+                    raise
+                await backoff.wait(self._clock)
+            else:
+                return
+
+    @property
+    def alive(self) -> bool:
+        """Whether the node can reach others."""
+        return self._node is not None and self._node.alive
+
+    @property
+    def maddrs(self) -> tuple[str, ...]:
+        """Where others can join through the node, as of when it was heard of last."""
+        return () if self._node is None else self._node.maddrs
+
+    @property
+    def clock_difference_s(self) -> float | None:
+        """See `RecordStore.clock_difference_s`."""
+        return None if self._node is None else self._node.clock_difference_s
+
+    @property
+    def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
+        """See `RecordStore.clock_differences`."""
+        return {} if self._node is None else self._node.clock_differences
+
+    async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
+        """Store a sealed record under a topic and this peer's id; see `DhtNode.store`."""
+        return self._node is not None and await self._node.store(topic, value, expires_unix_s)
+
+    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
+        """Return all believable records under these topics; see `DhtNode.get`."""
+        return () if self._node is None else await self._node.get(topics, holders)
+
+    async def revive(self) -> None:
+        """See to it that there is a node that is alive.
+
+        Raises:
+            BootstrapError: there is none yet.
+        """
+        node = self._node
+        if isinstance(node, DhtNode):
+            await node.revive()
+            return
+        if node is None or not node.is_up:
+            if not await self._connected():
+                return
+        elif not node.alive:
+            await node.refresh()
+        if not self.alive:
+            raise BootstrapError("the DHT node of this host reaches nobody yet")
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._tasks.cancel_scope.cancel()
+        return await self._tasks.__aexit__(kind, error, trace)
+
+    async def _connected(self) -> bool:
+        """Return whether there is a node of another process; else this process has one from now on.
+
+        Raises:
+            BootstrapError: another one is about to have it, or p2pd does not start.
+        """
+        is_silent = False
+        try:
+            stream = await anyio.connect_unix(self._place.socket_path)
+        except OSError:
+            pass  # nobody listens
+        else:
+            node = RemoteNode(stream, self._peer, self._checker)
+            self._tasks.start_soon(node.run)
+            await node.heard()
+            if node.is_known:
+                self._node, self._patience = node, None
+                return True
+            is_silent = True
+        if not self._place.hold() and not is_silent:
+            self._patience = self._patience or Deadline.after(self._clock, _START_PATIENCE_S)
+            if not self._patience.expired():
+                raise BootstrapError("the DHT node of this host is being started by another process")
+        await self._take_over()
+        return False
+
+    async def _take_over(self) -> None:
+        gone = {_peer_in(maddr) for maddr in self.maddrs}
+        try:
+            await self._tasks.start(self._have, [maddr for maddr in self._known() if _peer_in(maddr) not in gone])
+        except BootstrapError:
+            self._place.release()
+            raise
+
+    async def _have(
+        self, known: Sequence[str], *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        async with await self._start(known) as node, served(node, self._place):
+            self._node = node
+            emit(logger, DhtTakenOver(list(node.maddrs)))
+            await self._on_own(node)
+            task_status.started()
+            await anyio.sleep_forever()
+
+
+def _peer_in(maddr: str) -> str:
+    """The peer that a multiaddress of a node ends with."""
+    return maddr.rpartition("/p2p/")[2]

@@ -1,0 +1,274 @@
+"""A process of a host lets the others use its DHT node, over a Unix socket.
+
+    connect ---> NodeState; StoreAsked -> NodeState, Stored; ReadAsked -> NodeState, Found
+
+The state comes at once, and says that the process is there; an answer may take its time. What is stored is sealed by
+whom it is about, and what is read is verified by whoever has asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import anyio
+import anyio.abc
+import msgspec
+
+from shoal.control.record_checker import RecordChecker
+from shoal.control.records import VerifiedRecord, require_small
+from shoal.ids import PeerId
+from shoal.runtime.frames import FrameReader, framed
+
+_WORD_TIMEOUT_S = 5.0
+"""A process that is not frozen says something at once."""
+
+
+class NodeState(msgspec.Struct, frozen=True, tag="state"):
+    """How the node is now.
+
+    Attributes:
+        alive: as `DhtNode.alive`.
+        maddrs: as `DhtNode.maddrs`.
+        ahead_s: as `DhtNode.clock_difference_s`.
+    """
+
+    alive: bool
+    maddrs: tuple[str, ...]
+    ahead_s: float | None
+
+
+class StoreAsked(msgspec.Struct, frozen=True, tag="store"):
+    """Store this sealed record of that peer."""
+
+    id: int
+    topic: str
+    value: bytes
+    expires_unix_s: float
+    peer: PeerId
+
+
+class ReadAsked(msgspec.Struct, frozen=True, tag="read"):
+    """Read these topics; see `DhtNode.found`."""
+
+    id: int
+    topics: tuple[str, ...]
+    holders: int | None
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored"):
+    """The answer to `StoreAsked`."""
+
+    id: int
+    taken: bool
+    state: NodeState
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """The answer to `ReadAsked`: topic, peer and sealed record of each."""
+
+    id: int
+    values: tuple[tuple[str, str, bytes], ...]
+    state: NodeState
+
+
+_Asked = StoreAsked | ReadAsked
+_Told = NodeState | Stored | Found
+_Answer = TypeVar("_Answer", Stored, Found)
+
+
+class Node(Protocol):
+    """What is served of a `DhtNode`."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can reach others."""
+        ...
+
+    @property
+    def maddrs(self) -> tuple[str, ...]:
+        """Where others can join through it."""
+        ...
+
+    @property
+    def clock_difference_s(self) -> float | None:
+        """See `RecordStore.clock_difference_s`."""
+        ...
+
+    async def store(self, topic: str, value: bytes, expires_unix_s: float, peer: PeerId | None = None) -> bool:
+        """Store a sealed record of a peer."""
+        ...
+
+    async def found(self, topics: Sequence[str], holders: int | None) -> list[tuple[str, str, bytes]]:
+        """Return what stands under these topics, unverified."""
+        ...
+
+
+@asynccontextmanager
+async def node_served(node: Node, path: Path) -> AsyncGenerator[None]:
+    """Serve a node of this process on a socket of mode 0600 until the context is left.
+
+    Args:
+        path: of the socket; one that is there is replaced.
+    """
+    async with (
+        await anyio.create_unix_listener(path, mode=0o600) as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, partial(_serve, node))
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
+    """Answer one process until it is gone, or says what nobody understands."""
+    asked, writing = FrameReader[_Asked](_Asked), anyio.Lock()
+
+    async def tell(message: _Told) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async with writing:
+                await stream.send(framed(message))
+
+    async def answer(question: _Asked) -> None:
+        match question:
+            case StoreAsked():
+                taken = await node.store(question.topic, question.value, question.expires_unix_s, question.peer)
+                await tell(Stored(question.id, taken, _state(node)))
+            case ReadAsked():
+                values = await node.found(question.topics, question.holders) if question.topics else []
+                await tell(Found(question.id, tuple(values), _state(node)))
+
+    async with stream, anyio.create_task_group() as tasks:
+        with suppress(anyio.BrokenResourceError, anyio.EndOfStream, msgspec.MsgspecError):
+            while True:
+                # That it is there; the answer may take its time.
+                await tell(_state(node))
+                for question in asked.feed(await stream.receive()):
+                    tasks.start_soon(answer, question)
+        tasks.cancel_scope.cancel()
+
+
+def _state(node: Node) -> NodeState:
+    return NodeState(node.alive, node.maddrs, node.clock_difference_s)
+
+
+class RemoteNode:
+    """The node of another process of this host, for one peer.
+
+    Attributes:
+        is_up: whether the connection stands, and the other end is not silent.
+    """
+
+    def __init__(self, stream: anyio.abc.SocketStream, peer: PeerId, checker: RecordChecker) -> None:
+        """Know nothing of it yet; `run` listens.
+
+        Args:
+            peer: whose records are stored.
+            checker: verifies what is read.
+        """
+        self.is_up = True
+        self._stream = stream
+        self._peer = peer
+        self._checker = checker
+        self._state: NodeState | None = None
+        self._word = anyio.Event()  # the next one, or the end of the connection
+        self._writing = anyio.Lock()
+        self._ids = itertools.count()
+        self._waiting: dict[int, anyio.Event] = {}
+        self._answers: dict[int, Stored | Found] = {}
+
+    async def run(self) -> None:
+        """Take what is told until the connection ends."""
+        told = FrameReader[_Told](_Told)
+        async with self._stream:
+            try:
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
+                    while True:
+                        for message in told.feed(await self._stream.receive()):
+                            self._take(message)
+            finally:
+                self.is_up = False
+                self._word.set()
+                for waiting in self._waiting.values():
+                    waiting.set()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has ever said how it is."""
+        return self._state is not None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be used, and can reach others."""
+        return self.is_up and self._state is not None and self._state.alive
+
+    @property
+    def maddrs(self) -> tuple[str, ...]:
+        """Where others can join through it, as of when it was heard last."""
+        return () if self._state is None else self._state.maddrs
+
+    @property
+    def clock_difference_s(self) -> float | None:
+        """See `RecordStore.clock_difference_s`."""
+        return self._checker.clock_difference_s or (None if self._state is None else self._state.ahead_s)
+
+    @property
+    def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
+        """See `RecordStore.clock_differences`."""
+        return self._checker.clock_differences
+
+    async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
+        """Store a sealed record under a topic and this peer's id; see `DhtNode.store`."""
+        require_small(topic, value)
+        stored = await self._ask(lambda id: StoreAsked(id, topic, value, expires_unix_s, self._peer), Stored)
+        return stored is not None and stored.taken
+
+    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
+        """Return all believable records under these topics; see `DhtNode.get`."""
+        found = await self._ask(lambda id: ReadAsked(id, topics, holders), Found)
+        opened = (self._checker.accept(*value) for value in (() if found is None else found.values))
+        return tuple(record for record in opened if record is not None)
+
+    async def refresh(self) -> None:
+        """Ask how it is now."""
+        await self._ask(lambda id: ReadAsked(id, (), None), Found)
+
+    async def heard(self) -> None:
+        """Return when it has said something; one that is silent for long is not there any more."""
+        with anyio.move_on_after(_WORD_TIMEOUT_S) as timer:
+            await self._word.wait()
+        if timer.cancelled_caught:
+            self.is_up = False
+            await self._stream.aclose()
+
+    async def _ask(self, question: Callable[[int], _Asked], kind: type[_Answer]) -> _Answer | None:
+        """Return the answer to a question; None if the connection ends before."""
+        number = next(self._ids)
+        answered = self._waiting[number] = anyio.Event()
+        try:
+            async with self._writing:
+                await self._stream.send(framed(question(number)))
+            await self.heard()
+            if self.is_up:
+                await answered.wait()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return None
+        finally:
+            del self._waiting[number]
+        answer = self._answers.pop(number, None)
+        return answer if isinstance(answer, kind) else None
+
+    def _take(self, message: _Told) -> None:
+        self._word.set()
+        self._word = anyio.Event()
+        if isinstance(message, NodeState):
+            self._state = message
+            return
+        self._state = message.state
+        if (waiting := self._waiting.get(message.id)) is not None:
+            self._answers[message.id] = message
+            waiting.set()

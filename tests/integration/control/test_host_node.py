@@ -1,0 +1,160 @@
+"""Real DHT nodes: the processes of a host share one, and when it is gone one of them has the next."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.alongside import alongside
+
+from shoal.clock import SystemClock
+from shoal.control import host_node, node_service
+from shoal.control.dht import DhtNode
+from shoal.control.host_node import HostNode, NodePlace, served
+from shoal.control.record_checker import RecordChecker
+from shoal.control.records import StageRecord
+from shoal.control.registry import Registry
+from shoal.errors import BootstrapError
+from shoal.identity import Identity, namespace
+from shoal.runtime.process_info import command_line, descendants
+from shoal.telemetry.registry import MetricRegistry
+
+NAMESPACE = namespace(b"k" * 32, "test")
+CLOCK = SystemClock()
+
+
+def num_p2pd(pid: int) -> int:
+    return sum("p2pd" in command_line(stat.pid)[0] for stat in descendants(pid) if stat.state != "Z")
+
+
+async def start(directory: Path, identity: Identity, peers: Sequence[str], *, strays: bool = False) -> DhtNode:
+    return await DhtNode.create(
+        identity,
+        namespace=NAMESPACE,
+        state_dir=directory,
+        clock=CLOCK,
+        initial_peers=tuple(peers),
+        bootstrap_timeout_s=5.0,
+        strays=strays,
+    )
+
+
+@asynccontextmanager
+async def joined(directory: Path, identity: Identity, known: Sequence[str] = ()) -> AsyncIterator[HostNode]:
+    checker = RecordChecker(NAMESPACE, str.encode, CLOCK, MetricRegistry())
+
+    async def start_own(peers: Sequence[str]) -> DhtNode:
+        return await start(directory, identity, peers, strays=True)
+
+    async def tell(node: DhtNode) -> None:
+        assert node.maddrs
+
+    place = NodePlace(directory)
+    async with HostNode(place, identity.peer_id, checker, CLOCK, start_own, lambda: known, tell) as node:
+        await node.join(20.0)
+        yield node
+
+
+async def test_a_host_has_one_node_and_the_next_one_when_it_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="shoal")
+    first, second, third = (Identity.generate() for _ in range(3))
+    async with await start(tmp_path, first, ()) as monitor, alongside() as tasks:
+        gone = monitor.maddrs
+        serving = anyio.CancelScope()
+
+        async def serve() -> None:
+            with serving:
+                async with served(monitor, NodePlace(tmp_path)):
+                    await anyio.sleep_forever()
+
+        tasks.start_soon(serve)
+        await anyio.wait_all_tasks_blocked()
+        async with joined(tmp_path, second, gone) as one, joined(tmp_path, third, gone) as other:
+            assert num_p2pd(os.getpid()) == 1
+            assert one.maddrs == other.maddrs == gone
+            registries = [
+                Registry(node, identity, NAMESPACE, 2, CLOCK) for node, identity in ((one, second), (other, third))
+            ]
+            for stage, registry in enumerate(registries):
+                tasks.start_soon(registry.run)
+                registry.advertise(StageRecord(("unix:/a",), 1.0, stage=stage))
+            for registry in registries:
+                await registry.membership.wait_for(lambda view: view.num_replicas(2) == (1, 1))
+            assert {record.peer for record in await monitor.get(("stage.0", "stage.1"))} == {
+                second.peer_id,
+                third.peer_id,
+            }
+            serving.cancel()
+            await monitor.aclose()
+            with anyio.fail_after(30.0):
+                # What was stored is gone with the node: both are announced anew, and found.
+                for registry in registries:
+                    registry.membership.lost(second.peer_id)
+                    registry.membership.lost(third.peer_id)
+                for registry in registries:
+                    await registry.membership.wait_for(lambda view: view.num_replicas(2) == (1, 1))
+            assert num_p2pd(os.getpid()) == 1
+            assert one.maddrs == other.maddrs != gone
+            assert sum(record.getMessage() == "dht.taken_over" for record in caplog.records) == 1
+
+
+async def test_whoever_comes_to_a_host_without_a_node_has_it(tmp_path: Path) -> None:
+    first, second = Identity.generate(), Identity.generate()
+    async with joined(tmp_path, first) as one, joined(tmp_path, second) as other:
+        assert isinstance(one._node, DhtNode)
+        assert other.maddrs == one.maddrs
+
+
+async def test_another_process_is_given_time_to_start_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = NodePlace(tmp_path)
+    assert holder.hold()
+    assert holder.hold(), "as long as it wants"
+    checker, peer = RecordChecker(NAMESPACE, str.encode, CLOCK, MetricRegistry()), Identity.generate().peer_id
+    never: Any = None  # no node of its own is started
+    async with HostNode(NodePlace(tmp_path), peer, checker, CLOCK, never, tuple, never) as node:
+        with pytest.raises(BootstrapError, match="is being started by another process"):
+            await node.revive()
+    monkeypatch.setattr(host_node, "_START_PATIENCE_S", 0.0)
+    async with joined(tmp_path, Identity.generate()) as node:
+        assert node.alive
+        assert not node._place.hold(), "it serves nobody"
+    holder.release()
+
+
+async def test_a_process_that_is_frozen_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_service, "_WORD_TIMEOUT_S", 0.1)
+    holder = NodePlace(tmp_path)
+    assert holder.hold()
+    async with await anyio.create_unix_listener(holder.socket_path), joined(tmp_path, Identity.generate()) as node:
+        assert node.alive
+        assert isinstance(node._node, DhtNode)
+    holder.release()
+
+
+async def test_who_takes_over_and_reaches_nobody_looks_for_the_others(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    far = Identity.generate()
+    async with await start(there, far, ()) as node:
+        known = node.maddrs
+    async with joined(here, Identity.generate(), known) as alone:
+        assert not alone.alive
+        port = known[0].rpartition("/tcp/")[2].partition("/")[0]
+        async with await DhtNode.create(
+            far, namespace=NAMESPACE, state_dir=there, clock=CLOCK, host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",)
+        ):
+            with anyio.fail_after(20.0):
+                while not alone.alive:
+                    try:
+                        await alone.revive()
+                    except BootstrapError:
+                        await anyio.sleep(0.1)
