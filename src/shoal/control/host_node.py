@@ -24,7 +24,7 @@ import anyio.abc
 
 from shoal.clock import Backoff, Clock, Deadline
 from shoal.control.dht import DhtNode
-from shoal.control.node_service import RemoteNode, node_served
+from shoal.control.node_service import RemoteNode, is_own_process, node_served
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import VerifiedRecord
 from shoal.errors import BootstrapError
@@ -202,6 +202,9 @@ class HostNode:
         except OSError:
             pass  # nobody listens
         else:
+            if not is_own_process(stream):
+                await stream.aclose()
+                raise BootstrapError(f"a process of another user listens at {self._place.socket_path}")
             node = RemoteNode(stream, self._peer, self._checker)
             self._tasks.start_soon(node.run)
             await node.heard()
@@ -232,7 +235,7 @@ class HostNode:
             emit(logger, DhtTakenOver(list(node.maddrs)))
             await self._on_own(node)
             task_status.started()
-            await anyio.sleep_forever()
+            await anyio.Event().wait()  # until the context is left
 
 
 def _peer_in(maddr: str) -> str:

@@ -1,6 +1,6 @@
 """A process of a host lets the others use its DHT node, over a Unix socket.
 
-    connect ---> NodeState; StoreAsked -> NodeState, Stored; ReadAsked -> NodeState, Found
+    connect ---> NodeState; StoreAsked -> NodeState, StoreAnswered; ReadAsked -> NodeState, ReadAnswered
 
 The state comes at once, and says that the process is there; an answer may take its time. What is stored is sealed by
 whom it is about, and what is read is verified by whoever has asked.
@@ -9,6 +9,7 @@ whom it is about, and what is read is verified by whoever has asked.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -23,6 +24,7 @@ from shoal.control.record_checker import RecordChecker
 from shoal.control.records import VerifiedRecord, require_small
 from shoal.ids import PeerId
 from shoal.runtime.frames import FrameReader, framed
+from shoal.transport.unix import other_end
 
 _WORD_TIMEOUT_S = 5.0
 """A process that is not frozen says something at once."""
@@ -60,7 +62,7 @@ class ReadAsked(msgspec.Struct, frozen=True, tag="read"):
     holders: int | None
 
 
-class Stored(msgspec.Struct, frozen=True, tag="stored"):
+class StoreAnswered(msgspec.Struct, frozen=True, tag="stored"):
     """The answer to `StoreAsked`."""
 
     id: int
@@ -68,7 +70,7 @@ class Stored(msgspec.Struct, frozen=True, tag="stored"):
     state: NodeState
 
 
-class Found(msgspec.Struct, frozen=True, tag="found"):
+class ReadAnswered(msgspec.Struct, frozen=True, tag="found"):
     """The answer to `ReadAsked`: topic, peer and sealed record of each."""
 
     id: int
@@ -77,8 +79,8 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
 
 
 _Asked = StoreAsked | ReadAsked
-_Told = NodeState | Stored | Found
-_Answer = TypeVar("_Answer", Stored, Found)
+_Told = NodeState | StoreAnswered | ReadAnswered
+_Answer = TypeVar("_Answer", StoreAnswered, ReadAnswered)
 
 
 class Node(Protocol):
@@ -124,8 +126,17 @@ async def node_served(node: Node, path: Path) -> AsyncGenerator[None]:
         tasks.cancel_scope.cancel()
 
 
+def is_own_process(stream: anyio.abc.SocketStream) -> bool:
+    """Whether the process at the other end belongs to the user of this one, as far as the kernel says."""
+    _, user = other_end(stream.extra(anyio.abc.SocketAttribute.raw_socket))
+    return user in (None, os.getuid())
+
+
 async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
-    """Answer one process until it is gone, or says what nobody understands."""
+    """Answer one process until it is gone, or says what nobody understands; those of other users are not answered."""
+    if not is_own_process(stream):
+        await stream.aclose()
+        return
     asked, writing = FrameReader[_Asked](_Asked), anyio.Lock()
 
     async def tell(message: _Told) -> None:
@@ -137,10 +148,10 @@ async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
         match question:
             case StoreAsked():
                 taken = await node.store(question.topic, question.value, question.expires_unix_s, question.peer)
-                await tell(Stored(question.id, taken, _state(node)))
+                await tell(StoreAnswered(question.id, taken, _state(node)))
             case ReadAsked():
                 values = await node.found(question.topics, question.holders) if question.topics else []
-                await tell(Found(question.id, tuple(values), _state(node)))
+                await tell(ReadAnswered(question.id, tuple(values), _state(node)))
 
     async with stream, anyio.create_task_group() as tasks:
         with suppress(anyio.BrokenResourceError, anyio.EndOfStream, msgspec.MsgspecError):
@@ -179,7 +190,7 @@ class RemoteNode:
         self._writing = anyio.Lock()
         self._ids = itertools.count()
         self._waiting: dict[int, anyio.Event] = {}
-        self._answers: dict[int, Stored | Found] = {}
+        self._answers: dict[int, StoreAnswered | ReadAnswered] = {}
 
     async def run(self) -> None:
         """Take what is told until the connection ends."""
@@ -224,18 +235,18 @@ class RemoteNode:
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
         """Store a sealed record under a topic and this peer's id; see `DhtNode.store`."""
         require_small(topic, value)
-        stored = await self._ask(lambda id: StoreAsked(id, topic, value, expires_unix_s, self._peer), Stored)
+        stored = await self._ask(lambda id: StoreAsked(id, topic, value, expires_unix_s, self._peer), StoreAnswered)
         return stored is not None and stored.taken
 
     async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
         """Return all believable records under these topics; see `DhtNode.get`."""
-        found = await self._ask(lambda id: ReadAsked(id, topics, holders), Found)
+        found = await self._ask(lambda id: ReadAsked(id, topics, holders), ReadAnswered)
         opened = (self._checker.accept(*value) for value in (() if found is None else found.values))
         return tuple(record for record in opened if record is not None)
 
     async def refresh(self) -> None:
         """Ask how it is now."""
-        await self._ask(lambda id: ReadAsked(id, (), None), Found)
+        await self._ask(lambda id: ReadAsked(id, (), None), ReadAnswered)
 
     async def heard(self) -> None:
         """Return when it has said something; one that is silent for long is not there any more."""

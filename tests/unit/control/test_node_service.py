@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
 from shoal.control import node_service
-from shoal.control.node_service import RemoteNode, node_served
+from shoal.control.node_service import RemoteNode, is_own_process, node_served
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
 from shoal.errors import RecordRejected
@@ -140,6 +141,15 @@ async def test_who_says_what_nobody_understands_is_cut_off_and_nobody_else(tmp_p
                 await stranger.receive()
         await node.refresh()
         assert node.alive
+
+
+async def test_a_process_of_another_user_is_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_service, "other_end", lambda _: (1, os.getuid() + 1))
+    path = tmp_path / "node"
+    async with node_served(Shelf(), path), await anyio.connect_unix(path) as stranger:
+        assert not is_own_process(stranger)
+        with pytest.raises(anyio.EndOfStream):
+            await stranger.receive()
 
 
 async def test_a_process_that_is_silent_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
