@@ -101,6 +101,7 @@ class DhtNode:
         bootstrap_timeout_s: float = 20.0,
         greeter: Greeter | None = None,
         strays: bool = False,
+        gone: Sequence[str] = (),
     ) -> DhtNode:
         """Start a node and join the swarm.
 
@@ -116,6 +117,7 @@ class DhtNode:
             greeter: tells newcomers to which swarm this peer belongs; None: it does not.
             strays: the host was in the swarm before: where none of the initial peers answers, it is alone and looks
                 for them, see `revive`.
+            gone: multiaddresses of peers that are not waited for, but are looked for from then on.
 
         Raises:
             BootstrapError: none of the initial peers answered in time, or p2pd did not start.
@@ -157,6 +159,8 @@ class DhtNode:
                 emit(logger, DhtRetrying(str(error)))
                 await backoff.wait(clock)
             else:
+                dht._neighbours = tuple(gone) or dht._neighbours
+                dht._lost.due([maddr.rpartition("/p2p/")[2] for maddr in gone], clock.now_s())
                 return dht
 
     async def revive(self) -> None:

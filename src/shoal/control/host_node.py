@@ -2,7 +2,7 @@
 
     join ---> the node of the process that listens at the socket
        |-- nobody does, and the lock is free: a node of its own, which it serves from then on
-       '-- somebody is silent, though he has the lock: a node of its own
+       '-- somebody is silent, so it is frozen: the same at the next place
 
 Monitor and scout, which start first, have a node in any case. When the one that serves is gone, whoever notices that
 first takes its place. The lock is the kernel's, on a file beside the socket, and ends with its process.
@@ -34,7 +34,8 @@ from shoal.ids import PeerId
 
 logger = logging.getLogger(__name__)
 
-_LOCK_NAME, _SOCKET_NAME = "dht.lock", "dht"
+_MOST_PLACES = 4
+"""So many processes may be frozen one after the other."""
 _START_PATIENCE_S = 10.0
 """Another process that has the lock may take so long to start its node."""
 
@@ -42,14 +43,15 @@ _START_PATIENCE_S = 10.0
 class NodePlace:
     """Where the processes of a host meet: a socket, and the lock of the one that listens at it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, number: int = 0) -> None:
         """Hold nothing yet.
 
         Args:
             directory: private, with a short path; all roles of a launcher have their sockets in it.
+            number: 0 but where the processes at lower places are frozen.
         """
-        self.socket_path = directory / _SOCKET_NAME
-        self._lock_path = directory / _LOCK_NAME
+        self.socket_path = directory / f"dht_{number}"
+        self._lock_path = directory / f"dht_{number}.lock"
         self._descriptor: int | None = None
 
     def hold(self) -> bool:
@@ -91,31 +93,33 @@ class HostNode:
 
     def __init__(
         self,
-        place: NodePlace,
+        directory: Path,
         peer: PeerId,
         checker: RecordChecker,
         clock: Clock,
-        start: Callable[[Sequence[str]], Awaitable[DhtNode]],
+        start: Callable[[Sequence[str], Sequence[str]], Awaitable[DhtNode]],
         known: Callable[[], Sequence[str]],
         on_own: Callable[[DhtNode], Awaitable[None]],
     ) -> None:
         """Know no node yet.
 
         Args:
+            directory: see `NodePlace`.
             peer: whose records are stored.
             checker: verifies what the node of another process has read.
-            start: starts a node of this process, which joins those whose multiaddresses it is given.
+            start: starts a node of this process, which joins those whose multiaddresses it is given first, and looks
+                for the others, which may be gone.
             known: returns the multiaddresses at which nodes of the swarm were last.
             on_own: is told of a node of this process.
         """
-        self._place = place
+        self._places = [NodePlace(directory, number) for number in range(_MOST_PLACES)]
         self._peer = peer
         self._checker = checker
         self._clock = clock
         self._start, self._known, self._on_own = start, known, on_own
         self._tasks = anyio.create_task_group()
         self._node: RemoteNode | DhtNode | None = None
-        self._patience: Deadline | None = None  # with another process that is about to have the node
+        self._patience: Deadline | None = None  # with another process that is about to serve
 
     async def join(self, within_s: float) -> None:
         """Find the node, or have one.
@@ -171,12 +175,10 @@ class HostNode:
         node = self._node
         if isinstance(node, DhtNode):
             await node.revive()
-            return
-        if node is None or not node.is_up:
-            if not await self._connected():
-                return
-        elif not node.alive:
+        elif node is not None and node.is_up:
             await node.refresh()
+        else:
+            await self._find()
         if not self.alive:
             raise BootstrapError("the DHT node of this host reaches nobody yet")
 
@@ -190,52 +192,88 @@ class HostNode:
         self._tasks.cancel_scope.cancel()
         return await self._tasks.__aexit__(kind, error, trace)
 
-    async def _connected(self) -> bool:
-        """Return whether there is a node of another process; else this process has one from now on.
+    async def _find(self) -> None:
+        """Use the node of another process or have one, at the first place whose process is not frozen.
 
         Raises:
-            BootstrapError: another one is about to have it, or p2pd does not start.
+            BootstrapError: there is none yet.
         """
-        is_silent = False
-        try:
-            stream = await anyio.connect_unix(self._place.socket_path)
-        except OSError:
-            pass  # nobody listens
-        else:
-            if not is_own_process(stream):
-                await stream.aclose()
-                raise BootstrapError(f"a process of another user listens at {self._place.socket_path}")
-            node = RemoteNode(stream, self._peer, self._checker)
-            self._tasks.start_soon(node.run)
-            await node.heard()
-            if node.is_known:
-                self._node, self._patience = node, None
-                return True
-            is_silent = True
-        if not self._place.hold() and not is_silent:
-            self._patience = self._patience or Deadline.after(self._clock, _START_PATIENCE_S)
-            if not self._patience.expired():
+        for place in self._places:
+            stream = await _dialled(place)
+            if stream is not None:
+                if await self._speaks(stream):
+                    return
+            elif place.hold():
+                await self._take_over(place)
+                return
+            elif not self._is_patience_over():
                 raise BootstrapError("the DHT node of this host is being started by another process")
-        await self._take_over()
-        return False
+        raise BootstrapError(f"{len(self._places)} processes of this host have a DHT node, and all of them are frozen")
 
-    async def _take_over(self) -> None:
-        gone = {_peer_in(maddr) for maddr in self.maddrs}
+    async def _speaks(self, stream: anyio.abc.SocketStream) -> bool:
+        """Use the node of a process, unless it is frozen.
+
+        Raises:
+            BootstrapError: it ends.
+        """
+        node = RemoteNode(stream, self._peer, self._checker)
+        self._tasks.start_soon(node.run)
+        await node.heard()
+        if node.is_known:
+            self._node, self._patience = node, None
+        elif not node.is_silent:
+            raise BootstrapError("the process that had the DHT node of this host has just ended")
+        return node.is_known
+
+    def _is_patience_over(self) -> bool:
+        self._patience = self._patience or Deadline.after(self._clock, _START_PATIENCE_S)
+        return self._patience.expired()
+
+    async def _take_over(self, place: NodePlace) -> None:
+        """Have a node, and serve it.
+
+        Raises:
+            BootstrapError: p2pd does not start.
+        """
+        gone = self.maddrs
+        peers = {_peer_in(maddr) for maddr in gone}
+        known = [maddr for maddr in self._known() if _peer_in(maddr) not in peers]
         try:
-            await self._tasks.start(self._have, [maddr for maddr in self._known() if _peer_in(maddr) not in gone])
+            await self._tasks.start(self._have, place, known, gone)
         except BootstrapError:
-            self._place.release()
+            place.release()
             raise
 
     async def _have(
-        self, known: Sequence[str], *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+        self,
+        place: NodePlace,
+        known: Sequence[str],
+        gone: Sequence[str],
+        *,
+        task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        async with await self._start(known) as node, served(node, self._place):
+        async with await self._start(known, gone) as node, served(node, place):
             self._node = node
             emit(logger, DhtTakenOver(list(node.maddrs)))
             await self._on_own(node)
             task_status.started()
             await anyio.Event().wait()  # until the context is left
+
+
+async def _dialled(place: NodePlace) -> anyio.abc.SocketStream | None:
+    """Connect to the process that serves its node; None: nobody listens.
+
+    Raises:
+        BootstrapError: it is a process of another user.
+    """
+    try:
+        stream = await anyio.connect_unix(place.socket_path)
+    except OSError:
+        return None
+    if not is_own_process(stream):
+        await stream.aclose()
+        raise BootstrapError(f"a process of another user listens at {place.socket_path}")
+    return stream
 
 
 def _peer_in(maddr: str) -> str:

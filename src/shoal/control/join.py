@@ -17,7 +17,7 @@ from shoal.control.host_node import HostNode, NodePlace, served
 from shoal.control.membership import Membership
 from shoal.control.record_checker import RecordChecker
 from shoal.control.registry import Registry
-from shoal.errors import BootstrapError
+from shoal.errors import BootstrapError, ConfigError
 from shoal.identity import Identity, namespace
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, JoinedDht
@@ -87,16 +87,21 @@ async def join_swarm(
     def known() -> list[str]:
         return list(dict.fromkeys((*membership.view.maddrs, *initial_peers)))
 
-    async def start_own(peers: Sequence[str]) -> DhtNode:
-        return await _start_node(start, identity, clock, metrics, peers, config.network.host_maddrs, strays=True)
+    async def start_own(peers: Sequence[str], gone: Sequence[str]) -> DhtNode:
+        where = config.network.host_maddrs
+        try:
+            return await _start_node(start, identity, clock, metrics, peers, where, strays=True, gone=gone)
+        except ConfigError as error:
+            # The port may be free again later, and this role goes on meanwhile.
+            raise BootstrapError(str(error)) from error
 
     async def tell(node: DhtNode) -> None:
         # A monitor that is started again finds the swarm by it.
         control.tell(JoinedDht(await node.visible_maddrs()))
 
-    place = NodePlace(Path(start.socket_path).parent)
+    directory = Path(start.socket_path).parent
     checker = RecordChecker(swarm, str.encode, clock, metrics or MetricRegistry())
-    async with HostNode(place, identity.peer_id, checker, clock, start_own, known, tell) as node:
+    async with HostNode(directory, identity.peer_id, checker, clock, start_own, known, tell) as node:
         await node.join(config.network.bootstrap_timeout_s)
         registry = Registry(node, identity, swarm, config.num_stages, clock, membership)
         with _named(registry):
@@ -118,6 +123,7 @@ async def _start_node(
     host_maddrs: Sequence[str],
     *,
     strays: bool = False,
+    gone: Sequence[str] = (),
 ) -> DhtNode:
     config = start.config()
     return await DhtNode.create(
@@ -132,6 +138,7 @@ async def _start_node(
         bootstrap_timeout_s=config.network.bootstrap_timeout_s,
         greeter=Greeter(start.swarm_key, config.experiment_prefix),
         strays=strays,
+        gone=gone,
     )
 
 

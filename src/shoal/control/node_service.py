@@ -22,10 +22,13 @@ import msgspec
 
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import VerifiedRecord, require_small
+from shoal.errors import RecordRejected
 from shoal.ids import PeerId
 from shoal.runtime.frames import FrameReader, framed
 from shoal.transport.unix import other_end
 
+_MOST_VALUES = 4096
+"""Of an answer: each has 8 KiB at most."""
 _WORD_TIMEOUT_S = 5.0
 """A process that is not frozen says something at once."""
 
@@ -151,14 +154,18 @@ async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
                 await tell(StoreAnswered(question.id, taken, _state(node)))
             case ReadAsked():
                 values = await node.found(question.topics, question.holders) if question.topics else []
-                await tell(ReadAnswered(question.id, tuple(values), _state(node)))
+                # No more than a frame may have, whatever others have made the DHT hold.
+                few = tuple(values[:_MOST_VALUES])
+                await tell(ReadAnswered(question.id, few, _state(node)))
 
     async with stream, anyio.create_task_group() as tasks:
-        with suppress(anyio.BrokenResourceError, anyio.EndOfStream, msgspec.MsgspecError):
+        with suppress(anyio.BrokenResourceError, anyio.EndOfStream, msgspec.MsgspecError, RecordRejected):
             while True:
                 # That it is there; the answer may take its time.
                 await tell(_state(node))
                 for question in asked.feed(await stream.receive()):
+                    if isinstance(question, StoreAsked):
+                        require_small(question.topic, question.value)
                     tasks.start_soon(answer, question)
         tasks.cancel_scope.cancel()
 
@@ -172,6 +179,7 @@ class RemoteNode:
 
     Attributes:
         is_up: whether the connection stands, and the other end is not silent.
+        is_silent: whether it has said nothing for so long that it is frozen.
     """
 
     def __init__(self, stream: anyio.abc.SocketStream, peer: PeerId, checker: RecordChecker) -> None:
@@ -181,7 +189,7 @@ class RemoteNode:
             peer: whose records are stored.
             checker: verifies what is read.
         """
-        self.is_up = True
+        self.is_up, self.is_silent = True, False
         self._stream = stream
         self._peer = peer
         self._checker = checker
@@ -249,21 +257,25 @@ class RemoteNode:
         await self._ask(lambda id: ReadAsked(id, (), None), ReadAnswered)
 
     async def heard(self) -> None:
-        """Return when it has said something; one that is silent for long is not there any more."""
+        """Return when it says something; one that is silent for long is not there any more."""
+        await self._heard(self._word)
+
+    async def _heard(self, word: anyio.Event) -> None:
         with anyio.move_on_after(_WORD_TIMEOUT_S) as timer:
-            await self._word.wait()
+            await word.wait()
         if timer.cancelled_caught:
-            self.is_up = False
+            self.is_up, self.is_silent = False, True
             await self._stream.aclose()
 
     async def _ask(self, question: Callable[[int], _Asked], kind: type[_Answer]) -> _Answer | None:
         """Return the answer to a question; None if the connection ends before."""
         number = next(self._ids)
         answered = self._waiting[number] = anyio.Event()
+        word = self._word  # the next one, which may come while the question is being sent
         try:
             async with self._writing:
                 await self._stream.send(framed(question(number)))
-            await self.heard()
+            await self._heard(word)
             if self.is_up:
                 await answered.wait()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -18,7 +18,7 @@ from shoal.control import host_node, node_service
 from shoal.control.dht import DhtNode
 from shoal.control.host_node import HostNode, NodePlace, served
 from shoal.control.record_checker import RecordChecker
-from shoal.control.records import StageRecord
+from shoal.control.records import StageRecord, seal
 from shoal.control.registry import Registry
 from shoal.errors import BootstrapError
 from shoal.identity import Identity, namespace
@@ -33,31 +33,46 @@ def num_p2pd(pid: int) -> int:
     return sum("p2pd" in command_line(stat.pid)[0] for stat in descendants(pid) if stat.state != "Z")
 
 
-async def start(directory: Path, identity: Identity, peers: Sequence[str], *, strays: bool = False) -> DhtNode:
+async def start(
+    directory: Path,
+    identity: Identity,
+    peers: Sequence[str],
+    gone: Sequence[str] = (),
+    *,
+    strays: bool = False,
+    at: str = "/ip4/127.0.0.1/tcp/0",
+) -> DhtNode:
     return await DhtNode.create(
         identity,
         namespace=NAMESPACE,
         state_dir=directory,
         clock=CLOCK,
         initial_peers=tuple(peers),
+        host_maddrs=(at,),
         bootstrap_timeout_s=5.0,
         strays=strays,
+        gone=gone,
     )
 
 
 @asynccontextmanager
-async def joined(directory: Path, identity: Identity, known: Sequence[str] = ()) -> AsyncIterator[HostNode]:
+async def joined(directory: Path, identity: Identity) -> AsyncIterator[HostNode]:
+    async with opened(directory, identity) as node:
+        await node.join(20.0)
+        yield node
+
+
+@asynccontextmanager
+async def opened(directory: Path, identity: Identity, known: Sequence[str] = ()) -> AsyncIterator[HostNode]:
     checker = RecordChecker(NAMESPACE, str.encode, CLOCK, MetricRegistry())
 
-    async def start_own(peers: Sequence[str]) -> DhtNode:
-        return await start(directory, identity, peers, strays=True)
+    async def start_own(peers: Sequence[str], gone: Sequence[str]) -> DhtNode:
+        return await start(directory, identity, peers, gone, strays=True)
 
     async def tell(node: DhtNode) -> None:
         assert node.maddrs
 
-    place = NodePlace(directory)
-    async with HostNode(place, identity.peer_id, checker, CLOCK, start_own, lambda: known, tell) as node:
-        await node.join(20.0)
+    async with HostNode(directory, identity.peer_id, checker, CLOCK, start_own, lambda: known, tell) as node:
         yield node
 
 
@@ -77,7 +92,9 @@ async def test_a_host_has_one_node_and_the_next_one_when_it_is_gone(
 
         tasks.start_soon(serve)
         await anyio.wait_all_tasks_blocked()
-        async with joined(tmp_path, second, gone) as one, joined(tmp_path, third, gone) as other:
+        async with opened(tmp_path, second, gone) as one, opened(tmp_path, third, gone) as other:
+            for node in (one, other):
+                await node.join(20.0)
             assert num_p2pd(os.getpid()) == 1
             assert one.maddrs == other.maddrs == gone
             registries = [
@@ -119,24 +136,54 @@ async def test_another_process_is_given_time_to_start_the_node(tmp_path: Path, m
     assert holder.hold(), "as long as it wants"
     checker, peer = RecordChecker(NAMESPACE, str.encode, CLOCK, MetricRegistry()), Identity.generate().peer_id
     never: Any = None  # no node of its own is started
-    async with HostNode(NodePlace(tmp_path), peer, checker, CLOCK, never, tuple, never) as node:
+    async with HostNode(tmp_path, peer, checker, CLOCK, never, tuple, never) as node:
         with pytest.raises(BootstrapError, match="is being started by another process"):
             await node.revive()
     monkeypatch.setattr(host_node, "_START_PATIENCE_S", 0.0)
-    async with joined(tmp_path, Identity.generate()) as node:
+    async with joined(tmp_path, Identity.generate()) as node, joined(tmp_path, Identity.generate()) as other:
         assert node.alive
-        assert not node._place.hold(), "it serves nobody"
+        assert other.maddrs == node.maddrs
+        assert num_p2pd(os.getpid()) == 1
     holder.release()
 
 
-async def test_a_process_that_is_frozen_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_service, "_WORD_TIMEOUT_S", 0.1)
-    holder = NodePlace(tmp_path)
-    assert holder.hold()
-    async with await anyio.create_unix_listener(holder.socket_path), joined(tmp_path, Identity.generate()) as node:
+async def test_the_place_of_a_process_that_is_frozen_is_passed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_service, "_WORD_TIMEOUT_S", 0.5)
+    frozen = NodePlace(tmp_path)
+    assert frozen.hold()
+    async with (
+        await anyio.create_unix_listener(frozen.socket_path),
+        joined(tmp_path, Identity.generate()) as node,
+        joined(tmp_path, Identity.generate()) as other,
+    ):
         assert node.alive
-        assert isinstance(node._node, DhtNode)
-    holder.release()
+        assert other.maddrs == node.maddrs
+        assert num_p2pd(os.getpid()) == 1
+    frozen.release()
+
+
+async def test_whoever_takes_over_finds_the_node_of_before_when_it_is_there_again(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    first, second = Identity.generate(), Identity.generate()
+    async with await start(there, first, ()) as node:
+        gone = node.maddrs
+    async with await start(here, second, (), gone) as after:
+        assert after.alive, "nobody is waited for"
+        async with await start(there, first, (), at=gone[0].partition("/p2p/")[0]) as back:
+            expiry = CLOCK.unix_s() + 30
+            record = StageRecord(("unix:/a",), 1.0, stage=0)
+            value = seal(second, NAMESPACE, "stage.0", record, sequence=1, expires_unix_s=expiry)
+            with anyio.fail_after(25.0):
+                while not await back.get(("stage.0",)):
+                    await after.get(("stage.0",))
+                    await after.store("stage.0", value, expiry)
+                    expiry += 0.001
+                    value = seal(second, NAMESPACE, "stage.0", record, sequence=1, expires_unix_s=expiry)
+                    await anyio.sleep(0.1)
 
 
 async def test_who_takes_over_and_reaches_nobody_looks_for_the_others(tmp_path: Path) -> None:
@@ -146,12 +193,10 @@ async def test_who_takes_over_and_reaches_nobody_looks_for_the_others(tmp_path: 
     far = Identity.generate()
     async with await start(there, far, ()) as node:
         known = node.maddrs
-    async with joined(here, Identity.generate(), known) as alone:
-        assert not alone.alive
-        port = known[0].rpartition("/tcp/")[2].partition("/")[0]
-        async with await DhtNode.create(
-            far, namespace=NAMESPACE, state_dir=there, clock=CLOCK, host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",)
-        ):
+    async with opened(here, Identity.generate(), known) as alone:
+        with pytest.raises(BootstrapError, match="reaches nobody yet"):
+            await alone.revive()
+        async with await start(there, far, (), at=known[0].partition("/p2p/")[0]):
             with anyio.fail_after(20.0):
                 while not alone.alive:
                     try:

@@ -13,12 +13,13 @@ from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
 from shoal.control import node_service
-from shoal.control.node_service import RemoteNode, is_own_process, node_served
+from shoal.control.node_service import RemoteNode, StoreAsked, is_own_process, node_served
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
 from shoal.errors import RecordRejected
 from shoal.identity import Identity, namespace
 from shoal.ids import PeerId
+from shoal.runtime.frames import framed
 from shoal.telemetry.registry import MetricRegistry
 
 NAMESPACE = namespace(b"k" * 32, "test")
@@ -131,16 +132,32 @@ async def test_whoever_waits_for_an_answer_when_the_node_goes_has_none(tmp_path:
         assert not await node.store(TOPIC, sealed(alice, expiry), expiry)
 
 
-async def test_who_says_what_nobody_understands_is_cut_off_and_nobody_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [b"\x01\x00\x00\x00\xc1", framed(StoreAsked(0, TOPIC, bytes(MAX_RECORD_BYTES + 1), 0.0, PeerId("x")))],
+    ids=["no message", "a record that is too large"],
+)
+async def test_who_says_what_cannot_be_is_cut_off_and_nobody_else(tmp_path: Path, said: bytes) -> None:
     path, shelf = tmp_path / "node", Shelf()
     async with node_served(shelf, path), remote(path, Identity.generate().peer_id) as node:
         async with await anyio.connect_unix(path) as stranger:
             await stranger.receive()
-            await stranger.send(b"\x01\x00\x00\x00\xc1")
-            with pytest.raises(anyio.EndOfStream):
+            await stranger.send(said)
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                 await stranger.receive()
         await node.refresh()
         assert node.alive
+        assert not shelf.values
+
+
+async def test_an_answer_has_no_more_than_a_frame_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_service, "_MOST_VALUES", 2)
+    path, shelf = tmp_path / "node", Shelf()
+    expiry = CLOCK.unix_s() + 30
+    for identity in (Identity.generate() for _ in range(3)):
+        shelf.values[TOPIC, identity.peer_id] = sealed(identity, expiry)
+    async with node_served(shelf, path), remote(path, Identity.generate().peer_id) as node:
+        assert len(await node.get((TOPIC,), None)) == 2
 
 
 async def test_a_process_of_another_user_is_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
