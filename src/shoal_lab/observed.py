@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from shoal.ids import StepKey
-from shoal.runtime.process_info import command_line, descendants
+from shoal.runtime.process_info import command_line
 from shoal_lab.event_log import EventLog
 from shoal_lab.launched import Launched
 
@@ -178,8 +178,7 @@ class Swarm:
 
     def p2pd_of(self, host: Launched) -> int | None:
         """Return the libp2p daemon of a host, which one of its roles has; None while there is none."""
-        children = descendants(host.process.pid)
-        return next((stat.pid for stat in children if stat.state != "Z" and "p2pd" in command_line(stat.pid)[0]), None)
+        return next((pid for pid in host.processes() if "p2pd" in "".join(command_line(pid)[:1])), None)
 
 
 def time_of(event: dict[str, Any]) -> float:

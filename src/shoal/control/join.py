@@ -13,7 +13,7 @@ from shoal.clock import Clock
 from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
 from shoal.control.greeting import Greeter, misfit
-from shoal.control.host_node import HostNode, NodePlace, served
+from shoal.control.host_node import HostNode
 from shoal.control.membership import Membership
 from shoal.control.record_checker import RecordChecker
 from shoal.control.registry import Registry
@@ -35,8 +35,8 @@ async def open_registry(
     host_maddrs: Sequence[str],
     metrics: MetricRegistry | None = None,
 ) -> AsyncGenerator[tuple[DhtNode, Registry]]:
-    """Start a DHT node, which serves the other processes of this host, and a registry over it. The caller runs the
-    registry; the node ends with the context. As long as it is open, the log of this process says what peers are called.
+    """Start a DHT node and a registry over it. The caller runs the registry; the node ends with the context. As long as
+    it is open, the log of this process says what peers are called.
 
     Args:
         start: its configuration and key say which swarm it is.
@@ -49,10 +49,7 @@ async def open_registry(
     """
     config = start.config()
     swarm = namespace(start.swarm_key, config.experiment_prefix)
-    async with (
-        await _start_node(start, identity, clock, metrics, initial_peers, host_maddrs) as node,
-        served(node, NodePlace(Path(start.socket_path).parent)),
-    ):
+    async with await _start_node(start, identity, clock, metrics, initial_peers, host_maddrs) as node:
         registry = Registry(node, identity, swarm, config.num_stages, clock)
         with _named(registry):
             yield node, registry

@@ -25,6 +25,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.greeting import Greeter
+from shoal.control.host_node import NodePlace, served
 from shoal.control.join import initial_peers_of, open_registry, require_same_swarm
 from shoal.control.known_client import keep_known_client
 from shoal.control.membership import Membership
@@ -112,7 +113,7 @@ async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
 async def _in_the_swarm(
     spec: ScoutSpec, identity: Identity, control: RoleControl, clock: Clock, metrics: MetricRegistry
 ) -> AsyncGenerator[Registry]:
-    """Have the node of this host, as long as nobody else has it, and watch the swarm.
+    """Have the DHT node of this host, unless another process has it, and watch the swarm.
 
     Raises:
         BootstrapError: none of the initial peers answered, or they are of another swarm.
@@ -120,7 +121,10 @@ async def _in_the_swarm(
     config = spec.config()
     peers = await initial_peers_of(spec, control)
     where = config.network.host_maddrs
-    async with open_registry(spec, identity, clock, peers, where, metrics) as (node, registry):
+    async with (
+        open_registry(spec, identity, clock, peers, where, metrics) as (node, registry),
+        served(node, NodePlace(Path(spec.socket_path).parent)),
+    ):
         control.tell(JoinedDht(await node.visible_maddrs()))
         if not spec.run_id:
             await require_same_swarm(node, Greeter(spec.swarm_key, config.experiment_prefix), peers)

@@ -15,6 +15,7 @@ from shoal import log
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config, public_values
 from shoal.control.counter_report import client_hop, counters_reported
+from shoal.control.host_node import NodePlace, served
 from shoal.control.join import open_registry
 from shoal.control.maddrs import outward
 from shoal.control.peers_file import PeersFile, keep_peers_file
@@ -81,6 +82,7 @@ async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock
                 listen_maddrs(config),
                 endpoint.metrics,
             ) as (node, registry),
+            served(node, NodePlace(Path(start.socket_path).parent)),
         ):
             maddrs = outward(await node.visible_maddrs())
             await anyio.to_thread.run_sync(peers_file.write, maddrs)
