@@ -44,12 +44,13 @@ class NodePlace:
     """Where the processes of a host meet: a socket, and the lock of the one that listens at it."""
 
     def __init__(self, directory: Path, number: int = 0) -> None:
-        """Hold nothing yet.
+        """Hold nothing.
 
         Args:
             directory: private, with a short path; all roles of a launcher have their sockets in it.
             number: 0 but where the processes at lower places are frozen.
         """
+        self.number = number
         self.socket_path = directory / f"dht_{number}"
         self._lock_path = directory / f"dht_{number}.lock"
         self._descriptor: int | None = None
@@ -98,6 +99,7 @@ class HostNode:
         checker: RecordChecker,
         clock: Clock,
         start: Callable[[Sequence[str], Sequence[str]], Awaitable[DhtNode]],
+        initial: Sequence[str],
         known: Callable[[], Sequence[str]],
         on_own: Callable[[DhtNode], Awaitable[None]],
     ) -> None:
@@ -109,14 +111,16 @@ class HostNode:
             checker: verifies what the node of another process has read.
             start: starts a node of this process, which joins those whose multiaddresses it is given first, and looks
                 for the others, which may be gone.
-            known: returns the multiaddresses at which nodes of the swarm were last.
+            initial: multiaddresses of the first nodes, that of this host among them where it is one.
+            known: returns those at which nodes of the swarm were last.
             on_own: is told of a node of this process.
         """
         self._places = [NodePlace(directory, number) for number in range(_MOST_PLACES)]
         self._peer = peer
         self._checker = checker
         self._clock = clock
-        self._start, self._known, self._on_own = start, known, on_own
+        self._start, self._on_own = start, on_own
+        self._initial, self._known = initial, known
         self._tasks = anyio.create_task_group()
         self._node: RemoteNode | DhtNode | None = None
         self._patience: Deadline | None = None  # with another process that is about to serve
@@ -235,24 +239,29 @@ class HostNode:
         Raises:
             BootstrapError: p2pd does not start.
         """
-        gone = self.maddrs
-        peers = {_peer_in(maddr) for maddr in gone}
-        known = [maddr for maddr in self._known() if _peer_in(maddr) not in peers]
+        # Where somebody is frozen, it is who was there first.
+        gone = {_peer_in(maddr) for maddr in (*self.maddrs, *(self._initial if place.number else ()))}
+        everybody = dict.fromkeys((*self.maddrs, *self._known(), *self._initial))
+        known = [maddr for maddr in everybody if _peer_in(maddr) not in gone]
+        sought = [maddr for maddr in everybody if _peer_in(maddr) in gone]
         try:
-            await self._tasks.start(self._have, place, known, gone)
+            await self._tasks.start(self._have, place, known, sought)
         except BootstrapError:
             place.release()
             raise
+        except OSError as error:
+            place.release()
+            raise BootstrapError(f"the DHT node of this host cannot be served: {error}") from error
 
     async def _have(
         self,
         place: NodePlace,
         known: Sequence[str],
-        gone: Sequence[str],
+        sought: Sequence[str],
         *,
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        async with await self._start(known, gone) as node, served(node, place):
+        async with await self._start(known, sought) as node, served(node, place):
             self._node = node
             emit(logger, DhtTakenOver(list(node.maddrs)))
             await self._on_own(node)

@@ -81,9 +81,6 @@ async def join_swarm(
     initial_peers = await initial_peers_of(start, control)
     membership = membership or Membership(clock)
 
-    def known() -> list[str]:
-        return list(dict.fromkeys((*membership.view.maddrs, *initial_peers)))
-
     async def start_own(peers: Sequence[str], gone: Sequence[str]) -> DhtNode:
         where = config.network.host_maddrs
         try:
@@ -98,7 +95,9 @@ async def join_swarm(
 
     directory = Path(start.socket_path).parent
     checker = RecordChecker(swarm, str.encode, clock, metrics or MetricRegistry())
-    async with HostNode(directory, identity.peer_id, checker, clock, start_own, known, tell) as node:
+    async with HostNode(
+        directory, identity.peer_id, checker, clock, start_own, initial_peers, lambda: membership.view.maddrs, tell
+    ) as node:
         await node.join(config.network.bootstrap_timeout_s)
         registry = Registry(node, identity, swarm, config.num_stages, clock, membership)
         with _named(registry):

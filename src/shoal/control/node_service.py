@@ -31,6 +31,8 @@ _MOST_VALUES = 4096
 """Of an answer: each has 8 KiB at most."""
 _WORD_TIMEOUT_S = 5.0
 """A process that is not frozen says something at once."""
+_ANSWER_TIMEOUT_S = 15.0
+"""Of a node that asks others, which takes milliseconds, and seconds where peers are gone."""
 
 
 class NodeState(msgspec.Struct, frozen=True, tag="state"):
@@ -268,16 +270,17 @@ class RemoteNode:
             await self._stream.aclose()
 
     async def _ask(self, question: Callable[[int], _Asked], kind: type[_Answer]) -> _Answer | None:
-        """Return the answer to a question; None if the connection ends before."""
+        """Return the answer to a question; None if there is none in time, or the connection ends before."""
         number = next(self._ids)
         answered = self._waiting[number] = anyio.Event()
         word = self._word  # the next one, which may come while the question is being sent
         try:
-            async with self._writing:
-                await self._stream.send(framed(question(number)))
-            await self._heard(word)
-            if self.is_up:
-                await answered.wait()
+            with anyio.move_on_after(_ANSWER_TIMEOUT_S):
+                async with self._writing:
+                    await self._stream.send(framed(question(number)))
+                await self._heard(word)
+                if self.is_up:
+                    await answered.wait()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return None
         finally:

@@ -219,6 +219,9 @@ class Registry:
             elif await self._revived():
                 pace = ReadPace()
                 await self._read(None)
+            else:
+                await self._clock.sleep_s(RETRY_S)
+                continue
             awaited, view = self.membership.awaited, self.membership.view
             expires_in_s = self.membership.next_expiry_unix_s - self._clock.unix_s()
             pause_s = pace.pause_s(awaited=awaited, changed=view != seen, expires_in_s=expires_in_s)

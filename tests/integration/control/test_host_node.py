@@ -72,7 +72,7 @@ async def opened(directory: Path, identity: Identity, known: Sequence[str] = ())
     async def tell(node: DhtNode) -> None:
         assert node.maddrs
 
-    async with HostNode(directory, identity.peer_id, checker, CLOCK, start_own, lambda: known, tell) as node:
+    async with HostNode(directory, identity.peer_id, checker, CLOCK, start_own, known, tuple, tell) as node:
         yield node
 
 
@@ -136,7 +136,7 @@ async def test_another_process_is_given_time_to_start_the_node(tmp_path: Path, m
     assert holder.hold(), "as long as it wants"
     checker, peer = RecordChecker(NAMESPACE, str.encode, CLOCK, MetricRegistry()), Identity.generate().peer_id
     never: Any = None  # no node of its own is started
-    async with HostNode(tmp_path, peer, checker, CLOCK, never, tuple, never) as node:
+    async with HostNode(tmp_path, peer, checker, CLOCK, never, (), tuple, never) as node:
         with pytest.raises(BootstrapError, match="is being started by another process"):
             await node.revive()
     monkeypatch.setattr(host_node, "_START_PATIENCE_S", 0.0)

@@ -15,7 +15,7 @@ from shoal.control.read_pace import ReadPace
 from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import SOME
 from shoal.control.records import GoneRecord, MonitorRecord, RunRecord, StageRecord, VerifiedRecord
-from shoal.control.registry import Registry
+from shoal.control.registry import RETRY_S, Registry
 from shoal.errors import BootstrapError, InvariantViolation
 from shoal.identity import Identity
 from shoal.ids import StageIndex
@@ -165,6 +165,26 @@ async def test_a_dead_node_is_revived_and_everything_is_announced_again(caplog: 
             await late.membership.wait_for(lambda v: v.replica(me.peer_id) is not None)
     assert store.revivals == 2
     assert "registry.dht_unreachable" in caplog.text
+
+
+class _CountingClock(_Clock):
+    """Remembers for how long it was to sleep."""
+
+    def __init__(self) -> None:
+        self.slept_s: list[float] = []
+
+    async def sleep_s(self, duration_s: float) -> None:
+        self.slept_s.append(duration_s)
+        await super().sleep_s(duration_s)
+
+
+async def test_a_node_that_cannot_be_had_yet_is_asked_for_once_a_second() -> None:
+    clock = _CountingClock()
+    mine, store, _ = _registry({}, clock)
+    store.alive, store.revivals = False, -100
+    async with alongside(mine.run):
+        await until(lambda: store.revivals > -95)
+    assert clock.slept_s[:4] == [RETRY_S] * 4
 
 
 def test_a_gone_record_cannot_be_advertised() -> None:
