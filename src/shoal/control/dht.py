@@ -323,8 +323,10 @@ class DhtNode:
             # Whatever has happened, other nodes may be the nearest now: stores have to look for them as well.
             lookup.forget_all()
             if not await answers(daemon):
-                emit(logger, DhtDeaf())
-                self._deaf = True
+                # Meanwhile `revive` may have put another one in its place.
+                if daemon is self._daemon:
+                    emit(logger, DhtDeaf())
+                    self._deaf = True
                 return []
             await self._look_around(daemon)
         await self._seek_lost(node)
@@ -446,6 +448,14 @@ class DhtNode:
                 await node.shutdown()
         if daemon is not None:
             await end_daemon(daemon)
+
+
+def is_peer_maddr(maddr: str) -> bool:
+    """Whether it is a multiaddress that ends with a peer's id: others announce what they like."""
+    try:
+        return bool(_by_peer((maddr,)))
+    except ValueError:
+        return False
 
 
 def _by_peer(maddrs: Iterable[str]) -> dict[PeerID, list[Multiaddr]]:

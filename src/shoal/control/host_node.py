@@ -13,8 +13,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,8 +23,9 @@ import anyio
 import anyio.abc
 
 from shoal.clock import Backoff, Clock, Deadline
-from shoal.control.dht import DhtNode
-from shoal.control.node_service import RemoteNode, is_own_process, node_served
+from shoal.control.dht import DhtNode, is_peer_maddr
+from shoal.control.node_service import RemoteNode, is_own_process, node_served, where_served
+from shoal.control.peers_file import MAX_LISTED
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import VerifiedRecord
 from shoal.errors import BootstrapError
@@ -36,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_PLACES = 4
 """So many processes may be frozen one after the other."""
-_START_PATIENCE_S = 10.0
-"""Another process that has the lock may take so long to start its node."""
+_START_PATIENCE_S = 30.0
+"""Another process that has the lock may take so long to start its node: it may try initial peers that are gone."""
 
 
 class NodePlace:
@@ -89,8 +90,25 @@ async def served(node: DhtNode, place: NodePlace) -> AsyncGenerator[None]:
         place.release()
 
 
+async def beside(place: NodePlace, clock: Clock) -> tuple[str, ...]:
+    """Before this process has a node of its own: take the lock, or return where the node of the process is that has it.
+
+    Without that the two would not find each other on a host that is a swarm by itself.
+    """
+    deadline, backoff = Deadline.after(clock, _START_PATIENCE_S), Backoff(first_s=0.1, max_s=1.0)
+    while not place.hold():
+        maddrs = await where_served(place.socket_path)
+        if maddrs or deadline.expired():
+            return maddrs
+        await backoff.wait(clock)
+    return ()
+
+
 class HostNode:
-    """The node of this host, for one peer: a `registry.RecordStore`. Use it as a context."""
+    """The node of this host, for one peer: a `registry.RecordStore`. Use it as a context.
+
+    It can be used until the context is left, also while what is in it is cancelled: a peer says last that it is gone.
+    """
 
     def __init__(
         self,
@@ -101,7 +119,7 @@ class HostNode:
         start: Callable[[Sequence[str], Sequence[str]], Awaitable[DhtNode]],
         initial: Sequence[str],
         known: Callable[[], Sequence[str]],
-        on_own: Callable[[DhtNode], Awaitable[None]],
+        on_own: Callable[[tuple[str, ...]], None],
     ) -> None:
         """Know no node yet.
 
@@ -113,7 +131,7 @@ class HostNode:
                 for the others, which may be gone.
             initial: multiaddresses of the first nodes, that of this host among them where it is one.
             known: returns those at which nodes of the swarm were last.
-            on_own: is told of a node of this process.
+            on_own: is told where a node of this process is.
         """
         self._places = [NodePlace(directory, number) for number in range(_MOST_PLACES)]
         self._peer = peer
@@ -122,8 +140,9 @@ class HostNode:
         self._start, self._on_own = start, on_own
         self._initial, self._known = initial, known
         self._tasks = anyio.create_task_group()
+        self._work: set[anyio.CancelScope] = set()
         self._node: RemoteNode | DhtNode | None = None
-        self._patience: Deadline | None = None  # with another process that is about to serve
+        self._patience: dict[int, Deadline] = {}  # by place, with another process that is about to serve there
 
     async def join(self, within_s: float) -> None:
         """Find the node, or have one.
@@ -193,6 +212,8 @@ class HostNode:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        for scope in tuple(self._work):
+            scope.cancel()
         self._tasks.cancel_scope.cancel()
         return await self._tasks.__aexit__(kind, error, trace)
 
@@ -210,7 +231,7 @@ class HostNode:
             elif place.hold():
                 await self._take_over(place)
                 return
-            elif not self._is_patience_over():
+            elif not self._patience.setdefault(place.number, Deadline.after(self._clock, _START_PATIENCE_S)).expired():
                 raise BootstrapError("the DHT node of this host is being started by another process")
         raise BootstrapError(f"{len(self._places)} processes of this host have a DHT node, and all of them are frozen")
 
@@ -221,17 +242,27 @@ class HostNode:
             BootstrapError: it ends.
         """
         node = RemoteNode(stream, self._peer, self._checker)
-        self._tasks.start_soon(node.run)
+        self._tasks.start_soon(self._listen, node)
         await node.heard()
         if node.is_known:
-            self._node, self._patience = node, None
+            self._node, self._patience = node, {}
         elif not node.is_silent:
             raise BootstrapError("the process that had the DHT node of this host has just ended")
         return node.is_known
 
-    def _is_patience_over(self) -> bool:
-        self._patience = self._patience or Deadline.after(self._clock, _START_PATIENCE_S)
-        return self._patience.expired()
+    async def _listen(self, node: RemoteNode) -> None:
+        with self._until_left():
+            await node.run()
+
+    @contextmanager
+    def _until_left(self) -> Generator[None]:
+        """Do something until the context is left."""
+        with anyio.CancelScope(shield=True) as scope:
+            self._work.add(scope)
+            try:
+                yield
+            finally:
+                self._work.discard(scope)
 
     async def _take_over(self, place: NodePlace) -> None:
         """Have a node, and serve it.
@@ -239,9 +270,11 @@ class HostNode:
         Raises:
             BootstrapError: p2pd does not start.
         """
-        # Where somebody is frozen, it is who was there first.
-        gone = {_peer_in(maddr) for maddr in (*self.maddrs, *(self._initial if place.number else ()))}
-        everybody = dict.fromkeys((*self.maddrs, *self._known(), *self._initial))
+        gone, there = {_peer_in(maddr) for maddr in self.maddrs}, {_peer_in(maddr) for maddr in self._known()}
+        if place.number or self._node is not None:
+            # Of the first peers those that nobody names any more may be frozen or gone for good.
+            gone |= {_peer_in(maddr) for maddr in self._initial} - (set[str]() if place.number else there)
+        everybody = [*filter(is_peer_maddr, dict.fromkeys((*self.maddrs, *self._known(), *self._initial)))][:MAX_LISTED]
         known = [maddr for maddr in everybody if _peer_in(maddr) not in gone]
         sought = [maddr for maddr in everybody if _peer_in(maddr) in gone]
         try:
@@ -261,12 +294,13 @@ class HostNode:
         *,
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        async with await self._start(known, sought) as node, served(node, place):
-            self._node = node
-            emit(logger, DhtTakenOver(list(node.maddrs)))
-            await self._on_own(node)
-            task_status.started()
-            await anyio.Event().wait()  # until the context is left
+        with self._until_left():
+            async with await self._start(known, sought) as node, served(node, place):
+                self._on_own(node.maddrs)
+                self._node = node
+                emit(logger, DhtTakenOver(list(node.maddrs)))
+                task_status.started()
+                await anyio.Event().wait()
 
 
 async def _dialled(place: NodePlace) -> anyio.abc.SocketStream | None:

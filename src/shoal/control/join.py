@@ -89,9 +89,9 @@ async def join_swarm(
             # The port may be free again later, and this role goes on meanwhile.
             raise BootstrapError(str(error)) from error
 
-    async def tell(node: DhtNode) -> None:
+    def tell(maddrs: tuple[str, ...]) -> None:
         # A monitor that is started again finds the swarm by it.
-        control.tell(JoinedDht(await node.visible_maddrs()))
+        control.tell(JoinedDht(maddrs))
 
     directory = Path(start.socket_path).parent
     checker = RecordChecker(swarm, str.encode, clock, metrics or MetricRegistry())

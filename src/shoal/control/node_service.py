@@ -22,11 +22,12 @@ import msgspec
 
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import VerifiedRecord, require_small
-from shoal.errors import RecordRejected
+from shoal.errors import LocalProtocolError, RecordRejected
 from shoal.ids import PeerId
 from shoal.runtime.frames import FrameReader, framed
 from shoal.transport.unix import other_end
 
+_MISUNDERSTOOD = msgspec.MsgspecError, LocalProtocolError
 _MOST_VALUES = 4096
 """Of an answer: each has 8 KiB at most."""
 _WORD_TIMEOUT_S = 5.0
@@ -161,7 +162,7 @@ async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
                 await tell(ReadAnswered(question.id, few, _state(node)))
 
     async with stream, anyio.create_task_group() as tasks:
-        with suppress(anyio.BrokenResourceError, anyio.EndOfStream, msgspec.MsgspecError, RecordRejected):
+        with suppress(anyio.BrokenResourceError, anyio.EndOfStream, *_MISUNDERSTOOD, RecordRejected):
             while True:
                 # That it is there; the answer may take its time.
                 await tell(_state(node))
@@ -170,6 +171,21 @@ async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
                         require_small(question.topic, question.value)
                     tasks.start_soon(answer, question)
         tasks.cancel_scope.cancel()
+
+
+async def where_served(path: Path) -> tuple[str, ...]:
+    """Return the multiaddresses of the node that is served at a socket; empty: there is none, or it is silent."""
+    with (
+        anyio.move_on_after(_WORD_TIMEOUT_S),
+        suppress(OSError, anyio.BrokenResourceError, anyio.EndOfStream, *_MISUNDERSTOOD),
+    ):
+        async with await anyio.connect_unix(path) as stream:
+            told = FrameReader[_Told](_Told)
+            while is_own_process(stream):
+                for message in told.feed(await stream.receive()):
+                    if isinstance(message, NodeState):
+                        return message.maddrs
+    return ()
 
 
 def _state(node: Node) -> NodeState:
@@ -207,7 +223,7 @@ class RemoteNode:
         told = FrameReader[_Told](_Told)
         async with self._stream:
             try:
-                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, *_MISUNDERSTOOD):
                     while True:
                         for message in told.feed(await self._stream.receive()):
                             self._take(message)

@@ -25,7 +25,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.greeting import Greeter
-from shoal.control.host_node import NodePlace, served
+from shoal.control.host_node import NodePlace, beside, served
 from shoal.control.join import initial_peers_of, open_registry, require_same_swarm
 from shoal.control.known_client import keep_known_client
 from shoal.control.membership import Membership
@@ -120,10 +120,11 @@ async def _in_the_swarm(
     """
     config = spec.config()
     peers = await initial_peers_of(spec, control)
-    where = config.network.host_maddrs
+    place, where = NodePlace(Path(spec.socket_path).parent), config.network.host_maddrs
+    first = (*await beside(place, clock), *peers)
     async with (
-        open_registry(spec, identity, clock, peers, where, metrics) as (node, registry),
-        served(node, NodePlace(Path(spec.socket_path).parent)),
+        open_registry(spec, identity, clock, first, where, metrics) as (node, registry),
+        served(node, place),
     ):
         control.tell(JoinedDht(await node.visible_maddrs()))
         if not spec.run_id:

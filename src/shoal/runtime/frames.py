@@ -48,11 +48,20 @@ class FrameReader(Generic[_Message]):
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[_Message]:
-        """Add what was read and return the messages that are complete now."""
+        """Add what was read and return the messages that are complete now.
+
+        Raises:
+            LocalProtocolError: the next frame is larger than a frame may be.
+            msgspec.MsgspecError: it is no message of these kinds.
+        """
         self._bytes += data
         messages: list[_Message] = []
         while len(self._bytes) >= _LENGTH.size:
             (body_bytes,) = _LENGTH.unpack_from(self._bytes)
+            if body_bytes > _MAX_BODY_BYTES:
+                raise LocalProtocolError(
+                    f"another process announces {body_bytes} bytes, at most {_MAX_BODY_BYTES} may come"
+                )
             end = _LENGTH.size + body_bytes
             if len(self._bytes) < end:
                 break

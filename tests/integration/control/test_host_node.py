@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.alongside import alongside
 from shoal.clock import SystemClock
 from shoal.control import host_node, node_service
 from shoal.control.dht import DhtNode
-from shoal.control.host_node import HostNode, NodePlace, served
+from shoal.control.host_node import HostNode, NodePlace, beside, served
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import StageRecord, seal
 from shoal.control.registry import Registry
@@ -69,8 +70,8 @@ async def opened(directory: Path, identity: Identity, known: Sequence[str] = ())
     async def start_own(peers: Sequence[str], gone: Sequence[str]) -> DhtNode:
         return await start(directory, identity, peers, gone, strays=True)
 
-    async def tell(node: DhtNode) -> None:
-        assert node.maddrs
+    def tell(maddrs: tuple[str, ...]) -> None:
+        assert maddrs
 
     async with HostNode(directory, identity.peer_id, checker, CLOCK, start_own, known, tuple, tell) as node:
         yield node
@@ -81,18 +82,17 @@ async def test_a_host_has_one_node_and_the_next_one_when_it_is_gone(
 ) -> None:
     caplog.set_level(logging.INFO, logger="shoal")
     first, second, third = (Identity.generate() for _ in range(3))
-    async with await start(tmp_path, first, ()) as monitor, alongside() as tasks:
+    stop_serving = anyio.Event()
+
+    async def serve(node: DhtNode) -> None:
+        async with served(node, NodePlace(tmp_path)):
+            await stop_serving.wait()
+
+    async with await start(tmp_path, first, ()) as monitor, alongside(partial(serve, monitor)):
         gone = monitor.maddrs
-        serving = anyio.CancelScope()
-
-        async def serve() -> None:
-            with serving:
-                async with served(monitor, NodePlace(tmp_path)):
-                    await anyio.sleep_forever()
-
-        tasks.start_soon(serve)
         await anyio.wait_all_tasks_blocked()
-        async with opened(tmp_path, second, gone) as one, opened(tmp_path, third, gone) as other:
+        # Whoever uses a node ends before the node.
+        async with opened(tmp_path, second, gone) as one, opened(tmp_path, third, gone) as other, alongside() as tasks:
             for node in (one, other):
                 await node.join(20.0)
             assert num_p2pd(os.getpid()) == 1
@@ -105,13 +105,11 @@ async def test_a_host_has_one_node_and_the_next_one_when_it_is_gone(
                 registry.advertise(StageRecord(("unix:/a",), 1.0, stage=stage))
             for registry in registries:
                 await registry.membership.wait_for(lambda view: view.num_replicas(2) == (1, 1))
-            assert {record.peer for record in await monitor.get(("stage.0", "stage.1"))} == {
-                second.peer_id,
-                third.peer_id,
-            }
-            serving.cancel()
+            found = await monitor.get(("stage.0", "stage.1"))
+            assert {record.peer for record in found} == {second.peer_id, third.peer_id}
+            stop_serving.set()
             await monitor.aclose()
-            with anyio.fail_after(30.0):
+            with anyio.fail_after(60.0):
                 # What was stored is gone with the node: both are announced anew, and found.
                 for registry in registries:
                     registry.membership.lost(second.peer_id)
@@ -121,6 +119,40 @@ async def test_a_host_has_one_node_and_the_next_one_when_it_is_gone(
             assert num_p2pd(os.getpid()) == 1
             assert one.maddrs == other.maddrs != gone
             assert sum(record.getMessage() == "dht.taken_over" for record in caplog.records) == 1
+
+
+async def test_a_role_that_is_cancelled_still_says_that_it_is_gone(tmp_path: Path) -> None:
+    first, second = Identity.generate(), Identity.generate()
+    async with await start(tmp_path, first, ()) as monitor, anyio.create_task_group() as tasks:
+        watcher = Registry(monitor, first, NAMESPACE, 2, CLOCK)
+        tasks.start_soon(watcher.run)
+        role = anyio.CancelScope()
+
+        async def serve() -> None:
+            async with served(monitor, NodePlace(tmp_path)):
+                await anyio.Event().wait()
+
+        async def live() -> None:
+            with role:
+                async with joined(tmp_path, second) as node:
+                    registry = Registry(node, second, NAMESPACE, 2, CLOCK)
+                    async with anyio.create_task_group() as own:
+                        own.start_soon(registry.run)
+                        registry.advertise(StageRecord(("unix:/a",), 1.0, stage=0))
+                        try:
+                            await anyio.Event().wait()
+                        finally:
+                            await registry.withdraw()
+
+        tasks.start_soon(serve)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(live)
+        with anyio.fail_after(60.0):
+            await watcher.membership.wait_for(lambda view: view.num_replicas(2) == (1, 0))
+            role.cancel()
+            await watcher.membership.wait_for(lambda view: view.num_replicas(2) == (0, 0))
+        tasks.cancel_scope.cancel()
+    assert num_p2pd(os.getpid()) == 0
 
 
 async def test_whoever_comes_to_a_host_without_a_node_has_it(tmp_path: Path) -> None:
@@ -162,6 +194,42 @@ async def test_the_place_of_a_process_that_is_frozen_is_passed_by(
         assert other.maddrs == node.maddrs
         assert num_p2pd(os.getpid()) == 1
     frozen.release()
+
+
+async def test_a_monitor_that_comes_back_to_a_node_of_another_role_joins_it(tmp_path: Path) -> None:
+    async with joined(tmp_path, Identity.generate()) as node:
+        place = NodePlace(tmp_path)
+        assert await beside(place, CLOCK) == node.maddrs
+        async with await start(tmp_path, Identity.generate(), await beside(place, CLOCK)) as monitor:
+            assert monitor.alive
+            async with served(monitor, place):
+                assert await beside(NodePlace(tmp_path), CLOCK) == node.maddrs, "one serves"
+    alone = NodePlace(tmp_path)
+    assert await beside(alone, CLOCK) == ()
+    assert not NodePlace(tmp_path).hold(), "it is about to serve"
+    alone.release()
+
+
+async def test_the_first_peers_are_not_waited_for_by_whoever_knows_better(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    async with await start(there, Identity.generate(), ()) as node:
+        gone_for_good = (*node.maddrs, "/no/address", "neither")
+    first, second, third = (Identity.generate() for _ in range(3))
+    async with await start(here, first, ()) as monitor, opened(here, third, gone_for_good) as after:
+        async with served(monitor, NodePlace(here)):
+            await after.join(20.0)
+        await monitor.aclose()
+        with anyio.fail_after(60.0):
+            while not (after.alive and isinstance(after._node, DhtNode)):
+                try:
+                    await after.revive()
+                except BootstrapError:
+                    await anyio.sleep(0.1)
+        async with opened(here, second, gone_for_good) as other:
+            await other.join(20.0)
+            assert other.maddrs == after.maddrs
 
 
 async def test_whoever_takes_over_finds_the_node_of_before_when_it_is_there_again(tmp_path: Path) -> None:
