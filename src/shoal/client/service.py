@@ -53,6 +53,9 @@ from shoal.transport.reach import why_unreachable
 from shoal.transport.tls import tls_contexts
 from shoal.wire.messages.base import Hop
 
+_LAST_WORD_S = 0.25
+"""So long is the connection kept after the run's last word: who writes into one that has ended reads no more of it."""
+
 
 async def main(payload: bytes, control: RoleControl) -> None:
     """Run a client.
@@ -125,6 +128,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         interrupted = end.exit == "interrupted"
                         say_run_is_over(endpoint, others, interrupted=interrupted, failure=end.failure)
                         await registry.conclude(msgspec.structs.replace(run, ended=True))
+                        with anyio.CancelScope(shield=True):
+                            await clock.sleep_s(_LAST_WORD_S)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take_part)
