@@ -73,7 +73,7 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_writes
         assert before["state"].startswith("paused by ")
         os.kill(run.living_pid_of("client:0"), signal.SIGKILL)
         run.saw("client_0", "client.resumed")
-        assert f"run {name} is paused already" in shoal(run, "pause")
+        assert f"run {name} is paused already" in shoal(run, "pause", name)
         after = listed(run)
         assert (after["paused"], after["round"]) == (True, before["round"])
         recorded = len(run.events("client_0", "round.recorded"))
@@ -103,7 +103,7 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_writes
         inner = sorted(path.name for path in checkpoint.glob("inner_*"))
         assert inner == ["inner_00_00.safetensors", "inner_01_00.safetensors"], "it goes on as if it was not stopped"
         assert not run.events("client_0", "checkpoint.last_lacks")
-        assert "no run of yours lives on this host" in shoal(run, "stop", code=2)
+        assert f"no run {name} of yours" in shoal(run, "stop", name, code=2)
 
 
 @pytest.mark.slow
