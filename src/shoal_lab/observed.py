@@ -176,9 +176,10 @@ class Swarm:
         for host in self.hosts:
             host.processes()
 
-    def p2pd_of(self, host: Launched) -> int | None:
-        """Return the libp2p daemon of a host, which one of its roles has; None while there is none."""
-        return next((pid for pid in host.processes() if "p2pd" in "".join(command_line(pid)[:1])), None)
+
+def p2pd_of(host: Launched) -> list[int]:
+    """Return the libp2p daemons of a host: usually one, which one of its roles has."""
+    return [pid for pid in host.processes() if "p2pd" in "".join(command_line(pid)[:1])]
 
 
 def time_of(event: dict[str, Any]) -> float:

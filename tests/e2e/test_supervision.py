@@ -10,7 +10,8 @@ import pytest
 from tests.e2e.launched import END_S, ENDLESS, FEW, START_S, Launched, launched, until
 from tests.e2e.test_faults import interrupted
 
-from shoal.runtime.process_info import command_line, read_stat
+from shoal.runtime.process_info import read_stat
+from shoal_lab.observed import p2pd_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -24,11 +25,6 @@ def _kill_fork_server(run: Launched) -> None:
 
 def _started(run: Launched, role: str) -> list[int]:
     return [event["pid"] for event in run.events("launcher", "role.started") if event["role"] == role]
-
-
-def _daemons(run: Launched) -> list[int]:
-    """The p2pd of the host."""
-    return [pid for pid in run.processes() if "p2pd" in "".join(command_line(pid)[:1])]
 
 
 def test_training_goes_on_without_its_fork_server_and_the_next_one_starts_a_killed_server_again(
@@ -119,10 +115,10 @@ def test_the_dht_daemon_of_a_host_is_killed_and_then_who_has_it_and_the_swarm_st
         run.saw("client_0", "round.recorded", round=1)
         assert run.log_dir is not None
         first, *_ = (run.log_dir / "initial_peers.txt").read_text().splitlines()
-        (killed,) = _daemons(run)
+        (killed,) = p2pd_of(run)
         os.kill(killed, signal.SIGKILL)
         run.saw("monitor_0", "registry.dht_back")
-        (back,) = _daemons(run)
+        (back,) = p2pd_of(run)
         assert back != killed
         num_seen = len(run.events("client_0", "registry.dht_back"))
         os.kill(run.pid_of("monitor:0"), signal.SIGKILL)

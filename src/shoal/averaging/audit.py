@@ -266,12 +266,13 @@ def _cut_short(
         loses: The rounds of which some stage has not all steps.
     """
     cut: set[int] = set()
+    for record in records[-1:]:
+        if record.round < num_rounds or record.round in loses or _has_lost_members(records[-2:]):
+            cut.add(record.round)
     for record in reversed(records):
         keys = [line.entry.key for line in lines.get(record.round, ())]
         apart = [record.generations.get(key.trainer, 0) - key.generation for key in keys]
-        has_lost = record.round in loses or _has_lost_members(records[-2:])
-        is_ended_early = record is records[-1] and (record.round < num_rounds or has_lost)
-        if not is_ended_early and (not apart or min(apart) < GENERATIONS_APART // 2):
+        if record.round not in cut and (not apart or min(apart) < GENERATIONS_APART // 2):
             break
         cut.add(record.round)
     return frozenset(cut)

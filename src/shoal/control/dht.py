@@ -32,7 +32,7 @@ from shoal.control.dht_lookup import Found, QuickLookup
 from shoal.control.dht_ports import check_port_free
 from shoal.control.greeting import Greeter, new_question
 from shoal.control.lost_peers import LostPeers
-from shoal.control.maddrs import outward
+from shoal.control.maddrs import outward, peer_in
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import TTL_S, VerifiedRecord, require_small
 from shoal.errors import BootstrapError, InvariantViolation
@@ -84,6 +84,7 @@ class DhtNode:
         self._difference_s: float | None = None
         self._deaf = False
         self._astray = False
+        self._strays = False
         self._lost = LostPeers()
 
     @classmethod
@@ -144,23 +145,22 @@ class DhtNode:
         with suppress(FileExistsError):
             identity.to_p2p_key_file(launcher.key_file)
         dht = cls(identity.peer_id, namespace, checker, launcher, greeter)
+        dht._strays = strays
         deadline = Deadline.after(clock, bootstrap_timeout_s)
         backoff = Backoff(first_s=0.1, max_s=2.0)
         while True:
             try:
                 await dht.revive()
             except BootstrapError as error:
-                if strays and initial_peers:
-                    await dht._go_astray()
-                    if dht._astray:
-                        return dht
+                if dht._astray:
+                    return dht
                 if not initial_peers or deadline.expired():
                     raise
                 emit(logger, DhtRetrying(str(error)))
                 await backoff.wait(clock)
             else:
                 dht._neighbours = tuple(gone) or dht._neighbours
-                dht._lost.due([maddr.rpartition("/p2p/")[2] for maddr in gone], clock.now_s())
+                dht._lost.due([peer_in(maddr) for maddr in gone], clock.now_s())
                 return dht
 
     async def revive(self) -> None:
@@ -182,7 +182,7 @@ class DhtNode:
             await self._start(known)
         except _START_ERRORS as error:
             await self._end()
-            if self.maddrs and known:
+            if (self.maddrs or self._strays) and known:
                 await self._go_astray()
             raise BootstrapError(_bootstrap_message(known, error)) from error
 

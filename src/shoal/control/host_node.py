@@ -24,6 +24,7 @@ import anyio.abc
 
 from shoal.clock import Backoff, Clock, Deadline
 from shoal.control.dht import DhtNode, is_peer_maddr
+from shoal.control.maddrs import peer_in
 from shoal.control.node_service import RemoteNode, is_own_process, node_served, where_served
 from shoal.control.peers_file import MAX_LISTED
 from shoal.control.record_checker import RecordChecker
@@ -231,9 +232,13 @@ class HostNode:
             elif place.hold():
                 await self._take_over(place)
                 return
-            elif not self._patience.setdefault(place.number, Deadline.after(self._clock, _START_PATIENCE_S)).expired():
+            elif not self._is_patience_over(place):
                 raise BootstrapError("the DHT node of this host is being started by another process")
         raise BootstrapError(f"{len(self._places)} processes of this host have a DHT node, and all of them are frozen")
+
+    def _is_patience_over(self, place: NodePlace) -> bool:
+        patience = self._patience.setdefault(place.number, Deadline.after(self._clock, _START_PATIENCE_S))
+        return patience.expired()
 
     async def _speaks(self, stream: anyio.abc.SocketStream) -> bool:
         """Use the node of a process, unless it is frozen.
@@ -264,19 +269,24 @@ class HostNode:
             finally:
                 self._work.discard(scope)
 
+    def _gone(self, place: NodePlace) -> set[str]:
+        """The peers that are looked for and not waited for: whose node it was, and first peers that may be gone too."""
+        before, initial, named = (set(map(peer_in, each)) for each in (self.maddrs, self._initial, self._known()))
+        if place.number:
+            # Whoever is frozen was there first.
+            return before | initial
+        return before if self._node is None else before | (initial - named)
+
     async def _take_over(self, place: NodePlace) -> None:
         """Have a node, and serve it.
 
         Raises:
             BootstrapError: p2pd does not start.
         """
-        gone, there = {_peer_in(maddr) for maddr in self.maddrs}, {_peer_in(maddr) for maddr in self._known()}
-        if place.number or self._node is not None:
-            # Of the first peers those that nobody names any more may be frozen or gone for good.
-            gone |= {_peer_in(maddr) for maddr in self._initial} - (set[str]() if place.number else there)
+        gone = self._gone(place)
         everybody = [*filter(is_peer_maddr, dict.fromkeys((*self.maddrs, *self._known(), *self._initial)))][:MAX_LISTED]
-        known = [maddr for maddr in everybody if _peer_in(maddr) not in gone]
-        sought = [maddr for maddr in everybody if _peer_in(maddr) in gone]
+        known = [maddr for maddr in everybody if peer_in(maddr) not in gone]
+        sought = [maddr for maddr in everybody if peer_in(maddr) in gone]
         try:
             await self._tasks.start(self._have, place, known, sought)
         except BootstrapError:
@@ -317,8 +327,3 @@ async def _dialled(place: NodePlace) -> anyio.abc.SocketStream | None:
         await stream.aclose()
         raise BootstrapError(f"a process of another user listens at {place.socket_path}")
     return stream
-
-
-def _peer_in(maddr: str) -> str:
-    """The peer that a multiaddress of a node ends with."""
-    return maddr.rpartition("/p2p/")[2]

@@ -13,7 +13,8 @@ from shoal.clock import Clock
 from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
 from shoal.control.greeting import Greeter, misfit
-from shoal.control.host_node import HostNode
+from shoal.control.host_node import HostNode, NodePlace, beside, served
+from shoal.control.maddrs import peer_in
 from shoal.control.membership import Membership
 from shoal.control.record_checker import RecordChecker
 from shoal.control.registry import Registry
@@ -101,13 +102,39 @@ async def join_swarm(
         await node.join(config.network.bootstrap_timeout_s)
         registry = Registry(node, identity, swarm, config.num_stages, clock, membership)
         with _named(registry):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(registry.run)
-                try:
-                    yield registry
-                finally:
-                    await registry.withdraw()
-                    tasks.cancel_scope.cancel()
+            async with taking_part(registry):
+                yield registry
+
+
+@asynccontextmanager
+async def open_host_registry(
+    start: RoleStart,
+    identity: Identity,
+    clock: Clock,
+    initial_peers: Sequence[str],
+    host_maddrs: Sequence[str],
+    metrics: MetricRegistry | None = None,
+) -> AsyncGenerator[tuple[DhtNode, Registry]]:
+    """As `open_registry`, and serve the node to the other roles of this host; one that serves already is joined."""
+    place = NodePlace(Path(start.socket_path).parent)
+    first = (*await beside(place, clock), *initial_peers)
+    async with (
+        open_registry(start, identity, clock, first, host_maddrs, metrics) as (node, registry),
+        served(node, place),
+    ):
+        yield node, registry
+
+
+@asynccontextmanager
+async def taking_part(registry: Registry) -> AsyncGenerator[None]:
+    """Run a registry until the context is left; own records are withdrawn then."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(registry.run)
+        try:
+            yield
+        finally:
+            await registry.withdraw()
+            tasks.cancel_scope.cancel()
 
 
 async def _start_node(
@@ -153,7 +180,7 @@ async def require_same_swarm(node: DhtNode, own: Greeter, initial_peers: Sequenc
     Raises:
         BootstrapError: it has another key or prefix; says which.
     """
-    peers = dict.fromkeys(maddr.partition("/p2p/")[2] for maddr in initial_peers[:_MAX_ASKED])
+    peers = dict.fromkeys(peer_in(maddr) for maddr in initial_peers[:_MAX_ASKED])
     if (problem := misfit(own, await node.prefixes_of(filter(None, peers)))) is not None:
         raise BootstrapError(problem)
 

@@ -12,6 +12,12 @@ def is_loopback(maddr: str) -> bool:
     return maddr.startswith(_LOOPBACK)
 
 
+def peer_in(maddr: str) -> str:
+    """The id of the peer that a multiaddress of a DHT node ends with; empty if it ends with none."""
+    _, ends_with_id, peer = maddr.rpartition("/p2p/")
+    return peer if ends_with_id else ""
+
+
 def outward(maddrs: Sequence[str]) -> tuple[str, ...]:
     """Return the addresses that mean something on other hosts; all of them if none does."""
     found = tuple(maddr for maddr in maddrs if not is_loopback(maddr))

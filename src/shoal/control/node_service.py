@@ -22,6 +22,7 @@ import msgspec
 
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import VerifiedRecord, require_small
+from shoal.control.registry import Reachable
 from shoal.errors import LocalProtocolError, RecordRejected
 from shoal.ids import PeerId
 from shoal.runtime.frames import FrameReader, framed
@@ -89,23 +90,8 @@ _Told = NodeState | StoreAnswered | ReadAnswered
 _Answer = TypeVar("_Answer", StoreAnswered, ReadAnswered)
 
 
-class Node(Protocol):
+class Node(Reachable, Protocol):
     """What is served of a `DhtNode`."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can reach others."""
-        ...
-
-    @property
-    def maddrs(self) -> tuple[str, ...]:
-        """Where others can join through it."""
-        ...
-
-    @property
-    def clock_difference_s(self) -> float | None:
-        """See `RecordStore.clock_difference_s`."""
-        ...
 
     async def store(self, topic: str, value: bytes, expires_unix_s: float, peer: PeerId | None = None) -> bool:
         """Store a sealed record of a peer."""
@@ -156,6 +142,7 @@ async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
                 taken = await node.store(question.topic, question.value, question.expires_unix_s, question.peer)
                 await tell(StoreAnswered(question.id, taken, _state(node)))
             case ReadAsked():
+                # Without topics it is only asked how the node is.
                 values = await node.found(question.topics, question.holders) if question.topics else []
                 # No more than a frame may have, whatever others have made the DHT hold.
                 few = tuple(values[:_MOST_VALUES])

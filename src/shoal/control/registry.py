@@ -53,8 +53,8 @@ _FAREWELL_TIMEOUT_S = 1.0
 _EXPIRY_STEP_S = 0.001
 
 
-class RecordStore(Protocol):
-    """What the registry needs of a `DhtNode`."""
+class Reachable(Protocol):
+    """How a `DhtNode` is, wherever it runs."""
 
     @property
     def alive(self) -> bool:
@@ -70,6 +70,10 @@ class RecordStore(Protocol):
     def clock_difference_s(self) -> float | None:
         """By how much the clocks of others are ahead of this host's, where that is too much; else None."""
         ...
+
+
+class RecordStore(Reachable, Protocol):
+    """What the registry needs of a `DhtNode`."""
 
     @property
     def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:

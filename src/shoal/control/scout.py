@@ -25,8 +25,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.greeting import Greeter
-from shoal.control.host_node import NodePlace, beside, served
-from shoal.control.join import initial_peers_of, open_registry, require_same_swarm
+from shoal.control.join import initial_peers_of, open_host_registry, require_same_swarm, taking_part
 from shoal.control.known_client import keep_known_client
 from shoal.control.membership import Membership
 from shoal.control.peers_file import joinable
@@ -120,22 +119,13 @@ async def _in_the_swarm(
     """
     config = spec.config()
     peers = await initial_peers_of(spec, control)
-    place, where = NodePlace(Path(spec.socket_path).parent), config.network.host_maddrs
-    first = (*await beside(place, clock), *peers)
-    async with (
-        open_registry(spec, identity, clock, first, where, metrics) as (node, registry),
-        served(node, place),
-    ):
+    where = config.network.host_maddrs
+    async with open_host_registry(spec, identity, clock, peers, where, metrics) as (node, registry):
         control.tell(JoinedDht(await node.visible_maddrs()))
         if not spec.run_id:
             await require_same_swarm(node, Greeter(spec.swarm_key, config.experiment_prefix), peers)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(registry.run)
-            try:
-                yield registry
-            finally:
-                await registry.withdraw()
-                tasks.cancel_scope.cancel()
+        async with taking_part(registry):
+            yield registry
 
 
 async def _tell_peers(membership: Membership, control: RoleControl) -> None:

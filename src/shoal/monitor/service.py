@@ -15,8 +15,7 @@ from shoal import log
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config, public_values
 from shoal.control.counter_report import client_hop, counters_reported
-from shoal.control.host_node import NodePlace, beside, served
-from shoal.control.join import open_registry
+from shoal.control.join import open_host_registry
 from shoal.control.maddrs import outward
 from shoal.control.peers_file import PeersFile, keep_peers_file
 from shoal.control.records import MonitorRecord
@@ -71,19 +70,17 @@ async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock
     identity = Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
     peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.tell(UserNotice(text)))
-    place = NodePlace(Path(start.socket_path).parent)
     try:
         async with (
             open_role_endpoint(start, identity) as endpoint,
-            open_registry(
+            open_host_registry(
                 start,
                 identity,
                 clock,
-                (*await beside(place, clock), *(start.initial_peers or await _known_before(peers_file, control))),
+                start.initial_peers or await _known_before(peers_file, control),
                 listen_maddrs(config),
                 endpoint.metrics,
             ) as (node, registry),
-            served(node, place),
         ):
             maddrs = outward(await node.visible_maddrs())
             await anyio.to_thread.run_sync(peers_file.write, maddrs)

@@ -15,7 +15,7 @@ from random import Random
 
 from shoal.clock import SystemClock
 from shoal_lab.launched import Launched, until
-from shoal_lab.observed import ObservedServer, Step, Swarm, time_of
+from shoal_lab.observed import ObservedServer, Step, Swarm, p2pd_of, time_of
 
 _CLOCK = SystemClock()
 RECOVERY_S = 60.0
@@ -237,15 +237,14 @@ def _kill_fork_server(swarm: Swarm, _: Random) -> Strike:
 def _kill_p2pd(swarm: Swarm, _: Random) -> Strike:
     """Kill the libp2p daemon of the client's host: its role starts another one, and nobody else should notice."""
     host = swarm.client
-    pid = swarm.p2pd_of(host)
-    if pid is None:
+    running = p2pd_of(host)
+    if not running:
         raise ProcessLookupError("the client's host has no p2pd")
     at_s = _CLOCK.unix_s()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(running[0], signal.SIGKILL)
 
     def healed() -> bool:
-        now = swarm.p2pd_of(host)
-        return now not in (None, pid) and swarm.num_records(at_s) >= 2
+        return bool({*p2pd_of(host)} - {*running}) and swarm.num_records(at_s) >= 2
 
     return Strike(at_s, "p2pd of the client's host", _everybody(swarm), healed, swarm.begun_after(at_s))
 

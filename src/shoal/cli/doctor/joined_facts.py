@@ -20,6 +20,7 @@ from shoal.config import Config
 from shoal.config.shared import adopt_shared
 from shoal.control.dht import DhtNode
 from shoal.control.greeting import QUESTION_BYTES
+from shoal.control.maddrs import peer_in
 from shoal.control.membership import Membership
 from shoal.control.run_config import unpack_configuration
 from shoal.errors import BootstrapError, ConfigError, RecordRejected
@@ -57,7 +58,7 @@ async def see_joined(
         config.model_copy(update={"network": patient}), swarm_key, SystemClock(), Identity.generate(), run_dir
     )
     maddrs = config.network.initial_peers[:_MAX_ASKED]
-    peers = [PeerId(peer) for peer in dict.fromkeys(maddr.partition("/p2p/")[2] for maddr in maddrs) if peer]
+    peers = [PeerId(peer) for peer in dict.fromkeys(map(peer_in, maddrs)) if peer]
     try:
         async with observer.node() as node:
             facts.joined = ok("the DHT has been joined")
