@@ -11,9 +11,8 @@ from anyio.abc import TaskGroup
 
 from shoal.averaging.signing import Signer
 from shoal.checkpoint.stored import StoredCheckpoint
-from shoal.client.client import Client, ClientRun
+from shoal.client.client import Beginning, Client, ClientRun
 from shoal.client.diary import Diary
-from shoal.client.gathering import Beginning
 from shoal.client.ledger import Ledger
 from shoal.clock import Clock
 from shoal.config.schema import Config

@@ -12,6 +12,7 @@ import anyio
 import pytest
 import torch
 from tests.families import gpt, resnet, resnet18
+from tests.leading import finish_round, lead
 from tests.reference.diloco import Batch, Coding, PlainDiloco, coded_by, flat, num_targets
 from tests.threads import one_thread as one_thread
 
@@ -132,7 +133,7 @@ class Swarm:
                 tasks.start_soon(train_slot, slot)
         slots = {replica.endpoint.peer_id: slot for stage in self.replicas for slot, replica in enumerate(stage)}
         self.coordinator.close_round(round, slots)
-        return await self.coordinator.finish_round(round)
+        return await finish_round(self.coordinator, round)
 
 
 @asynccontextmanager
@@ -241,8 +242,8 @@ async def make_swarm(
         tasks.start_soon(dispatch, endpoint, [coordinator])
         tasks.start_soon(coordinator.run)
         coordinator.replicas({r.endpoint.peer_id: r.endpoint.hop for stage in replicas for r in stage})
-        leading = await coordinator.lead()
-        assert leading.base_round == 0
+        leading = await lead(coordinator)
+        assert leading.tip.round == 0
         yield Swarm(replicas, drivers, coordinator)
         tasks.cancel_scope.cancel()
 

@@ -15,6 +15,7 @@ from tests.simulation.membership.world import World as MembershipWorld
 from tests.simulation.placing.world import World as PlacingWorld
 from tests.simulation.round.lost_commits import LostCommitWorld as RoundWorld
 from tests.simulation.round.moving import MovingWorld
+from tests.simulation.run.world import World as RunWorld
 from tests.simulation.split.world import SplitWorld
 from tests.simulation.state.slow_world import SlowWorld
 from tests.simulation.state.world import World as StateWorld
@@ -62,6 +63,7 @@ WORLDS: dict[str, Entry] = {
     "placing": Entry(PlacingWorld, 300),
     "clients": Entry(ClientsWorld, 300),
     "homes": Entry(HomesWorld, 200),
+    "run": Entry(RunWorld, 500),
     "incidents": Entry(IncidentsWorld, 300),
     "state": Entry(StateWorld, 1000),
     "slow-state": Entry(SlowWorld, 100),

@@ -25,6 +25,7 @@ from tests.simulation.round import mirror_mutants as mirrors
 from tests.simulation.round import moving_mutants as moves
 from tests.simulation.round import mutants as round
 from tests.simulation.round import resuming_mutants as resumed
+from tests.simulation.run import mutants as run
 from tests.simulation.safety import Broken
 from tests.simulation.split import mutants as split
 from tests.simulation.state import mutants as state
@@ -68,6 +69,7 @@ MODULES = (
     round,
     mirrors,
     resumed,
+    run,
     split,
     moves,
     lease,

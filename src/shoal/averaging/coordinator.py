@@ -86,23 +86,6 @@ class RoundOutcome:
     holders: Mapping[PeerId, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Leading:
-    """This client coordinates the run.
-
-    Attributes:
-        base_round: The record that stands; training goes on in the round after it.
-        outcome: How that round ended; None for D_0.
-        holders: The replicas that hold the record, with their stages.
-        record_hash: Of the record, for D_0 as well.
-    """
-
-    base_round: int
-    outcome: RoundOutcome | None
-    holders: Mapping[PeerId, int]
-    record_hash: str
-
-
 class RoundCoordinator:
     """The outer rounds of a run, for the client that coordinates them.
 
@@ -144,7 +127,6 @@ class RoundCoordinator:
         self._committed: RecordCommitted | None = None
         self._ready: RoundReady | None = None
         self._deposed: Ballot | None = None
-        self._is_overtaken = False
         self._is_retired = False
         self._stuck: tuple[int, ...] = ()
         self._stages: dict[PeerId, int] = {}
@@ -161,32 +143,9 @@ class RoundCoordinator:
         self._do(self._machine.mirrors(hops, self._clock.now_s()))
 
     def stand(self) -> None:
-        """Take a ballot and ask all replicas what they hold; `leading` waits for what comes of it."""
+        """Take a ballot and ask all replicas what they hold; `ready` is what comes of it."""
         self._ready, self._deposed = None, None
         self._do(self._machine.lead(self._clock.now_s()))
-
-    async def lead(self) -> Leading:
-        """Become the coordinator: returns when every reachable replica that can holds one record.
-
-        A round that an earlier coordinator could not finish is finished. Waits for a replica of every stage.
-
-        Raises:
-            RoundAborted: Another client has become the coordinator meanwhile.
-        """
-        self.stand()
-        return await self.leading()
-
-    async def leading(self) -> Leading:
-        """Wait until every reachable replica that can holds one record; see `lead`.
-
-        Raises:
-            RoundAborted: Another client has become the coordinator meanwhile.
-        """
-        ready = await self._wait_ready(0)
-        signed = ready.tip.signed
-        outcome = signed and RoundOutcome(self._unseal(signed), signed, ready.sent_bytes, ready.holders)
-        self._is_overtaken = False
-        return Leading(ready.tip.round, outcome, ready.holders, ready.tip.hash)
 
     def retire(self) -> None:
         """Decide nothing any more: `standing` stays what it is, whatever replicas still answer."""
@@ -195,13 +154,6 @@ class RoundCoordinator:
     async def swapped(self) -> None:
         """Wait until some replica has swapped to the record that everybody was told to swap to."""
         while not self._machine.is_said:
-            await self._changed.wait()
-
-    async def overtaken(self) -> None:
-        """Wait, however long, until another record stands than the one on which this client trains, and which it has
-        not committed: another side of the swarm was met, and chosen. Then `leading` tells from which one to go on;
-        rounds are neither closed nor finished before that."""
-        while not self._is_overtaken:
             await self._changed.wait()
 
     def close_round(
@@ -224,24 +176,32 @@ class RoundCoordinator:
         Raises:
             LocalProtocolError: The run is not in this round.
         """
-        if self._is_overtaken:
-            return
         if round != self._machine.tip.round + 1:
             raise LocalProtocolError(f"round {round} cannot be closed, the run is in round {self.round}")
         request = CloseRequest(round, dict(slots), dict(generations or {}), join_within_s, keep)
         self._do(self._machine.close(request, self._clock.now_s()))
 
-    async def finish_round(self, round: int) -> RoundOutcome:
-        """Wait until the record of a round that is being closed is committed, and swapped by all reachable replicas.
+    @property
+    def ready(self) -> RoundReady | None:
+        """Where every reachable replica that could has swapped to one record, so that it can be trained on; None until
+        then, and while a round is being averaged."""
+        return self._ready
+
+    @property
+    def committed_round(self) -> int:
+        """Of the record that this client has committed last; 0: none."""
+        return 0 if self._committed is None else self._committed.record.round
+
+    def outcome(self, ready: RoundReady) -> RoundOutcome:
+        """Return how the round has ended whose record is ready.
 
         Raises:
-            RoundAborted: Another client has become the coordinator.
+            LocalProtocolError: it is D_0, which no round has made.
         """
-        ready = await self._wait_ready(round)
-        committed = self._committed
-        if committed is None or committed.record.round != round:
-            raise RoundAborted(f"round {round} was committed by another coordinator: record {ready.tip.round} stands")
-        return RoundOutcome(committed.record, committed.signed, ready.sent_bytes, ready.holders)
+        signed = ready.tip.signed
+        if signed is None:
+            raise LocalProtocolError("no round has made D_0")
+        return RoundOutcome(self._unseal(signed), signed, ready.sent_bytes, ready.holders)
 
     @property
     def stuck(self) -> tuple[int, ...]:
@@ -368,7 +328,7 @@ class RoundCoordinator:
                     self._tell(effect)
                 case Overtaken(tip):
                     emit(logger, RoundOvertaken(tip.round, tip.hash))
-                    self._ready, self._is_overtaken = None, True
+                    self._ready = None
                     self._tell(effect)
                 case Deposed(highest):
                     emit(logger, RoundDeposed(str(highest)))
@@ -396,11 +356,3 @@ class RoundCoordinator:
                 f"peer {self._deposed.peer}, a client of another host, has taken the run over under ballot "
                 f"{self._deposed.number}; it goes on there, and ends here"
             )
-
-    async def _wait_ready(self, round: int) -> RoundReady:
-        while True:
-            self._require_lead()
-            is_void = self._is_overtaken and round > 0
-            if self._ready is not None and self._ready.tip.round >= round and not is_void:
-                return self._ready
-            await self._changed.wait()

@@ -1,11 +1,12 @@
 """The parts of a client, put together: what the role's process runs, and a cluster in one process as well.
 
 endpoint -> Watch, TrainerPool, Reports, RoundCoordinator, Feed
-membership -> RoundLoop -> RoundCoordinator, trainers, data server
+membership -> RunDriver -> RoundCoordinator, trainers, data server
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,14 +24,12 @@ from shoal.averaging.journal import Genesis, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
 from shoal.averaging.stage_fetch import StageFetch
 from shoal.checkpoint.stored import StoredCheckpoint
-from shoal.client.boundary import BoundaryWatch
 from shoal.client.checkpoint_counts import CheckpointCounts
 from shoal.client.checkpointing import Checkpointing
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary
 from shoal.client.divergence import Divergence
-from shoal.client.gathering import Beginning, Gathering
 from shoal.client.homes import Homes
 from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
@@ -40,9 +39,10 @@ from shoal.client.model_export import ModelExport
 from shoal.client.pausing import Pausing
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
-from shoal.client.round_ending import RoundEnding
-from shoal.client.round_training import RoundTraining
-from shoal.client.rounds import RoundLoop
+from shoal.client.round_begin import RoundBegin
+from shoal.client.round_records import RoundRecords
+from shoal.client.run_driver import RunDriver
+from shoal.client.run_facts import ClientFacts
 from shoal.client.run_status import StatusAnswers
 from shoal.client.saving import Saving
 from shoal.client.stage_watch import StageWatch
@@ -68,12 +68,30 @@ from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Overtaken
 from shoal.swarm.round_settings import RoundSettings
+from shoal.swarm.run_client import RunClient
+from shoal.swarm.run_effects import RunRules
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, StepRange
 
 TRAINER_START_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a client's part of a run begins.
+
+    Attributes:
+        expected_servers: are waited for before the first round, for at most `servers_timeout_s`.
+        succeeds: clients of other hosts have begun the run; this one takes it over when they are gone.
+        patient: wait without a limit for the servers, or for one complete pipeline if `expected_servers` is 0; and for
+            one that can compute a step which all others refuse.
+    """
+
+    expected_servers: int
+    succeeds: bool = False
+    patient: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +162,9 @@ class Client:
         self.slots = TrainerSlots(
             start_timeout_s=TRAINER_START_TIMEOUT_S, above=GENERATIONS_APART if run.beginning.succeeds else 0
         )
+        self._machine = RunClient(
+            run_rules(config, run.beginning), self.slots, ledger.totals.time, left=saved.plan, base=saved.base
+        )
         self._troubles = Troubles(ledger, membership, config.network.shown_host_name, clock)
         shared = shared_configuration(config)
         self._coordinator = RoundCoordinator(
@@ -187,6 +208,7 @@ class Client:
             ledger=ledger,
         )
         self._homes = Homes(
+            run=self._machine,
             num_stages=num_stages,
             endpoint=endpoint,
             coordinator=self._coordinator,
@@ -258,15 +280,15 @@ class Client:
             counters=self.counters,
             counts=counts,
         )
-        self.rounds: RoundLoop = RoundLoop(
-            config=config,
+        self.rounds = RunDriver(
+            self._machine,
+            ClientFacts(self._coordinator, membership, self._homes, self._reassignment, self._keeping, ledger),
             coordinator=self._coordinator,
-            ledger=ledger,
-            homes=self._homes,
-            gathering=Gathering(
-                config, membership, self._coordinator, self._reassignment, ledger, self._stages, run.beginning
-            ),
-            training=RoundTraining(
+            membership=membership,
+            reassignment=self._reassignment,
+            trainers=self._trainers,
+            begin=RoundBegin(
+                self._machine,
                 config=config,
                 coordinator=self._coordinator,
                 ledger=ledger,
@@ -276,11 +298,10 @@ class Client:
                 data=self._data,
                 homes=self._homes,
                 inheritance=self._inheritance,
-                boundary=BoundaryWatch(config, ledger, self.reports, self._stages, self._pausing),
-                saved=saved,
                 saving=saving,
+                speeds=() if saved.plan is None else saved.plan.speeds,
             ),
-            ending=RoundEnding(
+            records=RoundRecords(
                 config=config,
                 log_dir=log_dir,
                 coordinator=self._coordinator,
@@ -290,13 +311,20 @@ class Client:
                 data=self._data,
                 homes=self._homes,
                 reassignment=self._reassignment,
-                stages=self._stages,
-                keeping=self._keeping,
                 checkpointing=self._checkpointing,
             ),
-            left=saved.plan,
+            ledger=ledger,
             saving=saving,
-            beside=(self._trainers, self._reassignment),
+            changes=(
+                membership.changed,
+                self._coordinator.changed,
+                self._reassignment.moved.wait,
+                self._trainers.changed.wait,
+                self.reports.finished.wait,
+                self._keeping.changed.wait,
+                self._pausing.changed.wait,
+            ),
+            beside=(self._homes, self._trainers, self._reassignment),
         )
         self._until_stopped = anyio.CancelScope()
         self._steering = Steering(
@@ -390,7 +418,7 @@ class Client:
         self._stages.take(event)
         if isinstance(event, Overtaken):
             # Its replicas are nothing for trainers that are in the round of this chain.
-            self._homes.pipelines = ()
+            self.rounds.overtaken()
         self._homes.tell_trainers()
 
     async def summary(self, exit_reason: str) -> dict[str, Any]:
@@ -442,3 +470,25 @@ class Client:
             self.slots.begin_above(resumed.record.generations, GENERATIONS_APART)
         slots = () if plan is None else tuple(pipeline.slot for pipeline in plan.pipelines)
         self._watch.processes_ended(adoption.lost, slots)
+
+
+def run_rules(config: Config, beginning: Beginning) -> RunRules:
+    """Return what a run is for who leads it."""
+    diloco = config.diloco
+
+    def steps_of(round: int) -> StepRange:
+        numbers = diloco.steps_of(round)
+        return StepRange(numbers.start, numbers.stop)
+
+    return RunRules(
+        num_stages=config.num_stages,
+        num_rounds=diloco.outer_steps,
+        total_steps=diloco.total_steps,
+        steps_of=steps_of,
+        expected_servers=beginning.expected_servers,
+        servers_timeout_s=config.servers_timeout_s,
+        averaging_timeout_s=diloco.averaging_timeout_s,
+        first_deadline_s=math.inf if config.run.deterministic else config.run.first_deadline_s,
+        succeeds=beginning.succeeds,
+        patient=beginning.patient,
+    )

@@ -45,34 +45,12 @@ from shoal.events.run import (
     TrainerFinished,
 )
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
-from shoal.swarm.routing import Pipeline
+from shoal.swarm.run_effects import RoundPlan
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.round import SignedRecord
 
 FILE_NAME = "client.state"
 _LENGTH_BYTES = 4
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """A round as it was given to the trainers.
-
-    Attributes:
-        round: 1-based; the evaluation at the end of the run has the number after the last round.
-        steps: of each slot; none in that evaluation.
-        pipelines: the home of each slot.
-        generations: of the slots' trainers when the round began.
-        begun_s: in the time of the run (`swarm.round_boundary`).
-        speeds: samples per second of the pipelines, 0 where not known; empty where shares are fixed.
-    """
-
-    round: int
-    steps: StepRange
-    pipelines: tuple[Pipeline, ...]
-    generations: dict[int, int]
-    begun_s: float
-    speeds: tuple[float, ...] = ()
 
 
 @dataclass

@@ -38,9 +38,6 @@ from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
 from shoal.wire.messages.round import SignedRecord
 
-_GONE_S = 5.0
-"""So long may a server take to end that may leave."""
-
 
 @dataclass(frozen=True)
 class _KeptState:
@@ -51,7 +48,11 @@ class _KeptState:
 
 
 class Keeping:
-    """The states that one client keeps. A `transport.dispatch.Handler`."""
+    """The states that one client keeps. A `transport.dispatch.Handler`.
+
+    Attributes:
+        changed: notified when something is handed over, or somebody is gone.
+    """
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Keeping:
         self._to_fetch = Mailbox[int]()
         self._awaited: set[int] = set()
         self._going: set[PeerId] = set()
-        self._changed = Signal()
+        self.changed = Signal()
         self._checkpoint = checkpoint
         if checkpoint is not None:
             # Before anything is read: what is safe on a disk is not lost, however long reading it takes.
@@ -98,14 +99,15 @@ class Keeping:
         kept = self._kept.get(stage)
         return kept.state if kept is not None and kept.record_hash == digest else None
 
-    async def settled(self) -> None:
-        """Wait until nothing is being handed over: a record that is committed meanwhile would have to be fetched
-        anew."""
-        while self._awaited:
-            await self._changed.wait()
-        with anyio.move_on_after(_GONE_S):
-            while self._going:
-                await self._changed.wait()
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether the last state of a stage is being fetched."""
+        return bool(self._awaited)
+
+    @property
+    def is_letting_go(self) -> bool:
+        """Whether a server that may leave, since its state is kept here, has not ended yet."""
+        return bool(self._going)
 
     # -- events
 
@@ -123,7 +125,7 @@ class Keeping:
     def peer_lost(self, peer: PeerId) -> None:
         self._leaving.pop(peer, None)
         self._going.discard(peer)
-        self._changed.notify()
+        self.changed.notify()
 
     async def run(self) -> None:
         """Read what the checkpoint has, and fetch what is to be kept, until cancelled.
@@ -140,7 +142,7 @@ class Keeping:
                 await self._take_over(stage)
                 self._awaited.discard(stage)
                 self._answer_all(stage)
-                self._changed.notify()
+                self.changed.notify()
 
     # -- parts
 

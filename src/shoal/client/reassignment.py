@@ -8,7 +8,7 @@ replica says itself to the coordinator, and by what was ordered.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import anyio
 
@@ -18,7 +18,7 @@ from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.events.stages import MoveEnded, MoveFailed, MoveOrdered
 from shoal.ids import PeerId
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Signal, pass_on
 from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
 from shoal.swarm.placement import StageMove
 from shoal.swarm.view import SwarmView
@@ -30,7 +30,8 @@ class Reassignment:
     """Orders moves. A `transport.dispatch.Handler`.
 
     Attributes:
-        moved: notified when it has changed who may be used.
+        moved: notified when it has changed who may be used, or servers stand where they should.
+        is_placing: servers are being sent to the stages where they should stand at first.
     """
 
     def __init__(
@@ -58,8 +59,7 @@ class Reassignment:
         self._holders: Mapping[PeerId, int] = {}
         self.moved = Signal()
         self._wake = Signal()
-        self._is_placing = False
-        self._placed = anyio.Event()
+        self.is_placing = False
 
     def is_moving(self, peer: PeerId) -> bool:
         """Whether a server is on its way, so that it ends its connections by itself."""
@@ -105,20 +105,19 @@ class Reassignment:
         self._do(self._machine.recorded(self._view(), holders, round, self._clock.now_s()))
         self._wake.notify()
 
-    async def place(self) -> None:
-        """Before the first round, which this client leads: have servers stand where they should; return when they do.
+    def place(self) -> None:
+        """Before the first round, which this client leads: have servers stand where they should.
 
         Those that have started together could not all see each other when they chose (`swarm.placement`).
         """
-        self._is_placing = True
+        self.is_placing = True
         self._wake.notify()
-        await self._placed.wait()
 
     async def run(self) -> None:
         """Follow the moves that were ordered, and fill stages that have no server, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._wake_after, self._membership.changed)
-            tasks.start_soon(self._wake_after, self._coordinator.changed)
+            for changed in (self._membership.changed, self._coordinator.changed):
+                tasks.start_soon(pass_on, changed, self._wake)
             while True:
                 woken = self._wake.coming
                 before = self._machine.under_way
@@ -127,11 +126,6 @@ class Reassignment:
                     self.moved.notify()
                 with anyio.move_on_after(self._machine.wake_at_s - self._clock.now_s()):
                     await woken.wait()
-
-    async def _wake_after(self, event: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            await event()
-            self._wake.notify()
 
     def _look(self) -> None:
         if not self._coordinator.leads:
@@ -146,11 +140,11 @@ class Reassignment:
         holders = {peer: stage for peer, stage in self._holders.items() if known.get(peer) == stage}
         self._do(self._machine.update(self._view(), holders, known, self._clock.now_s()))
         # Only who has said what it holds can be sent; who cannot be reached leaves the view.
-        if self._is_placing and now is not None and all(r.peer in known for r in self._membership.view.replicas):
+        if self.is_placing and now is not None and all(r.peer in known for r in self._membership.view.replicas):
             self._do(self._machine.placed(self._view(), holders, self._clock.now_s()))
             if self._machine.under_way is None:
-                self._is_placing = False
-                self._placed.set()
+                self.is_placing = False
+                self.moved.notify()
 
     def _view(self) -> SwarmView:
         return self._membership.view.placed(self._coordinator.stages)
@@ -164,7 +158,7 @@ class Reassignment:
                     order = Move(self._coordinator.ballot, self._coordinator.round, move.stage, move.urgent)
                     self._endpoint.post(move.peer, order)
                 case Begun():
-                    self._ledger.note(MoveOrdered(*places, move.urgent, _reason(move, self._is_placing)))
+                    self._ledger.note(MoveOrdered(*places, move.urgent, _reason(move, self.is_placing)))
                 case Ended(_, MoveEnd.ARRIVED):
                     self._ledger.note(MoveEnded(*places))
                 case Ended(_, how, reason):

@@ -1,4 +1,4 @@
-"""What the trainers report: noted in the ledger, passed on to the monitor, and waited for by the round loop."""
+"""What the trainers report: noted in the ledger, passed on to the monitor, and told to the slots."""
 
 from __future__ import annotations
 
@@ -152,10 +152,6 @@ class Reports:
         total = sum(samples.values())
         if len(samples) > 1:
             self.post({f"share/{slot}": num / total for slot, num in samples.items()})
-
-    def is_done(self, slot: int) -> bool:
-        """See `TrainerSlots.is_done`."""
-        return self._trainers.is_done(slot)
 
     def last_number(self, slot: int) -> int:
         """Return the number of the last step that a slot's trainers have reported; -1 before the first."""

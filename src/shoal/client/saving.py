@@ -10,10 +10,11 @@ from shoal.averaging.coordinator import RoundCoordinator
 from shoal.client.checkpoint_counts import CheckpointCounts
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
-from shoal.client.diary import Diary, RoundPlan, Saved
+from shoal.client.diary import Diary, Saved
 from shoal.client.ledger import Ledger
 from shoal.control.membership import Membership
 from shoal.swarm.resumption import still_resumes
+from shoal.swarm.run_effects import RoundPlan
 
 
 class Saving:

@@ -14,9 +14,8 @@ import msgspec
 
 from shoal import log
 from shoal.averaging.signing import Signer
-from shoal.client.client import Client, ClientRun
+from shoal.client.client import Beginning, Client, ClientRun
 from shoal.client.diary import Diary
-from shoal.client.gathering import Beginning
 from shoal.client.ledger import Ledger
 from shoal.client.resuming import needed_checkpoint
 from shoal.client.spec import ClientSpec

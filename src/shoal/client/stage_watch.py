@@ -34,7 +34,6 @@ class StageWatch:
 
     Attributes:
         missing: stages that have no server now.
-        changed: notified when these are others.
     """
 
     def __init__(self, ledger: Ledger, *, repeat_s: float = REPEAT_S, is_resumed: bool = False) -> None:
@@ -48,7 +47,7 @@ class StageWatch:
         self.missing: tuple[int, ...] = ()
         self._ledger = ledger
         self._repeat_s = repeat_s
-        self.changed = Signal()
+        self._changed = Signal()
         self._since_s = 0.0
 
     def take(self, event: CoordinatorEvent) -> None:
@@ -63,21 +62,16 @@ class StageWatch:
             case _:
                 pass
 
-    async def incomplete(self) -> None:
+    async def _incomplete(self) -> None:
         """Wait until some stage is served by nobody."""
         while not self.missing:
-            await self.changed.wait()
-
-    async def complete(self) -> None:
-        """Wait until every stage is served."""
-        while self.missing:
-            await self.changed.wait()
+            await self._changed.wait()
 
     async def run(self) -> None:
         """Say now and then what training waits for, until cancelled."""
         while True:
-            await self.incomplete()
-            changed = self.changed.coming
+            await self._incomplete()
+            changed = self._changed.coming
             with anyio.move_on_after(self._repeat_s) as timer:
                 await changed.wait()
             if timer.cancelled_caught:
@@ -99,7 +93,7 @@ class StageWatch:
         else:
             # It stands as it stood; only what it waits for is another.
             self._ledger.note(TrainingWaits(self.missing))
-        self.changed.notify()
+        self._changed.notify()
 
     def _restore(self, event: Restored) -> None:
         basis, in_round = event.basis, event.round + 1

@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from shoal.averaging.coordinator import Leading, RoundCoordinator
+from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import set_aside, write_round
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary
@@ -31,7 +31,7 @@ from shoal.events.run import ClientWaits, RunEnded
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
 from shoal.swarm.client_order import ClientOrder
-from shoal.swarm.records import GENERATIONS_APART, parameters_of, used_samples
+from shoal.swarm.records import GENERATIONS_APART, parameters_of, record_hash, used_samples
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop
@@ -210,7 +210,7 @@ class Succession:
         self._changed.notify()
 
 
-async def inherit(leading: Leading, log_dir: Path, trainers: TrainerSlots, data: DataLink) -> dict[int, str]:
+async def inherit(outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, data: DataLink) -> dict[int, str]:
     """Go on from the record that stands, which clients of other hosts have committed.
 
     Args:
@@ -219,15 +219,15 @@ async def inherit(leading: Leading, log_dir: Path, trainers: TrainerSlots, data:
         trainers: of this client; reports of earlier trainers no longer count.
         data: its data server hands out all samples but those that the record names as used.
 
+    Returns:
+        The hash of each stage's parameters.
+
     Raises:
         StorageError: the record cannot be written.
     """
-    outcome = leading.outcome
-    if outcome is None:
-        return {}
-    record = outcome.record
-    await anyio.to_thread.run_sync(set_aside, log_dir, record, leading.record_hash)
+    record, digest = outcome.record, record_hash(outcome.signed)
+    await anyio.to_thread.run_sync(set_aside, log_dir, record, digest)
     await anyio.to_thread.run_sync(write_round, log_dir, record, outcome.signed)
     trainers.begin_above(record.generations, GENERATIONS_APART)
-    data.know(record.round, used_samples(record), leading.record_hash)
+    data.know(record.round, used_samples(record), digest)
     return parameters_of(record)

@@ -8,8 +8,7 @@ lost -> the machine --> launcher: start the next one
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Sequence
 
 import anyio
 
@@ -18,9 +17,8 @@ from shoal.client.ledger import Ledger
 from shoal.client.reports import Reports
 from shoal.clock import Clock
 from shoal.control.membership import Membership
-from shoal.errors import ControlError
 from shoal.events.losses import TrainerReady
-from shoal.events.trainers import TrainerGivenUp, TrainerNotReplaced, TrainersSilent, TrainerStale
+from shoal.events.trainers import TrainerGivenUp, TrainerNotReplaced, TrainerStale
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.runtime.launcher_messages import Launcher, StartTrainer
@@ -38,7 +36,11 @@ logger = logging.getLogger(__name__)
 
 
 class TrainerPool:
-    """Keeps one trainer for each slot. A `transport.dispatch.Handler` of hellos and of answers to fences."""
+    """Keeps one trainer for each slot. A `transport.dispatch.Handler` of hellos and of answers to fences.
+
+    Attributes:
+        changed: notified when something has happened to them.
+    """
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class TrainerPool:
         self._ledger = ledger
         self._clock = clock
         self._gate = FloodGate(logger)
-        self._changed = Signal()
+        self.changed = Signal()
         self._orders = Mailbox[StartTrainer | ReleaseLeases]()
         self._go_on: Callable[[int, StepRange], None] = lambda _slot, _steps: None
 
@@ -86,9 +88,11 @@ class TrainerPool:
         self._do(self._slots.lost(peer, self._clock.now_s()))
 
     async def run(self) -> None:
-        """Ask launcher and data server for what takes a while, until cancelled: of a trainer whose launch the end of a
-        round has overtaken, the next round has to know whether it is on its way."""
+        """Ask launcher and data server for what takes a while, and follow view and time, until cancelled: of a trainer
+        whose launch the end of a round has overtaken, the next round has to know whether it is on its way."""
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_view)
+            tasks.start_soon(drive, self._slots, self._clock, self.changed, self._do)
             async for order in self._orders:
                 match order:
                     case StartTrainer():
@@ -96,46 +100,11 @@ class TrainerPool:
                     case ReleaseLeases():
                         tasks.start_soon(self._release, order)
 
-    # -- between rounds
+    def start(self, order: StartTrainer) -> None:
+        """Have a trainer started between rounds; the slots learn what came of it."""
+        self._orders.put(order)
 
-    async def ensure(self, num_slots: int) -> None:
-        """Start the trainers that slots 0..num_slots-1 lack, and wait until they have said hello.
-
-        One that does not say hello in time is left behind, as long as there is another; the next call starts it anew.
-
-        Raises:
-            ControlError: the launcher could not start one, or none of them said hello in time.
-        """
-        missing = [slot for slot in range(num_slots) if slot not in self._slots.present]
-        for start in self._slots.want(num_slots):
-            if error := await self._launch(start):
-                raise ControlError(error)
-        waited_s = self._slots.start_timeout_s
-        silent = await self._arrivals(missing, waited_s)
-        if not silent:
-            return
-        if not self._slots.present:
-            raise ControlError(
-                f"trainers {silent} were started but did not report within {waited_s:.0f} s; see their logs"
-            )
-        self._ledger.note(TrainersSilent(tuple(silent), waited_s))
-
-    async def returned(self, timeout_s: float) -> None:
-        """Wait until the trainers that were adopted have said hello, or are not waited for any longer."""
-        await self._arrivals(self._slots.booting, timeout_s)
-
-    async def _arrivals(self, slots: Collection[int], timeout_s: float) -> list[int]:
-        """Wait for hellos; return the slots that have said none in time."""
-        with anyio.move_on_after(timeout_s):
-            while self._slots.silent(slots):
-                await self._changed.wait()
-            return []
-        return self._slots.forgo(slots)
-
-    # -- in a round
-
-    @asynccontextmanager
-    async def training(
+    def begin_round(
         self,
         round: int,
         slots: frozenset[int],
@@ -144,23 +113,19 @@ class TrainerPool:
         named: Collection[PeerId] | None,
         steady: Collection[PeerId],
         go_on: Callable[[int, StepRange], None],
-    ) -> AsyncGenerator[None]:
-        """Replace who is lost within this context, see `TrainerSlots.begin_round`.
+    ) -> None:
+        """Replace who is lost from now on, see `TrainerSlots.begin_round`.
 
         Args:
             go_on: lets the trainer of a slot do these steps.
         """
-        machine, self._go_on = self._slots, go_on
-        machine.replicas(self._live(), self._clock.now_s())
-        self._do(machine.begin_round(round, slots, steps, named, steady, self._clock.now_s()))
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._follow_view)
-                tasks.start_soon(drive, machine, self._clock, self._changed, self._do)
-                yield
-                tasks.cancel_scope.cancel()
-        finally:
-            machine.end_round()
+        self._go_on, now_s = go_on, self._clock.now_s()
+        self._slots.replicas(self._live(), now_s)
+        self._do(self._slots.begin_round(round, slots, steps, named, steady, now_s))
+
+    def end_round(self) -> None:
+        """Nobody is replaced any more."""
+        self._slots.end_round()
 
     async def _follow_view(self) -> None:
         while True:
@@ -170,12 +135,11 @@ class TrainerPool:
     def _live(self) -> list[PeerId]:
         return [replica.peer for replica in self._membership.view.replicas]
 
-    async def _launch(self, order: StartTrainer) -> str:
-        """Have a trainer started, which says hello later; return why that could not be, empty: it could."""
+    async def _launch(self, order: StartTrainer) -> None:
+        """Have a trainer started, which says hello later."""
         answer = await self._launcher.request(order)
         error = f"trainer {order.slot} could not be started: {answer.error}" if answer.error else ""
         self._do(self._slots.launched(order.slot, order.generation, error, self._clock.now_s()))
-        return error
 
     async def _release(self, order: ReleaseLeases) -> None:
         answer = await self._data.release(order.slot, order.generation, order.settled)
@@ -200,4 +164,4 @@ class TrainerPool:
                     self._reports.finished.notify()
                 case _:
                     self._ledger.note(effect)
-        self._changed.notify()
+        self.changed.notify()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import anyio
 
 
@@ -41,13 +43,8 @@ class Signal:
         self.is_kept = False
 
 
-async def first_of(*events: anyio.Event) -> None:
-    """Wait until one of these is set."""
-    async with anyio.create_task_group() as tasks:
-
-        async def wait(event: anyio.Event) -> None:
-            await event.wait()
-            tasks.cancel_scope.cancel()
-
-        for event in events:
-            tasks.start_soon(wait, event)
+async def pass_on(changed: Callable[[], Awaitable[object]], to: Signal) -> None:
+    """Notify another signal whenever `changed` returns, until cancelled."""
+    while True:
+        await changed()
+        to.notify()

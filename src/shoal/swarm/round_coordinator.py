@@ -315,13 +315,16 @@ class RoundCoordinatorMachine:
             effects += self._replicas.hint(choice, self.ballot, {self.tip, *self._mirrors.tips})
             return effects + self._stages.hint(self.ballot, choice.tip)
         effects += self._judgement.chose(states.values(), choice, self._mirrors.tips)
+        is_new = choice.tip.hash != self.tip.hash
+        # Who has led meanwhile may have trained on the same record, with samples that are free here.
+        is_void = self._num_contests > 0 or (is_new and not self._judgement.is_own(choice.tip, self.tip))
         self.phase, self._num_contests = RoundPhase.IDLE, 0
+        if is_void:
+            self._asked = None
+            effects += [Overtaken(choice.tip)] if self._trains else []
+            self._trains = False
         others: Iterable[PeerId] = ()
-        if choice.tip.hash != self.tip.hash:
-            if not self._judgement.is_own(choice.tip, self.tip):
-                self._asked = None
-                effects += [Overtaken(choice.tip)] if self._trains else []
-                self._trains = False
+        if is_new:
             self._set_tip(choice.tip)
             if self._judgement.is_held(choice.tip):
                 effects += self._say()

@@ -76,13 +76,15 @@ SlotEffects = list[SlotEffect]
 
 @dataclass(slots=True)
 class _TrainerSlot:
-    """One slot; `hop`: its trainer is there; `greeted`: the generation of the last hello, which named `round`."""
+    """One slot; `hop`: its trainer is there; `greeted`: the generation of the last hello, which named `round`;
+    `refusal`: why the launcher could not start it; None: it has not answered yet."""
 
     generation: int
     hop: Hop | None = None
     greeted: int = 0
     round: int = 0
     is_booting: bool = False
+    refusal: str | None = ""
 
 
 class _Phase(Enum):
@@ -173,6 +175,14 @@ class TrainerSlots:
         """Return those slots whose latest trainer has not said hello. One that is lost after its hello has."""
         return [slot for slot in slots if self._slots[slot].greeted != self._slots[slot].generation]
 
+    def launching(self, slots: Collection[int]) -> bool:
+        """Return whether the launcher has yet to answer for one of these slots."""
+        return any(self._slots[slot].refusal is None for slot in slots)
+
+    def refusal(self, slot: int) -> str:
+        """Return why the launcher could not start the latest trainer of a slot; empty: it could, so far."""
+        return self._slots[slot].refusal or ""
+
     # -- which trainers there are
 
     def adopt(self, generations: Mapping[int, int], running: Collection[int]) -> None:
@@ -219,8 +229,9 @@ class TrainerSlots:
 
     def launched(self, slot: int, generation: int, error: str, now_s: float) -> SlotEffects:
         """The launcher has ended the trainer before and started this one; or it has not, and says why."""
-        if error and slot in self._slots and self._slots[slot].generation == generation:
-            self._slots[slot].is_booting = False
+        if slot in self._slots and self._slots[slot].generation == generation:
+            self._slots[slot].refusal = error
+            self._slots[slot].is_booting &= not error
         training = self._training
         replacement = None if training is None else training.replacements.get(slot)
         if training is None or replacement is None or replacement.generation != generation:
@@ -345,7 +356,7 @@ class TrainerSlots:
         """Start a slot's next trainer; earlier ones are not believed any more."""
         before = self._slots.get(number)
         generation = (self._above if before is None else before.generation) + 1
-        self._slots[number] = _TrainerSlot(generation, is_booting=True)
+        self._slots[number] = _TrainerSlot(generation, is_booting=True, refusal=None)
         return StartTrainer(number, generation)
 
     def _look(self, training: _TrainedRound, now_s: float) -> SlotEffects:

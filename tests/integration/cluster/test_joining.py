@@ -52,15 +52,17 @@ def start_of_round(cluster: Cluster, round: int, call: Callable[[], Awaitable[ob
 
 def hold_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, round: int, peers: tuple[PeerId, ...]) -> None:
     """Rounds of tests are shorter than a transfer may take: begin this one only when these peers hold the record."""
-    training = cluster.client.rounds._training
-    train = training.train
+    records = cluster.client.rounds._records
+    recorded = records.recorded
 
-    async def held_up(number: int, *options: Any, **more: Any) -> None:
-        while number == round and not (cluster.client._coordinator.holders or {}).keys() >= set(peers):
+    async def held_up(outcome: RoundOutcome, *options: Any) -> None:
+        await recorded(outcome, *options)
+        while outcome.record.round == round - 1 and not (cluster.client._coordinator.holders or {}).keys() >= set(
+            peers
+        ):
             await anyio.lowlevel.checkpoint()
-        await train(number, *options, **more)
 
-    monkeypatch.setattr(training, "train", held_up)
+    monkeypatch.setattr(records, "recorded", held_up)
 
 
 async def test_a_server_that_joins_in_round_3_holds_what_the_others_hold_after_round_4(
@@ -144,14 +146,13 @@ async def test_the_round_ends_while_a_newcomer_loads(
         newcomer = PeerId("server4")
         seen: list[int] = []
         is_cut = anyio.Event()
-        ending = cluster.client.rounds._ending
-        finished = ending._finished
+        records = cluster.client.rounds._records
+        recorded = records.recorded
 
-        async def held_up(round: int) -> RoundOutcome:
-            outcome = await finished(round)
-            if round == 3:
+        async def held_up(outcome: RoundOutcome, *options: Any) -> None:
+            if outcome.record.round == 3:
                 await is_cut.wait()
-            return outcome
+            await recorded(outcome, *options)
 
         def cut_off() -> None:
             is_cut.set()
@@ -167,7 +168,7 @@ async def test_the_round_ends_while_a_newcomer_loads(
         cluster.when(Chunk, action=cut_off, receiver=newcomer, after=5)
         cluster.when(StartRound, action=reconnect, round=5)
         start_of_round(cluster, 3, lambda: cluster.start_server(0))
-        monkeypatch.setattr(ending, "_finished", held_up)
+        monkeypatch.setattr(records, "recorded", held_up)
         hold_up(cluster, monkeypatch, 6, (newcomer,))
         result = await cluster.run()
         assert seen == [0]

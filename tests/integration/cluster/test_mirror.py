@@ -8,8 +8,9 @@ import anyio
 import pytest
 from tests.alongside import until
 
-from shoal.client import gathering, last_checkpoint
+from shoal.client import last_checkpoint
 from shoal.events.mirror import LastCheckpointLacks, MirrorsBehind
+from shoal.swarm import run_client
 from shoal.swarm.round_effects import Fetch
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.step import Forward
@@ -154,7 +155,7 @@ async def test_without_the_only_mirror_a_lost_stage_is_lost(make_cluster: MakeCl
 async def test_a_run_comes_to_the_same_with_a_mirror_that_is_frozen_and_one_that_dies(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "_NO_FURTHER_S", 0.2)  # of the frozen one: here no heartbeat finds it
+    monkeypatch.setattr(run_client, "NO_FURTHER_S", 0.2)  # of the frozen one: here no heartbeat finds it
     monkeypatch.setattr(last_checkpoint, "_MOST_S", 0.2)
     undisturbed = await run_undisturbed(make_cluster, CONFIG)
     async with make_cluster(CONFIG) as cluster:

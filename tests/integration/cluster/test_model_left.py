@@ -22,7 +22,7 @@ from shoal.averaging import stage_fetch
 from shoal.checkpoint.exporting import export_model
 from shoal.checkpoint.loading import open_model
 from shoal.checkpoint.whole_folder import WholeFolder
-from shoal.client import last_words, round_ending
+from shoal.client import last_words, round_records
 from shoal.config import Config
 from shoal.data.catalog import open_source
 from shoal.data.source import Source
@@ -186,7 +186,7 @@ async def test_what_is_prepared_too_late_is_not_committed_once_the_last_record_i
         finally:
             is_written.set()
 
-    monkeypatch.setattr(round_ending, "write_last", write_last)
+    monkeypatch.setattr(round_records, "write_last", write_last)
     async with (
         make_cluster(make_config(diloco={"inner_steps": 4, "outer_steps": 50})) as cluster,
         anyio.create_task_group() as tasks,

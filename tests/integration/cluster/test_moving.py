@@ -132,7 +132,7 @@ async def test_a_mover_whose_stage_nobody_holds_waits_for_a_holder_that_comes_ba
             # It has built its replica and looks for the state; nobody takes it for a holder of either stage.
             await until(lambda: cluster.servers[1].stage == 1)
             assert cluster.servers[1].replica.member.offered_round == -1
-            assert cluster.client._homes.usable().replica(cluster.servers[1].peer) is None
+            assert cluster.client._homes.usable({}).replica(cluster.servers[1].peer) is None
             for peer in others:
                 cluster.network.heal(frozen.peer, peer)
             frozen.monitor._announcer.announce(frozen.replica)  # as it does every few seconds

@@ -9,8 +9,8 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from shoal.client import boundary
 from shoal.ids import PeerId
+from shoal.swarm import run_client
 from shoal.swarm.sample_ranges import count, merge
 from shoal.wire.messages import Message
 from shoal.wire.messages.control import StartRound
@@ -57,7 +57,7 @@ def ratio(result: ClusterResult, peers: list[PeerId], rounds: slice) -> float:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds end when their trainers are done: how late one may be says how busy the machine is."""
-    monkeypatch.setattr(boundary, "boundary_s", lambda *_: math.inf)
+    monkeypatch.setattr(run_client, "boundary_s", lambda *_: math.inf)
 
 
 def posted(cluster: Cluster, kind: type[Kind]) -> list[Kind]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.ids import PeerId, StepKey
+from tests.simulation.safety import Broken
+
+from shoal.ids import PeerId, StageIndex, StepKey
+from shoal.runtime.launcher_messages import StartTrainer
 from shoal.swarm.keep_rule import KeepRule
-from shoal.swarm.records import Tip, record_hash
+from shoal.swarm.records import GENERATIONS_APART, Tip, record_hash
+from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CloseSteps,
@@ -35,16 +39,42 @@ from shoal.swarm.round_effects import (
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.round_settings import CloseRequest, RoundPhase
+from shoal.swarm.run_client import RunClient
+from shoal.swarm.run_effects import (
+    BeginRound,
+    CloseRound,
+    Failed,
+    GiveInner,
+    Inherit,
+    RoundPlan,
+    RunEffect,
+    RunPhase,
+    RunRules,
+    WriteRecord,
+)
+from shoal.swarm.trainer_slots import TrainerSlots
+from shoal.swarm.view import Replica, SwarmView
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Propose, StageHashes
+from shoal.wire.messages.control import TrainerHello
+from shoal.wire.messages.round import Propose, Record, StageHashes
 from shoal.wire.messages.step import StepEntry
 
 if TYPE_CHECKING:
     from tests.simulation.round.world import World
 
 _WORK_S = 0.05
+_MANY = 100_000
 Contribution = tuple[str, str, tuple[str, ...]]
 """What a member gives to its ring: what it has learnt, from which bytes, and in which quorum."""
+
+
+class Left(NamedTuple):
+    """What a start of a client leaves to the next one: the round that it has begun, on top of which record, and the
+    number of its ballot."""
+
+    plan: RoundPlan
+    base: str
+    ballot_number: int
 
 
 def digest(*parts: object) -> str:
@@ -194,7 +224,15 @@ class ReplicaHost:
 
 
 class ClientHost:
-    """A client that trains as soon as it leads, and closes the round after a while."""
+    """A client: its coordinator, and the machine of its run from the record on that it goes on from.
+
+    Its trainers are there at once and do what the world has them do; it is the facts of its run as well.
+    """
+
+    run_class: type[RunClient] = RunClient
+    start_timeout_s = math.inf
+    is_placing = is_handing_over = is_letting_go = False
+    durations_s: Sequence[float] = ()
 
     def __init__(self, world: World, peer: PeerId) -> None:
         self.world, self.peer = world, peer
@@ -208,18 +246,26 @@ class ClientHost:
             world.seal_as(peer),
             world.unseal,
             () if peer in world.mirrors.forgetful else world.pool_of(peer).recorded_ranges(),
-            0,
+            world.ballot_of(peer),
             world.resumption.tip_of(peer),
         )
-        self.tip: Tip | None = None
-        self._closed: Tip | None = None  # on top of which it has ended the round
+        self.slots = self.new_slots()
+        self.run: RunClient | None = None
+        self.ready: RoundReady | None = None
+        self.committed_round = 0
+        self.tip: Tip | None = None  # on top of which its trainers train
         self.keep_rule = KeepRule(every_rounds=2, every_s=math.inf, last_round=0)
         self.stuck: tuple[int, ...] = ()
         self.led_s = 0.0
         self._wake_s: float | None = None
+        self._look_s = math.inf
+        self._is_looking = False
 
     def generation(self) -> int:
         return self.start
+
+    def new_slots(self) -> TrainerSlots:
+        return TrainerSlots(start_timeout_s=self.start_timeout_s)
 
     @property
     def leads(self) -> bool:
@@ -228,6 +274,11 @@ class ClientHost:
     @property
     def now_s(self) -> float:
         return self.world.network.now_s
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its process has not ended."""
+        return self.world.network.hosts.get(self.peer) is self
 
     def deliver(self, sender: str, message: object) -> None:
         self._act(self.machine.receive(PeerId(sender), message, self.now_s))  # type: ignore[arg-type]
@@ -246,18 +297,133 @@ class ClientHost:
         self._act(self.machine.mirrors(hops, self.now_s))
 
     def close(self) -> None:
-        """End the round; as in production once, and what becomes of it is the machine's alone."""
-        if self.tip is not None and self.tip != self._closed:
-            self._closed = self.tip
-            slots = {peer: int(peer.split(".")[1]) for peer in self.world.replicas}
-            round = self.tip.round + 1
-            keep = self.keep_rule.is_due(round, self.now_s)
-            self.world.checks.closes(self.machine.ballot, round, keep)
-            self._act(self.machine.close(CloseRequest(round, slots, self.lowest(), keep=keep), self.now_s))
+        """Its trainers have done their steps."""
+        if self.run is not None and self.run.phase is RunPhase.TRAIN:
+            for pipeline in self.run.pipelines:
+                self.slots.finish(pipeline.slot)
+            self.look()
 
     def lowest(self) -> Mapping[int, int]:
         """The lowest generation of each slot's trainer that may still train; here none ever dies."""
         return {}
+
+    # -- what it knows (`RunFacts`)
+
+    @property
+    def view(self) -> SwarmView:
+        return self.usable({} if self.ready is None else self.ready.holders)
+
+    @property
+    def holders(self) -> Mapping[PeerId, int] | None:
+        return self.machine.holders
+
+    @property
+    def unmirrored(self) -> frozenset[tuple[PeerId, int]]:
+        return self.machine.unmirrored
+
+    def usable(self, known: Mapping[PeerId, int]) -> SwarmView:
+        holders = self.machine.holders
+        stages = known if holders is None else holders
+        replicas = (Replica(Hop(peer, ()), 0.0, stage=StageIndex(stage)) for peer, stage in stages.items())
+        return SwarmView(tuple(sorted(replicas, key=lambda replica: (replica.stage, replica.peer))))
+
+    def is_own(self, ready: RoundReady, base: str) -> bool:
+        record = self._record(ready)
+        return record.ballot.peer == self.peer and record.previous == base
+
+    def is_evaluated(self, round: int) -> bool:
+        return True
+
+    def _record(self, ready: RoundReady) -> Record:
+        assert ready.tip.signed is not None
+        return self.world.unseal(ready.tip.signed)
+
+    # -- what comes next
+
+    def look(self) -> None:
+        """Have the run go on as far as it goes now."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        while self.is_here and self.run is not None and (effects := self.run.look(self, self.now_s)):
+            for effect in effects:
+                if self.is_here and self.run is not None:
+                    self._carry_out(effect)
+        self._is_looking = False
+        if self.is_here and self.run is not None and self.run.wake_at_s < self._look_s:
+            self._look_s = self.run.wake_at_s
+            self.world.network.on_host(self.peer, max(0.0, self._look_s - self.now_s), self._look_again)
+
+    def _look_again(self) -> None:
+        self._look_s = math.inf
+        self.look()
+
+    def new_run(self) -> RunClient:
+        """What an earlier start of it has left, if anything, or a checkpoint, is where it goes on."""
+        left = self.world.left_to(self.peer)
+        known = self.world.resumption.tip_of(self.peer)
+        base = left.base if left is not None else "" if known is None else known.hash
+        rules = RunRules(
+            num_stages=self.world.num_stages,
+            num_rounds=_MANY,
+            total_steps=_MANY,
+            steps_of=self.world.steps_of,
+            expected_servers=1,
+            servers_timeout_s=math.inf,
+            averaging_timeout_s=math.inf,
+            first_deadline_s=self.world.deadline_s,
+            succeeds=left is None and known is None and self.world.has_begun,
+            patient=True,
+        )
+        return self.run_class(rules, self.slots, RunTime(), left=None if left is None else left.plan, base=base)
+
+    def _carry_out(self, effect: RunEffect) -> None:
+        match effect:
+            case StartTrainer(slot, generation):
+                self.slots.launched(slot, generation, "", self.now_s)
+                trainer = Hop(PeerId(f"{self.peer} {slot}"), ())
+                self.slots.receive(trainer.peer, TrainerHello(slot, generation, trainer, 0), self.now_s)
+            case BeginRound():
+                self.begin_round(effect)
+            case CloseRound(round):
+                self._close(round)
+            case Inherit(ready):
+                self.begin_anew(ready)
+                if self.run is not None:
+                    self.run.carried_out()
+            case GiveInner():
+                if self.run is not None:
+                    self.run.carried_out()
+            case WriteRecord(ready):
+                self.world.pool_of(self.peer).record(self._record(ready))
+                if self.run is not None:
+                    self.run.carried_out()
+            case Failed(error):
+                raise Broken(f"{self.peer} gives the run up: {error}")
+            case _:
+                pass
+
+    def begin_round(self, order: BeginRound) -> None:
+        """Its trainers train from now on."""
+        self.slots.nothing_done()
+        if self.run is not None and self.ready is not None:
+            plan = RoundPlan(order.round, order.steps, self.run.pipelines, dict(self.slots.generations), order.begun_s)
+            self.world.leaves(self.peer, Left(plan, order.base, self.machine.ballot.number))
+            self.world.has_begun = True
+            self.tip = self.ready.tip
+
+    def begin_anew(self, ready: RoundReady) -> None:
+        """It goes on from a record of others."""
+        if ready.tip.signed is not None:
+            self.slots.begin_above(self._record(ready).generations, GENERATIONS_APART)
+
+    def _close(self, round: int) -> None:
+        slots = {peer: int(peer.split(".")[1]) for peer in self.world.replicas}
+        keep = self.keep_rule.is_due(round, self.now_s)
+        self.world.checks.closes(self.machine.ballot, round, keep)
+        self._act(self.machine.close(CloseRequest(round, slots, self.lowest(), keep=keep), self.now_s))
+
+    # -- its coordinator
 
     def _journal(self, effect: Journal) -> None:
         self.disk.write(effect.digest, effect.logs)
@@ -281,17 +447,25 @@ class ClientHost:
                     delay_s = self.world.network.exponential(_WORK_S)
                     self.world.network.on_host(self.peer, delay_s, self._journal, effect)
                 case RecordCommitted(record, signed):
-                    self.tip = None
+                    self.tip = self.ready = None
+                    self.committed_round = record.round
                     if record.keep:
                         self.keep_rule.begun(record.round, self.now_s)
                     self.world.committed(self.peer, record, signed)
-                case Overtaken() | Deposed():
-                    self.tip = self._closed = None
-                case RoundReady(tip):
-                    self.tip = tip
+                case Overtaken():
+                    self.tip = self.ready = None
+                    if self.run is not None:
+                        self.run.overtaken()
+                case Deposed():
+                    # In production its process ends for good; here it may lead once more, as one that is new.
+                    self.tip = self.ready = self.run = None
+                    self.world.forget(self.peer)
+                case RoundReady():
+                    self.ready = effect
                     self.world.led_under = self.machine.ballot
                     self.world.checks.begins(self)
                     self.world.resumption.begins(self)
+                    self.run = self.run or self.new_run()
                 case Stuck(stages):
                     self.stuck = stages
                 case TrainedTwice():
@@ -300,8 +474,9 @@ class ClientHost:
                     self.world.checks.restored(self, stage, basis)
                 case _:
                     pass
-            if self.world.network.hosts.get(self.peer) is not self:
+            if not self.is_here:
                 return  # crashed between two sends of one message to all
+        self.look()
         self.world.resumption.acted(self)
         wake_at_s = self.machine.wake_at_s
         if wake_at_s < math.inf and self._wake_s is None:

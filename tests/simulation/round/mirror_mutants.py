@@ -146,8 +146,8 @@ def _make(first_seed: int, world: type[World] = LostCommitWorld, **classes: type
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (RestoresWhatIsMirrored, 32),
-        (WaitsForNoMirror, 101),
+        (RestoresWhatIsMirrored, 0),
+        (WaitsForNoMirror, 15),
         (AsksNoMirror, 32),
         (HintsNothingThatIsKept, 67),
         (CountsMirrorsThatAreGone, 44),
@@ -160,5 +160,5 @@ MUTANTS |= {
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, SplitWorld, mirror_class=mutant)
-    for mutant, first_seed in ((GoesBack, 55), (StaysOnItsChain, 28))
+    for mutant, first_seed in ((GoesBack, 22), (StaysOnItsChain, 28))
 }

@@ -57,7 +57,7 @@ class MovingClient(ClientHost):
             self.stages[PeerId(sender)] = message.stage
         if isinstance(message, Moving):
             if message.ballot == self.machine.ballot:
-                self._carry_out(self.orders.receive(PeerId(sender), message, self.now_s))
+                self._send(self.orders.receive(PeerId(sender), message, self.now_s))
             return
         super().deliver(sender, message)
 
@@ -66,19 +66,19 @@ class MovingClient(ClientHost):
         self.orders.lost(PeerId(peer))
         super().lost(peer)
 
-    def look(self) -> None:
+    def send_servers(self) -> None:
         if self.leads and self.machine.holders is not None:
             holders = self.machine.holders
-            self._carry_out(self.orders.update(self.world.seen_by(self), holders, self.stages, self.now_s))
+            self._send(self.orders.update(self.world.seen_by(self), holders, self.stages, self.now_s))
 
     def _act(self, effects: list[CoordinatorEffect]) -> None:
         super()._act(effects)
         for effect in effects:
             if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:
                 view, round = self.world.seen_by(self), effect.tip.round
-                self._carry_out(self.orders.recorded(view, effect.holders, round, self.now_s))
+                self._send(self.orders.recorded(view, effect.holders, round, self.now_s))
 
-    def _carry_out(self, effects: list[MoveEffect]) -> None:
+    def _send(self, effects: list[MoveEffect]) -> None:
         for effect in effects:
             match effect:
                 case SendOrder(move):
@@ -136,7 +136,7 @@ class MovingWorld(World):
         self.network.after(0.2, self._look)
         for client in self.client_hosts():
             if isinstance(client, MovingClient) and self.network.awake(client.peer):
-                client.look()
+                client.send_servers()
 
     # -- the registry, which comes late
 

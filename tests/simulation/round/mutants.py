@@ -231,7 +231,7 @@ def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (NoPreparation, 4839),
+        (NoPreparation, 102),
         (NoJournal, 2),
         (WantsNoCheckpoint, 0),
         (NoTakeoverOfPreparedRecords, 952),
@@ -239,7 +239,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (AbortsDoubts, 68),
         (AsksOnce, 1),
         (RepeatsSeldom, 17),
-        (MixesBases, 339),
+        (MixesBases, 58),
         (TakesAnyStart, 9),
         (NamesNoBases, 9),
         (CommitsBeforeAnybodySwaps, 37),
@@ -253,4 +253,4 @@ MUTANTS |= {
     mutant.__name__: _make(first_seed, host_class=mutant)
     for mutant, first_seed in ((AveragesInPlace, 0), (TagsNoEpochs, 1))
 }
-MUTANTS["CountsItsStarts"] = _make(10, client_class=CountsItsStarts)
+MUTANTS["CountsItsStarts"] = _make(68, client_class=CountsItsStarts)

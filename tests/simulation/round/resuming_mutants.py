@@ -104,8 +104,8 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
         (BeginsWithD0, 11),
-        (BeginsBelowTheRecord, 11),
-        (RestoresWhatItsClientKeeps, 32),
+        (BeginsBelowTheRecord, 85),
+        (RestoresWhatItsClientKeeps, 0),
         (RecordsFromNothing, 11),
         (PassesMirrorsOver, 28),
     )

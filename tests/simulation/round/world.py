@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -11,7 +12,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.network import Manners, Network
 from tests.simulation.round.checks import PATIENCE_S, Checks, samples_of
-from tests.simulation.round.hosts import ClientHost, ReplicaHost, digest, holds, is_bulk
+from tests.simulation.round.hosts import ClientHost, Left, ReplicaHost, digest, holds, is_bulk
 from tests.simulation.round.mirrors import Copy, MirrorHost, Mirrors
 from tests.simulation.round.resuming import Keeping, Resumption
 from tests.simulation.safety import Broken, ChainSafety, SampleSafety, Split
@@ -24,7 +25,7 @@ from shoal.swarm.round_effects import TrainedTwice
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.sample_ranges import Ranges, merge
-from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.base import SampleRange, StepRange
 from shoal.wire.messages.round import CommitRecord, PrepareRecord, Record, SignedRecord, Staged
 from shoal.wire.messages.step import StepEntry
 
@@ -92,7 +93,9 @@ class World:
     is_bulk = staticmethod(is_bulk)
     can_resume = False
     round_s = 2.5
-    """After so long rounds are ended."""
+    """After so long the trainers of all clients are done, again and again."""
+    deadline_s = math.inf
+    """After so long they are waited for no longer."""
 
     def __init__(
         self,
@@ -108,6 +111,8 @@ class World:
         self.network = Network(seed, self.is_bulk, None if faults else Manners())
         self.has_faults, self.client_class = faults, client_class
         self.is_split = False
+        self.has_begun = False  # some client has begun to train
+        self._diaries: dict[PeerId, Left] = {}
         self.led_under: Ballot | None = None  # of the client that was the last to choose a record to go on from
         rng = self.network.rng
         self.member_class, self.coordinator_class, self.host_class = member_class, coordinator_class, host_class
@@ -169,6 +174,27 @@ class World:
         self.faults.plan(8, 1.0)
         if rng.random() < 0.4:
             self.network.at(rng.uniform(1.0, FAULTS_END_S - 2.0), self._lose_stages)
+
+    def left_to(self, client: PeerId) -> Left | None:
+        """What an earlier start of a client has left to it."""
+        return self._diaries.get(client)
+
+    def ballot_of(self, client: PeerId) -> int:
+        """The number of the last ballot of an earlier start of a client, as far as that is known."""
+        left = self._diaries.get(client)
+        return 0 if left is None else left.ballot_number
+
+    def leaves(self, client: PeerId, left: Left) -> None:
+        """A client has begun a round."""
+        self._diaries[client] = left
+
+    def forget(self, client: PeerId) -> None:
+        """The next start of a client knows nothing."""
+        self._diaries.pop(client, None)
+
+    def steps_of(self, round: int) -> StepRange:
+        """The numbers of a round's steps, which no check looks at here."""
+        return StepRange(round, round + 1)
 
     def pool_of(self, client: PeerId) -> DataServer:
         """Where a client's trainers get their samples."""
@@ -346,6 +372,7 @@ class World:
         self.network.crash(peer, silently=loses_power)
         if loses_power:
             self.disks[peer].lose_power()
+            self.forget(peer)
         self.network.after(self.network.rng.uniform(0.1, 4.0), self.start_client, peer)
 
     def _lose_stages(self) -> None:

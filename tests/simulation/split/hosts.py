@@ -17,6 +17,7 @@ from shoal.swarm.round_effects import (
     Overtaken,
     RoundReady,
 )
+from shoal.swarm.run_effects import RunPhase
 
 if TYPE_CHECKING:
     from tests.simulation.split.world import SplitWorld
@@ -46,52 +47,37 @@ class Replica(ReplicaHost):
 
 
 class Client(ClientHost):
-    """A client that, before it trains, ends the round that it has found with the steps that it has.
-
-    What its trainers know of the replicas is what it has told them: it may have changed meanwhile.
-    """
+    """A client whose trainers know of the replicas what it has told them: it may have changed meanwhile."""
 
     world: SplitWorld
 
     def __init__(self, world: SplitWorld, peer: PeerId) -> None:
-        self.inherited: str | None = None  # hash of the record on top of which it has taken over
-        self.trains = False
         self.told: dict[PeerId, int] = {}
         super().__init__(world, peer)
 
+    @property
+    def trains(self) -> bool:
+        return self.run is not None and self.run.phase in (RunPhase.TRAIN, RunPhase.AVERAGE)
+
     def _act(self, effects: list[CoordinatorEffect]) -> None:
         super()._act(effects)
-        if self.world.network.hosts.get(self.peer) is not self:
+        if not self.is_here:
             return
         for effect in effects:
             match effect:
                 case Overtaken() | Deposed():
-                    self.leaves()
+                    self.told = {}
                 case ChainLeft():
                     self.world.checks.tells(self.machine, effect)
                     self.world.chains_left.append(effect)
-                case RoundReady():
-                    self._ready(effect)
                 case _:
                     pass
         holders = self.machine.holders
         if self.trains and holders is not None:
             self.told = dict(holders)
 
-    def leaves(self) -> None:
-        """What it knew of the run is void."""
-        self.inherited, self.trains, self.told = None, False, {}
-
-    def _ready(self, ready: RoundReady) -> None:
-        if self.inherited is None:
-            self.inherited = ready.tip.hash
-            self.begin_anew(ready)
-        self.trains = self.trains or ready.tip.hash != self.inherited
-        if not self.trains:
-            self.close()
-
     def begin_anew(self, ready: RoundReady) -> None:
         """The pool of samples follows from the record alone."""
-        signed = ready.tip.signed
-        used = () if signed is None else used_samples(self.world.unseal(signed))
+        super().begin_anew(ready)
+        used = () if ready.tip.signed is None else used_samples(self._record(ready))
         self.world.pool_of(self.peer).begin_anew(ready.tip.round, used)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from tests.simulation.round.hosts import digest
 from tests.simulation.round.mutants import RestoresAtOnce
+from tests.simulation.run.mutants import TrainsWhatItFinds
 from tests.simulation.split.hosts import Client, Replica
 from tests.simulation.split.world import SplitWorld
 
@@ -156,6 +157,19 @@ class TrainsOn(Client):
         super()._act([effect for effect in effects if not isinstance(effect, Overtaken)])
 
 
+class KnowsNobodyElse(Client):
+    """Goes on where the record stands that follows its own, whoever has made that and may train on it."""
+
+    def is_own(self, ready: RoundReady, base: str) -> bool:
+        return self._record(ready).previous == base
+
+
+class TrainsAtOnce(Client):
+    """Trains on the record of others before the round that they have begun is ended."""
+
+    run_class = TrainsWhatItFinds
+
+
 def _make(first_seed: int, **classes: type) -> tuple[Callable[[int], SplitWorld], int]:
     return lambda seed: SplitWorld(seed, **classes), first_seed  # type: ignore[arg-type]
 
@@ -168,15 +182,17 @@ MUTANTS: dict[str, tuple[Callable[[int], SplitWorld], int]] = {
     "ChoosesByArrival": _make(4, coordinator_class=ChoosesByArrival),
     "TellsItTwice": _make(28, coordinator_class=TellsItTwice),
     "WaitsForNoChain": _make(9, coordinator_class=WaitsForNoChain),
-    "KeepsTheFirstFate": _meets(1652, coordinator_class=KeepsTheFirstFate),
-    "LeavesOutTheLast": _meets(3368, coordinator_class=LeavesOutTheLast),
+    "KeepsTheFirstFate": _meets(1003, coordinator_class=KeepsTheFirstFate),
+    "LeavesOutTheLast": _meets(757, coordinator_class=LeavesOutTheLast),
     "FollowsTheNewest": _meets(373, member_class=FollowsTheNewest),
     "IsSilentAboutMistakes": _meets(1254, member_class=IsSilentAboutMistakes),
     "NamesNoChain": _make(4, coordinator_class=NamesNoChain),
     "DropsItsStateFirst": _make(0, host_class=DropsItsStateFirst),
-    "TakesAnySteps": _make(459, host_class=TakesAnySteps),
+    "TakesAnySteps": _make(53, host_class=TakesAnySteps),
     "KeepsItsPool": _make(34, client_class=KeepsItsPool),
     "TrainsOn": _make(4, client_class=TrainsOn),
+    "KnowsNobodyElse": _make(161, client_class=KnowsNobodyElse),
+    "TrainsAtOnce": _make(0, client_class=TrainsAtOnce),
     # Who may come back has been cut off: machines that only die take their bytes with them.
-    "RestoresAtOnce": _make(233, coordinator_class=RestoresAtOnce),
+    "RestoresAtOnce": _make(30, coordinator_class=RestoresAtOnce),
 }

@@ -15,11 +15,11 @@ from tests.simulation.safety import Broken
 from tests.simulation.step.hosts import STEPS_PER_ROUND, Envelope, Hello, Join, TrainerHost, Work
 from tests.simulation.step.hosts import ReplicaHost as StepHost
 
+from shoal.errors import ControlError
 from shoal.events.trainers import TrainerGivenUp, TrainerNotReplaced
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.launcher_messages import StartTrainer
 from shoal.swarm.lease import Grant, Release
-from shoal.swarm.records import Tip
 from shoal.swarm.round_effects import (
     CloseSteps,
     CoordinatorEffect,
@@ -32,10 +32,13 @@ from shoal.swarm.round_effects import (
     Swap,
 )
 from shoal.swarm.round_orders import StepsClosed
+from shoal.swarm.run_client import RunClient
+from shoal.swarm.run_effects import BeginRound, EndTraining, Failed, RunEffect
 from shoal.swarm.step_operations import Decision, SendStepMessage
 from shoal.swarm.step_trainer import Finished
 from shoal.swarm.takeover import Settled
 from shoal.swarm.trainer_slots import MAX_PER_ROUND, GoOn, ReleaseLeases, SlotEffect, TrainerSlots
+from shoal.swarm.view import Replica, SwarmView
 from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.control import TrainerHello
 from shoal.wire.messages.feed import Released
@@ -262,22 +265,23 @@ class Launcher:
 
 
 class Client(ClientHost):
-    """A client that has trainers, and drives what decides about them as `client.trainers` and `client.rounds` do."""
+    """A client that has trainers of its own, and drives what decides about them as `client.trainers` does."""
 
     world: World
+    start_timeout_s = START_TIMEOUT_S
 
     def __init__(self, world: World, peer: PeerId) -> None:
         super().__init__(world, peer)
-        self.slots: TrainerSlots = world.slots_class(start_timeout_s=START_TIMEOUT_S)
-        self._begun = ""  # hash of the record on top of which the round is trained
         self._training: tuple[int, float] | None = None  # which round, and since when
         self._starts: Counter[int] = Counter()  # of trainers, by slot, in this round
         # By slot, where the last trainer that this client has told has begun; of a round that another process has begun
         # nothing can be proven, so that a step in progress may be left to the record.
         self._firsts: dict[int, int] = {}
-        self._over: set[int] = set()  # slots of which nothing more is expected in this round
         self._armed_s = inf
         self._release_s = self.world.deaths_rng.choice((0.01, 0.2))  # that a data server takes, which has much to do
+
+    def new_slots(self) -> TrainerSlots:
+        return self.world.slots_class(start_timeout_s=self.start_timeout_s)
 
     @property
     def has_trainers(self) -> bool:
@@ -295,10 +299,10 @@ class Client(ClientHost):
         elif type(message) is Done:
             is_of_this_round = self._training is not None and message.round == self._training[0]
             if is_of_this_round and self.slots.slot_of(PeerId(sender)) == message.slot:
-                self._over.add(message.slot)
                 self.slots.finish(message.slot)
                 # It may have died after it was through.
                 self.world.losses.followed(f"the trainer of slot {message.slot}")
+                self.look()
         elif type(message) is Envelope:
             if isinstance(message.message, Fenced):
                 self._do(self.slots.receive(PeerId(sender), message.message, self.now_s))
@@ -313,6 +317,9 @@ class Client(ClientHost):
     def see(self, hops: dict[PeerId, Hop]) -> None:
         super().see(hops)
         self._see_replicas()
+
+    def close(self) -> None:
+        """Trainers say themselves that they are done."""
 
     def launched(self, order: StartTrainer, error: str) -> None:
         if self.has_trainers:
@@ -330,54 +337,57 @@ class Client(ClientHost):
         for effect in effects:
             if isinstance(effect, Journal):
                 self.world.journaled[effect.digest] = effect
-        super()._act(effects)
-        for effect in effects:
             if isinstance(effect, Overtaken | Deposed):
                 self.gone()
-            if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:
-                self._prepare(effect)
+            if isinstance(effect, RoundReady) and not self.has_trainers:
+                # Another one has had the trainers meanwhile: it goes on as the next process of their host.
+                self.gone()
+                self.run = None
+        super()._act(effects)
 
-    def _prepare(self, ready: RoundReady) -> None:
-        """Have the trainers that a round needs, and take over those that run if this client has not started them."""
-        if self.has_trainers and ready.tip.hash == self._begun:
-            return
-        self._begun = ready.tip.hash
+    def new_run(self) -> RunClient:
+        """It takes over the trainers that run, which another one has started."""
         launcher = self.world.launcher
-        if not self.has_trainers:
-            if launcher.client is not None:
-                launcher.client.gone()
-            launcher.client = self
-            self.slots.adopt({slot: number for slot, number in launcher.asked.items() if number}, launcher.running)
-        is_first = ready.tip.hash not in self.world.begun
-        self.world.begun.add(ready.tip.hash)
-        if is_first:
-            awaited = [slot for slot in range(self.world.num_trainers) if slot not in self.slots.present]
-            for start in self.slots.want(self.world.num_trainers):
-                launcher.start(self, start)
-        else:
-            awaited = self.slots.booting
-        self._begin(ready.tip, is_first, awaited, self.now_s + START_TIMEOUT_S)
+        if launcher.client is not None and not self.has_trainers:
+            launcher.client.gone()
+        launcher.client = self
+        self.slots.adopt({slot: number for slot, number in launcher.asked.items() if number}, launcher.running)
+        return super().new_run()
 
-    def _begin(self, tip: Tip, is_first: bool, awaited: list[int], until_s: float) -> None:
-        """Begin a round when its trainers have said hello, or are not waited for; who was there when another process
-        has begun it is not known."""
-        if self.tip != tip or not self.has_trainers or self._begun != tip.hash:
-            return
-        if self.slots.silent(awaited) and self.now_s < until_s:
-            self.world.network.on_host(self.peer, _LOOK_S, self._begin, tip, is_first, awaited, until_s)
-            return
-        self.slots.forgo(awaited)
-        round, every_slot = tip.round + 1, range(self.world.num_trainers)
-        steps = steps_of(round)
+    def usable(self, known: Mapping[PeerId, int]) -> SwarmView:
+        """There are as many pipelines as trainers, whoever is lost, since each of them may use all replicas; but none
+        where a stage has nobody."""
+        stages = {replica.stage for replica in super().usable(known).replicas}
+        names = [(stage, f"home {slot}") for stage in sorted(stages) for slot in range(self.world.num_trainers)]
+        return SwarmView(tuple(Replica(Hop(PeerId(name), ()), 0.0, stage=stage) for stage, name in names))
+
+    def _carry_out(self, effect: RunEffect) -> None:
+        match effect:
+            case StartTrainer():
+                self.world.launcher.start(self, effect)
+            case Failed(ControlError()):
+                # No trainer could be started; its user starts it again.
+                self.world.crash_client(self.peer, loses_power=False)
+            case EndTraining():
+                if self._training is not None:
+                    self._check_trainers(*self._training)
+                self._end()
+            case _:
+                super()._carry_out(effect)
+
+    def begin_round(self, order: BeginRound) -> None:
+        """Tell trainers of a round; who was there when another process has begun it is not known."""
+        is_first, round, steps = order.left is None, order.round, order.steps
+        super().begin_round(order)
+        every_slot = range(self.world.num_trainers)
         self.world.leases.table.plan_round(round, self.world.num_trainers, steps)
-        self._training, self._starts, self._over = (round, self.now_s), Counter(), set()
+        self._training, self._starts = (round, self.now_s), Counter()
         self._firsts = dict.fromkeys(every_slot, steps.first if is_first else steps.stop)
-        self.slots.nothing_done()
         holders = frozenset(self.machine.holders or ())
         if is_first:
             for hop in self.slots.present.values():
                 self.world.tells(self, hop.peer)
-                if self.world.network.hosts.get(self.peer) is not self:
+                if not self.is_here:
                     return  # crashed between two
                 self.world.network.send(self.peer, hop.peer, Orders(round, steps))
         self._see_replicas()
@@ -390,26 +400,26 @@ class Client(ClientHost):
             self._check_trainers(round, since_s)
             self.world.network.on_host(self.peer, _LOOK_AFTER_S, self._look_after, round, since_s)
 
-    def close(self) -> None:
-        """Whoever is lost from now on is replaced in the next round: the record says what it has trained."""
-        if self.has_trainers and self.tip is not None and self.tip != self._closed:
-            if self._training is None:
-                return  # the round has not begun
-            self._check_trainers(*self._training)
-            self._end()
-        super().close()
-
     def gone(self) -> None:
         """Another client leads, so this one's process has ended in production; here it may lead once more."""
-        self._begun = ""
         self._end()
+
+    def take_trainers(self) -> None:
+        """If it leads, and the client that had the trainers is gone, it goes on as the next process of their host."""
+        launcher = self.world.launcher
+        is_free = launcher.client is None or not launcher.client.is_here or not launcher.client.leads
+        if self.ready is not None and not self.has_trainers and is_free:
+            self.gone()
+            self.run = self.new_run()
+            self.look()
 
     def trains(self, peer: str) -> bool:
         """Whether a round is trained in which this is a slot's trainer that is not done."""
         slot = self.slots.slot_of(PeerId(peer))
-        return self._training is not None and slot is not None and slot not in self._over
+        return self._training is not None and slot is not None and not self.slots.is_done(slot)
 
     def _end(self) -> None:
+        """Whoever is lost from now on is replaced in the next round: the record says what it has trained."""
         self._training = None
         self.slots.end_round()
         for slot in range(self.world.num_trainers):
@@ -418,13 +428,13 @@ class Client(ClientHost):
     def _check_trainers(self, round: int, since_s: float) -> None:
         """Where nothing has gone wrong for a while every slot has a trainer that was told of the round, or is done."""
         network = self.world.network
-        if self.now_s - since_s < CALM_S or network.num_faults(self.now_s - CALM_S):
+        if self.now_s - since_s < CALM_S or network.num_faults(self.now_s - CALM_S) or not self.has_trainers:
             return
         if network.manners.slow_rate or self.world.loses_frames:
             return  # what is lost may be noticed late
         for slot, generation in self.world.launcher.generations.items():
             trainer = network.hosts.get(f"T{slot}.{generation}")
-            if slot not in self._over and not (isinstance(trainer, Trainer) and trainer.told >= round):
+            if not self.slots.is_done(slot) and not (isinstance(trainer, Trainer) and trainer.told >= round):
                 raise Broken(f"slot {slot} is without a trainer in round {round}, {CALM_S} s after the last fault")
 
     # -- what the machine of its trainers wants
@@ -452,11 +462,11 @@ class Client(ClientHost):
                     self.world.losses.followed(what)
                     network.send(self.peer, self.slots.present[slot].peer, Orders(self._training[0], steps))
                 case TrainerNotReplaced(slot) | TrainerGivenUp(slot):
-                    self._over.add(slot)
                     self.world.losses.followed(f"the trainer of slot {slot}")
                 case _:
                     pass
         self._arm()
+        self.look()
 
     def _release(self, order: ReleaseLeases) -> None:
         if self.has_trainers:
@@ -467,7 +477,7 @@ class Client(ClientHost):
 
     def _arm(self) -> None:
         wake_at_s = self.slots.wake_at_s
-        if wake_at_s < self._armed_s and self.world.network.hosts.get(self.peer) is self:
+        if wake_at_s < self._armed_s and self.is_here:
             self._armed_s = wake_at_s
             self.world.network.on_host(self.peer, max(1e-3, wake_at_s - self.now_s), self._wake)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tests.simulation.network import DEADLINE_S
+from tests.simulation.run.mutants import ForgetsItsRound, NeedsThoseThatItHad, WaitsForThoseThatHang
 from tests.simulation.step.hosts import Join
-from tests.simulation.swarm.hosts import Server, Steps
+from tests.simulation.swarm.hosts import Client, Server, Steps
 from tests.simulation.swarm.world import World
 
 from shoal.ids import PeerId
@@ -177,6 +178,24 @@ class CutsTheLastRound(CutRule):
         return self.cut_after
 
 
+class BeginsItsRoundAnew(Client):
+    """Has its trainers begin a round anew that another process has begun before."""
+
+    run_class = ForgetsItsRound
+
+
+class WaitsForItsTrainers(Client):
+    """Waits for a trainer's hello before a round, however long."""
+
+    run_class = WaitsForThoseThatHang
+
+
+class GivesUpWithItsTrainers(Client):
+    """Ends if trainers do not come that another process has started."""
+
+    run_class = NeedsThoseThatItHad
+
+
 MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "JoinsTooEarly": (lambda seed: World(seed, host_class=JoinsTooEarly), 0),
     "TrainsOnInTheOldRound": (lambda seed: World(seed, host_class=TrainsOnInTheOldRound), 0),
@@ -186,7 +205,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         22,
     ),
     "RecordsWhatWasTrainedTwice": (lambda seed: TrainsTwice(seed, RecordsWhatWasTrainedTwice), 22),
-    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 520),
+    "FreesWhatIsLeftToTheRecord": (lambda seed: World(seed, table_class=FreesWhatIsLeftToTheRecord), 36),
     "WaitsForTheDeadline": (lambda seed: World(seed, takeover_class=WaitsForTheDeadline), 0),
     "KeepsWhatIsInNoRecord": (lambda seed: World(seed, member_class=KeepsWhatIsInNoRecord), 0),
     "WeighsTheRoundAlone": (lambda seed: World(seed, replica_class=WeighsTheRoundAlone), 0),
@@ -194,5 +213,8 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     "ForgetsTheRest": (lambda seed: World(seed, cuts_class=ForgetsTheRest), 0),
     "CutsAtTheJoin": (lambda seed: World(seed, cuts_class=CutsAtTheJoin), 0),
     "CutsTheLastRound": (lambda seed: World(seed, cuts_class=CutsTheLastRound), 0),
+    "BeginsItsRoundAnew": (lambda seed: World(seed, client_class=BeginsItsRoundAnew), 72),
+    "WaitsForItsTrainers": (lambda seed: World(seed, client_class=WaitsForItsTrainers), 0),
+    "GivesUpWithItsTrainers": (lambda seed: World(seed, client_class=GivesUpWithItsTrainers), 101),
     "TakesAnyReplicaForAWitness": (lambda seed: World(seed, table_class=TakesAnyReplicaForAWitness), 22),
 }

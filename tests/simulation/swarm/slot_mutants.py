@@ -154,7 +154,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (SettlesNothing, 1),
         (AsksNobody, 1),
         (FencesTheNextOne, 1),
-        (TrustsWhoWasLost, 328),
+        (TrustsWhoWasLost, 24),
         (KeepsTheLost, 0),
         (ForgetsWhoWasNotTold, 71),
         (StartsAnotherMeanwhile, 3),
@@ -163,6 +163,6 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (IsDoneForGood, 1),
         (WaitsForEver, 1),
         (StaysInItsRound, 0),
-        (BelievesEarlierOnes, 191),
+        (BelievesEarlierOnes, 12),
     )
 }

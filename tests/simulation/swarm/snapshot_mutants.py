@@ -73,8 +73,8 @@ MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
     ),
     "ForgetsWhatItHadTrainedBefore": (
         lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHadTrainedBefore),
-        50,
+        14,
     ),
     "KeepsSnapshotsBehindTheCut": (lambda seed: SnapshotWorld(seed, host_class=KeepsSnapshotsBehindTheCut), 58),
-    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 19),
+    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 62),
 }

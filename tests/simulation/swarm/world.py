@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.liveness import SingleLosses
+from tests.simulation.round.hosts import Left
 from tests.simulation.round.hosts import ReplicaHost as RoundHost
 from tests.simulation.round.hosts import is_bulk as is_contribution
 from tests.simulation.round.world import FAULTS_END_S, SETTLED_S
@@ -21,7 +22,7 @@ from tests.simulation.safety import Broken, StepSafety
 from tests.simulation.step.hosts import TrainerHost
 from tests.simulation.step.hosts import is_bulk as is_tensor
 from tests.simulation.step.world import WRAPPED_SHARE
-from tests.simulation.swarm.hosts import Client, Launcher, Leases, Server
+from tests.simulation.swarm.hosts import Client, Launcher, Leases, Server, steps_of
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.cut_rule import CutRule
@@ -81,6 +82,7 @@ class World(RoundWorld):
         faults: bool = True,
         cuts_class: type[CutRule] = CutRule,
         slots_class: type[TrainerSlots] = TrainerSlots,
+        client_class: type[Client] = Client,
     ) -> None:
         self.seed, self.slots_class = seed, slots_class
         self.replica_class, self.trainer_class = replica_class, trainer_class
@@ -101,8 +103,30 @@ class World(RoundWorld):
         self.journaled: dict[str, Journal] = {}  # by record, also those that were never committed
         self.deaths_rng = random.Random(f"deaths of {seed}")
         self.round_s = self.deaths_rng.choice((2.5, 2.5, 4.0))
-        super().__init__(seed, member_class, coordinator_class, host_class, Client, faults)
+        super().__init__(seed, member_class, coordinator_class, host_class, client_class, faults)
         self.loses_frames = bool(self.network.manners.loss_rate)
+
+    @property
+    def deadline_s(self) -> float:  # type: ignore[override]
+        """After so long trainers are waited for no longer."""
+        return self.round_s
+
+    def steps_of(self, round: int) -> StepRange:
+        return steps_of(round)
+
+    def left_to(self, client: PeerId) -> Left | None:
+        """The trainers are those of one host, on which one client after the other is started."""
+        return self._left
+
+    def leaves(self, client: PeerId, left: Left) -> None:
+        self._left = left
+        super().leaves(client, left)
+
+    def _elect(self) -> None:
+        super()._elect()
+        for client in self.client_hosts():
+            if isinstance(client, Client) and self.network.awake(client.peer):
+                client.take_trainers()
 
     def cut_in(self, round: int) -> int | None:
         """After how many commits of this round a replica is cut; None: at its join."""
@@ -125,7 +149,7 @@ class World(RoundWorld):
         # How many commits are applied before each outage of a site.
         outages = self.site_rng.choice((0, 1, 2, 3)) if self.has_faults else 0
         self.outages = [self.site_rng.randint(1, 30) for _ in range(outages)]
-        self.begun: set[str] = set()  # records on top of which trainers were told to train
+        self._left: Left | None = None  # by whichever client has the trainers
         self.leases = self.ledger = Leases(self)
         self.losses = SingleLosses(self.network)
         self.launcher = Launcher(self)

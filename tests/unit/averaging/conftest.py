@@ -12,6 +12,7 @@ import pytest
 import torch
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
+from tests.leading import lead
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
@@ -212,7 +213,7 @@ class Run:
     async def lead(self) -> RoundCoordinator:
         """Start the client, and have it lead."""
         coordinator = self.start_client()
-        await coordinator.lead()
+        await lead(coordinator)
         return coordinator
 
     def add_replica(self, stage: int) -> Replica:

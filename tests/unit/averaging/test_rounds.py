@@ -8,6 +8,7 @@ import anyio
 import pytest
 import torch
 from tests.alongside import until
+from tests.leading import finish_round, lead
 from tests.unit.averaging.conftest import AUTHORITY
 
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
@@ -28,7 +29,7 @@ MakeRun = Callable[..., object]
 
 async def finish(run: object, coordinator: RoundCoordinator, round: int) -> RoundOutcome:
     coordinator.close_round(round, run.slots)
-    return await coordinator.finish_round(round)
+    return await finish_round(coordinator, round)
 
 
 def on_message(run: object, kind: type[Message], sender: str, action: Callable[[PeerId, PeerId], None]) -> None:
@@ -46,8 +47,8 @@ def on_message(run: object, kind: type[Message], sender: str, action: Callable[[
 async def test_all_replicas_of_a_stage_end_with_the_record_s_bytes(make_run: MakeRun) -> None:
     async with make_run(2, 3) as run:
         coordinator = run.start_client()
-        leading = await coordinator.lead()
-        assert (leading.base_round, leading.outcome) == (0, None)
+        leading = await lead(coordinator)
+        assert (leading.tip.round, leading.tip.signed) == (0, None)
         assert leading.holders == {r.peer: s for s, stage in enumerate(run.replicas) for r in stage}
         for slot in range(3):
             run.commit(slot, 0)
@@ -93,7 +94,7 @@ async def test_a_spare_stays_current(make_run: MakeRun) -> None:
         coordinator = await run.lead()
         run.commit(0, 0)
         coordinator.close_round(1, {run.replicas[0][0].peer: 0})
-        outcome = await coordinator.finish_round(1)
+        outcome = await finish_round(coordinator, 1)
         assert outcome.record.stages[0].weights == (4, 0)
         assert spare.member.hashes == run.replicas[0][0].member.hashes
 
@@ -186,15 +187,14 @@ async def test_a_restarted_client_finishes_the_round(make_run: MakeRun, message:
         coordinator.close_round(1, run.slots)
         await died.wait()
         again = run.start_client()
-        leading = await again.lead()
-        if leading.base_round == 0:
+        leading = await lead(again)
+        if leading.tip.round == 0:
             assert message is PrepareRecord
             await finish(run, again, 1)
         else:
             # Who had swapped before says again what it has sent.
-            assert leading.outcome is not None
-            assert leading.outcome.sent_bytes["pseudo_gradients"] > 0
-            assert record_hash(leading.outcome.signed) in run.journal
+            assert leading.sent_bytes["pseudo_gradients"] > 0
+            assert leading.tip.hash in run.journal
         hashes = {stage: {r.member.hashes for r in run.replicas[stage]} for stage in range(2)}
         assert all(len(different) == 1 for different in hashes.values())
         assert {r.member.base_round for stage in run.replicas for r in stage} == {1}
@@ -219,12 +219,12 @@ async def test_a_step_in_doubt_is_settled_from_all_joins(make_run: MakeRun) -> N
 async def test_a_client_learns_that_another_one_has_taken_over(make_run: MakeRun) -> None:
     async with make_run(1, 1) as run:
         first = run.start_client()
-        await first.lead()
+        await lead(first)
         second = run.start_client(Identity.generate())
-        await second.lead()
+        await lead(second)
         first.close_round(1, run.slots)
         with pytest.raises(RoundAborted, match=str(second._endpoint.peer_id)):
-            await first.finish_round(1)
+            await finish_round(first, 1)
         assert (await finish(run, second, 1)).record.round == 1
 
 
@@ -232,11 +232,11 @@ async def test_the_client_waits_for_a_stage_without_replica(make_run: MakeRun) -
     async with make_run(2, 1) as run:
         run.network.kill(run.replicas[1].pop().peer)
         coordinator = run.start_client()
-        run.tasks.start_soon(coordinator.lead)
+        run.tasks.start_soon(lead, coordinator)
         await until(lambda: coordinator.stuck == (1,))
         run.add_replica(1)
         coordinator.replicas(run.hops)
-        assert (await coordinator.lead()).base_round == 0
+        assert (await lead(coordinator)).tip.round == 0
 
 
 async def test_a_member_that_refers_to_memory_it_does_not_share_is_refused_counted_and_left_out(

@@ -8,6 +8,7 @@ import anyio
 import pytest
 import torch
 from tests.alongside import alongside, until
+from tests.leading import finish_round, lead
 
 from shoal.averaging.contents import MAX_REQUESTS, Contents
 from shoal.averaging.replica_state import OuterState
@@ -30,7 +31,7 @@ async def one_round(run: object, coordinator: object, round: int) -> object:
     for slot in range(len(run.replicas[0])):
         run.commit(slot, round)
     coordinator.close_round(round, run.slots)
-    return await coordinator.finish_round(round)
+    return await finish_round(coordinator, round)
 
 
 async def after_a_round(run: object) -> object:
@@ -69,7 +70,7 @@ async def test_a_newcomer_gets_parameters_momentum_and_buffers_and_takes_part_wi
         assert newcomer.steps.round == 2
         run.commit(0, 7)
         coordinator.close_round(2, {r.peer: slot for r, slot in zip(run.replicas[0], (0, 1), strict=False)})
-        outcome = await coordinator.finish_round(2)
+        outcome = await finish_round(coordinator, 2)
         weights = dict(zip(outcome.record.stages[0].members, outcome.record.stages[0].weights, strict=True))
         assert weights == {run.replicas[0][0].peer: 4, run.replicas[0][1].peer: 0, newcomer.peer: 0}
         assert newcomer.member.hashes == other.member.hashes == outcome.record.stages[0].hashes
@@ -142,8 +143,8 @@ async def test_a_coordinator_that_takes_over_tells_newcomers_what_to_look_for(
         assert again.holders is None
         for other in (client, run.replicas[0][0].peer, PeerId("R1.1")):
             run.network.heal(holder.peer, other)
-        leading = await again.lead()
-        assert leading.base_round == 1
+        leading = await lead(again)
+        assert leading.tip.round == 1
         newcomer = run.replicas[1][1]
         await until(lambda: newcomer.peer in (again.holders or {}))
         assert newcomer.member.hashes == holder.member.hashes
@@ -154,7 +155,7 @@ async def test_newcomers_alone_do_not_make_the_run_start_again(make_run: MakeRun
         coordinator = await after_a_round(run)
         run.network.kill(run.replicas[0][0].peer)
         join(run, coordinator, 0)
-        run.tasks.start_soon(coordinator.lead)
+        run.tasks.start_soon(lead, coordinator)
         await until(lambda: coordinator.holders is None)
         await until(lambda: coordinator.stuck == (0,))
         assert coordinator.holders is None
@@ -185,7 +186,7 @@ async def test_a_record_that_is_committed_meanwhile_is_reached_from_the_one_that
             run.commit(0, 10 * round)
             run.commit(1, 10 * round)
             coordinator.close_round(round, {r.peer: slot for slot, r in enumerate(run.replicas[0][:2])})
-            newest = await coordinator.finish_round(round)
+            newest = await finish_round(coordinator, round)
         assert newcomer not in newest.record.stages[0].members
         assert joined.member.base_round == 0
         for donor in run.replicas[0][:2]:

@@ -46,9 +46,9 @@ def test_whether_a_snapshot_was_taken_up_is_logged(
 
 def test_what_a_client_knew_of_its_run_is_void_when_another_record_stands(caplog: pytest.LogCaptureFixture) -> None:
     told: list[object] = []
-    coordinator: Any = SimpleNamespace(_ready=object(), _is_overtaken=False, _tell=told.append)
+    coordinator: Any = SimpleNamespace(_ready=object(), _tell=told.append)
     coordinator._changed = SimpleNamespace(notify=lambda: None)
     effect = Overtaken(Tip(5, "hash", None))
     RoundCoordinator._do(coordinator, [effect])
-    assert (coordinator._ready, coordinator._is_overtaken, told) == (None, True, [effect])
+    assert (coordinator._ready, told) == (None, [effect])
     assert caplog.messages == ["round.overtaken"]

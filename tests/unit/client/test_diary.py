@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.unit.client.noted import totals_of
 
-from shoal.client.diary import FILE_NAME, Diary, RoundPlan, Saved
+from shoal.client.diary import FILE_NAME, Diary, Saved
 from shoal.client.ledger import Ledger
 from shoal.client.totals import RunTotals
 from shoal.clock import SystemClock
@@ -43,6 +43,7 @@ from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStand
 from shoal.ids import PeerId
 from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.routing import Pipeline
+from shoal.swarm.run_effects import RoundPlan
 from shoal.wire.messages.base import Hop, SampleRange, StepRange
 
 A = PeerId("a")

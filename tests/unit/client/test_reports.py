@@ -237,7 +237,7 @@ async def test_that_no_server_can_compute_a_step_is_said_once_until_one_can(desk
 
 
 def waits(desk: Desk, slots: frozenset[int]) -> bool:
-    return not all(desk.reports.is_done(slot) for slot in slots)
+    return not all(desk.slots.is_done(slot) for slot in slots)
 
 
 async def test_all_trainers_of_the_round_are_waited_for(desk: Desk) -> None:
@@ -257,9 +257,9 @@ async def test_a_lost_trainer_is_waited_for_until_its_slot_is_excused(desk: Desk
     desk.hear(0, done(0))
     desk.lose(1)
     assert waits(desk, frozenset({0, 1}))
-    assert not desk.reports.is_done(1)
+    assert not desk.slots.is_done(1)
     desk.slots.finish(1)
-    assert desk.reports.is_done(1)
+    assert desk.slots.is_done(1)
     assert not waits(desk, frozenset({0, 1}))
 
 
@@ -336,14 +336,14 @@ async def test_a_client_that_was_started_again_knows_who_is_done_and_what_each_p
     desk.ledger.earlier = [event for event in desk.ledger.noted if isinstance(event, StepReported | TrainerFinished)]
     desk.reports.resume(1, PIPELINES)
     assert desk.reports.shares.of_round() == shared
-    assert desk.reports.is_done(0)
-    assert not desk.reports.is_done(1)
+    assert desk.slots.is_done(0)
+    assert not desk.slots.is_done(1)
     desk.hear(0, step(0, 1))
     assert desk.reports.progress.steps == 2
     desk.hear(1, step(1, 4))
     assert desk.reports.progress.steps == 3
     desk.reports.resume(2, PIPELINES)
-    assert not desk.reports.is_done(0), "that was the round before"
+    assert not desk.slots.is_done(0), "that was the round before"
 
 
 async def test_counters_reach_the_monitor_with_the_round_that_is_trained(desk: Desk) -> None:

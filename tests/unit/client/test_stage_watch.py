@@ -22,9 +22,7 @@ async def test_a_stop_and_its_end_are_said_by_name() -> None:
     stages.take(ReplicaIn(PeerId("a")))
     stages.take(Stuck((1,)))
     assert stages.missing == (1,)
-    await stages.incomplete()
     stages.take(Stuck(()))
-    await stages.complete()
     assert ledger.said == [
         "training has stopped: no replica serves stage 1; it waits for servers",
         START,

@@ -13,9 +13,8 @@ from tests.unit.client.noted import NotedLedger
 
 from shoal.client.trainers import TrainerPool
 from shoal.clock import SystemClock
-from shoal.errors import ControlError
 from shoal.events.losses import TrainerReady
-from shoal.events.trainers import TrainerFenced, TrainerNotReplaced, TrainerReplaced, TrainersSilent
+from shoal.events.trainers import TrainerFenced, TrainerNotReplaced, TrainerReplaced
 from shoal.ids import PeerId, StageIndex
 from shoal.runtime.launcher_messages import LauncherAnswer, StartTrainer
 from shoal.runtime.waking import Signal
@@ -81,6 +80,15 @@ class Desk:
     def last_number(self, slot: int) -> int:
         return 4
 
+    async def ensure(self, num_slots: int) -> None:
+        """Have the trainers started that are missing between two rounds."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.pool.run)
+            for start in self.slots.want(num_slots):
+                self.pool.start(start)
+            await until(lambda: not self.slots.launching(range(num_slots)))
+            tasks.cancel_scope.cancel()
+
     def say_hello(self, slot: int, generation: int) -> None:
         assert self.pool.receive(hello(slot, generation))
 
@@ -92,8 +100,9 @@ class Desk:
         slots, both = frozenset({0, 1}), {A, B}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.pool.run)
-            async with self.pool.training(3, slots, steps, named=both, steady=both, go_on=go_on):
-                yield
+            self.pool.begin_round(3, slots, steps, named=both, steady=both, go_on=go_on)
+            yield
+            self.slots.end_round()
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
 
@@ -108,11 +117,11 @@ async def asked(replica: MemoryEndpoint) -> Fence:
     raise AssertionError("nothing was asked")
 
 
-async def test_trainers_that_are_missing_are_started_and_waited_for() -> None:
+async def test_trainers_that_are_missing_are_started() -> None:
     desk = Desk()
-    await desk.pool.ensure(2)
+    await desk.ensure(2)
     desk.pool.peer_lost(PeerId("T0"))
-    await desk.pool.ensure(2)
+    await desk.ensure(2)
     assert desk.started == [(0, 1), (1, 1), (0, 2)]
     assert [type(event) for event in desk.ledger.noted] == [TrainerReady] * 3
 
@@ -132,60 +141,16 @@ async def test_hellos_that_go_on_and_were_not_asked_for_leave_a_few_lines(
     assert [record.getMessage() for record in caplog.records] == ["trainer.stale"] * 5
 
 
-async def test_a_trainer_that_cannot_be_started_is_an_error_with_the_reason() -> None:
+async def test_why_a_trainer_cannot_be_started_is_kept_for_whoever_waits_for_it() -> None:
     desk = Desk()
     desk.error = "no memory"
-    with pytest.raises(ControlError, match=r"trainer 0 .* no memory"):
-        await desk.pool.ensure(2)
-
-
-async def test_silence_of_all_trainers_is_an_error_that_names_them() -> None:
-    desk = Desk(start_timeout_s=0.01)
-    desk.on_start = lambda slot, generation: None
-    with pytest.raises(ControlError, match=r"trainers \[0, 1\]"):
-        await desk.pool.ensure(2)
-
-
-async def test_the_run_goes_on_without_a_silent_trainer_and_tries_again_later() -> None:
-    desk = Desk(start_timeout_s=0.01)
-    desk.on_start = lambda slot, generation: slot == 0 and desk.say_hello(slot, generation)
-    await desk.pool.ensure(2)
-    assert desk.ledger.noted[-1] == TrainersSilent((1,), 0.01)
-    desk.on_start = desk.say_hello
-    await desk.pool.ensure(2)
-    assert sorted(desk.slots.present) == [0, 1]
-    assert desk.started[2:] == [(1, 2)]
-
-
-async def test_a_trainer_that_is_lost_right_after_its_hello_is_not_waited_for() -> None:
-    desk = Desk()
-
-    def come_and_go(slot: int, generation: int) -> None:
-        desk.say_hello(slot, generation)
-        desk.pool.peer_lost(PeerId("T0"))
-
-    desk.on_start = come_and_go
-    await desk.pool.ensure(1)
-    assert not desk.slots.present
-
-
-async def test_adopted_trainers_are_waited_for_and_one_that_does_not_come_back_is_replaced() -> None:
-    desk = Desk()
-    desk.slots.adopt({0: 2, 1: 1, 2: 4}, [0, 2])
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(desk.pool.returned, 60.0)
-        for slot, generation in ((0, 2), (2, 4)):
-            await anyio.wait_all_tasks_blocked()
-            desk.say_hello(slot, generation)
-    desk.slots.adopt({0: 2}, [0])
-    await desk.pool.returned(0.01)
-    await desk.pool.ensure(1)
-    assert desk.started == [(0, 3)]
+    await desk.ensure(2)
+    assert desk.slots.refusal(0) == "trainer 0 could not be started: no memory"
 
 
 async def test_a_lost_trainer_is_replaced_when_all_replicas_have_answered_and_its_leases_are_free() -> None:
     desk = Desk()
-    await desk.pool.ensure(2)
+    await desk.ensure(2)
     desk.ledger.noted.clear()
     async with desk.training():
         desk.pool.peer_lost(PeerId("T1"))
@@ -206,7 +171,7 @@ async def test_a_lost_trainer_is_replaced_when_all_replicas_have_answered_and_it
 
 async def test_a_replica_that_leaves_the_view_is_not_waited_for() -> None:
     desk = Desk()
-    await desk.pool.ensure(2)
+    await desk.ensure(2)
     async with desk.training():
         desk.pool.peer_lost(PeerId("T1"))
         await asked(desk.replicas[A])
@@ -219,7 +184,7 @@ async def test_a_replica_that_leaves_the_view_is_not_waited_for() -> None:
 
 async def test_that_a_slot_has_no_trainer_is_noted_and_its_end_is_not_waited_for() -> None:
     desk = Desk()
-    await desk.pool.ensure(2)
+    await desk.ensure(2)
     desk.ledger.noted.clear()
     desk.error, coming = "no memory", desk.finished.coming
     async with desk.training(StepRange(8, 8)):
@@ -231,10 +196,10 @@ async def test_that_a_slot_has_no_trainer_is_noted_and_its_end_is_not_waited_for
 
 async def test_a_trainer_whose_launch_fails_when_the_round_is_over_is_started_anew_in_the_next_one() -> None:
     desk = Desk(start_timeout_s=60.0)
-    await desk.pool.ensure(2)
+    await desk.ensure(2)
     async with desk.training(StepRange(8, 8)):
         desk.error = "no memory"
         desk.pool.peer_lost(PeerId("T1"))
     desk.error = ""
-    await desk.pool.ensure(2)
+    await desk.ensure(2)
     assert desk.started[2:] == [(1, 2), (1, 3)]

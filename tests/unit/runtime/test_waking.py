@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from shoal.runtime.waking import Signal, first_of
+from shoal.runtime.waking import Signal, pass_on
 
 
 async def test_all_who_wait_are_woken_and_who_comes_later_waits_for_the_next_time() -> None:
@@ -71,9 +71,14 @@ async def test_who_is_no_longer_waiting_for_it_has_not_taken_it_and_what_is_forg
     assert not signal.is_kept
 
 
-async def test_the_first_of_several_ends_the_waiting() -> None:
-    one, other = Signal(), Signal()
+async def test_a_signal_is_passed_on_each_time() -> None:
+    one, other, taken = Signal(), Signal(), list[int]()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(first_of, one.coming, other.coming)
-        await anyio.wait_all_tasks_blocked()
-        other.notify()
+        tasks.start_soon(pass_on, one.wait, other)
+        for number in range(2):
+            await anyio.wait_all_tasks_blocked()
+            one.notify()
+            await other.take()
+            taken.append(number)
+        tasks.cancel_scope.cancel()
+    assert taken == [0, 1]

@@ -10,7 +10,7 @@ from tests.unit.swarm.test_round_coordinator import BYTES, ME, A, B, coordinator
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash, seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import Deposed, RoundReady, Send, Stuck
+from shoal.swarm.round_effects import Deposed, Overtaken, RoundReady, Send, Stuck
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.round import (
@@ -98,6 +98,19 @@ def test_clients_that_take_over_at_the_same_time_overtake_each_other_once_and_th
         assert isinstance(machine.receive(A, state(machine), 9.0)[0], RoundReady)
     assert all(1.0 < wait_s < 5.0 for wait_s in waits_s)
     assert waits_s[0] != waits_s[1]
+
+
+def test_who_wins_the_lead_back_does_not_go_on_in_a_round_that_the_other_one_may_have_trained(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    lead(machine, A)
+    machine.lead(1.0)
+    machine.receive(A, StaleBallot(Ballot(7, PeerId("other"), 3)), 1.0)
+    effects = machine.receive(A, state(machine), 1.0)
+    assert [type(effect) for effect in effects] == [Overtaken, RoundReady]
+    machine.lead(2.0)
+    [ready] = machine.receive(A, state(machine), 2.0)
+    assert isinstance(ready, RoundReady), "who only asks once more has lost nothing"
 
 
 def test_a_leader_yields_to_another_client_but_not_to_its_past_self(machine: RoundCoordinatorMachine) -> None:

@@ -1,6 +1,6 @@
-"""A round ends: it is closed, its record is waited for, written down and acted upon.
+"""A round ends: it is closed, and its record is written down and acted upon.
 
-What the record says is the coordinator's (`averaging.coordinator`).
+What the record says is the coordinator's (`averaging.coordinator`), when a round is closed the run's machine's.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ import anyio
 import anyio.to_thread
 
 from shoal.averaging.audit import lost_in
-from shoal.averaging.coordinator import Leading, RoundCoordinator, RoundOutcome
+from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import write_round
 from shoal.client.checkpointing import Checkpointing
 from shoal.client.data_link import DataLink
 from shoal.client.homes import Homes
-from shoal.client.keeping import Keeping
 from shoal.client.last_words import write_last
 from shoal.client.ledger import Ledger
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
-from shoal.client.stage_watch import StageWatch
 from shoal.client.succession import inherit
 from shoal.config.schema import Config
 from shoal.errors import ControlError
 from shoal.events.incidents import StepsLost
-from shoal.events.run import RoundRecorded, RoundSlow
+from shoal.events.run import RoundRecorded, RunTakenOver
 from shoal.swarm.records import parameters_of
+from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.sample_ranges import count
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.wire.messages.round import Record
@@ -36,7 +35,7 @@ _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
 
 
-class RoundEnding:
+class RoundRecords:
     """Ends rounds, one after the other."""
 
     def __init__(
@@ -51,15 +50,12 @@ class RoundEnding:
         data: DataLink,
         homes: Homes,
         reassignment: Reassignment,
-        stages: StageWatch,
-        keeping: Keeping,
         checkpointing: Checkpointing,
     ) -> None:
         """Connect the parts.
 
         Args:
             log_dir: where records are written.
-            keeping: waits while a server that leaves hands its stage over.
         """
         self._config = config
         self._log_dir = log_dir
@@ -70,21 +66,16 @@ class RoundEnding:
         self._data = data
         self._homes = homes
         self._reassignment = reassignment
-        self._stages = stages
-        self._keeping, self._checkpointing = keeping, checkpointing
+        self._checkpointing = checkpointing
 
-    async def close(self, round: int, begun_s: float | None) -> None:
-        """End the round and act on its record; raises as `recorded` does."""
-        await self._keeping.settled()
+    def close(self, round: int) -> None:
+        """Have the replicas average; what comes of it is the coordinator's."""
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
         within_s = None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
-        closed_s = self._ledger.run_s()
-        self._coordinator.close_round(
-            round, slots, self._slots.lowest, within_s, keep=self._checkpointing.is_due(round)
-        )
-        await self.recorded(await self._finished(round), begun_s, closed_s)
+        keep = self._checkpointing.is_due(round)
+        self._coordinator.close_round(round, slots, self._slots.lowest, within_s, keep=keep)
 
-    async def recorded(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None = None) -> None:
+    async def recorded(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None) -> None:
         """Write the record down and act on it.
 
         Args:
@@ -104,7 +95,6 @@ class RoundEnding:
         self._note(outcome, begun_s, closed_s)
         await self._count_costs(record)
         self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
-        self._homes.holders = outcome.holders
         if record.round < self._config.diloco.outer_steps:
             self._reassignment.recorded(outcome.holders, record.round)
         self._reports.divergence.round_over(*(sum(map(len, ranges)) for ranges in (record.samples, record.skipped)))
@@ -113,9 +103,12 @@ class RoundEnding:
             reason = self._reports.refusal or "see the trainers' logs"
             raise ControlError(f"{idle_rounds} rounds have passed without a step: {reason}")
 
-    async def inherit(self, leading: Leading) -> dict[int, str]:
-        """Go on from a record that clients of other hosts have committed; see `succession.inherit`."""
-        return await inherit(leading, self._log_dir, self._slots, self._data)
+    async def inherit(self, ready: RoundReady) -> None:
+        """Know what the record says that clients of other hosts have committed, or D_0; see `succession.inherit`."""
+        hashes: dict[int, str] = {}
+        if ready.tip.signed is not None:
+            hashes = await inherit(self._coordinator.outcome(ready), self._log_dir, self._slots, self._data)
+        self._ledger.note(RunTakenOver(ready.tip.round, len(ready.holders), hashes))
 
     async def write_last(self, standing: RoundOutcome | None) -> None:
         """Write down what the coordinator knew last, if nobody has yet: whatever has ended this client.
@@ -125,16 +118,7 @@ class RoundEnding:
             StorageError: it cannot be written.
         """
         if await write_last(standing, self._log_dir, self._ledger) and standing is not None:
-            self._note(standing, None)
-
-    async def _finished(self, round: int) -> RoundOutcome:
-        """Wait for the record, as long as it takes: for a stage that nobody serves any more, for servers of it."""
-        while True:
-            with anyio.move_on_after(self._config.diloco.averaging_timeout_s):
-                return await self._coordinator.finish_round(round)
-            if not self._stages.missing:
-                waited_s = self._config.diloco.averaging_timeout_s
-                self._ledger.note(RoundSlow(round, waited_s))
+            self._note(standing, None, None)
 
     async def _count_costs(self, record: Record) -> None:
         """Of what was lost, note what it has cost; raises as `audit.lost_in` does."""
@@ -142,7 +126,7 @@ class RoundEnding:
             lost = await anyio.to_thread.run_sync(lost_in, self._log_dir, record)
             self._ledger.note(StepsLost(record.round, lost))
 
-    def _note(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None = None) -> None:
+    def _note(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None) -> None:
         """A record is on the disk."""
         now_s = self._ledger.run_s()
         duration_s = None if begun_s is None else now_s - begun_s

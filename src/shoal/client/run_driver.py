@@ -1,0 +1,165 @@
+"""Carries out what `swarm.run_client` decides: the run from its first server to its last record.
+
+a fact has changed, or time has passed --> the machine --> lead, place, begin a round, close it, write its record, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+import anyio
+
+from shoal.averaging.coordinator import RoundCoordinator
+from shoal.client.ledger import Ledger
+from shoal.client.reassignment import Reassignment
+from shoal.client.round_begin import RoundBegin
+from shoal.client.round_records import RoundRecords
+from shoal.client.saving import Saving
+from shoal.client.trainers import TrainerPool
+from shoal.control.membership import Membership
+from shoal.runtime.launcher_messages import StartTrainer
+from shoal.runtime.waking import Signal, pass_on
+from shoal.swarm.run_client import RunClient
+from shoal.swarm.run_effects import (
+    BeginRound,
+    CloseRound,
+    EndTraining,
+    Failed,
+    GiveInner,
+    Inherit,
+    PlaceServers,
+    RunEffect,
+    RunFacts,
+    RunPhase,
+    Stand,
+    WriteRecord,
+)
+
+
+class SideWork(Protocol):
+    """Of a client, with work of its own."""
+
+    async def run(self) -> None:
+        """Do it until cancelled."""
+        ...
+
+
+class RunDriver:
+    """Runs the outer rounds of one client."""
+
+    def __init__(
+        self,
+        run: RunClient,
+        facts: RunFacts,
+        *,
+        coordinator: RoundCoordinator,
+        membership: Membership,
+        reassignment: Reassignment,
+        trainers: TrainerPool,
+        begin: RoundBegin,
+        records: RoundRecords,
+        ledger: Ledger,
+        saving: Saving,
+        changes: Sequence[Callable[[], Awaitable[object]]],
+        beside: Sequence[SideWork],
+    ) -> None:
+        """Connect the parts; `run` does the work.
+
+        Args:
+            changes: each returns when a fact may have changed.
+            beside: run for as long as there are rounds.
+        """
+        self._run, self._facts = run, facts
+        self._coordinator = coordinator
+        self._membership = membership
+        self._reassignment = reassignment
+        self._trainers = trainers
+        self._begin, self._records = begin, records
+        self._ledger = ledger
+        self._saving = saving
+        self._changes, self._beside = changes, beside
+        self._news = Signal()
+        self._operation = anyio.CancelScope()
+
+    def overtaken(self) -> None:
+        """Another record stands than the one on which this client trains: what is being carried out is void."""
+        self._run.overtaken()
+        self._operation.cancel()
+        self._news.notify()
+
+    async def run(self) -> None:
+        """Train all rounds, then evaluate what came out.
+
+        Raises:
+            NoPipeline: a stage had no replica in time, at the start or when this client was started again.
+            RoundAborted: another client coordinates the run now.
+            ControlError: no trainer could be started, none of them trains, or the replicas are not where this client
+                was when it was started again.
+            TrainingDiverged: nothing but skipped steps.
+            StorageError: records or step logs cannot be written.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                for part in self._beside:
+                    tasks.start_soon(part.run)
+                for changed in self._changes:
+                    tasks.start_soon(pass_on, changed, self._news)
+                with ExitStack() as hurry:
+                    await self._follow(hurry)
+                tasks.cancel_scope.cancel()
+            self._saving.run_ends(self._run.base)
+        finally:
+            # A record that was committed from here on would be in no file, and nobody would hold the one before it.
+            self._coordinator.retire()
+            await self._records.write_last(self._coordinator.standing)
+
+    async def _follow(self, hurry: ExitStack) -> None:
+        """Do what is next until all is done; while servers are waited for the registry is asked often."""
+        is_hurried = False
+        while True:
+            # Taken before looking, so that no change is missed between looking and waiting.
+            coming = self._news.coming
+            while effects := self._run.look(self._facts, self._ledger.now_s()):
+                for effect in effects:
+                    await self._do(effect)
+            if self._run.phase is RunPhase.OVER:
+                return
+            was_hurried, is_hurried = is_hurried, self._run.is_hurried or bool(self._facts.stuck)
+            if is_hurried and not was_hurried:
+                hurry.enter_context(self._membership.eager())
+            elif was_hurried and not is_hurried:
+                hurry.close()
+            with anyio.move_on_after(self._run.wake_at_s - self._ledger.now_s()):
+                await coming.wait()
+
+    async def _do(self, effect: RunEffect) -> None:
+        match effect:
+            case Stand():
+                self._begin.stand()
+            case PlaceServers():
+                self._reassignment.place()
+            case StartTrainer():
+                self._trainers.start(effect)
+            case BeginRound():
+                self._begin.begin(effect)
+            case EndTraining():
+                self._trainers.end_round()
+            case CloseRound(round):
+                self._records.close(round)
+            case Inherit(ready):
+                await self._carry_out(self._records.inherit(ready))
+            case GiveInner(record_hash):
+                await self._carry_out(self._begin.give(record_hash))
+            case WriteRecord(ready, begun_s, closed_s):
+                await self._carry_out(self._records.recorded(self._coordinator.outcome(ready), begun_s, closed_s))
+            case Failed(error):
+                raise error
+            case _:
+                self._ledger.note(effect)
+
+    async def _carry_out(self, operation: Awaitable[object]) -> None:
+        with anyio.CancelScope() as self._operation:
+            await operation
+            self._run.carried_out()
