@@ -125,12 +125,10 @@ class Watch:
             told: by the launcher, also of what an earlier start has noted. One that ended at once has noted nothing.
             slots: of the round in which the client was.
         """
-        losses = [self._found(lost, slots) for lost in told]
-        unknown = [loss for loss in losses if not self._incidents.is_known(loss, NOTICED_S)]
+        unknown = self._incidents.unknown([self._found(lost, slots) for lost in told], NOTICED_S)
         since_s = min((loss.at_s for loss in unknown if loss.kind == "client"), default=math.inf) - BEFORE_CLIENT_S
         for loss in unknown:
-            # Of two that were told of one process, the first one may be known by now.
-            if loss.at_s >= since_s and not self._incidents.is_known(loss, NOTICED_S):
+            if loss.at_s >= since_s:
                 self._ledger.note(loss)
 
     def _found(self, lost: LostProcess, slots: tuple[int, ...]) -> LossFound:

@@ -264,18 +264,20 @@ class Incidents:
                 each.gone_s = now_s
         self._steps_s.clear()
 
-    def is_known(self, found: LossFound, within_s: float) -> bool:
-        """Whether this loss of a process was noticed: at the latest so long afterwards, and the process was away then.
+    def unknown(self, found: Sequence[LossFound], within_s: float) -> list[LossFound]:
+        """Return those losses of processes that were not noticed, in order: each that was is an incident of its own.
 
-        Of a client nobody notices that it has ended before it is there again: that one must have been noted itself.
+        A loss is noticed at the latest so long afterwards, and the process is away then. Of a client nobody notices
+        that it has ended before it is there again: that one must have been noted itself.
         """
-        of_it = [each for each in self.all if (each.kind, each.key) == (found.kind, _key(found))]
-        if found.kind == "client":
-            return any(each.noticed_s == found.at_s for each in of_it)
-        return any(
-            each.noticed_s - within_s <= found.at_s and (each.back_s is None or found.at_s <= each.back_s)
-            for each in of_it
-        )
+        unclaimed, unknown = list(self.all), list[LossFound]()
+        for loss in sorted(found, key=lambda loss: loss.at_s):
+            known = next((each for each in unclaimed if _is_of(each, loss, within_s)), None)
+            if known is None:
+                unknown.append(loss)
+            else:
+                unclaimed.remove(known)
+        return unknown
 
     def is_away(self, kind: str, key: str) -> bool:
         """Whether a process was lost and has not taken part since."""
@@ -455,6 +457,15 @@ def _leaves(incident: Incident, peer: PeerId) -> bool:
 def _troubles(incident: Incident, peer: PeerId, causes: Sequence[Cause]) -> bool:
     """Whether it is of trouble of such a kind at a peer that is not over."""
     return incident.cause in causes and incident.key == peer and incident.back_s is None
+
+
+def _is_of(incident: Incident, found: LossFound, within_s: float) -> bool:
+    if (incident.kind, incident.key) != (found.kind, _key(found)):
+        return False
+    if found.kind == "client":
+        return incident.noticed_s == found.at_s
+    is_in_time = incident.noticed_s - within_s <= found.at_s
+    return is_in_time and (incident.back_s is None or found.at_s <= incident.back_s)
 
 
 def _key(found: LossFound) -> str:

@@ -8,7 +8,7 @@ from tests.simulation.incidents.world import World
 
 from shoal.events.base import Event
 from shoal.events.incidents import IncidentClosed, IncidentOpened, StepsLost, TroubleSeen
-from shoal.events.losses import ServerLost
+from shoal.events.losses import LossFound, ServerLost
 from shoal.events.stages import StageBeganAnew
 from shoal.ids import PeerId
 from shoal.swarm.incidents import Incident, Incidents
@@ -98,6 +98,13 @@ class ForgetsWhoLeaves(Incidents):
         return None
 
 
+class TakesTwoForOne(Incidents):
+    """Takes a process that has ended twice while nobody saw it back for the one that was noticed."""
+
+    def unknown(self, found: Sequence[LossFound], within_s: float) -> list[LossFound]:
+        return [each for loss in found for each in super(TakesTwoForOne, self).unknown([loss], within_s)]
+
+
 def _make(machine: type[Incidents]) -> Callable[[int], World]:
     return lambda seed: World(seed, machine)
 
@@ -115,5 +122,6 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (PutsWhatBeganAnewDownToNobody, 0),
         (ForgetsTheLastServerOfAStage, 0),
         (ForgetsWhoLeaves, 0),
+        (TakesTwoForOne, 773),
     )
 }

@@ -153,23 +153,33 @@ def test_a_server_is_missing_until_it_is_heard_and_returns_until_it_takes_part()
     assert [each.back_s for each in incidents.all] == [9.0, 9.0]
 
 
+def is_known(incidents: Incidents, *found: LossFound) -> bool:
+    return not incidents.unknown(found, within_s=1.0)
+
+
 def test_a_loss_is_known_by_who_it_was_and_its_time() -> None:
     incidents = after(server_lost(A, 10.0))
     ended = partial(LossFound, "server", "", (), found_s=20.0)
-    assert incidents.is_known(ended(9.5, peer=A), within_s=1.0), "it was noticed a moment later"
-    assert not incidents.is_known(ended(8.5, peer=A), within_s=1.0)
-    assert incidents.is_known(ended(15.0, peer=A), within_s=1.0), "it was silent before it ended, and is away"
-    assert not incidents.is_known(ended(10.0, peer=B), within_s=1.0)
-    assert not incidents.is_known(LossFound("client", "", (), 10.0, 12.0), within_s=1.0)
+    assert is_known(incidents, ended(9.5, peer=A)), "it was noticed a moment later"
+    assert not is_known(incidents, ended(8.5, peer=A))
+    assert is_known(incidents, ended(15.0, peer=A)), "it was silent before it ended, and is away"
+    assert not is_known(incidents, ended(10.0, peer=B))
+    assert not is_known(incidents, LossFound("client", "", (), 10.0, 12.0))
     incidents.apply(ServerHeard(A, "", 4.0))
     incidents.apply(ServerBack(A, "", 0, 4.0, 14.0))
-    assert not incidents.is_known(ended(15.0, peer=A), within_s=1.0), "it was back"
+    assert not is_known(incidents, ended(15.0, peer=A)), "it was back"
+
+
+def test_who_has_ended_twice_while_nobody_was_there_to_see_it_back_is_lost_twice() -> None:
+    incidents = after(DataServerLost((), 10.0, 0.0, ""))
+    first, second = (LossFound("data_server", "", (), at_s, 20.0) for at_s in (10.0, 13.0))
+    assert incidents.unknown([second, first], within_s=1.0) == [second]
 
 
 def test_each_end_of_a_client_is_known_by_itself() -> None:
     incidents = after(LossFound("client", "", (), 10.0, 12.0))
-    assert incidents.is_known(LossFound("client", "", (), 10.0, 20.0), within_s=1.0)
-    assert not incidents.is_known(LossFound("client", "", (), 10.25, 20.0), within_s=1.0)
+    assert is_known(incidents, LossFound("client", "", (), 10.0, 20.0))
+    assert not is_known(incidents, LossFound("client", "", (), 10.25, 20.0))
 
 
 def test_a_client_has_made_no_step_begin_again() -> None:
