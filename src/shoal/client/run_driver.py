@@ -28,7 +28,7 @@ from shoal.swarm.run_effects import (
     EndTraining,
     Failed,
     GiveInner,
-    Inherit,
+    InheritRecord,
     PlaceServers,
     RunEffect,
     RunFacts,
@@ -148,7 +148,7 @@ class RunDriver:
                 self._trainers.end_round()
             case CloseRound(round):
                 self._records.close(round)
-            case Inherit(ready):
+            case InheritRecord(ready):
                 await self._carry_out(self._records.inherit(ready))
             case GiveInner(record_hash):
                 await self._carry_out(self._begin.give(record_hash))

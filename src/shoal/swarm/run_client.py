@@ -36,7 +36,7 @@ from shoal.swarm.run_effects import (
     EndTraining,
     Failed,
     GiveInner,
-    Inherit,
+    InheritRecord,
     PlaceServers,
     RoundPlan,
     RunEffect,
@@ -275,7 +275,7 @@ class RunClient:
 
     def _inherit_from(self, ready: RoundReady) -> RunEffects:
         self.pipelines, self.holders, self._left = (), ready.holders, None
-        return self._enter(RunPhase.INHERIT, Inherit(ready))
+        return self._enter(RunPhase.INHERIT, InheritRecord(ready))
 
     def _inherit(self, facts: RunFacts, _: float) -> RunEffects:
         if not self._is_carried_out:

@@ -171,7 +171,7 @@ class PlaceServers:
 
 
 @dataclass(frozen=True, slots=True)
-class Inherit:
+class InheritRecord:
     """Go on from a record of others; then say `carried_out`."""
 
     ready: RoundReady
@@ -235,7 +235,7 @@ class Failed:
 RunEffect = (
     Stand
     | PlaceServers
-    | Inherit
+    | InheritRecord
     | StartTrainer
     | GiveInner
     | BeginRound

@@ -45,7 +45,7 @@ from shoal.swarm.run_effects import (
     CloseRound,
     Failed,
     GiveInner,
-    Inherit,
+    InheritRecord,
     RoundPlan,
     RunEffect,
     RunPhase,
@@ -387,7 +387,7 @@ class ClientHost:
                 self.begin_round(effect)
             case CloseRound(round):
                 self._close(round)
-            case Inherit(ready):
+            case InheritRecord(ready):
                 self.begin_anew(ready)
                 if self.run is not None:
                     self.run.carried_out()

@@ -32,7 +32,7 @@ from shoal.swarm.run_effects import (
     EndTraining,
     Failed,
     GiveInner,
-    Inherit,
+    InheritRecord,
     PlaceServers,
     RoundPlan,
     RunEffect,
@@ -236,7 +236,7 @@ class World:
                 self.ends_training()
             case CloseRound(round):
                 self.closes(round)
-            case Inherit(ready):
+            case InheritRecord(ready):
                 self.inherits(ready)
             case GiveInner(digest):
                 if digest != self.standing.hash:

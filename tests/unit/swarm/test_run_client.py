@@ -34,7 +34,7 @@ from shoal.swarm.run_effects import (
     EndTraining,
     Failed,
     GiveInner,
-    Inherit,
+    InheritRecord,
     PlaceServers,
     RoundPlan,
     RunEffect,
@@ -148,7 +148,7 @@ class Desk:
                 self.slots.begin_round(round, slots, steps, (), (), self.now_s)
             case EndTraining():
                 self.slots.end_round()
-            case Inherit() | GiveInner() | WriteRecord():
+            case InheritRecord() | GiveInner() | WriteRecord():
                 self.run.carried_out()
             case _:
                 pass
@@ -387,7 +387,7 @@ def test_a_client_whose_run_has_gone_on_without_it_inherits_what_stands() -> Non
     desk = started_again(plan(2), "D1", 2)
     desk.facts.made_on = ""
     ready = desk.facts.ready
-    assert desk.look() == [Inherit(ready), CloseRound(3)]  # type: ignore[arg-type]
+    assert desk.look() == [InheritRecord(ready), CloseRound(3)]  # type: ignore[arg-type]
     (written, *_) = desk.committed(3)
     assert isinstance(written, WriteRecord)
     assert written.begun_s is None, "it was not this client that has begun it"
@@ -410,7 +410,7 @@ def test_a_client_that_resumes_goes_on_where_the_checkpoint_was_and_nowhere_else
     desk.facts.is_placing = False
     effects = desk.look()
     assert any(isinstance(effect, BeginRound) for effect in effects) is goes_on
-    assert any(isinstance(effect, Inherit) for effect in effects) is not goes_on
+    assert any(isinstance(effect, InheritRecord) for effect in effects) is not goes_on
 
 
 def test_who_succeeds_places_nobody_and_ends_the_round_of_others_before_it_trains() -> None:
@@ -419,7 +419,7 @@ def test_who_succeeds_places_nobody_and_ends_the_round_of_others_before_it_train
     desk.look()
     desk.stands(1, committed=False)
     ready = desk.facts.ready
-    assert desk.look() == [Inherit(ready), CloseRound(2)]  # type: ignore[arg-type]
+    assert desk.look() == [InheritRecord(ready), CloseRound(2)]  # type: ignore[arg-type]
     desk.stands(2)
     assert begun(desk.look()).round == 3
 
@@ -451,7 +451,7 @@ def test_who_is_overtaken_leaves_its_round_and_goes_on_from_what_stands_then(pha
     desk.facts.view = view_of("a0", "b1")
     desk.facts.is_handing_over = False
     desk.stands(2, "theirs", committed=False)
-    assert desk.look() == [Inherit(desk.facts.ready), CloseRound(3)]  # type: ignore[arg-type]
+    assert desk.look() == [InheritRecord(desk.facts.ready), CloseRound(3)]  # type: ignore[arg-type]
 
 
 def test_what_was_carried_out_before_others_were_met_is_void() -> None:
