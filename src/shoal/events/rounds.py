@@ -16,7 +16,7 @@ class RoundIsReady(Event, frozen=True, tag="round.ready"):
 
 
 class RoundOvertaken(Event, frozen=True, tag="round.overtaken"):
-    """Replicas hold a newer record than the one that this client coordinates from."""
+    """Another client has coordinated meanwhile: what this one knows of the round that it is in is void."""
 
     level = WARNING
     base_round: int

@@ -129,8 +129,9 @@ class ChainLeft:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """Another record stands than the one on which this client trains, and it has not committed it: what the client
-    knows of the run is void. `RoundReady` follows."""
+    """Another record stands than the one on which this client trains, and it has not committed it; or another client
+    has led meanwhile, and may have trained on the same one. What the client knows of the run is void. `RoundReady`
+    follows."""
 
     tip: Tip
 

@@ -167,7 +167,7 @@ class RunClient:
                 return effects
 
     def overtaken(self) -> None:
-        """Another record stands than the one on which this client trains: its pipelines are none any more."""
+        """What it knows of its round is void, see `round_effects.Overtaken`: its pipelines are none any more."""
         self.pipelines = ()
         self._is_overtaken = self._has_led
 
