@@ -29,7 +29,7 @@ from shoal.errors import ControlError
 from shoal.events.losses import ClientReplaced
 from shoal.events.run import ClientWaits, RunEnded
 from shoal.ids import PeerId
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Signal, pass_on
 from shoal.swarm.client_order import ClientOrder
 from shoal.swarm.records import GENERATIONS_APART, parameters_of, record_hash, used_samples
 from shoal.swarm.trainer_slots import TrainerSlots
@@ -125,7 +125,7 @@ class Succession:
         told: set[PeerId] = set()
         await self._membership.wait_for(lambda view: view.run is not None and view.run.run_id == self._run_id)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._follow_view)
+            tasks.start_soon(pass_on, self._membership.changed, self._changed)
             while self._over is None:
                 changed, now_s = self._changed.coming, self._clock.now_s()
                 self._look(now_s)
@@ -199,11 +199,6 @@ class Succession:
         self._order.announced(view.clients, now_s)
         if run is not None and run.run_id == self._run_id and not run.kept and run.client != self._endpoint.peer_id:
             self._announcer = run.client
-
-    async def _follow_view(self) -> None:
-        while True:
-            await self._membership.changed()
-            self._changed.notify()
 
     def _run_over(self, reason: str, ended_well: bool) -> None:
         self._over = (reason, ended_well)

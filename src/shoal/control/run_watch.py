@@ -14,7 +14,7 @@ from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
 from shoal.control.run_question import ASK_AGAIN_S
 from shoal.ids import PeerId
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Signal, pass_on
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import AskRun, TellRun
 
@@ -67,7 +67,7 @@ class RunWatch:
     async def run(self) -> None:
         """Look for the client whenever there is no connection with it, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._follow_view)
+            tasks.start_soon(pass_on, self._membership.changed, self._changed)
             while True:
                 changed = self._changed.coming
                 self._ask()
@@ -83,11 +83,6 @@ class RunWatch:
                 self._endpoint.introduce(hop)
                 self._endpoint.post(hop.peer, AskRun())
         self._asked_at_s = {hop.peer: self._asked_at_s[hop.peer] for hop in clients if hop.peer in self._asked_at_s}
-
-    async def _follow_view(self) -> None:
-        while True:
-            await self._membership.changed()
-            self._changed.notify()
 
     def _run_over(self, reason: str, ended_well: bool) -> None:
         self.over = (reason, ended_well)

@@ -153,11 +153,9 @@ class RunClient:
         while True:
             if self._is_overtaken and self.phase not in (RunPhase.MIRROR, RunPhase.OVER):
                 self._is_overtaken = False
-                was_trained = self.phase is RunPhase.TRAIN
-                self._left, self._expected = None, 0
+                if self.phase is RunPhase.TRAIN:
+                    return self._enter(RunPhase.LEAD, EndTraining())
                 self._enter(RunPhase.LEAD)
-                if was_trained:
-                    return [EndTraining()]
             phase, num_entered = self.phase, self._num_entered
             begin = self._begins.get(phase) if self._since_s is None else None
             self._since_s = now_s if self._since_s is None else self._since_s

@@ -389,19 +389,21 @@ class ClientHost:
                 self._close(round)
             case InheritRecord(ready):
                 self.begin_anew(ready)
-                if self.run is not None:
-                    self.run.carried_out()
+                self._carried_out()
             case GiveInner():
-                if self.run is not None:
-                    self.run.carried_out()
+                self._carried_out()
             case WriteRecord(ready):
                 self.world.pool_of(self.peer).record(self._record(ready))
-                if self.run is not None:
-                    self.run.carried_out()
+                self._carried_out()
             case Failed(error):
                 raise Broken(f"{self.peer} gives the run up: {error}")
             case _:
                 pass
+
+    def _carried_out(self) -> None:
+        """What takes a while in production is done."""
+        if self.run is not None:
+            self.run.carried_out()
 
     def begin_round(self, order: BeginRound) -> None:
         """Its trainers train from now on."""

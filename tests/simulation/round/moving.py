@@ -74,7 +74,7 @@ class MovingClient(ClientHost):
     def _act(self, effects: list[CoordinatorEffect]) -> None:
         super()._act(effects)
         for effect in effects:
-            if isinstance(effect, RoundReady) and self.world.network.hosts.get(self.peer) is self:
+            if isinstance(effect, RoundReady) and self.is_here:
                 view, round = self.world.seen_by(self), effect.tip.round
                 self._send(self.orders.recorded(view, effect.holders, round, self.now_s))
 

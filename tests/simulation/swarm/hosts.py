@@ -338,10 +338,10 @@ class Client(ClientHost):
             if isinstance(effect, Journal):
                 self.world.journaled[effect.digest] = effect
             if isinstance(effect, Overtaken | Deposed):
-                self.gone()
+                self.end_training()
             if isinstance(effect, RoundReady) and not self.has_trainers:
                 # Another one has had the trainers meanwhile: it goes on as the next process of their host.
-                self.gone()
+                self.end_training()
                 self.run = None
         super()._act(effects)
 
@@ -349,7 +349,7 @@ class Client(ClientHost):
         """It takes over the trainers that run, which another one has started."""
         launcher = self.world.launcher
         if launcher.client is not None and not self.has_trainers:
-            launcher.client.gone()
+            launcher.client.end_training()
         launcher.client = self
         self.slots.adopt({slot: number for slot, number in launcher.asked.items() if number}, launcher.running)
         return super().new_run()
@@ -371,7 +371,7 @@ class Client(ClientHost):
             case EndTraining():
                 if self._training is not None:
                     self._check_trainers(*self._training)
-                self._end()
+                self.end_training()
             case _:
                 super()._carry_out(effect)
 
@@ -400,16 +400,12 @@ class Client(ClientHost):
             self._check_trainers(round, since_s)
             self.world.network.on_host(self.peer, _LOOK_AFTER_S, self._look_after, round, since_s)
 
-    def gone(self) -> None:
-        """Another client leads, so this one's process has ended in production; here it may lead once more."""
-        self._end()
-
     def take_trainers(self) -> None:
         """If it leads, and the client that had the trainers is gone, it goes on as the next process of their host."""
         launcher = self.world.launcher
         is_free = launcher.client is None or not launcher.client.is_here or not launcher.client.leads
         if self.ready is not None and not self.has_trainers and is_free:
-            self.gone()
+            self.end_training()
             self.run = self.new_run()
             self.look()
 
@@ -418,7 +414,7 @@ class Client(ClientHost):
         slot = self.slots.slot_of(PeerId(peer))
         return self._training is not None and slot is not None and not self.slots.is_done(slot)
 
-    def _end(self) -> None:
+    def end_training(self) -> None:
         """Whoever is lost from now on is replaced in the next round: the record says what it has trained."""
         self._training = None
         self.slots.end_round()
