@@ -53,6 +53,7 @@ from shoal.server.work_report import WorkReport
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.microbatch_cut import MAX_MICROBATCHES, cut
 from shoal.swarm.records import genesis_hash
+from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.round import Record
@@ -189,6 +190,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             tell=control.tell,
         )
 
+        def is_complete(view: SwarmView) -> bool:
+            return not view.missing_stages(config.num_stages)
+
         def peer_up(peer: PeerId) -> None:
             monitor.peer_up(peer)
             work.found(peer)
@@ -220,6 +224,8 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             emit(logger, ServerIsReady(stage, spec.device, threads, os.nice(0), endpoint.peer_id))
             control.tell(ServerReady(stage))
             tasks.start_soon(work.run)
+            # Those who come at the same time are not in what was read first, and may keep this replica's snapshots.
+            tasks.start_soon(registry.membership.wait_for, is_complete)
             await leaving.run(control.orders)
             if leaving.has_left:
                 tasks.cancel_scope.cancel()

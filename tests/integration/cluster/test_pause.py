@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.lowlevel
 import pytest
 from tests.alongside import alongside, until
 
@@ -36,7 +37,12 @@ class LeapingClock(SystemClock):
 class User:
     """Pauses a run, sees it stand still for ten minutes, and lets it go on."""
 
-    def __init__(self, cluster: Cluster, clock: LeapingClock, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: LeapingClock,
+        meanwhile: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
+    ) -> None:
         self.cluster = cluster
         self.clock = clock
         self.meanwhile = meanwhile
@@ -50,7 +56,7 @@ class User:
     async def run(self) -> None:
         await self.paused.wait()
         await until(self.stands)
-        self.meanwhile()
+        await self.meanwhile()
         await until(self.stands)
         before = self.counts()
         self.clock.ahead_s += PAUSE_S
@@ -68,9 +74,13 @@ class User:
         return self.cluster.client
 
     def stands(self) -> bool:
-        """Whether the trainers of all slots wait for a batch: all that was under way has ended."""
+        """Whether the trainers of all slots wait for a batch: all that was under way has ended.
+
+        They know the client as well, which takes up the round of the one before it within some seconds.
+        """
         waiting = {message.trainer: message.generation for _, message in self.cluster.host.data_service._early}
-        return len(waiting) == SLOTS and waiting == dict(self.client.slots.generations)
+        slots = self.client.slots
+        return len(slots.present) == len(waiting) == SLOTS and waiting == dict(slots.generations)
 
     def counts(self) -> tuple[int, ...]:
         totals = self.client.ledger.totals
@@ -111,7 +121,8 @@ async def test_a_pause_outlasts_deaths_on_the_clients_host(make_cluster: MakeClu
     clock = LeapingClock()
     async with make_cluster(CONFIG, clock=clock) as cluster:
 
-        def kill() -> None:
+        async def kill() -> None:
+            killed = cluster.client
             if dies == "client":
                 cluster.kill_client()
             elif dies == "trainer":
@@ -120,6 +131,8 @@ async def test_a_pause_outlasts_deaths_on_the_clients_host(make_cluster: MakeClu
             if dies != "trainer":
                 cluster.kill_data_server()
                 cluster.restart_data_server()
+            if dies == "client":
+                await until(lambda: cluster.client is not killed)
 
         user = User(cluster, clock, kill)
         cluster.when(Open, action=user.pause, after=9)
