@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup run quick test test-all test-every test-configs floor portable house sim screenshots pages site lint style clean
 
 help:
-	@echo "make run       set up, then train the sandbox on a local swarm (about two minutes)"
+	@echo "make run       set up, then train the sandbox on a local swarm (a minute of training)"
 	@echo "make quick     set up, then lint, the units' tests and a slice of the simulations: for the inner loop"
 	@echo "make test      the same, types, more simulations, and most of what tells rules in several processes: before each commit"
 	@echo "make test-all  the same, and of all that takes longer the half that this commit has: what .ci/run calls"

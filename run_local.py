@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train on a swarm of processes on this machine: monitor, client, data server, trainers and servers.
 
-    python run_local.py                                             the sandbox: 2 stages, 4 servers, about two minutes
+    python run_local.py                                             the sandbox: 2 stages, 4 servers, a minute
     python run_local.py --config-path configs/resnet18_split.yaml   ResNet-18 in two stages on images of digits
     python run_local.py --num-servers 6 --baseline                  more servers, and the plain loop for comparison
     python run_local.py --diloco.inner-steps 20 --no-wandb          every key of the configuration is a flag

@@ -263,7 +263,8 @@ def measure(trouble: str, pairs: int, num_rounds: int, flags: Sequence[str], dir
             mirror.ends(END_S)
             result.said += [line for line in mirror.output.splitlines() if "WARNING" in line or "checkpoint" in line]
         end_whole(setup.swarm)
-        if trouble != "unreachable":
+        # A mirror that stands still from the beginning has written none.
+        if Path(checkpoints).is_dir():
             result.take_checkpoints(stores_at(checkpoints))
     share, times = result.times(lambda each: each.samples_per_s), result.times(lambda each: each.gap_s)
     if share < LEAST_SHARE:

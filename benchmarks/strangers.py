@@ -3,9 +3,10 @@
 
     python benchmarks/strangers.py --seconds 300 --json strangers.json
 
-A client's host and a host of two servers are started as two commands on this machine. One more node of the DHT, without
-the swarm's key, then stores and holds what a stranger can make (`tests/dht_stranger.py`): records of every kind under
-the eight keys of small order and under its own, and the true ones that it reads from all holders, replayed, cut,
+A client's host and a host of two servers are started as two commands on this machine. A stranger then asks their nodes
+of the DHT what would end a process, or fill its memory (`tests/dht_stranger.py`). Another one, with which the nodes
+speak since it shows the proofs of a member, stores and holds what can be made without the key: records of every kind
+under the eight keys of small order and under its own, and the true ones that it reads from all holders, replayed, cut,
 prolonged, signed again, and under other names and topics. The same run is measured for half as long before the attack
 and for half as long after it. Exit code 1 if a role has ended, a run or configuration was left or taken, a reason was
 not counted, or the samples per second fell below `--least` (0.95) of the undisturbed; an idle machine is needed for
@@ -35,6 +36,7 @@ from tests.e2e.launched import START_S, until
 from tests.e2e.stranger import attacking, harm_done, processes_of
 
 from shoal.errors import RunFailed
+from shoal.identity import namespace
 from shoal_lab.observed import Swarm
 
 REASONS = ("bad_mac", "bad_expiry", "wrong_signer", "wrong_topic")
@@ -93,8 +95,9 @@ def measure(directory: Path, seconds: float, pause_s: float, least: float) -> Re
             client = hosts.run("client", "start_trainer_client.py", *FLAGS, "--num-servers=2")
             variable, command = invited(client)
             hosts.give_key("client", "servers")
+            shows = namespace(hosts.key("client"), "sandbox")
             # It takes part before the servers do: in a larger DHT only the nodes nearest to a topic are asked for it.
-            with attacking(variable["INITIAL_PEERS"].split(","), pause_s) as attack:
+            with attacking(variable["INITIAL_PEERS"].split(","), pause_s, shows) as attack:
                 servers = hosts.run("servers", *command, environment=variable)
                 swarm = Swarm(client, [servers], 1)
                 until(swarm.is_training, 2 * START_S, "training")

@@ -1,11 +1,13 @@
 """A node of the DHT whose user has no swarm key, and what such a user can make of all that the node sees.
 
-It sees what every node may: the binary keys for which it is asked or is told something, and the records that it and
-others hold there. What it stores, it stores at every node that it knows, and it answers with it itself.
+Nobody speaks with it. If it could show the proofs of a member, it would see what every node may: the binary keys for
+which it is asked or is told something, and the records that it and others hold there. What it stores, it stores at
+every node that it knows, and it answers with it itself.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,14 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import msgspec
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
+from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from tests.unowned_keys import SIGNATURE, SMALL_ORDER, peer_id
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
+from shoal.control.keyed_protocol import KeyedProtocol
 from shoal.control.records import (
     SIGNED_AS,
     ClientRecord,
@@ -32,9 +39,12 @@ from shoal.control.records import (
     StageRecord,
 )
 from shoal.identity import Identity
+from shoal.ids import PeerId
 from shoal.wire.handshake import PROTOCOL_VERSION
 
 MAC_BYTES = 32
+KEY = b"\7" * 20
+"""Of no topic."""
 EVIL = ("tcp:127.0.0.1:9",)
 _encode = msgspec.msgpack.encode
 
@@ -145,7 +155,7 @@ class Stranger:
     """
 
     def __init__(self, node: DhtNode, identity: Identity) -> None:
-        self.identity = identity
+        self.node, self.identity = node, identity
         self.keys: set[DHTID] = set()
         raw: Any = node._node
         self._protocol = raw.protocol
@@ -187,6 +197,32 @@ class Stranger:
         for peer in tuple(self._protocol.routing_table.peer_id_to_uid):
             await self._protocol.call_store(peer, keys, values, expires, subkeys)
 
+    async def overwhelm(self, peers: Sequence[PeerId]) -> set[str]:
+        """Do with each of these what would end its process, or fill its memory; return what they say to that."""
+        deep = dht_pb2.StoreRequest(
+            keys=[KEY], subkeys=[b""], values=[_nested(400)], expiration_time=[9e9], in_cache=[False]
+        )
+        wide = dht_pb2.FindRequest(keys=[b""] * 20_000)
+        said: set[str] = set()
+        for who in map(PeerID.from_base58, peers):
+            stub: Any = super(KeyedProtocol, self._protocol).get_stub(who)
+            for call, request in (("rpc_store", deep), ("rpc_find", wide)):
+                for proof in (b"", self._protocol.members.proof(b"asks", self._protocol.me, who)):
+                    request.auth.signature = proof
+                    try:
+                        said.add(repr(await getattr(stub, call)(request, timeout=10.0)))
+                    except P2PHandlerError as error:
+                        said |= set(re.findall(r"\('(.*)'\)", str(error)))
+        return said
+
+
+def _nested(levels: int) -> bytes:
+    """A value that hivemind unpacks level by level."""
+    value = msgpack.packb(0)
+    for _ in range(levels):
+        value = msgpack.packb(msgpack.ExtType(0x40, value))
+    return value
+
 
 def _is_true(held: Held) -> bool:
     """Whether it has the form of a record of the swarm: what others have let pass of its own lies has not."""
@@ -198,12 +234,16 @@ def _is_true(held: Held) -> bool:
 
 
 @asynccontextmanager
-async def stranger(state_dir: Path, initial_peers: Sequence[str]) -> AsyncGenerator[Stranger]:
-    """Join a swarm's DHT without its key."""
+async def stranger(state_dir: Path, initial_peers: Sequence[str], shows: str = "") -> AsyncGenerator[Stranger]:
+    """Ping the nodes of a swarm's DHT without its key.
+
+    Args:
+        shows: the namespace whose proofs it can show all the same, so that others speak with it; empty: of none.
+    """
     me = Identity.generate()
     async with await DhtNode.create(
         me,
-        namespace=secrets.token_hex(32),
+        namespace=shows or secrets.token_hex(32),
         state_dir=state_dir,
         clock=SystemClock(),
         initial_peers=initial_peers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
+from shoal.errors import RoundAborted
 from shoal.swarm.round_effects import RoundReady
 
 
@@ -20,6 +21,7 @@ async def finish_round(coordinator: RoundCoordinator, round: int) -> RoundOutcom
 async def ready(coordinator: RoundCoordinator, round: int) -> RoundReady:
     """Wait until a round's record, or a later one, can be trained on; raise RoundAborted if others coordinate."""
     while (found := coordinator.ready) is None or found.tip.round < round:
-        coordinator._require_lead()
+        if not coordinator.leads:
+            raise RoundAborted("another client coordinates the run")
         await coordinator.changed()
     return found

@@ -23,7 +23,7 @@ A command that takes *any key* takes each one of [the configuration](keys.md) as
 |---|---|
 | 0 | done |
 | 1 | the run, or what the command looks for, has failed |
-| 2 | wrong input; the message names it |
+| 2 | wrong input, or a swarm that cannot be joined; the message says which |
 | 3 | the machine is too busy to measure |
 | 130 | interrupted |
 

@@ -26,8 +26,8 @@ shoal logs --level warning         # the same of every process, in order of time
 shoal explain server.lost          # one event in words
 ```
 
-A message that begins with `shoal: error:` says itself what to do. Exit code 2 means wrong input, 1 a failed run, 3 a
-machine that is too busy to measure.
+A message that begins with `shoal: error:` says itself what to do. Exit code 2 means wrong input, or a swarm that cannot
+be joined, 1 a failed run, 3 a machine that is too busy to measure.
 """
 INCIDENTS = """## Troubles
 
@@ -80,7 +80,7 @@ def troubles() -> Iterator[str]:
     costs = ", ".join(f"{what}: {cost}" for what, cost in DISK_COSTS.items())
     for text, what in (
         (DISK, f"A disk is full, or fails. In brackets stands what is not written. It costs: {costs}."),
-        (MEMORY, "The device of a server has no room for a microbatch. Steps take longer from now on."),
+        (MEMORY, "The device of a server has no room for a microbatch. If smaller ones fit, steps take longer now."),
         (CLOCK, "Two hosts have different times. Nobody trains over a host whose records are not believed."),
     ):
         yield from (f"**{_literal(text)}**", "", f"- What: {what}", "")

@@ -152,7 +152,8 @@ class ClientHost:
         self.diary = Diary(self.log_dir, self._run_id)
         registry, record = self._registry.of(process.peer), ClientRecord(process.endpoint.addresses, self._age_s())
 
-        def begin() -> None:
+        async def announce(turn: anyio.Event) -> None:
+            await turn.wait()
             registry.advertise(RunRecord(self._run_id, self._config.num_stages, self._age_s()))
             registry.advertise(record)
 
@@ -175,12 +176,10 @@ class ClientHost:
             launcher=self.launcher,
             ledger=Ledger(self._clock, self.diary, age_s=self._age_s, log_dir=self.log_dir),
             clock=self._clock,
-            on_turn=begin,
         )
         if not self.client.has_turn:
             registry.advertise(msgspec.structs.replace(record, waits=True))
-        else:
-            begin()
+        self._tasks.start_soon(announce, self.client.turn.event)
 
     def serve_data(self) -> None:
         """Start the data server, with nothing of what an earlier one knew."""

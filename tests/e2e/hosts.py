@@ -61,6 +61,10 @@ class Hosts:
         home.mkdir(parents=True, exist_ok=True)
         return home
 
+    def key(self, host: str) -> bytes:
+        """Return the swarm's key that a host has."""
+        return (self.home(host) / ".config/shoal/swarm.key").read_bytes()
+
     def give_key(self, sender: str, receiver: str) -> None:
         """Copy the swarm's key, as the printed line asks for."""
         target = self.home(receiver) / ".config/shoal/swarm.key"

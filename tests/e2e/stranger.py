@@ -1,8 +1,12 @@
-"""Attacks a swarm through its DHT, from one node and without the swarm's key.
+"""Attacks a swarm through its DHT, from two nodes and without the swarm's key.
+
+One asks and says what would end a process, or fill its memory. The other one shows the proofs of a member, so that the
+swarm speaks with it, and stores what it can make of what it hears.
 
 It begins with the first line of its standard input, and ends with the last one.
 
-Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks). Says "joined"
+Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks), `shows` (the
+namespace of the proofs). Says "joined"
 when it takes part, "enough" after two rounds against every topic, and at the end, as JSON, how many records of each
 kind it has stored. Standard error says which topics are missing.
 """
@@ -31,6 +35,7 @@ from tests.dht_stranger import forgeries, stranger
 from tests.e2e.launched import END_S, START_S, Launched
 
 from shoal.clock import SystemClock
+from shoal.ids import PeerId
 from shoal_lab.observed import Swarm, time_of
 
 TOPICS = {"run", "client", "mirror", "monitor", "stage"}
@@ -79,10 +84,10 @@ class Attack:
 
 
 @contextlib.contextmanager
-def attacking(initial_peers: Sequence[str], pause_s: float) -> Iterator[Attack]:
+def attacking(initial_peers: Sequence[str], pause_s: float, shows: str) -> Iterator[Attack]:
     """Give an attacker that has joined the DHT; it is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="sh", dir="/tmp") as state_dir:
-        aims = {"initial_peers": list(initial_peers), "state_dir": state_dir, "pause_s": pause_s}
+        aims = {"initial_peers": list(initial_peers), "state_dir": state_dir, "pause_s": pause_s, "shows": shows}
         process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(aims)],
             stdin=subprocess.PIPE,
@@ -140,7 +145,13 @@ async def main() -> None:
     aims: dict[str, Any] = json.loads(sys.argv[1])
     clock, begun, over, stored, rounds = SystemClock(), anyio.Event(), anyio.Event(), Counter[str](), Counter[str]()
     is_told, missing = False, TOPICS
-    async with stranger(Path(aims["state_dir"]), aims["initial_peers"]) as outsider, anyio.create_task_group() as tasks:
+    state_dir, initial_peers = Path(aims["state_dir"]), aims["initial_peers"]
+    peers = [PeerId(maddr.rpartition("/p2p/")[2]) for maddr in initial_peers]
+    async with (
+        stranger(state_dir, initial_peers) as unheard,
+        stranger(state_dir, initial_peers, aims["shows"]) as outsider,
+        anyio.create_task_group() as tasks,
+    ):
 
         async def listen() -> None:
             await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
@@ -153,6 +164,7 @@ async def main() -> None:
         sys.stdout.flush()
         await begun.wait()
         while not over.is_set():
+            stored[";".join(await unheard.overwhelm(peers))] += 1
             held = await outsider.look()
             forged = list(forgeries(held, clock.unix_s(), outsider.identity))
             for start in range(0, len(forged), _BATCH):

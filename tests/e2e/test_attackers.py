@@ -20,6 +20,7 @@ from tests.e2e.test_hosts import Hosts, hosts_of, invited
 
 from shoal.clock import Deadline, SystemClock
 from shoal.control.dht import DhtNode
+from shoal.control.keyed_protocol import Members
 from shoal.control.records import VerifiedRecord, _mac_key
 from shoal.errors import BootstrapError, RunFailed
 from shoal.identity import Identity, namespace
@@ -63,10 +64,6 @@ def _training(
     servers = hosts.run("servers", *command, environment={**variable, **(environment or {})}, cold=True)
     client.saw("client_0", "round.recorded", within_s=90.0, round=1)
     return client, servers, variable
-
-
-def _swarm_key(hosts: Hosts) -> bytes:
-    return (hosts.home("client") / ".config/shoal/swarm.key").read_bytes()
 
 
 async def _stored(swarm_key: bytes, initial_peers: Sequence[str], state_dir: Path) -> dict[str, bytes]:
@@ -123,7 +120,7 @@ def test_a_swarm_that_is_attacked_at_every_port_trains_to_the_end_and_names_it(t
         aims = {
             "ports": ports,
             "initial_peers": variable["INITIAL_PEERS"].split(","),
-            "swarm_key": _swarm_key(hosts).hex(),
+            "swarm_key": hosts.key("client").hex(),
             "prefix": "sandbox",
             "state_dir": str(tmp_path),
         }
@@ -192,10 +189,10 @@ def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_outpu
         keys = [path for host in ("client", "servers") for path in hosts.home(host).rglob("*.key")]
         assert {"swarm.key", "client_0.key", "server_0.key", "monitor_0.key"} <= {path.name for path in keys}
         secrets = [form for path in keys for form in _forms(path.read_bytes())]
-        key = _swarm_key(hosts)
+        key = hosts.key("client")
         secrets += _forms(_authority_key(key).private_bytes_raw())
         swarm = namespace(key, "sandbox")
-        secrets += [swarm.encode(), *_forms(_mac_key(swarm))]
+        secrets += [swarm.encode(), *_forms(_mac_key(swarm)), *_forms(Members(swarm)._key)]
         pids = client.processes() | servers.processes()
         assert len(pids) >= 12
 

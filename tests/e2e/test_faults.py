@@ -234,7 +234,7 @@ def test_a_stage_that_loses_both_replicas_goes_on_from_what_the_mirror_holds(tmp
             os.kill(run.pid_of(f"server:{index}"), signal.SIGKILL)
         ended_well(run)
         records = [record for record, _ in read_records(run.log_dir)]
-    assert "training has stopped: no replica serves stage 1" in run.output
+    assert "training has stopped: no server serves stage 1" in run.output
     assert "stage 1 is served again: training goes on" in run.output
     assert "initial parameters" not in run.output
     # A record may have been committed just before, and not have reached the mirror.
@@ -254,7 +254,7 @@ def test_a_stage_that_loses_both_replicas_is_restored_and_the_run_says_what_is_l
         last = {index: run.events(f"server_{index}", "round.swapped")[-1] for index in range(4)}
         records = [record for record, _ in read_records(run.log_dir)]
         found = audit(run.log_dir, 10**6)
-    assert "training has stopped: no replica serves stage 1" in run.output
+    assert "training has stopped: no server serves stage 1" in run.output
     assert "the state of stage 1 is lost: no server holds it any more" in run.output
     assert "stage 1 is served again: training goes on" in run.output
     # What the terminal and the summary say, the next record says as well.

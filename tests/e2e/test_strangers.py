@@ -11,6 +11,7 @@ from tests.e2e.launched import END_S, SMALL
 from tests.e2e.stranger import attacking, harm_done, processes_of
 from tests.unowned_keys import SMALL_ORDER
 
+from shoal.identity import namespace
 from shoal_lab.observed import Swarm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -22,8 +23,9 @@ def test_a_stranger_with_all_keys_that_nobody_owns_ends_no_role_and_a_host_joins
         variable, command = invited(client)
         for host in ("servers", "late"):
             hosts.give_key("client", host)
+        shows = namespace(hosts.key("client"), "sandbox")
         # It takes part before the servers do: in a larger DHT only the nodes nearest to a topic are asked for it.
-        with attacking(variable["INITIAL_PEERS"].split(","), 0.5) as attack:
+        with attacking(variable["INITIAL_PEERS"].split(","), 0.5, shows) as attack:
             servers = hosts.run("servers", *command, environment=variable)
             client.saw("client_0", "round.recorded", within_s=90.0, round=1)
             swarm = Swarm(client, [servers], 1)
@@ -45,6 +47,7 @@ def test_a_stranger_with_all_keys_that_nobody_owns_ends_no_role_and_a_host_joins
         for host in (client, servers, late):
             host.leaves_nothing()
         summary = client.summary()
+    assert attack.stored["the peer has no key of this swarm"] >= 2
     assert attack.stored["unowned_key"] >= 2 * 3 * len(SMALL_ORDER)
     assert {"foreign_key", "replayed", "cut", "prolonged", "signed_again", "kept_longer"} <= set(attack.stored)
     assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("interrupted", 0, 0)

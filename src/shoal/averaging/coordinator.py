@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from shoal.averaging.signing import Signer
 from shoal.clock import Clock
-from shoal.errors import LocalProtocolError, RoundAborted
+from shoal.errors import LocalProtocolError
 from shoal.events.base import emit
 from shoal.events.rounds import (
     ReplicaCameIn,
@@ -64,7 +64,7 @@ from shoal.wire.messages.round import (
 
 logger = logging.getLogger(__name__)
 
-CoordinatorEvent = ReplicaIn | ReplicaOut | Restored | Stuck | ChainLeft | Overtaken
+CoordinatorEvent = ReplicaIn | ReplicaOut | Restored | Stuck | ChainLeft | Overtaken | Deposed
 """What the client may want to act on, or to say."""
 
 Answer = RoundState | StaleBallot | Join | Staged | MemberLost | RecordPrepared | Swapped | Mirrored
@@ -126,7 +126,6 @@ class RoundCoordinator:
         self.keep = self._machine.keep  # the client says whose bytes it gives, since all servers of the stage have left
         self._committed: RecordCommitted | None = None
         self._ready: RoundReady | None = None
-        self._deposed: Ballot | None = None
         self._is_retired = False
         self._stuck: tuple[int, ...] = ()
         self._stages: dict[PeerId, int] = {}
@@ -144,7 +143,7 @@ class RoundCoordinator:
 
     def stand(self) -> None:
         """Take a ballot and ask all replicas what they hold; `ready` is what comes of it."""
-        self._ready, self._deposed = None, None
+        self._ready = None
         self._do(self._machine.lead(self._clock.now_s()))
 
     def retire(self) -> None:
@@ -332,27 +331,10 @@ class RoundCoordinator:
                     self._tell(effect)
                 case Deposed(highest):
                     emit(logger, RoundDeposed(str(highest)))
-                    self._deposed = highest
+                    self._tell(effect)
         self._changed.notify()
 
     def _name_suspects(self, record: Record) -> None:
         for suspect in suspects(record):
             self._endpoint.metrics.counter("round.suspects", suspicion=suspect.suspicion.value).add()
             emit(logger, ReplicaIsSuspect(record.round, **suspect._asdict()))
-
-    async def deposed(self) -> None:
-        """Wait, however long, until another client coordinates the run.
-
-        Raises:
-            RoundAborted: It does.
-        """
-        while True:
-            self._require_lead()
-            await self._changed.wait()
-
-    def _require_lead(self) -> None:
-        if self._deposed is not None:
-            raise RoundAborted(
-                f"peer {self._deposed.peer}, a client of another host, has taken the run over under ballot "
-                f"{self._deposed.number}; it goes on there, and ends here"
-            )

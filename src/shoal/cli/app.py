@@ -363,7 +363,7 @@ def _serve(
 def trainer(
     *flags: ConfigFlags,
     config_path: ConfigPath = None,
-    run_locally: Annotated[bool, Switch, Parameter(help="Train in this one process, without a swarm.")] = False,
+    run_locally: Annotated[bool, Switch, Parameter(help="Needed: train in this one process, without a swarm.")] = False,
     trainer_id: Annotated[int, Parameter(help="-1 is the baseline.")] = -1,
 ) -> int:
     """Train the plain loop, the reference for what a swarm must reach."""

@@ -17,6 +17,11 @@ from shoal.transport.tcp import own_hosts
 
 SERVICE: Final = "_shoal-code._tcp.local."
 _LOOK_S: Final = 10.0
+_MAX_SERVICES: Final = 8
+_MAX_ADDRESSES: Final = 8
+"""Services that are asked, and addresses of each; strangers may announce any number."""
+_MAX_GUESSES: Final = 3
+"""Services that do not take the code: each of them may be somebody who guesses it, and has had one guess."""
 
 
 async def offer(text: str, *, on_lan: bool) -> int:
@@ -71,7 +76,7 @@ async def invitation_for(typed: str, at: str | None, *, on_lan: bool) -> str:
         on_lan: whether it may be looked for there.
 
     Raises:
-        ConfigError: it is no code, or not one that is taken there.
+        ConfigError: it is no code, or not one that is taken there, or `_MAX_GUESSES` of them do not take it.
         ConnectionLost: nobody offers it, or cannot be reached.
     """
     code = Code.parsed(typed)
@@ -81,20 +86,40 @@ async def invitation_for(typed: str, at: str | None, *, on_lan: bool) -> str:
         )
     if at is None and not on_lan:
         raise ConfigError("network.lan is false, so nothing is looked for on this network: give the address with --at")
-    places = [_split(at)] if at is not None else await _offered(code)
-    for host, port in places[:-1]:
-        try:
-            return await take(host, port, code)
-        except (ConnectionLost, ConfigError):
-            continue  # an interface that is not of this network, or another code with the same first number
-    return await take(*places[-1], code)
+    if at is not None:
+        return await take(*_split(at), code)
+    return await _first_taken(code, await _offered(code))
 
 
-async def _offered(code: Code) -> list[tuple[str, int]]:
+async def _first_taken(code: Code, services: list[list[tuple[str, int]]]) -> str:
+    """Return what the first of these services gives for the code; raises as `invitation_for` does."""
+    refused: list[ConfigError] = []
+    lost: list[ConnectionLost] = []
+    for places in services:
+        for host, port in places:
+            try:
+                return await take(host, port, code)
+            except ConnectionLost as error:
+                lost.append(error)  # an interface that is not of this network, or nobody who asks for a code
+            except ConfigError as error:
+                refused.append(error)  # another code with the same first number, a slip, or somebody who guesses
+                break
+        if len(refused) == _MAX_GUESSES:
+            raise ConfigError(
+                f"{_MAX_GUESSES} hosts of this network say that they have made a code {code.place}-..., and none takes "
+                f"this one: {'; '.join(map(str, refused))}. If it was typed as printed, somebody here passes for the "
+                "host that has made it, and guesses: make a new code with `shoal invite --code`, and give the address "
+                "that it prints with --at"
+            )
+    raise (refused or lost)[-1]
+
+
+async def _offered(code: Code) -> list[list[tuple[str, int]]]:
+    """Return the addresses of each service that may have made the code; raises ConnectionLost where there is none."""
     print("looking for who has made the code on this network", flush=True)
 
     def read(service: AsyncServiceInfo) -> list[tuple[str, int]] | None:
-        return [(host, service.port or 0) for host in service.parsed_addresses()] or None
+        return [(host, service.port or 0) for host in service.parsed_addresses()[:_MAX_ADDRESSES]] or None
 
     try:
         found = await services(SERVICE, _mark(code), read, _LOOK_S)
@@ -105,7 +130,7 @@ async def _offered(code: Code) -> list[tuple[str, int]]:
             "nobody on this network has made that code, or it is not valid any more: from another network give the "
             "address that `shoal invite --code` prints, with --at"
         )
-    return [place for places in found for place in places]
+    return found[:_MAX_SERVICES]
 
 
 def _mark(code: Code) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from shoal.cli.run_row import duration
 from shoal.config import Config
 from shoal.config.model import NATIVE_FAMILIES
+from shoal.events.incidents import Cause
 
 _SHOWN = 5
 _GENERATES = ("gpt", "hf")
@@ -28,11 +29,14 @@ def incident_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 def _sentence(incident: Mapping[str, Any]) -> str:
     stage = "" if incident["stage"] is None else f" (stage {incident['stage']})"
     when = f"in round {incident['round']}, {duration(incident['at_s'])} after launch"
-    parts = [f"{incident['who']}{stage}: {incident['cause']} {when}"]
     recovered_s, back_s, lost = incident["recovered_after_s"], incident["back_after_s"], incident["steps_lost"]
+    cause, at_end = incident["cause"], "it was not over at the end"
+    if cause == Cause.LEFT and back_s is None:
+        cause, at_end = "wanted to leave", "still there at the end"
+    parts = [f"{incident['who']}{stage}: {cause} {when}"]
     if recovered_s is not None:
         parts.append(f"training went on after {recovered_s:.1f} s")
-    parts.append("it was not over at the end" if back_s is None else f"over after {back_s:.1f} s")
+    parts.append(at_end if back_s is None else f"over after {back_s:.1f} s")
     if lost:
         parts.append(f"{lost} step{'s'[: lost != 1]} lost")
     return "; ".join(parts)
@@ -73,7 +77,7 @@ def _commands(
         if config.data.task_type == "llm" and config.model.family in _GENERATES:
             yield "generate", str(model), "--prompt", "Once upon a time"
         elif config.data.task_type == "image_gen":
-            yield "images", str(model)
+            yield "images", str(model), "--to", "images.png"
         else:
             own = () if config.model.family in NATIVE_FAMILIES else ("--family", config.model.family)
             yield "evaluate", str(model), *own

@@ -50,7 +50,7 @@ def guarded(call: Callable[[], int | None]) -> int:
     except InvariantViolation:
         raise
     except ShoalError as error:
-        say_error(f"{type(error).__name__}: {error}")
+        say_error(str(error) or type(error).__name__)
         return FAILED
     except BaseExceptionGroup as group:
         if not (said := _of_files(group)):

@@ -85,7 +85,7 @@ def evaluate(
     device: ComputeDevice = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the held-out loss of a model, on the data of its own configuration: what its run has evaluated last.
+    """Measure the eval loss of a model, on the data of its own configuration: what its run has evaluated last.
 
     Of images also the share that it names rightly, of speech the character error rate and what it hears in some clips.
     """
@@ -116,14 +116,17 @@ def generate(
     ] = None,
     family: FamilyName = None,
     device: ComputeDevice = "cpu",
-    dtype: Annotated[Literal["float32", "float64"], Parameter(help="In which it computes.")] = "float32",
+    dtype: Annotated[
+        Literal["float32", "float64"], Parameter(help="float32 or float64: in which it computes.")
+    ] = "float32",
     as_json: Annotated[
         bool, Switch, Parameter(name="--json", help="Print one JSON object with the text, its tokens and why it ended.")
     ] = False,
 ) -> None:
     """Print what a model says after a prompt, as it comes.
 
-    A folder of transformers speaks by the tokenizer.json in it, a model that was trained here by bytes.
+    A folder of transformers speaks by the tokenizer.json in it, a model that was trained here by its run's
+    tokenizer, or by bytes.
     """
     from shoal.cli.trained import generate as serve
     from shoal.inference.sampling import Sampling

@@ -62,7 +62,7 @@ class Observer:
         if membership.view.run is None:
             raise BootstrapError(
                 f"the swarm is there, but announces no run called {config.experiment_prefix}: "
-                "it has ended, or has not begun"
+                "it has ended, or has not begun; start its client, or name another run with --experiment-prefix"
             )
         return membership.view
 

@@ -27,6 +27,6 @@ def write_report(wanted: str, log_dir: Path) -> int:
     except OSError as error:
         raise ConfigError(f"cannot read or write {error.filename or folder} ({error.strerror or error})") from error
     if path is None:
-        raise ConfigError(f"{folder} has no numbers of a run")
+        raise ConfigError(f"{folder} has no numbers of a run: give the folder of a run on its client's host")
     print(path)
     return 0

@@ -119,7 +119,10 @@ def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, 
     for damaged in passed_over:
         say(f"the checkpoint of {damaged}: it is passed over")
     if checkpoint is None:
-        raise ConfigError(f"--resume: run {run_id} has no good checkpoint in {store.location}/{run_id}")
+        raise ConfigError(
+            f"--resume: run {run_id} has no good checkpoint in {store.location}/{run_id}: what is wrong with each "
+            "stands above; name another place by --resume, or begin a new run without it"
+        )
     own = log_dir / CONFIG_FILE
     problems = list(_still_there(run_id, log_dir, is_local=is_local))
     changed: list[ChangedKey] = []

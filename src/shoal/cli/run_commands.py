@@ -190,7 +190,7 @@ def written_runs(*, log_dir: LogDir = _LOGS, as_json: AsJson = False) -> int:
 def export_numbers(
     run: WrittenRun = "",
     *,
-    to: Annotated[Literal["csv", "tensorboard", "wandb"], Parameter(help="What it is for.")],
+    to: Annotated[Literal["csv", "tensorboard", "wandb"], Parameter(help="csv, tensorboard or wandb.")],
     output: Annotated[
         Path | None, Parameter(help="An empty folder, or one to make; the default is in the run's.")
     ] = None,

@@ -40,7 +40,7 @@ _COLUMNS = 10
 
 
 def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> None:
-    """Print the held-out loss of a model on the data of its own configuration, of images the accuracy, and of speech
+    """Print the eval loss of a model on the data of its own configuration, of images the accuracy, and of speech
     the character error rate with some clips.
 
     Raises:
@@ -81,7 +81,7 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
     if heard is not None:
         accuracy = f", character error rate {100 * heard.character_error_rate:.2f} %,"
     beside = "".join(f", {name} {value:.4f}" for name, value in figures.items())
-    loss = f"held-out loss {report['eval_loss']:.6f}{accuracy}{beside}"
+    loss = f"eval loss {report['eval_loss']:.6f}{accuracy}{beside}"
     print(f"{loss} over {holdout.num_samples} samples of {data.dataset_name}", flush=True)
 
 

@@ -48,7 +48,7 @@ from shoal.client.saving import Saving
 from shoal.client.stage_watch import StageWatch
 from shoal.client.standstill import Standstill
 from shoal.client.steering import Steering
-from shoal.client.succession import Succession
+from shoal.client.succession import Succession, TurnTaken
 from shoal.client.summary import build_summary, costs_of
 from shoal.client.trainers import TrainerPool
 from shoal.client.troubles import Troubles
@@ -59,14 +59,15 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
-from shoal.events.run import ClientResumed, DataSized
+from shoal.events.run import ClientResumed
 from shoal.ids import PeerId
 from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, Adoption, Launcher
+from shoal.swarm.client_turn import ClientTurn
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
-from shoal.swarm.round_effects import Overtaken
+from shoal.swarm.round_effects import Deposed, Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.run_client import RunClient
 from shoal.swarm.run_effects import RunRules
@@ -122,6 +123,7 @@ class Client:
         ledger: what has happened, and what it comes to.
         slots: its trainers.
         model: what is left of it when the run ends.
+        turn: says when the run is this client's, and not that of a client before it.
     """
 
     def __init__(
@@ -134,7 +136,6 @@ class Client:
         launcher: Launcher,
         ledger: Ledger,
         clock: Clock,
-        on_turn: Callable[[], None] = lambda: None,
         unwanted: Callable[[], None] | None = None,
         hooks: RoleHooks = NO_HOOKS,
     ) -> None:
@@ -143,7 +144,6 @@ class Client:
         Args:
             signer: signs the records; of the same peer as `endpoint`.
             endpoint: `run` takes its events.
-            on_turn: called when this client takes the run over.
             unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
 
         Raises:
@@ -158,12 +158,17 @@ class Client:
         self._feed = Feed(
             endpoint=endpoint, data_server=run.data_server, trainer=-1, generation=diary.generation, clock=clock
         )
-        self._beginning, self._on_turn, self._hooks = run.beginning, on_turn, hooks
-        self.slots = TrainerSlots(
-            start_timeout_s=TRAINER_START_TIMEOUT_S, above=GENERATIONS_APART if run.beginning.succeeds else 0
-        )
+        self._hooks = hooks
+        succeeds = run.beginning.succeeds
+        self.slots = TrainerSlots(start_timeout_s=TRAINER_START_TIMEOUT_S, above=GENERATIONS_APART if succeeds else 0)
+        turn = ClientTurn(endpoint.peer_id, run_id)
         self._machine = RunClient(
-            run_rules(config, run.beginning), self.slots, ledger.totals.time, left=saved.plan, base=saved.base
+            run_rules(config, run.beginning),
+            self.slots,
+            ledger.totals.time,
+            turn=turn if succeeds and saved.plan is None and not saved.is_finished else None,
+            left=saved.plan,
+            base=saved.base,
         )
         self._troubles = Troubles(ledger, membership, config.network.shown_host_name, clock)
         shared = shared_configuration(config)
@@ -189,14 +194,15 @@ class Client:
             on_event=self._round_event,
         )
         self._succession = Succession(
+            self._machine,
+            turn,
             run_id=run_id,
             endpoint=endpoint,
             membership=membership,
             clock=clock,
             coordinator=self._coordinator,
-            ledger=ledger,
             diary=diary,
-            succeeds=run.beginning.succeeds,
+            succeeds=succeeds,
         )
         self.teller = RunTeller(endpoint, shared, lambda: endpoint.peer_id if self.has_turn else None)
         self._reassignment = Reassignment(
@@ -280,10 +286,14 @@ class Client:
             counters=self.counters,
             counts=counts,
         )
+        # What the counters' monitor writes is of who trains: not before.
+        parts = (self._homes, self._trainers, self._reassignment, self._troubles, self.counters, self.reports)
+        standstill = () if run.beginning.patient else (Standstill(self.reports, ledger),)
+        self.turn = TurnTaken((*parts, *standstill), self._feed, ledger)
         self.rounds = RunDriver(
             self._machine,
             ClientFacts(self._coordinator, membership, self._homes, self._reassignment, self._keeping, ledger),
-            coordinator=self._coordinator,
+            succession=self._succession,
             membership=membership,
             reassignment=self._reassignment,
             trainers=self._trainers,
@@ -315,8 +325,10 @@ class Client:
             ),
             ledger=ledger,
             saving=saving,
+            turn=self.turn,
             changes=(
                 membership.changed,
+                self._succession.changed.wait,
                 self._coordinator.changed,
                 self._reassignment.moved.wait,
                 self._trainers.changed.wait,
@@ -324,7 +336,6 @@ class Client:
                 self._keeping.changed.wait,
                 self._pausing.changed.wait,
             ),
-            beside=(self._homes, self._trainers, self._reassignment),
         )
         self._until_stopped = anyio.CancelScope()
         self._steering = Steering(
@@ -386,25 +397,12 @@ class Client:
 
     async def _train(self) -> None:
         if self._diary.saved.is_finished:
+            self.turn.event.set()
             return
         async with anyio.create_task_group() as tasks:
             for part in (self._coordinator, self._stages, self._data, self._feed, self._keeping):
                 tasks.start_soon(part.run)
-            tasks.start_soon(self._coordinator.deposed)
             tasks.start_soon(self._watch.run, self._coordinator)
-            if not self.has_turn:
-                if not await self._succession.turn():
-                    tasks.cancel_scope.cancel()
-                    return
-                self._on_turn()
-            tasks.start_soon(self._troubles.follow_clocks)
-            if not self._beginning.patient:
-                tasks.start_soon(Standstill(self.reports, self.ledger).run)
-            tasks.start_soon(self.counters.run)  # not before: its monitor would write into the W&B run of who trains
-            tasks.start_soon(self.reports.follow)
-            if not self.ledger.totals.num_train:
-                sizes = await self._feed.hello()
-                self.ledger.note(DataSized(sizes.num_train, sizes.num_holdout))
             await self.rounds.run()
             tasks.cancel_scope.cancel()
 
@@ -416,6 +414,8 @@ class Client:
     def _round_event(self, event: CoordinatorEvent) -> None:
         """Act on what happens to replicas between records."""
         self._stages.take(event)
+        if isinstance(event, Deposed):
+            self.rounds.deposed(event.highest)
         if isinstance(event, Overtaken):
             # Its replicas are nothing for trainers that are in the round of this chain.
             self.rounds.overtaken()

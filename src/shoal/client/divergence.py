@@ -32,10 +32,7 @@ class Divergence:
         self._steps_in_a_row = self._steps_in_a_row + 1 if skipped else 0
         if self._steps_in_a_row != MANY_IN_A_ROW:
             return None
-        return (
-            f"{MANY_IN_A_ROW} steps in a row were skipped, because loss or gradient was not finite: training may have "
-            f"diverged; {self._advice}"
-        )
+        return f"{MANY_IN_A_ROW} steps in a row were skipped, because loss or gradient was not finite; {self._advice}"
 
     def round_over(self, num_trained: int, num_skipped: int) -> None:
         """Count a round's samples.

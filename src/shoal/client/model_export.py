@@ -26,7 +26,7 @@ from shoal.client.ledger import Ledger
 from shoal.client.succession import Succession
 from shoal.clock import Clock
 from shoal.config.schema import Config
-from shoal.errors import RecordRejected, RoundAborted, ShoalError, StateMismatch, StorageError
+from shoal.errors import RecordRejected, ShoalError, StateMismatch, StorageError
 from shoal.events.run import ModelFetching, ModelMissing, ModelWritten
 from shoal.runtime.role import leaves
 from shoal.swarm.records import record_hash
@@ -81,8 +81,6 @@ class ModelExport:
     async def left_at_the_end(self, succession: Succession, checkpoint: LastCheckpoint) -> AsyncGenerator[None]:
         """Leave the model when what is done inside is over or has failed, if that is the run's end.
 
-        A round that was aborted is not: another client goes on with the run.
-
         Args:
             succession: says whether it is.
             checkpoint: is written at the same time.
@@ -95,8 +93,8 @@ class ModelExport:
 
         try:
             yield
-        except* ShoalError as errors:
-            if succession.ends_run and not any(isinstance(error, RoundAborted) for error in leaves(errors)):
+        except* ShoalError:
+            if succession.ends_run:
                 await leave()
             raise
         if succession.ends_run:

@@ -177,7 +177,7 @@ class Reports:
         """Send the monitor how the swarm is now."""
         self.post(self._swarm_numbers())
 
-    async def follow(self) -> None:
+    async def run(self) -> None:
         """Tell the monitor who is there, also while no step is committed, until cancelled.
 
         Whenever that changes; and after the monitor was lost, since the next one knows nothing.

@@ -103,7 +103,7 @@ class RoundBegin:
         self._reports.begin_round(round, pipelines)
         sizes = len(pipelines), len(self._slots.present), len(self._run.holders)
         self._ledger.note(RoundBegun(round, len(steps), *sizes))
-        plan = RoundPlan(round, steps, pipelines, dict(self._slots.generations), self._ledger.run_s(), self._speeds)
+        plan = RoundPlan(round, steps, pipelines, dict(self._slots.generations), order.begun_s, self._speeds)
         self._saving.round_begins(plan, order.base)
         if steps:
             self._data.plan(round, len(pipelines), steps, self._speeds)

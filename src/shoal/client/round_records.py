@@ -75,7 +75,7 @@ class RoundRecords:
         keep = self._checkpointing.is_due(round)
         self._coordinator.close_round(round, slots, self._slots.lowest, within_s, keep=keep)
 
-    async def recorded(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None) -> None:
+    async def recorded(self, ready: RoundReady, begun_s: float | None, closed_s: float | None) -> None:
         """Write the record down and act on it.
 
         Args:
@@ -87,6 +87,7 @@ class RoundRecords:
             TrainingDiverged: too many rounds in a row have only skipped steps.
             StorageError: it cannot be written.
         """
+        outcome = self._coordinator.outcome(ready)
         record = outcome.record
         self._checkpointing.recorded(record)
         # It is forced to the disk, which may take long; the event loop has connections to keep.
@@ -110,13 +111,16 @@ class RoundRecords:
             hashes = await inherit(self._coordinator.outcome(ready), self._log_dir, self._slots, self._data)
         self._ledger.note(RunTakenOver(ready.tip.round, len(ready.holders), hashes))
 
-    async def write_last(self, standing: RoundOutcome | None) -> None:
-        """Write down what the coordinator knew last, if nobody has yet: whatever has ended this client.
+    async def write_last(self) -> None:
+        """Let no further record be made, and write down the last one if nobody has, whatever has ended this client.
 
         Raises:
             RecordRejected: a file that is there is no record.
             StorageError: it cannot be written.
         """
+        # A record that was committed from here on would be in no file, and nobody would hold the one before it.
+        self._coordinator.retire()
+        standing = self._coordinator.standing
         if await write_last(standing, self._log_dir, self._ledger) and standing is not None:
             self._note(standing, None, None)
 

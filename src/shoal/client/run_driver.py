@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
-from shoal.averaging.coordinator import RoundCoordinator
 from shoal.client.ledger import Ledger
 from shoal.client.reassignment import Reassignment
 from shoal.client.round_begin import RoundBegin
 from shoal.client.round_records import RoundRecords
 from shoal.client.saving import Saving
+from shoal.client.succession import Succession, TurnTaken
 from shoal.client.trainers import TrainerPool
 from shoal.control.membership import Membership
+from shoal.ids import Ballot
 from shoal.runtime.launcher_messages import StartTrainer
 from shoal.runtime.waking import Signal, pass_on
+from shoal.swarm.client_turn import AskClient, TakeTurn
 from shoal.swarm.run_client import RunClient
 from shoal.swarm.run_effects import (
     BeginRound,
@@ -38,14 +40,6 @@ from shoal.swarm.run_effects import (
 )
 
 
-class SideWork(Protocol):
-    """Of a client, with work of its own."""
-
-    async def run(self) -> None:
-        """Do it until cancelled."""
-        ...
-
-
 class RunDriver:
     """Runs the outer rounds of one client."""
 
@@ -54,7 +48,7 @@ class RunDriver:
         run: RunClient,
         facts: RunFacts,
         *,
-        coordinator: RoundCoordinator,
+        succession: Succession,
         membership: Membership,
         reassignment: Reassignment,
         trainers: TrainerPool,
@@ -62,24 +56,24 @@ class RunDriver:
         records: RoundRecords,
         ledger: Ledger,
         saving: Saving,
+        turn: TurnTaken,
         changes: Sequence[Callable[[], Awaitable[object]]],
-        beside: Sequence[SideWork],
     ) -> None:
         """Connect the parts; `run` does the work.
 
         Args:
+            turn: what begins with this client's turn, and goes on for as long as there are rounds.
             changes: each returns when a fact may have changed.
-            beside: run for as long as there are rounds.
         """
         self._run, self._facts = run, facts
-        self._coordinator = coordinator
+        self._succession = succession
         self._membership = membership
         self._reassignment = reassignment
         self._trainers = trainers
         self._begin, self._records = begin, records
         self._ledger = ledger
         self._saving = saving
-        self._changes, self._beside = changes, beside
+        self._turn, self._changes = turn, changes
         self._news = Signal()
         self._operation = anyio.CancelScope()
 
@@ -89,33 +83,36 @@ class RunDriver:
         self._operation.cancel()
         self._news.notify()
 
+    def deposed(self, highest: Ballot) -> None:
+        """Another client coordinates the run, under this ballot: what is being carried out is void."""
+        self._run.deposed(highest)
+        self._operation.cancel()
+        self._news.notify()
+
     async def run(self) -> None:
-        """Train all rounds, then evaluate what came out.
+        """Train all rounds, then evaluate what came out; none if the client before this one ends the run.
 
         Raises:
             NoPipeline: a stage had no replica in time, at the start or when this client was started again.
             RoundAborted: another client coordinates the run now.
-            ControlError: no trainer could be started, none of them trains, or the replicas are not where this client
-                was when it was started again.
+            ControlError: the run has failed at the client before this one, no trainer could be started, none of them
+                trains, or the replicas are not where this client was when it was started again.
             TrainingDiverged: nothing but skipped steps.
             StorageError: records or step logs cannot be written.
         """
         try:
             async with anyio.create_task_group() as tasks:
-                for part in self._beside:
-                    tasks.start_soon(part.run)
                 for changed in self._changes:
                     tasks.start_soon(pass_on, changed, self._news)
                 with ExitStack() as hurry:
-                    await self._follow(hurry)
+                    await self._follow(tasks, hurry)
                 tasks.cancel_scope.cancel()
-            self._saving.run_ends(self._run.base)
+            if self._run.has_turn:
+                self._saving.run_ends(self._run.base)
         finally:
-            # A record that was committed from here on would be in no file, and nobody would hold the one before it.
-            self._coordinator.retire()
-            await self._records.write_last(self._coordinator.standing)
+            await self._records.write_last()
 
-    async def _follow(self, hurry: ExitStack) -> None:
+    async def _follow(self, tasks: TaskGroup, hurry: ExitStack) -> None:
         """Do what is next until all is done; while servers are waited for the registry is asked often."""
         is_hurried = False
         while True:
@@ -123,7 +120,7 @@ class RunDriver:
             coming = self._news.coming
             while effects := self._run.look(self._facts, self._ledger.now_s()):
                 for effect in effects:
-                    await self._do(effect)
+                    await self._do(effect, tasks)
             if self._run.phase is RunPhase.OVER:
                 return
             was_hurried, is_hurried = is_hurried, self._run.is_hurried or bool(self._facts.stuck)
@@ -134,8 +131,12 @@ class RunDriver:
             with anyio.move_on_after(self._run.wake_at_s - self._ledger.now_s()):
                 await coming.wait()
 
-    async def _do(self, effect: RunEffect) -> None:
+    async def _do(self, effect: RunEffect, tasks: TaskGroup) -> None:
         match effect:
+            case AskClient(hop):
+                self._succession.ask(hop)
+            case TakeTurn():
+                await self._turn.begin(tasks)
             case Stand():
                 self._begin.stand()
             case PlaceServers():
@@ -153,7 +154,7 @@ class RunDriver:
             case GiveInner(record_hash):
                 await self._carry_out(self._begin.give(record_hash))
             case WriteRecord(ready, begun_s, closed_s):
-                await self._carry_out(self._records.recorded(self._coordinator.outcome(ready), begun_s, closed_s))
+                await self._carry_out(self._records.recorded(ready, begun_s, closed_s))
             case Failed(error):
                 raise error
             case _:

@@ -29,7 +29,7 @@ from shoal.control.records import ClientRecord, RunRecord, Undialled
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_end import say_run_is_over
-from shoal.errors import ControlError, RoundAborted
+from shoal.errors import ControlError
 from shoal.identity import Identity, swarm_authority
 from shoal.model.meta import trained_names, units_of
 from shoal.optim.inner import require_matches
@@ -80,14 +80,9 @@ async def main(payload: bytes, control: RoleControl) -> None:
         if answer.error:
             raise ControlError(f"the data server could not be started: {answer.error}")
         membership = Membership(clock)
-        joined, turn, trained = anyio.Event(), anyio.Event(), anyio.Event()
-
-        def begin() -> None:
-            end.goes_on_elsewhere = False
-            turn.set()
-
-        client = _build(spec, identity, endpoint, membership, diary, control, clock, begin)
-        end = RunEnd(goes_on_elsewhere=not client.has_turn)
+        joined, trained = anyio.Event(), anyio.Event()
+        client = _build(spec, identity, endpoint, membership, diary, control, clock)
+        turn, end = client.turn.event, RunEnd()
 
         async def take_part() -> None:
             async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
@@ -100,8 +95,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
                 )
                 if not client.has_turn:
                     registry.advertise(msgspec.structs.replace(me, waits=True))
-                else:
-                    turn.set()
                 joined.set()
                 try:
                     async with anyio.create_task_group() as beside:
@@ -109,7 +102,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         file = PeersFile(Path(spec.log_dir), spec.role, _notice(control))
                         beside.start_soon(keep_peers_file, file, membership)
                         await turn.wait()
-                        if not end.goes_on_elsewhere:
+                        if client.has_turn:
                             registry.advertise(run)
                             registry.advertise(me)
                             if spec.between_hosts:
@@ -117,7 +110,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
                         await trained.wait()
                         beside.cancel_scope.cancel()
                 finally:
-                    if not end.goes_on_elsewhere:
+                    if client.has_turn and client.ends_run:
                         # Servers and other clients may go; without this word they would wait for this one to come back.
                         view = membership.view
                         others = {hop.peer for hop in (*view.replicas, *view.clients)} | client.teller.askers
@@ -173,7 +166,6 @@ def _build(
     diary: Diary,
     control: RoleControl,
     clock: Clock,
-    on_turn: Callable[[], None],
 ) -> Client:
     signer = Signer(identity, swarm_authority(spec.swarm_key), spec.run_id)
     run = ClientRun(
@@ -200,7 +192,6 @@ def _build(
             log_dir=Path(spec.log_dir),
             show=_notice(control),
         ),
-        on_turn=on_turn,
         unwanted=lambda: control.tell(RunUnwanted()),
         hooks=role_hooks(spec),
     )
@@ -213,12 +204,10 @@ class RunEnd:
     Attributes:
         exit: "done", "failed" or "interrupted".
         failure: the reason as a sentence; empty without one.
-        goes_on_elsewhere: the client of another host goes on with the run, so nothing is to be stopped.
     """
 
     exit: str = "failed"
     failure: str = ""
-    goes_on_elsewhere: bool = False
 
 
 async def _train(client: Client, control: RoleControl, clock: Clock, end: RunEnd) -> None:
@@ -246,12 +235,9 @@ async def _train(client: Client, control: RoleControl, clock: Clock, end: RunEnd
                 end.exit = "done"
             tasks.cancel_scope.cancel()
     except Exception as error:
-        causes = list(leaves(error))
-        end.exit, end.failure = "failed", "; ".join(map(str, causes))
-        end.goes_on_elsewhere = any(isinstance(cause, RoundAborted) for cause in causes)
+        end.exit, end.failure = "failed", "; ".join(map(str, leaves(error)))
         raise
     finally:
-        end.goes_on_elsewhere = end.goes_on_elsewhere or not client.ends_run
         with anyio.CancelScope(shield=True):
             await client.counters.gather()
             control.tell(RunSummary(await client.summary(end.exit)))

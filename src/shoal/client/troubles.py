@@ -61,7 +61,7 @@ class Troubles:
         else:
             self._over(Cause.DISK, peer)
 
-    async def follow_clocks(self) -> None:
+    async def run(self) -> None:
         """Note whose records are refused because they are of another time, until cancelled."""
         while True:
             self._look_at_clocks(self._membership.clock_differences)

@@ -59,8 +59,8 @@ class InnerOptimConfig(Section):
 
     type: InnerOptimType = Field(
         default="adam",
-        description='"adam" is AdamW (decoupled weight decay); "muon" steps the matrices of hidden layers, and adam, '
-        "with its own settings, all other parameters.",
+        description='"sgd" has momentum and no weight decay; "adam" is AdamW (decoupled weight decay); "muon" steps '
+        "the matrices of hidden layers, and adam, with its own settings, all other parameters.",
     )
     sgd_lr: PositiveFloat = Field(default=0.1, description="Peak learning rate of sgd.")
     sgd_momentum: Fraction = Field(default=0.9, description="Momentum of sgd.")
@@ -162,7 +162,8 @@ class LrScheduleConfig(Section):
 
     type: Literal["constant", "linear", "cosine", "wsd"] = Field(
         default="constant",
-        description='Form of the decay after the warm-up; "wsd": none until the last steps (decay_fraction).',
+        description='"constant", "linear", "cosine": the course after the warm-up; "wsd": constant until the last '
+        "steps (decay_fraction).",
     )
     warmup_steps: int = Field(default=0, ge=0, description="Steps in which the rate rises linearly to its peak.")
     decay_fraction: float = Field(

@@ -27,7 +27,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from shoal.clock import Backoff, Clock, Deadline, SystemClock
 from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, connect, end_daemon, unless_it_ends
-from shoal.control.dht_launcher import WAIT_TIMEOUT_S, DhtLauncher, calm_logging, keep_time
+from shoal.control.dht_launcher import WAIT_TIMEOUT_S, DhtLauncher, calm_logging, keep_time, speak_keyed
 from shoal.control.dht_lookup import Found, QuickLookup
 from shoal.control.dht_ports import check_port_free
 from shoal.control.greeting import Greeter, new_question
@@ -126,12 +126,14 @@ class DhtNode:
         """
         calm_logging()
         keep_time()
+        speak_keyed()
         for maddr in host_maddrs:
             check_port_free(maddr)
         checker = RecordChecker(
             namespace, lambda topic: _key(namespace, topic).to_bytes(), clock, metrics or MetricRegistry()
         )
         launcher = DhtLauncher(
+            namespace=namespace,
             state_dir=state_dir,
             key_file=state_dir / f"{identity.peer_id}.key",
             checker=checker,

@@ -25,6 +25,7 @@ from shoal.clock import SystemClock
 from shoal.control.dht_answers import believe_records_alone
 from shoal.control.dht_daemon import end_daemon, start_daemon, unless_it_ends
 from shoal.control.dht_ports import check_port_free, pinned
+from shoal.control.keyed_protocol import KeyedProtocol, Members
 from shoal.control.maddrs import is_loopback
 from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import REPLICAS
@@ -45,10 +46,15 @@ _decode_text = msgspec.msgpack.Decoder(str).decode
 
 
 class SignedRecords(RecordValidatorBase):
-    """hivemind's question whether a record is valid, answered by a `RecordChecker`."""
+    """hivemind's question whether a record is valid, answered by a `RecordChecker`.
 
-    def __init__(self, checker: RecordChecker) -> None:
+    Attributes:
+        members: who has the key with which records are sealed, see `keyed_protocol`.
+    """
+
+    def __init__(self, checker: RecordChecker, members: Members) -> None:
         self._checker = checker
+        self.members = members
 
     def validate(self, record: DHTRecord) -> bool:
         try:
@@ -66,6 +72,7 @@ class DhtLauncher:
         any_maddrs: the same as they were asked for, with any free port where none was named.
     """
 
+    namespace: str
     state_dir: Path
     key_file: Path
     checker: RecordChecker
@@ -127,7 +134,7 @@ class DhtLauncher:
             # Reads have to be fresh, so caches would only add copies.
             cache_locally=False,
             cache_nearest=0,
-            record_validator=SignedRecords(self.checker),
+            record_validator=SignedRecords(self.checker, Members(self.namespace)),
             # A peer behind a NAT, which cannot be dialled back, may still join: it warns.
             strict=False,
         )
@@ -137,6 +144,11 @@ def keep_time() -> None:
     """Let hivemind tell the time by our clock, which the wall clock's steps do not move, instead of by `time.time`."""
     for module in (timed_storage, routing, protocol, dht_node):
         cast(Any, module).get_dht_time = SystemClock().unix_s
+
+
+def speak_keyed() -> None:
+    """Have hivemind's nodes speak with members of the swarm alone."""
+    cast(Any, dht_node).DHTProtocol = KeyedProtocol
 
 
 def calm_logging() -> None:

@@ -31,7 +31,8 @@ _LABEL: Final = b"shoal lan 1"
 _CHUNK_BYTES: Final = 200
 _MAX_CHUNKS: Final = 8
 _MAX_NAMES: Final = 64
-"""Services that are looked at; strangers may announce any number."""
+_MAX_NAMES_IN_ALL: Final = 512
+"""Services that are looked at, of those heard at once and in one search; strangers may announce any number."""
 _MAX_TRIES: Final = 3
 _MORE_S: Final = 0.5
 
@@ -184,8 +185,8 @@ async def services(
     try:
         with anyio.move_on_after(within_s) as timer:
             async with anyio.create_task_group() as tasks:
-                async for name in asked:
-                    tasks.start_soon(resolve, name)
+                for _ in range(_MAX_NAMES_IN_ALL):
+                    tasks.start_soon(resolve, await asked.receive())
         return found
     finally:
         with anyio.CancelScope(shield=True), suppress(OSError), _told_as_os_errors():

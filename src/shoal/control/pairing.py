@@ -146,8 +146,8 @@ async def take(host: str, port: int, code: Code) -> str:
     """Return the text of the invitation that is offered there.
 
     Raises:
-        ConnectionLost: nobody answers there as who has made a code does.
-        ConfigError: this code is not taken there.
+        ConnectionLost: nobody answers there as who has made a code does, and nobody has had a guess at this one.
+        ConfigError: this code is not taken there; somebody who guesses has had one guess at it.
     """
     where = f"{host}:{port}"
     try:
@@ -156,7 +156,7 @@ async def take(host: str, port: int, code: Code) -> str:
     except OSError as error:
         reason = str(error) or "no answer"
         raise ConnectionLost(f"{where} cannot be reached ({reason}): does `shoal invite` still wait there?") from error
-    asked = False
+    shown = False
     try:
         with anyio.fail_after(_EXCHANGE_S):
             async with stream:
@@ -164,18 +164,26 @@ async def take(host: str, port: int, code: Code) -> str:
                 own = cast(Any, SPAKE2_A(code.secret, idA=b"joins", idB=b"invites"))
                 await stream.send(_MARK + own.start())
                 key: bytes = own.finish(await received.receive_exactly(_ELEMENT_BYTES))
+                # From here on the other side may have what it can try one guess on, whatever becomes of it.
+                shown = True
                 await stream.send(_mac(key))
-                asked = True
                 return await _sealed_text(received, key)
     except TimeoutError as error:
-        raise ConnectionLost(f"{where} has not answered within {_EXCHANGE_S:.0f} s: try again") from error
+        reason = f"{where} has not answered within {_EXCHANGE_S:.0f} s"
+        if not shown:
+            raise ConnectionLost(f"{reason}: try again") from error
+        raise ConfigError(
+            f"{reason}, and may have used the code up: `shoal invite --code` says so, and makes another"
+        ) from error
     except _GONE as error:
-        if not asked:
+        if not shown:
             raise ConnectionLost(f"{where} is busy, or is not where a code was made: try again") from error
         raise ConfigError(
             f"{where} does not take this code: it is wrong, used up or too old; `shoal invite --code` makes another"
         ) from error
     except _JUNK as error:
+        if not shown:
+            raise ConnectionLost(f"{where} is not where a code was made") from error
         raise ConfigError(f"{where} is not where this code was made") from error
 
 

@@ -22,17 +22,10 @@ from shoal.control.run_config import pack_configuration
 from shoal.errors import ConnectionLost
 from shoal.identity import Identity
 from shoal.ids import PeerId
-from shoal.swarm.view import SwarmView
+from shoal.swarm.client_turn import ANSWER_WITHIN_S
 from shoal.transport.base import Endpoint, PeerLost, Received
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import AskRun, TellRun
-
-ASK_AGAIN_S = 2.0
-"""Of those who have not answered."""
-ANSWER_WITHIN_S = 10.0
-"""A dial is given up after half of it."""
-MAX_ASKED = 4
-"""Servers, at a time: any of them knows."""
 
 
 class RunTeller:
@@ -74,12 +67,6 @@ class RunTeller:
 
     def peer_lost(self, peer: PeerId) -> None:
         self.askers.discard(peer)
-
-
-def peers_to_ask(view: SwarmView) -> tuple[Hop, ...]:
-    """Return who can say which run it is: its clients, and some of the servers."""
-    clients = [client.hop for client in view.clients if not client.waits]
-    return (*clients, *(server.hop for server in view.replicas[:MAX_ASKED]))
 
 
 async def ask_run(start: RoleStart, identity: Identity, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:

@@ -12,9 +12,9 @@ import anyio
 from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
-from shoal.control.run_question import ASK_AGAIN_S
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal, pass_on
+from shoal.swarm.client_turn import ASK_AGAIN_S
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import AskRun, TellRun
 

@@ -33,7 +33,7 @@ from shoal.control.records import TTL_S, Record, RunRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_config import unpack_configuration
-from shoal.control.run_question import ASK_AGAIN_S, ask_run, peers_to_ask
+from shoal.control.run_question import ask_run
 from shoal.control.run_watch import RunWatch
 from shoal.control.scout_spec import ScoutSpec
 from shoal.errors import BootstrapError, ConnectionLost
@@ -42,6 +42,7 @@ from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent, RunU
 from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, JoinedDht, RoleReady, RunAnnounced, RunConcluded, ScoutReady
+from shoal.swarm.client_turn import ASK_AGAIN_S
 from shoal.swarm.view import Run, SwarmView
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.dispatch import dispatch
@@ -215,9 +216,9 @@ async def _running(registry: Registry, spec: RoleStart, identity: Identity) -> t
     with anyio.move_on_after(timeout_s):
         while True:
             view = await membership.wait_for(
-                lambda view: view.run is not None and not view.run.ended and bool(peers_to_ask(view))
+                lambda view: view.run is not None and not view.run.ended and bool(view.informed)
             )
-            run, hops = view.run, peers_to_ask(view)
+            run, hops = view.run, view.informed
             if run is None:
                 continue
             try:

@@ -128,7 +128,7 @@ class ClipsLeftOut(Event, frozen=True, tag="clips.left_out"):
     """Clips of audio that cannot be read, have no transcript or are too long are left out of the data set."""
 
     level = WARNING
-    says = "of {clips} clips of {dataset} {bad} that are bad and {long} that are too long are left out, as {first}"
+    says = "{bad} bad and {long} too long of {clips} clips of {dataset} are left out, such as {first}"
     why = "They cannot be read, have no transcript, or are longer than data.max_audio_s or data.max_characters."
     do = "Mend them; data.max_bad_fraction says how many bad ones are too many."
     dataset: str

@@ -151,8 +151,11 @@ class ScoutGivenUp(Event, frozen=True, tag="scout.given_up"):
     """The scout of this host has ended too often, and is not started again."""
 
     level = ERROR
-    do = "when the run is over, end these servers by Ctrl-C"
-    says = "nobody on this host hears any more when run {run} is over ({status})"
+    do = "when the run is over, end this command by Ctrl-C"
+    says = (
+        "the scout of this host has ended for good ({status}): unless a server here hears the client's last word, "
+        "nobody here learns that run {run} is over"
+    )
     status: str
     run: str
 

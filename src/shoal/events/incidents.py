@@ -49,7 +49,7 @@ DISK_COSTS: Final = {
     "checkpoint": "no checkpoint is written",
 }
 """What is lost where that cannot be written."""
-MEMORY: Final = "{who} has no memory for a microbatch: the step is tried again, and it takes smaller ones from now on"
+MEMORY: Final = "{who} has no memory for a microbatch: the step is tried again, in smaller microbatches if any fit"
 CLOCK: Final = (
     "the clock of {who} is {by_s} s {way} this host's, so neither believes what the other announces: set both, best by "
     "NTP"
@@ -121,7 +121,12 @@ class IncidentClosed(Event, frozen=True, tag="incident.closed"):
     hit: int
 
     def say(self) -> str:
-        return f"{placed(self.who, self.host)} {_WAS[self.cause]}: {'; '.join((self._course(), *self._cost()))}"
+        was = "wanted to leave" if self._has_stayed else _WAS[self.cause]
+        return f"{placed(self.who, self.host)} {was}: {'; '.join((self._course(), *self._cost()))}"
+
+    @property
+    def _has_stayed(self) -> bool:
+        return self.cause == Cause.LEFT and self.back_after_s is None
 
     def _course(self) -> str:
         end = self._end()
@@ -141,9 +146,11 @@ class IncidentClosed(Event, frozen=True, tag="incident.closed"):
             if self.back_after_s is None:
                 return "it was so to the end of the run"
             return f"over after {self.back_after_s:.1f} s"
-        verb = "gone" if self.cause == Cause.LEFT else "back"
+        if self._has_stayed:
+            return "still there when the run ended"
         if self.back_after_s is None:
-            return f"not {verb} when the run ended"
+            return "not back when the run ended"
+        verb = "gone" if self.cause == Cause.LEFT else "back"
         again = " as a new process" if self.cause == Cause.ENDED else ""
         return f"{verb} after {self.back_after_s:.1f} s{again}"
 

@@ -67,7 +67,7 @@ class ServerLeaving(Event, frozen=True, tag="server.leaving"):
 
 
 class TrainerLost(Event, frozen=True, tag="trainer.lost"):
-    """The client has lost its connection with a trainer; another one takes its place.
+    """The client has lost its connection with a trainer, and replaces it unless it was lost too often in the round.
 
     Attributes:
         silent_s: for how long nothing was heard of it; 0 if the end of its process was told.
@@ -85,7 +85,8 @@ class TrainerLost(Event, frozen=True, tag="trainer.lost"):
     def told(self) -> str:
         """What a person is told."""
         who = placed(f"trainer {self.slot}", self.host)
-        return f"{who} {_how(self.silent_s, self.since)}; another one takes its place"
+        onwards = "its client replaces it, unless it was lost too often in this round"
+        return f"{who} {_how(self.silent_s, self.since)}; {onwards}"
 
 
 class DataServerLost(Event, frozen=True, tag="data_server.lost"):

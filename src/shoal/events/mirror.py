@@ -100,7 +100,7 @@ class CheckpointsLeft(Event, frozen=True, tag="checkpoint.not_removed"):
 
     level = WARNING
     why = "the disk or the object store does not let them be removed"
-    says = "{reason}"
+    says = "the checkpoint is written, but {reason}"
     reason: str
 
 

@@ -26,7 +26,7 @@ class WandbMissing(Event, frozen=True, tag="wandb.missing"):
     """The package of W&B is not installed."""
 
     level = WARNING
-    do = "pip install 'shoal[wandb]', or --no-wandb"
+    do = "install it with `pip install 'shoal[wandb]'`, or say --no-wandb"
     says = "wandb: not installed, so nothing is logged there"
 
 
@@ -84,7 +84,7 @@ class DashboardMissing(Event, frozen=True, tag="dashboard.missing"):
     """The packages of the dashboard's web server are not installed."""
 
     level = WARNING
-    do = "pip install 'shoal[dashboard]', or --no-dashboard.enable"
+    do = "install it with `pip install 'shoal[dashboard]'`, or say --no-dashboard.enable"
     says = "dashboard: not installed, so there is none"
 
 

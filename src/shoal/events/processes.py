@@ -88,7 +88,7 @@ class RoleLost(Event, frozen=True, tag="role.lost"):
     def say(self) -> str:
         onwards = "the swarm goes on without it"
         if self.role.startswith("trainer"):
-            onwards = "its client replaces it"
+            onwards = "its client replaces it, unless it was lost too often"
         elif self.role.startswith("server"):
             # Whether the swarm goes on depends on who else serves its stage.
             onwards = "it is not started again"

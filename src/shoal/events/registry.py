@@ -151,7 +151,7 @@ class RunUnconfirmed(Event, frozen=True, tag="run.unconfirmed"):
 
 
 class ScoutWatching(Event, frozen=True, tag="scout.watching"):
-    """The scout watches the run for the servers of its host."""
+    """The scout watches the run for its host."""
 
     run: str
 
@@ -167,17 +167,15 @@ class RunIsSilent(Event, frozen=True, tag="run.silent"):
     """No client announces the run any more; this host does, so that another client can find it."""
 
     why = "the client's host is lost or cut off"
-    do = "wait for it, continue the run from another host, or end these servers by Ctrl-C"
-    says = (
-        "run {run} is not announced any more: its client is gone without a word; the servers keep their state and wait"
-    )
+    do = "wait for it, continue the run from another host, or end this command by Ctrl-C"
+    says = "run {run} is not announced any more: its client is gone without a word; this host keeps its state and waits"
     run: str
 
 
 class RunHasEnded(Event, frozen=True, tag="run.over"):
-    """The run is over, so that the servers of this host leave."""
+    """The run is over, so that this host leaves."""
 
-    says = "{reason}: the servers of this host leave"
+    says = "{reason}: this host leaves"
     run: str
     reason: str
 

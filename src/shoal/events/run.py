@@ -220,7 +220,7 @@ class EvaluationDone(Event, frozen=True, tag="evaluation.done"):
         loss: mean over the samples, in nats.
     """
 
-    brief: ClassVar[str] = "held-out loss {loss:.3f} after round {base_round}"
+    brief: ClassVar[str] = "eval loss {loss:.3f} after round {base_round}"
     base_round: int
     loss: float
 
@@ -237,7 +237,7 @@ class TrainingDiverging(Event, frozen=True, tag="training.diverging"):
 
     level: ClassVar[int] = logging.WARNING
     why: ClassVar[str] = "mostly a learning rate that is too high for the model, or samples that are no numbers"
-    says: ClassVar[str] = "{reason}"
+    says: ClassVar[str] = "training may have diverged: {reason}"
     reason: str
 
 

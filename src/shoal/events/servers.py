@@ -75,7 +75,7 @@ class UnitCostsProblem(Event, frozen=True, tag="unit_costs.problem"):
 
     level = WARNING
     why = "a unit cannot be measured on this device, or the file of earlier measurements cannot be read or written"
-    says = "{reason}"
+    says = "cut of the model: {reason}"
     reason: str
 
 

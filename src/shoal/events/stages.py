@@ -20,7 +20,7 @@ class TrainingStopped(Event, frozen=True, tag="training.stopped"):
     stages: tuple[int, ...]
 
     def say(self) -> str:
-        return f"training has stopped: no replica serves {stages_named(self.stages)}; it waits for servers"
+        return f"training has stopped: no server serves {stages_named(self.stages)}; it waits for servers"
 
 
 class TrainingWaits(Event, frozen=True, tag="training.waits"):
@@ -39,7 +39,7 @@ class TrainingStands(Event, frozen=True, tag="training.stands"):
     waited_s: int
 
     def say(self) -> str:
-        return f"no replica serves {stages_named(self.stages)} since {self.waited_s} s; training waits for servers"
+        return f"training has stood still for {self.waited_s} s: no server for {stages_named(self.stages)}"
 
 
 class TrainingResumed(Event, frozen=True, tag="training.resumed"):

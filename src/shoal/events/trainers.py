@@ -84,6 +84,8 @@ class TrainerNotReplaced(Event, frozen=True, tag="trainer.not_replaced"):
     """The next trainer of a slot could not be started: the slot does no more steps in this round."""
 
     level: ClassVar[int] = logging.ERROR
+    why: ClassVar[str] = "its host cannot start a process, or the process was started and has said nothing in time"
+    says: ClassVar[str] = "trainer {slot} could not be replaced ({reason}): it does no more steps in this round"
     slot: int
     reason: str
 
@@ -92,6 +94,10 @@ class TrainerGivenUp(Event, frozen=True, tag="trainer.given_up"):
     """A slot has lost too many trainers in one round, and does no more steps in it."""
 
     level: ClassVar[int] = logging.ERROR
+    why: ClassVar[str] = "each of its processes has ended or was frozen: its log in the run's folder says more"
+    says: ClassVar[str] = (
+        "trainer {slot} was lost again after {starts} replacements in this round: it does no more steps in it"
+    )
     slot: int
     starts: int
 

@@ -1,17 +1,18 @@
 """A client's run, from the first server to the last record: what comes next, and when. Pure state, no I/O.
 
-    GATHER -> SETTLE -> LEAD -> CATCH_UP -> PLACE -> take up: RECORD, or STAFF
-                          ^ |                            | begin: FORM
-                          | '-> go on for others: INHERIT -> HAND_OVER
-                          |
-                          '-- overtaken, in any of these:
-                              FORM -> STAFF -> GIVE -> TRAIN -> HAND_OVER -> AVERAGE -> RECORD -> FORM ...
+    WAIT_TURN -> GATHER -> SETTLE -> LEAD -> CATCH_UP -> PLACE -> take up: RECORD, or STAFF
+                                       ^ |                            | begin: FORM
+                                       | '-> go on for others: INHERIT -> HAND_OVER
+                                       |
+                                       '-- overtaken, in any of these:
+                                           FORM -> STAFF -> GIVE -> TRAIN -> HAND_OVER -> AVERAGE -> RECORD -> FORM ...
                                         after the last record: FORM -> STAFF -> GIVE -> TRAIN -> MIRROR -> OVER
 
 Each phase looks at the facts: the view, what the coordinator has found, the trainers. It waits, or it orders something
 and goes on. What takes a while (`INHERIT`, `GIVE`, `RECORD`) is carried out by the driver, which says when it is done.
 What a round commits is the coordinator's (`swarm.round_coordinator`), who trains its steps the slots'
-(`swarm.trainer_slots`); this machine says when both begin and end.
+(`swarm.trainer_slots`), whose turn it is among the clients of several hosts `swarm.client_turn`'s; this machine says
+when each begins and ends.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shoal.errors import ControlError, NoPipeline, RoundAborted, ShoalError
 from shoal.events.mirror import MirrorsBehind
-from shoal.events.run import EvaluationIncomplete, RoundSlow, RoundTakenUp
+from shoal.events.run import EvaluationIncomplete, RoundSlow, RoundTakenUp, RunEnded
 from shoal.events.stages import ServersFewer, StagesMissing
 from shoal.events.trainers import TrainersSilent
-from shoal.ids import PeerId
+from shoal.ids import Ballot, PeerId
+from shoal.swarm.client_turn import ClientTurn, TakeTurn
 from shoal.swarm.records import Tip
 from shoal.swarm.round_boundary import RoundBoundary, RunTime
 from shoal.swarm.round_deadline import boundary_s
@@ -68,6 +70,8 @@ class RunClient:
 
     Attributes:
         phase: what it waits for.
+        has_turn: whether it has the run, or had it in an earlier start.
+        is_replaced: another client goes on with the run.
         pipelines: of the round; none between two chains of records.
         holders: the replicas that held the record when the round began, with their stages.
         base: hash of the record on top of which the round is trained.
@@ -80,23 +84,27 @@ class RunClient:
         slots: TrainerSlots,
         time: RunTime,
         *,
+        turn: ClientTurn | None = None,
         left: RoundPlan | None = None,
         base: str = "",
     ) -> None:
-        """Wait for servers.
+        """Wait for this client's turn, then for servers.
 
         Args:
             time: of the run, which others pause.
+            turn: among the clients of other hosts; None: it is this one's.
             left: the round in which an earlier start of this client was.
             base: on which that is trained, or from which the run is resumed; empty: not known.
         """
-        self.phase = RunPhase.GATHER
+        self.phase = RunPhase.WAIT_TURN
+        self.has_turn, self.is_replaced = turn is None, False
         self.pipelines: tuple[Pipeline, ...] = ()
         self.holders: Mapping[PeerId, int] = {}
         self.base = base
         self.wake_at_s = math.inf
         self._rules, self._slots, self._time = rules, slots, time
-        self._left = left
+        self._turn, self._left = turn, left
+        self._end: RunEnded | Failed | None = None
         self._expected = rules.expected_servers if left is None else 0
         self._since_s: float | None = None  # when the phase was looked at first
         self._num_entered = 0  # phases so far
@@ -121,6 +129,7 @@ class RunClient:
             RunPhase.AVERAGE: self._begin_average,
         }
         self._phases: dict[RunPhase, Callable[[RunFacts, float], RunEffects]] = {
+            RunPhase.WAIT_TURN: self._wait_turn,
             RunPhase.GATHER: self._gather,
             RunPhase.SETTLE: self._settle,
             RunPhase.LEAD: self._lead,
@@ -140,7 +149,9 @@ class RunClient:
 
     @property
     def is_hurried(self) -> bool:
-        """Whether servers are waited for, so that the registry should be asked often."""
+        """Whether others are waited for to appear, so that the registry should be asked often."""
+        if self.phase is RunPhase.WAIT_TURN:
+            return self._turn is not None and not self._turn.knows_run
         return self.phase in (RunPhase.GATHER, RunPhase.SETTLE, RunPhase.FORM)
 
     # -- events
@@ -151,6 +162,8 @@ class RunClient:
         To be called whenever a fact has changed, and at `wake_at_s`.
         """
         while True:
+            if self._end is not None and self.phase is not RunPhase.OVER:
+                return self._enter(RunPhase.OVER, self._end)
             if self._is_overtaken and self.phase not in (RunPhase.MIRROR, RunPhase.OVER):
                 self._is_overtaken = False
                 if self.phase is RunPhase.TRAIN:
@@ -169,11 +182,32 @@ class RunClient:
         self.pipelines = ()
         self._is_overtaken = self._has_led
 
+    def deposed(self, highest: Ballot) -> None:
+        """Another client coordinates the run, under a higher ballot; this one does not come back."""
+        taken = f"peer {highest.peer}, a client of another host, has taken the run over under ballot {highest.number}"
+        self.is_replaced, self._end = True, Failed(RoundAborted(f"{taken}; it goes on there, and ends here"))
+
+    def ended(self, reason: str, *, well: bool) -> None:
+        """The client for which this one waits has ended the run. With its turn it waits for nobody."""
+        if self.phase is RunPhase.WAIT_TURN:
+            self._end = RunEnded(reason) if well else Failed(ControlError(reason))
+
     def carried_out(self) -> None:
         """What takes a while is done."""
         self._is_carried_out = True
 
     # -- servers
+
+    def _wait_turn(self, facts: RunFacts, now_s: float) -> RunEffects:
+        turn = self._turn
+        effects: RunEffects = [TakeTurn()]
+        if turn is not None:
+            effects = [*turn.look(facts.view, now_s)]
+            self.wake_at_s = turn.wake_at_s
+        if TakeTurn() not in effects:
+            return effects
+        self.has_turn = True
+        return self._enter(RunPhase.GATHER, *effects)
 
     def _gather(self, facts: RunFacts, now_s: float) -> RunEffects:
         rules, view = self._rules, facts.view
@@ -395,6 +429,7 @@ class RunClient:
             return [] if facts.stuck else [RoundSlow(self._round, timeout_s)]
         if facts.committed_round != self._round:
             stands = f"record {ready.tip.round} stands"
+            self.is_replaced = True
             return self._fail(RoundAborted(f"round {self._round} was committed by another coordinator: {stands}"))
         self._led = ready
         begun_s = self._begun_s if self._has_begun else None

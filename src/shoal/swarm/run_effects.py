@@ -14,6 +14,7 @@ from shoal.errors import ShoalError
 from shoal.events.base import Event
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import StartTrainer
+from shoal.swarm.client_turn import AskClient, TakeTurn
 from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.view import SwarmView
@@ -129,6 +130,8 @@ class RunFacts(Protocol):
 class RunPhase(Enum):
     """What a client waits for."""
 
+    WAIT_TURN = auto()
+    """No client of another host can be reached that comes before it."""
     GATHER = auto()
     """As many servers as were started, or one of each stage."""
     SETTLE = auto()
@@ -233,7 +236,9 @@ class Failed:
 
 
 RunEffect = (
-    Stand
+    AskClient
+    | TakeTurn
+    | Stand
     | PlaceServers
     | InheritRecord
     | StartTrainer

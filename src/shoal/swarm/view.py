@@ -19,6 +19,8 @@ NO_BASE = -1
 
 _NAMED_BY = 8
 """So many of its last characters tell a peer id from others, where a person reads them."""
+_MAX_ASKED = 4
+"""Servers, at a time: any of them knows which run it is."""
 
 _UNIX = "unix:"
 """How an address `unix:<machine>:/path` begins."""
@@ -231,6 +233,12 @@ class SwarmView:
     def replica(self, peer: PeerId) -> Replica | None:
         """Return a peer's replica, if it has one."""
         return self._replica_of.get(peer)
+
+    @property
+    def informed(self) -> tuple[Hop, ...]:
+        """Who can say which run it is: its clients, and some of the servers."""
+        clients = (client.hop for client in self.clients if not client.waits)
+        return (*clients, *(server.hop for server in self.replicas[:_MAX_ASKED]))
 
     @property
     def num_servers(self) -> int:

@@ -1,9 +1,15 @@
-"""Who may open a connection: limits on strangers, so that none of them keeps peers or each other out."""
+"""Who may open a connection: limits on strangers, so that none of them keeps peers or each other out.
+
+When all places over TCP are taken, a newcomer has that of another: of those whose peer has not proven its identity, the
+one that has waited longest, of the address that has most, the newcomer counted. So whoever floods pushes out his own
+connections, and a peer, which holds its place for one round trip, is through before it would be its turn.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
 
 import anyio
 
@@ -19,37 +25,51 @@ class Admission:
     def __init__(self, limits: TransportLimits) -> None:
         self._limits = limits
         self._open: set[Connection] = set()
-        self._strangers: set[Connection] = set()
+        # The networks that each comes from; the one that has waited longest is the first.
+        self._strangers: dict[Connection, tuple[bytes, ...]] = {}
 
     @property
     def connections(self) -> tuple[Connection, ...]:
         """Every connection whose socket is connected."""
         return tuple(self._open)
 
-    def connected(self, connection: Connection) -> None:
+    def connected(self, connection: Connection) -> Connection | None:
         """Count a connection from now on; one that this side has dialled is never refused.
 
+        Returns:
+            The stranger that makes way for it, and has no place any more: the caller ends it. None: a place was free.
+
         Raises:
-            HandshakeError: there are too many.
+            HandshakeError: there are too many, and none of them makes way.
         """
         self._open.add(connection)
         if connection.dialled is not None:
-            return
+            return None
         if len(self._open) > self._limits.max_connections:
             raise HandshakeError(f"{self._limits.max_connections} connections are open already", Offence.CROWDED)
-        sources = Counter(stranger.source for stranger in self._strangers)
-        from_host, from_others = sources.pop("", 0), sources.total()
-        if (from_others if connection.source else from_host) >= self._limits.max_handshaking:
+        networks = _networks_of(connection.source)
+        leaving = self._making_way(connection.source, networks)
+        if leaving is not None:
+            self._strangers.pop(leaving)
+        self._strangers[connection] = networks
+        return leaving
+
+    def _making_way(self, source: str, networks: tuple[bytes, ...]) -> Connection | None:
+        """Return the stranger whose place a newcomer takes; None: one is free. Raises as `connected` does."""
+        rivals = [stranger for stranger in self._strangers if bool(stranger.source) == bool(source)]
+        if len(rivals) < self._limits.max_handshaking:
+            return None
+        # Those of this host are the same user's: of too many, the first ones get through their handshake.
+        unproven = [stranger for stranger in rivals if stranger.source and stranger.proven is None]
+        if not unproven:
             raise HandshakeError(
                 f"{self._limits.max_handshaking} connections are in their handshake already", Offence.CROWDED
             )
-        if connection.source and sources[connection.source] >= self._limits.max_handshaking_per_host:
-            raise HandshakeError(
-                f"{self._limits.max_handshaking_per_host} connections from {connection.source} are in their handshake "
-                "already",
-                Offence.CROWDED,
-            )
-        self._strangers.add(connection)
+        held = Counter(networks)
+        for stranger in rivals:
+            held.update(self._strangers[stranger])
+        # Of equals `max` returns the first one, which has waited longest.
+        return max(unproven, key=lambda stranger: [held[network] for network in self._strangers[stranger]])
 
     def proven(self, peer: PeerId) -> None:
         """Check a connection whose peer has proven its identity, and that counts already.
@@ -64,16 +84,31 @@ class Admission:
 
     def introduced(self, connection: Connection) -> None:
         """Count the connection as a stranger's no more."""
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
 
     def ended(self, connection: Connection) -> None:
         """Count the connection no more."""
         self._open.discard(connection)
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
 
     async def await_hello(self, connection: Connection, on_late: Callable[[Connection, HandshakeError], None]) -> None:
         """Report a connection whose peer does not introduce itself in time, however busily it sends."""
         with anyio.move_on_after(self._limits.handshake_timeout_s):
             await connection.settled.wait()
-        if not connection.settled.is_set():
+        if connection in self._strangers:
             on_late(connection, HandshakeError(f"no hello within {self._limits.handshake_timeout_s:g} s", Offence.SLOW))
+
+
+def _networks_of(source: str) -> tuple[bytes, ...]:
+    """Return by which prefixes an address is counted: what one subscriber has, then what surrounds it; none of this
+    host.
+
+    An address of IPv4 and its /24; of IPv6 the /64, within which a host may call itself what it likes, and the /48.
+    """
+    if not source:
+        return ()
+    address = ip_address(source)
+    # As a socket for both kinds has an address of IPv4.
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    packed = (mapped or address).packed
+    return (packed, packed[:3]) if len(packed) == 4 else (packed[:8], packed[:6])

@@ -26,9 +26,8 @@ class TransportLimits:
         max_pooled_bytes: the most unused memory of received tensors that is kept for later ones.
         pool_trim_s: memory that was not needed for this time is given back.
         max_connections: at a time, with and without a known peer; further connections are closed at once.
-        max_handshaking: connections of strangers (in their handshake) at a time over TCP, and as many from this host;
-            further ones are closed at once.
-        max_handshaking_per_host: of these, from one address.
+        max_handshaking: connections of strangers (in their handshake) at a time over TCP, and as many from this host.
+            For a further one over TCP another one is closed (see `admission`); from this host it is closed itself.
         max_connections_per_peer: at a time, of a peer that has proven its identity; only one of them is used.
         dial_timeout_s: for one attempt to connect, including its handshake.
         handshake_timeout_s: for a peer that has dialled to say hello, including TLS.
@@ -50,7 +49,6 @@ class TransportLimits:
     pool_trim_s: float = 10.0
     max_connections: int = 1024
     max_handshaking: int = 64
-    max_handshaking_per_host: int = 16
     max_connections_per_peer: int = 4
     dial_timeout_s: float = 5.0
     handshake_timeout_s: float = 5.0

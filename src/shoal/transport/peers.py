@@ -234,12 +234,15 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         try:
             if connection.prepare is not None:
                 connection.prepare(connection.socket)
-            self._admission.connected(connection)
+            leaving = self._admission.connected(connection)
         except (HandshakeError, OSError) as error:
             connection.violated(error)
             return
+        if leaving is not None:
+            why = f"has made way for a newer connection: {leaving.source} had most in their handshake"
+            self._end_stranger(leaving, HandshakeError(why, Offence.CROWDED))
         if connection.dialled is None:
-            self._tasks.start_soon(self._admission.await_hello, connection, self._on_late)
+            self._tasks.start_soon(self._admission.await_hello, connection, self._end_stranger)
 
     def on_open(self, connection: Connection) -> None:
         try:
@@ -348,7 +351,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         for carrier in self._carriers:
             carrier.stop_listening()
 
-    def _on_late(self, connection: Connection, error: HandshakeError) -> None:
+    def _end_stranger(self, connection: Connection, error: HandshakeError) -> None:
         self.on_violation(connection, error)
         connection.close(str(error))
 

@@ -29,6 +29,7 @@ _CONGESTION_CONTROL: Final = b"bbr"
 """It takes the rate that the link has for its measure, not the packets that are lost (Cardwell et al., ACM Queue 2016):
 at 20 Mbit/s, 150 ms and 0.5 % loss it brings 12 times what cubic does."""
 _WILDCARDS: Final = ("0.0.0.0", "::")
+_UNKNOWN: Final = "0.0.0.0"
 # From <linux/sockios.h>: the IPv4 address of a network interface.
 _SIOCGIFADDR: Final = 0x8915
 
@@ -94,7 +95,9 @@ class TcpCarrier:
 
     def _prepare_accepted(self, connection: Connection, sock: socket.socket) -> None:
         self._prepare(sock)
-        with suppress(OSError):  # it may be gone already
+        # It may be gone already; it is none of this host's all the same, which have places of their own.
+        connection.source = _UNKNOWN
+        with suppress(OSError):
             connection.source = str(sock.getpeername()[0])
 
     def _prepare(self, sock: socket.socket) -> None:

@@ -22,6 +22,8 @@ from shoal.transport.connection import Connection, Stream
 from shoal.transport.tls import explained, peer_of
 
 _READ_BYTES: Final = 256 * 1024
+_HANDSHAKE_BYTES: Final = 4 * 1024
+"""Read at a time from who may be a stranger: what he makes this side hold is to be little."""
 _PIECE_BYTES: Final = 256 * 1024
 # A fast socket would otherwise keep the event loop encrypting until a large tensor is gone.
 _BYTES_PER_TURN: Final = 2 * 1024 * 1024
@@ -35,7 +37,7 @@ class TlsStream(asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._transport: Stream | None = None
-        self._read_buffer = memoryview(bytearray(_READ_BYTES))
+        self._read_buffer = memoryview(bytearray(_HANDSHAKE_BYTES))
         self._established = False
         self._reading = True
         self._backlog: deque[memoryview] = deque()  # plain bytes, not encrypted yet
@@ -165,6 +167,7 @@ class TlsStream(asyncio.BufferedProtocol):
             self._connection.violated(error)
             return False
         self._established = True
+        self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._connection.open(proven)
         return not self._closing
 

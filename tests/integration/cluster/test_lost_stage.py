@@ -82,7 +82,7 @@ def restored(result: ClusterResult) -> list[tuple[int, int, int]]:
 
 def check_said(result: ClusterResult, notices: list[str], stage: int, rounds: str) -> None:
     text = "\n".join(notices)
-    assert f"training has stopped: no replica serves stage {stage}" in text
+    assert f"training has stopped: no server serves stage {stage}" in text
     assert f"the state of stage {stage} is lost" in text
     assert f"what it learnt in {rounds} is gone, and it starts again from its initial parameters" in text
     assert f"stage {stage} is served again: training goes on" in text
@@ -142,7 +142,7 @@ async def test_every_server_dies_and_the_run_goes_on_from_the_initial_parameters
         check(cluster, result)
     assert restored(result) == [(3, 0, 0), (3, 1, 0)]
     # Said of both at once, or of the one after the other: whose loss is heard first is chance.
-    assert any("has stopped: no replica serves stage" in notice for notice in notices)
+    assert any("has stopped: no server serves stage" in notice for notice in notices)
     assert any("stages 0, 1" in notice for notice in notices)
 
 

@@ -18,12 +18,13 @@ import msgspec
 import pytest
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
-from tests.dht_stranger import MAC_BYTES, forgeries, stranger
+from tests.dht_stranger import KEY, MAC_BYTES, forgeries, stranger
 from tests.unowned_keys import SIGNATURE, SMALL_ORDER, peer_id
 
 from shoal.clock import SystemClock
 from shoal.control.dht import DhtNode
 from shoal.control.dht_launcher import SignedRecords
+from shoal.control.keyed_protocol import Members
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, RunRecord, StageRecord, seal, with_mac
 from shoal.control.registry import Registry
@@ -93,7 +94,7 @@ async def _swarm(tmp_path: Path) -> AsyncGenerator[tuple[Honest, Honest, Liar]]:
         peers = await first.visible_maddrs()
         async with (
             await node(BOB, SWARM, peers, yours) as second,
-            await node(MALLORY, OTHER_SWARM, peers, MetricRegistry()) as third,
+            await node(MALLORY, SWARM, peers, MetricRegistry()) as third,
             anyio.create_task_group() as tasks,
         ):
             alice = Honest(first, Registry(first, ALICE, SWARM, 2, CLOCK), mine)
@@ -142,7 +143,7 @@ def _sealed_again(swarm: str) -> tuple[bytes, float]:
     return with_mac(SWARM, value[MAC_BYTES:]), expires
 
 
-async def test_a_stranger_without_the_key_stores_nothing_that_anybody_believes(
+async def test_what_is_sealed_without_the_key_nobody_believes_though_a_member_stores_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with _swarm(tmp_path) as (alice, bob, liar):
@@ -165,9 +166,26 @@ async def test_a_stranger_without_the_key_stores_nothing_that_anybody_believes(
         assert _warned(caplog, Rejection.MALFORMED)
 
 
-async def test_who_holds_every_record_and_has_no_key_makes_nobody_believe_anything(tmp_path: Path) -> None:
+async def test_nobody_speaks_with_a_stranger(tmp_path: Path) -> None:
+    """It is answered that it is heard, and no more: what it asks or says is not looked at, and it is not noted."""
+    async with _swarm(tmp_path) as (alice, bob, _), stranger(tmp_path, await alice.node.visible_maddrs()) as outsider:
+        before = [each.metrics.counts() for each in (alice, bob)]
+        refused = await outsider.overwhelm([each.node.peer_id for each in (alice, bob)])
+        assert refused == {"the peer has no key of this swarm"}
+        assert [each.metrics.counts() for each in (alice, bob)] == before, "not one record was looked at"
+        for each in (alice, bob):
+            raw: Any = each.node._node
+            known = {peer.to_base58() for peer in raw.protocol.routing_table.peer_id_to_uid}
+            assert outsider.identity.peer_id not in known
+            assert all(key.to_bytes() != KEY for key, _ in raw.protocol.storage.items())
+
+
+async def test_who_holds_every_record_and_cannot_seal_any_makes_nobody_believe_anything(tmp_path: Path) -> None:
     """All keys that nobody owns, forged records of every kind, true ones replayed, cut, prolonged and signed again."""
-    async with _swarm(tmp_path) as (alice, bob, liar), stranger(tmp_path, await liar.node.visible_maddrs()) as outsider:
+    async with (
+        _swarm(tmp_path) as (alice, bob, liar),
+        stranger(tmp_path, await liar.node.visible_maddrs(), SWARM) as outsider,
+    ):
         held = await outsider.look()
         while {each.topic for each in held} != {"stage.0", "stage.1"}:
             # They ask everybody, so it hears of the keys.
@@ -286,7 +304,9 @@ async def test_a_server_of_another_version_is_seen_and_named_and_not_used(
 def test_a_subkey_whose_text_is_no_text_is_counted() -> None:
     metrics = MetricRegistry()
     checker = RecordChecker(SWARM, str.encode, CLOCK, metrics)
-    assert not SignedRecords(checker).validate(DHTRecord(b"key", b"\xa2\xff\xfe", b"\xc4\x01x", CLOCK.unix_s() + 30))
+    assert not SignedRecords(checker, Members(SWARM)).validate(
+        DHTRecord(b"key", b"\xa2\xff\xfe", b"\xc4\x01x", CLOCK.unix_s() + 30)
+    )
     assert metrics.counts() == {"records.dropped{reason=malformed}": 1}
 
 

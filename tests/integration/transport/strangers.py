@@ -25,8 +25,8 @@ class Stranger:
         self.socket = connected
 
     @classmethod
-    def over_tcp(cls, target: StreamEndpoint) -> Stranger:
-        return cls(socket.create_connection(("127.0.0.1", port_of(target))))
+    def over_tcp(cls, target: StreamEndpoint, source: str = "127.0.0.1") -> Stranger:
+        return cls(socket.create_connection(("127.0.0.1", port_of(target)), source_address=(source, 0)))
 
     @classmethod
     def on_this_host(cls, target: StreamEndpoint) -> Stranger:

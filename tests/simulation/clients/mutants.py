@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 
 from tests.simulation.clients.world import World
 
 from shoal.ids import PeerId
-from shoal.swarm.client_order import ClientOrder
-from shoal.swarm.view import ClientPeer
+from shoal.swarm.client_turn import ClientTurn, TurnEffects
+from shoal.swarm.view import Run, SwarmView
+from shoal.wire.messages.base import Hop
 
 
-class TakesItsTurnAtOnce(ClientOrder):
+class TakesItsTurnAtOnce(ClientTurn):
     """Waits for no launcher to start a lost client again."""
 
-    def is_gone(self, peer: PeerId, now_s: float) -> bool:
-        return super().is_gone(peer, now_s + 1e6)
+    def lost(self, peer: PeerId, now_s: float) -> None:
+        super().lost(peer, now_s)
+        if peer in self._ahead:
+            self._ahead[peer].since_s = -1e6
 
-    def is_turn(self, now_s: float) -> bool:
-        return super().is_turn(now_s + 1e6)
 
-
-class WaitsForNobodyElse(ClientOrder):
+class WaitsForNobodyElse(ClientTurn):
     """Looks at the client that trains alone, not at those that have waited for longer."""
 
-    def announced(self, clients: Iterable[ClientPeer], now_s: float) -> None:
-        super().announced([client for client in clients if not client.waits or client.peer == self._me], now_s)
+    def look(self, view: SwarmView, now_s: float) -> TurnEffects:
+        clients = tuple(client for client in view.clients if not client.waits or client.peer == self._me)
+        return super().look(replace(view, clients=clients), now_s)
 
 
-class WaitsForTheLost(ClientOrder):
+class WaitsForTheLost(ClientTurn):
     """Never gives up a client that it has known."""
 
-    def is_turn(self, now_s: float) -> bool:
+    def _is_first(self, now_s: float) -> bool:
         return not self._ahead
 
 
-class DialsOnce(ClientOrder):
+class DialsOnce(ClientTurn):
     """Does not ask a lost client again whether it is back."""
 
     def lost(self, peer: PeerId, now_s: float) -> None:
@@ -44,11 +46,41 @@ class DialsOnce(ClientOrder):
             self._ahead[peer].dial_at_s = float("inf")
 
 
-def _make(order_class: type[ClientOrder]) -> Callable[[int], World]:
-    return lambda seed: World(seed, order_class)
+class BelievesTheRegistry(ClientTurn):
+    """Takes the run as soon as hosts of servers announce it, whatever servers say."""
+
+    def _has_no_client(self, run: Run | None, now_s: float) -> bool:
+        return (run is not None and run.kept) or super()._has_no_client(run, now_s)
+
+
+class BelievesTheFirstServer(ClientTurn):
+    """Does not wait for what the others say: the first one may have lost its own connection."""
+
+    def told(self, peer: PeerId, client: PeerId | None) -> None:
+        super().told(peer, client)
+        self._asked.clear()
+
+
+class AsksServersOnce(ClientTurn):
+    """What servers have said while there was a client stays."""
+
+    def _ask_servers(self, view: SwarmView, now_s: float) -> list[Hop]:
+        return super()._ask_servers(view, now_s) if self._asked_at_s < 0 else []
+
+
+def _make(turn_class: type[ClientTurn]) -> Callable[[int], World]:
+    return lambda seed: World(seed, turn_class)
 
 
 MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
     mutant.__name__: (_make(mutant), first_seed)
-    for mutant, first_seed in ((TakesItsTurnAtOnce, 1), (WaitsForNobodyElse, 0), (WaitsForTheLost, 0), (DialsOnce, 1))
+    for mutant, first_seed in (
+        (TakesItsTurnAtOnce, 1),
+        (WaitsForNobodyElse, 0),
+        (WaitsForTheLost, 0),
+        (DialsOnce, 1),
+        (BelievesTheRegistry, 0),
+        (BelievesTheFirstServer, 0),
+        (AsksServersOnce, 0),
+    )
 }

@@ -10,6 +10,7 @@ from typing import Any
 from tests.simulation.run.world import World
 
 from shoal.errors import ControlError
+from shoal.ids import Ballot
 from shoal.swarm.round_boundary import RoundBoundary
 from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.routing import Pipeline
@@ -343,6 +344,27 @@ class IsDeafToOthers(RunClient):
         """Nothing has happened."""
 
 
+class TakesNoTurn(RunClient):
+    """Takes the run, whoever comes before it."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **{**more, "turn": None})
+
+
+class IsDeafToTheEnd(RunClient):
+    """Waits on when the client before it has ended the run."""
+
+    def ended(self, reason: str, *, well: bool) -> None:
+        """Nothing has happened."""
+
+
+class GoesOnDeposed(RunClient):
+    """Does not care who coordinates."""
+
+    def deposed(self, highest: Ballot) -> None:
+        """Nothing has happened."""
+
+
 def _make(first_seed: int, run_class: type[RunClient]) -> tuple[Callable[[int], World], int]:
     return lambda seed: World(seed, run_class), first_seed
 
@@ -353,7 +375,7 @@ _FIRST_SEEDS = {
     "IsDeafToOthers": 56,
     "FormsNothing": 303,
     "NeedsThoseThatItHad": 188,
-    "EndsPausedRounds": 313,
+    "EndsPausedRounds": 367,
     "ClosesOverAHandOver": 66,
 }
 """Of those that are noticed later than by the gate's seeds from 0 on."""
@@ -399,5 +421,8 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         LeavesMirrorsBehind,
         WaitsForMirrors,
         IsDeafToOthers,
+        TakesNoTurn,
+        IsDeafToTheEnd,
+        GoesOnDeposed,
     )
 }

@@ -1,6 +1,7 @@
 """A client's run from its first server to its last record, beside servers, trainers and mirrors that come, go and hang.
 
-What is simulated is `swarm.run_client`, with `swarm.trainer_slots` and `swarm.round_boundary` inside. Coordinator,
+What is simulated is `swarm.run_client`, with `swarm.trainer_slots`, `swarm.round_boundary` and `swarm.client_turn`
+inside. The client of another host may come before it, and be lost, or end the run. Coordinator,
 data server, launcher and mirrors are models here: they do what they are told, late; records of others come from
 nowhere. What these do when they ship is the matter of the worlds `round`, `split` and `swarm`, which have the same
 machine in their clients.
@@ -9,17 +10,19 @@ machine in their clients.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 
 from tests.simulation import liveness
 from tests.simulation.kernel import Kernel
 from tests.simulation.safety import Broken
 
-from shoal.errors import ControlError, NoPipeline
-from shoal.events.run import EvaluationIncomplete
+from shoal.errors import ControlError, NoPipeline, RoundAborted
+from shoal.events.run import EvaluationIncomplete, RunEnded
 from shoal.events.stages import StagesMissing
-from shoal.ids import PeerId, StageIndex
+from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.runtime.launcher_messages import StartTrainer
+from shoal.swarm.client_turn import AskClient, ClientTurn, TakeTurn
 from shoal.swarm.records import Tip
 from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.round_deadline import boundary_s
@@ -43,7 +46,7 @@ from shoal.swarm.run_effects import (
 )
 from shoal.swarm.takeover import Settled
 from shoal.swarm.trainer_slots import GoOn, ReleaseLeases, SlotEffect, TrainerSlots
-from shoal.swarm.view import Replica, SwarmView
+from shoal.swarm.view import ClientPeer, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.control import TrainerHello
 from shoal.wire.messages.feed import Released
@@ -62,7 +65,8 @@ _LONG_S = 10.0
 """It is noticed before that a server is lost; from its pipelines on, a round takes less to begin."""
 _OF_OTHERS, _INHERITED = 0, -1
 """Who has made a record, where the starts of the client count from 1."""
-_SIGNED = SignedRecord(b"", PeerId("C"), b"")
+_ME, _BEFORE, _SCOUT = PeerId("C"), PeerId("B"), PeerId("scout")
+_SIGNED = SignedRecord(b"", _ME, b"")
 
 
 class World:
@@ -110,6 +114,14 @@ class World:
         self.start = 0
         self.time = RunTime()
         self.paused = False
+        # Of its own, so that all else stays as it is.
+        self.turn_rng = random.Random(f"turn {seed}")
+        self.has_client = self.succeeds  # the one before it
+        self.is_deposed = self.is_told_over = False
+        if self.succeeds:
+            self.network.at(self.turn_rng.uniform(0.5, 20.0), self.client_goes)
+        if self.turn_rng.random() < 0.1:
+            self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.deposes)
         for name in self.names:
             self.network.at(rng.uniform(0.0, 8.0), self.arrives, name)
         self.begin()
@@ -131,7 +143,11 @@ class World:
         self.durations_s: list[float] = []
         self.slots = TrainerSlots(start_timeout_s=START_S)
         self.slots.adopt(self.asked, [slot for slot in self.asked if self.flips(0.7)])
-        self.run_machine = self.run_class(self.rules, self.slots, self.time, left=self.left, base=self.base)
+        self.turn = ClientTurn(_ME, "run") if self.succeeds and self.left is None else None
+        self.is_linked = False
+        self.run_machine = self.run_class(
+            self.rules, self.slots, self.time, turn=self.turn, left=self.left, base=self.base
+        )
         self.num_stands = self.num_evaluations = 0
         self.said_gap = False
         self.led_s: float | None = None
@@ -193,7 +209,10 @@ class World:
     @property
     def view(self) -> SwarmView:
         replicas = (Replica(Hop(PeerId(n), ()), 0.0, stage=StageIndex(int(n[1]))) for n in sorted(self.there))
-        return SwarmView(tuple(replicas))
+        before = (ClientPeer(Hop(_BEFORE, ()), 0.0),) if self.has_client else ()
+        announcer = _BEFORE if self.has_client else _ME if self.has_taken_turn else _SCOUT
+        run = Run("run", self.num_stages, announcer, kept=announcer == _SCOUT)
+        return SwarmView(tuple(replicas), clients=before, run=run)
 
     def usable(self, known: Mapping[PeerId, int]) -> SwarmView:
         return self.view
@@ -216,7 +235,15 @@ class World:
 
     def obey(self, effect: RunEffect) -> None:
         rng = self.network.rng
+        if (self.is_deposed or self.is_told_over) and not isinstance(effect, Failed | RunEnded):
+            raise Broken(f"{effect}, though another client has the run, or has ended it")
         match effect:
+            case AskClient(hop):
+                self.later(0.1, self.answers, hop.peer)
+            case TakeTurn():
+                self.takes_turn()
+            case RunEnded():
+                self.ended = "another client has ended it"
             case Stand():
                 self.num_stands += 1
                 self.stands()
@@ -253,6 +280,42 @@ class World:
                 self.fails(error)
             case _:
                 pass
+
+    def takes_turn(self) -> None:
+        if self.has_client:
+            raise Broken("it takes the run from the client before it, which is there")
+        self.has_taken_turn = True
+
+    def answers(self, peer: PeerId) -> None:
+        """Who was asked says which client it has, or cannot be reached."""
+        if self.turn is None or self.run_machine.phase is not RunPhase.WAIT_TURN:
+            return
+        if peer != _BEFORE:
+            self.turn.told(peer, _BEFORE if self.has_client else None)
+        elif self.has_client:
+            self.is_linked = True
+            self.turn.up(peer)
+        else:
+            self.turn.lost(peer, self.network.now_s)
+
+    def client_goes(self) -> None:
+        """The client before this one is lost, or ends the run."""
+        self.has_client = False
+        if self.ended or self.is_down or self.turn is None:
+            return
+        if self.is_linked and self.turn_rng.random() < 0.2:
+            self.is_told_over = True
+            self.run_machine.ended("it is over", well=self.turn_rng.random() < 0.5)
+        elif self.is_linked:
+            self.turn.lost(_BEFORE, self.network.now_s)
+        self.look()
+
+    def deposes(self) -> None:
+        """Another client coordinates, under a higher ballot."""
+        if self.leads and not self.ended and not self.is_down:
+            self.is_deposed, self.is_busy = True, False
+            self.run_machine.deposed(Ballot(99, _BEFORE, 1))
+            self.look()
 
     def stands(self) -> None:
         """Take the lead: once, and when the servers that were started are there, or have had their time."""
@@ -477,6 +540,8 @@ class World:
 
     def fails(self, error: Exception) -> None:
         self.ended = str(error)
+        if self.is_told_over or (self.is_deposed and isinstance(error, RoundAborted)):
+            return
         if isinstance(error, NoPipeline):
             if self.is_patient:
                 raise Broken("a client that waits however long gives up")
@@ -493,6 +558,7 @@ class World:
             raise Broken(f"it ends: {error}")
 
     def over(self) -> None:
+        """All is done."""
         self.ended = "all is done"
         if self.standing.round != self.num_rounds:
             raise Broken(f"it ends after record {self.standing.round} of {self.num_rounds}")
@@ -505,6 +571,7 @@ class World:
 
     # -- faults
 
+    has_taken_turn = False
     lacked_s: float | None = None
     """Since when some stage has had nobody."""
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 import torch
 from tests.alongside import alongside, until
-from tests.leading import finish_round, lead
+from tests.leading import finish_round, lead, ready
 
 from shoal.averaging.contents import MAX_REQUESTS, Contents
 from shoal.averaging.replica_state import OuterState
@@ -137,14 +137,13 @@ async def test_a_coordinator_that_takes_over_tells_newcomers_what_to_look_for(
             run.network.cut(holder.peer, other)
         run.add_replica(1)
         again = run.start_client()
-        run.tasks.start_soon(again.lead)
+        again.stand()
         await until(lambda: messages(caplog, "state.nobody") != [])
         assert again.stuck == (1,)
         assert again.holders is None
         for other in (client, run.replicas[0][0].peer, PeerId("R1.1")):
             run.network.heal(holder.peer, other)
-        leading = await lead(again)
-        assert leading.tip.round == 1
+        assert (await ready(again, 0)).tip.round == 1
         newcomer = run.replicas[1][1]
         await until(lambda: newcomer.peer in (again.holders or {}))
         assert newcomer.member.hashes == holder.member.hashes

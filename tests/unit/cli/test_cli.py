@@ -44,6 +44,14 @@ def test_each_error_has_its_exit_code(error: BaseException, code: int, capsys: C
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "said"), [(ConnectionLost("it is gone"), "it is gone"), (ConnectionLost(), "ConnectionLost")]
+)
+def test_an_error_is_its_sentence_and_its_name_where_it_has_none(error: ShoalError, said: str, capsys: Capture) -> None:
+    assert guarded(_raising(error)) == 1
+    assert capsys.readouterr().err == f"shoal: error: {said}\n"
+
+
 def test_bugs_keep_their_traceback() -> None:
     with pytest.raises(InvariantViolation):
         guarded(_raising(InvariantViolation("x")))

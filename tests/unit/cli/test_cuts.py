@@ -155,7 +155,7 @@ async def test_what_the_weights_hash_to_is_part_of_the_configuration() -> None:
 async def test_warnings_of_the_profiler_reach_the_user() -> None:
     told = {"costs": [1.0] * 6, "source": "static", "warnings": ["could not be measured"]}
     cut, _, notices = await _profiled(_config(), told)
-    assert (cut, notices) == ((3, 3), ["could not be measured"])
+    assert (cut, notices) == ((3, 3), ["cut of the model: could not be measured"])
 
 
 async def test_a_deterministic_run_has_nothing_measured() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documented import problem_of
 
 from shoal.cli.app import app
 from shoal.cli.ending import incident_lines, next_lines
@@ -36,6 +37,14 @@ def test_an_incident_is_a_sentence_with_who_when_and_at_what_cost() -> None:
     ]
 
 
+def test_of_a_server_that_was_still_there_at_the_end_it_is_not_said_that_it_left() -> None:
+    left = LOST | {"cause": "left", "recovered_after_s": None, "steps_lost": 0}
+    assert list(incident_lines({"incidents": [left, left | {"back_after_s": None}]})) == [
+        "server 1@box2 (stage 1): left in round 3, 41 s after launch; over after 12.3 s",
+        "server 1@box2 (stage 1): wanted to leave in round 3, 41 s after launch; still there at the end",
+    ]
+
+
 def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
     lines = list(incident_lines({"incidents": [LOST | {"round": number} for number in range(12)]}))
     assert lines[0] == "12 incidents on the way; the last of them:"
@@ -49,6 +58,7 @@ def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
         ({}, "generate"),
         ({"model": {"family": "mlp"}, "data": {"task_type": "cv", "dataset_name": "digits"}}, "evaluate"),
         ({"model": {"family": "theirs.model:Mlp"}}, "evaluate"),
+        ({"model": {"family": "biggan"}, "data": {"task_type": "image_gen", "dataset_name": "digits"}}, "images"),
     ],
 )
 def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], command: str) -> None:
@@ -59,9 +69,7 @@ def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], 
     # Code of somebody else is run where it is named alone.
     assert ("--family theirs.model:Mlp" in lines[0]) == (config.model.family == "theirs.model:Mlp")
     assert [line.split()[1] for line in lines[1:]] == ["replay", "events"]
-    for line in lines:
-        tokens = line.removeprefix("next:").split()
-        assert tokens[1] in app
+    assert [problem_of(line.removeprefix("next:").strip()) for line in lines] == [None] * 3
 
 
 def test_of_a_run_whose_servers_have_logged_elsewhere_no_replay_is_offered() -> None:

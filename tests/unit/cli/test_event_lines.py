@@ -44,7 +44,7 @@ def test_events_are_told_with_what_to_do_and_those_of_the_course_of_the_run_in_b
     folder = left(tmp_path / "one", EvaluationDone(3, 1.25), MirrorsBehind(4, 1, 30.0), RunStopped("me"))
     lines = told(capsys, "events", folder)
     assert [line[10:] for line in lines[1:]] == [
-        "evaluation.done         held-out loss 1.250 after round 3",
+        "evaluation.done         eval loss 1.250 after round 3",
         f"mirrors.behind          WARNING {MirrorsBehind(4, 1, 30.0).say()}",
         f"{'':<24}{MirrorsBehind.do}",
         "run.stopped             stopped by me",

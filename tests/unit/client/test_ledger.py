@@ -104,8 +104,12 @@ def test_the_user_is_told_what_to_do_below_what_has_happened() -> None:
     said: list[str] = []
     ledger = Ledger(Clock(), show=said.append)
     ledger.note(TrainingStopped((1,)))
-    ledger.note(TrainingDiverging("training may have diverged"))
-    assert said == [TrainingStopped((1,)).say(), f"  {TrainingStopped.do}", "training may have diverged"]
+    ledger.note(TrainingDiverging("20 steps in a row were skipped"))
+    assert said == [
+        TrainingStopped((1,)).say(),
+        f"  {TrainingStopped.do}",
+        "training may have diverged: 20 steps in a row were skipped",
+    ]
 
 
 def test_the_launch_is_when_it_was_however_often_the_client_is_started_again(tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ async def test_counters_reach_the_monitor_with_the_round_that_is_trained(desk: D
 
 async def test_the_monitor_hears_who_is_there_while_no_step_is_committed(desk: Desk) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(desk.reports.follow)
+        tasks.start_soon(desk.reports.run)
         await anyio.wait_all_tasks_blocked()
         assert await desk.metrics() == [NUMBERS]
         desk.swarm.has_changed.notify()
@@ -371,7 +371,7 @@ async def test_the_monitor_hears_who_is_there_while_no_step_is_committed(desk: D
 
 async def test_a_monitor_that_was_lost_is_told_again_who_is_there(desk: Desk) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(desk.reports.follow)
+        tasks.start_soon(desk.reports.run)
         await anyio.wait_all_tasks_blocked()
         await desk.metrics()
         desk.reports.peer_lost(desk.monitor.peer_id)

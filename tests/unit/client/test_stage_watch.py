@@ -24,7 +24,7 @@ async def test_a_stop_and_its_end_are_said_by_name() -> None:
     assert stages.missing == (1,)
     stages.take(Stuck(()))
     assert ledger.said == [
-        "training has stopped: no replica serves stage 1; it waits for servers",
+        "training has stopped: no server serves stage 1; it waits for servers",
         START,
         "stage 1 is served again: training goes on",
     ]
@@ -36,7 +36,7 @@ async def test_that_training_has_stopped_is_said_once_however_many_stages_follow
     for missing in ((1,), (0, 1), (0,), ()):
         stages.take(Stuck(missing))
     assert ledger.said == [
-        "training has stopped: no replica serves stage 1; it waits for servers",
+        "training has stopped: no server serves stage 1; it waits for servers",
         START,
         "training waits for servers of stages 0, 1 now",
         "training waits for servers of stage 0 now",
@@ -51,7 +51,7 @@ async def test_stages_that_a_checkpoint_gives_their_state_have_not_stopped_train
         stages.take(Stuck(missing))
     assert ledger.said == ["servers take the state of stages 0, 1 from the checkpoint"]
     stages.take(Stuck((1,)))
-    assert ledger.said[1:] == ["training has stopped: no replica serves stage 1; it waits for servers", START]
+    assert ledger.said[1:] == ["training has stopped: no server serves stage 1; it waits for servers", START]
 
 
 async def test_it_is_said_again_while_it_lasts() -> None:
@@ -61,7 +61,7 @@ async def test_it_is_said_again_while_it_lasts() -> None:
         stages.take(Stuck((0, 2)))
         await until(lambda: len(ledger.noted) >= 3)
     assert ledger.noted[2] == TrainingStands((0, 2), 0)
-    assert ledger.said[3] == "no replica serves stages 0, 2 since 0 s; training waits for servers"
+    assert ledger.said[3] == "training has stood still for 0 s: no server for stages 0, 2"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 from tests.alongside import until
 from tests.unit.client.noted import NotedLedger
 
-from shoal.client import succession
 from shoal.client.diary import Saved
+from shoal.client.run_driver import RunDriver
 from shoal.client.succession import Succession
 from shoal.client.totals import RunTotals
 from shoal.clock import SystemClock
@@ -23,9 +24,17 @@ from shoal.control.records import ClientRecord, Record, RunRecord, StageRecord, 
 from shoal.control.run_question import RunTeller
 from shoal.errors import ControlError
 from shoal.ids import PeerId
+from shoal.swarm import client_turn
+from shoal.swarm.client_turn import ClientTurn
+from shoal.swarm.round_boundary import RunTime
+from shoal.swarm.run_client import RunClient
+from shoal.swarm.run_effects import RunRules
+from shoal.swarm.trainer_slots import TrainerSlots
+from shoal.swarm.view import SwarmView
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
+from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import RunOver
 
 ME, FIRST, SCOUT = PeerId("me"), PeerId("first"), PeerId("scout")
@@ -58,15 +67,43 @@ class Waiting:
         self.notices = self.ledger.said
         self.turn: list[bool] = []
         stand_in: Any = SimpleNamespace
+        turn = ClientTurn(ME, "run")
+        rules = RunRules(
+            num_stages=2,
+            num_rounds=1,
+            total_steps=1,
+            steps_of=lambda _: StepRange(0, 1),
+            expected_servers=0,
+            servers_timeout_s=1.0,
+            averaging_timeout_s=1.0,
+            first_deadline_s=1.0,
+            succeeds=True,
+        )
+        self.run = RunClient(rules, TrainerSlots(start_timeout_s=1.0), RunTime(), turn=turn)
         self.succession = Succession(
+            self.run,
+            turn,
             run_id="run",
             endpoint=self.endpoint,
             membership=self.membership,
             clock=SystemClock(),
             coordinator=stand_in(leads=False),
-            ledger=self.ledger,
             diary=stand_in(saved=Saved("run", RunTotals())),
             succeeds=True,
+        )
+        self.driver = RunDriver(
+            self.run,
+            stand_in_facts(self.membership),
+            succession=self.succession,
+            membership=self.membership,
+            reassignment=stand_in(),
+            trainers=stand_in(),
+            begin=stand_in(),
+            records=stand_in(write_last=anyio.lowlevel.checkpoint),
+            ledger=self.ledger,
+            saving=stand_in(),
+            turn=stand_in(begin=self.begin),
+            changes=(self.membership.changed, self.succession.changed.wait),
         )
         self._sequence = 0
         self.hear(ME, "client", ClientRecord(("memory:me",), 1.0, waits=True))
@@ -89,8 +126,15 @@ class Waiting:
         self.hear(PeerId(name), "stage.0", StageRecord((f"memory:{name}",), 1.0, stage=0))
         return server
 
+    async def begin(self, _: TaskGroup) -> None:
+        self.ends.cancel()
+        await anyio.lowlevel.checkpoint()
+
     async def wait(self) -> None:
-        self.turn.append(await self.succession.turn())
+        with anyio.CancelScope() as waiting:
+            self.ends = waiting
+            await self.driver.run()
+        self.turn.append(self.run.has_turn)
 
     async def events(self) -> None:
         async for event in self.endpoint.events():
@@ -103,6 +147,17 @@ class Waiting:
                     self.succession.peer_lost(peer)
                 case Received():
                     self.succession.receive(event)
+
+
+def stand_in_facts(membership: Membership) -> Any:
+    class Facts:
+        stuck = ()
+
+        @property
+        def view(self) -> SwarmView:
+            return membership.view
+
+    return Facts()
 
 
 @asynccontextmanager
@@ -147,7 +202,7 @@ async def test_what_hosts_of_servers_keep_counts_when_servers_say_that_they_have
 async def test_a_client_that_a_server_is_connected_with_keeps_its_place_whatever_the_registry_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(succession, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(client_turn, "ASK_AGAIN_S", 0.01)
     async with waiting() as found:
         found.hear(SCOUT, "run", RunRecord("run", 2, 1.0, kept=True))
         server = found.serve(PeerId("hidden"))

@@ -55,7 +55,7 @@ def test_a_server_without_memory_is_told_until_it_commits_a_step_again() -> None
     story.hear(report(step__committed=4, step__out_of_memory=2))
     story.hear(report(step__committed=5, step__out_of_memory=2))
     assert story.told == [
-        "server 0@box2 has no memory for a microbatch: the step is tried again, and it takes smaller ones from now on",
+        "server 0@box2 has no memory for a microbatch: the step is tried again, in smaller microbatches if any fit",
         "server 0@box2 was out of memory: over after 4.0 s",
     ]
     [opened, *_] = [event for event in story.ledger.noted if isinstance(event, IncidentOpened)]
@@ -137,7 +137,7 @@ def test_of_a_server_that_was_lost_before_it_had_reported_its_start_says_whether
 async def test_a_peer_of_another_time_is_told_until_its_records_are_believed() -> None:
     story = Story()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(story.troubles.follow_clocks)
+        tasks.start_soon(story.troubles.run)
         for differences in ({B: (3600.0, "server 1@box3")}, {B: (3601.0, "server 1@box3")}, {}):
             story.clock.now += 5.0
             await anyio.wait_all_tasks_blocked()

@@ -308,7 +308,7 @@ async def test_a_trainer_that_is_frozen_is_replaced_and_one_that_has_ended_is_it
     story.step(1, 6.0)
     assert story.ledger.said == [
         "trainer 0 has said nothing for 3.0 s (since 07:00:02Z), so it is frozen or cut off; "
-        "another one takes its place",
+        "its client replaces it, unless it was lost too often in this round",
         "trainer 1 trains again after 1.0 s without a step (trainer 1 lost)",
     ]
 

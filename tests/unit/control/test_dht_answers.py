@@ -6,12 +6,14 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgpack
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
-from shoal.control.dht_answers import believe_records_alone
+from shoal.control.dht_answers import FlatSerializer, believe_records_alone
 
 NEAREST = {DHTID(7): "a neighbour"}
 KEYS = (DHTID(1), DHTID(2))
@@ -63,3 +65,22 @@ async def test_what_has_no_record_is_nothing_and_each_key_has_an_answer() -> Non
 
 async def test_no_answer_stays_none() -> None:
     assert await _believed(None) is None
+
+
+def test_records_come_out_as_hivemind_has_packed_them_less_its_own_limit_and_expiry() -> None:
+    packed = DictionaryDHTValue(7)
+    packed.store("a", b"1", 9e9)
+    packed.latest_expiration_time = 9e10
+    found = FlatSerializer.loads(MSGPackSerializer.dumps(packed))
+    assert isinstance(found, DictionaryDHTValue)
+    assert (found.maxsize, found.latest_expiration_time) == (DictionaryDHTValue().maxsize, 9e9)
+    assert found.data["a"] == (b"1", 9e9)
+
+
+@pytest.mark.parametrize("kind", [0x40, 0x50, 0x7F])
+def test_values_within_values_are_refused_before_they_are_unpacked(kind: int) -> None:
+    value: bytes = msgpack.packb([1, 2, []])
+    for _ in range(400):  # which would overrun the stack
+        value = msgpack.packb(msgpack.ExtType(kind, value))
+    with pytest.raises(ValueError, match="kind"):
+        FlatSerializer.loads(value)

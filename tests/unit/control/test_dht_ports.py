@@ -44,6 +44,7 @@ def test_a_node_that_comes_back_to_a_taken_port_listens_on_any_free_one() -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         before = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
         launcher = DhtLauncher(
+            namespace="swarm",
             state_dir=Path(),
             key_file=Path(),
             checker=cast(RecordChecker, None),

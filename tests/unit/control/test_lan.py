@@ -138,3 +138,25 @@ async def test_names_that_are_none_are_passed_over(own_key: bytes, monkeypatch: 
     monkeypatch.setattr(lan, "_RESOLVE_MS", 50)
     with anyio.fail_after(120):
         assert await find_on_lan(own_key, None, 0.5) is None
+
+
+@pytest.mark.anyio
+async def test_of_names_without_end_some_are_looked_at(own_key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{mark_of(own_key)}-{number}.{lan.SERVICE}" for number in range(10)]
+    looked_at: list[str] = []
+
+    class Info:
+        """Nobody answers for it."""
+
+        def __init__(self, _kind: str, name: str) -> None:
+            looked_at.append(name)
+
+        async def async_request(self, *_: object) -> bool:
+            return False
+
+    monkeypatch.setattr(lan, "AsyncServiceBrowser", _browser(names))
+    monkeypatch.setattr(lan, "AsyncServiceInfo", Info)
+    monkeypatch.setattr(lan, "_MAX_NAMES_IN_ALL", 4)
+    with anyio.fail_after(120):
+        assert await find_on_lan(own_key, None, 60.0) is None
+    assert looked_at == names[:4]

@@ -169,6 +169,33 @@ async def test_who_lacks_the_code_cannot_pass_for_who_has_made_it() -> None:
             tasks.cancel_scope.cancel()
 
 
+async def test_who_hears_the_code_and_is_silent_has_had_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late(*_: object) -> str:
+        raise TimeoutError
+
+    monkeypatch.setattr(pairing, "_sealed_text", late)
+    offer = CodeOffer(CODE, TEXT)
+    async with offering(offer) as port:
+        with pytest.raises(ConfigError, match="has not answered"):
+            await take("127.0.0.1", port, CODE)
+
+
+async def test_who_answers_with_junk_before_the_code_is_shown_has_had_no_guess() -> None:
+    async def answer(stream: SocketStream) -> None:
+        async with stream:
+            await stream.send(b"HTTP/1.1 400 Bad Request".ljust(64))
+            await stream.receive()
+
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, answer)
+        with pytest.raises(ConnectionLost, match="is not where a code was made"):
+            await take("127.0.0.1", listener.extra(SocketAttribute.local_port), CODE)
+        tasks.cancel_scope.cancel()
+
+
 async def test_of_many_connections_of_one_address_some_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairing, "_MAX_OF_ONE", 2)
     offer = CodeOffer(CODE, TEXT)

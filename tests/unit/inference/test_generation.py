@@ -287,4 +287,4 @@ def test_evaluate_says_the_held_out_loss_of_the_data_of_the_model(
             losses.append(module.loss(module(inputs), labels).item())
     assert report["eval_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
     assert (report["samples"], report["dataset"]) == (len(losses), "pydoc-topics")
-    assert f"held-out loss {report['eval_loss']:.6f} over {len(losses)} samples" in said(capsys, "evaluate", model)[1]
+    assert f"eval loss {report['eval_loss']:.6f} over {len(losses)} samples" in said(capsys, "evaluate", model)[1]

@@ -186,7 +186,7 @@ async def test_without_the_package_one_line_says_so_and_nothing_else_happens(
     await dashboard.run()
     assert notices == [
         "dashboard: not installed, so there is none",
-        "  pip install 'shoal[dashboard]', or --no-dashboard.enable",
+        "  install it with `pip install 'shoal[dashboard]'`, or say --no-dashboard.enable",
     ]
     dashboard.row(row(2))
     assert await anyio.to_thread.run_sync(dashboard.close, 1.0)

@@ -288,6 +288,14 @@ def test_a_server_that_leaves_is_no_loss_until_it_has_gone_and_is_told_as_one_th
     )
 
 
+def test_a_server_that_wanted_to_leave_and_is_there_when_the_run_ends_has_not_left() -> None:
+    [closed] = after(ServerLeaving(A, "server 1@box", "box", 0, 5.0)).end([0])
+    assert closed.say() == (
+        "server 1@box wanted to leave: noticed at once, no trainer was hit, still there when the run ended; "
+        "no step lost"
+    )
+
+
 def test_a_slot_that_has_no_pipeline_since_a_server_left_is_waited_for_no_longer_than_a_whole_round() -> None:
     begun, leaving = RoundBegun(4, 8, 2, 2, 4), ServerLeaving(A, "server 1@box", "box", 0, 5.0)
     incidents = after(begun, step(0, 4.0), step(1, 4.5), leaving, server_lost(A, 6.0, 1), StepsLost(4, ()))
@@ -335,6 +343,7 @@ def test_what_only_the_launcher_says_on_the_screen_is_in_the_file_all_the_same()
     [opened] = told(TrainerLost(1, 0.0, "", 1.0, "box1"))
     assert isinstance(opened, IncidentOpened)
     assert opened.say() == ""
-    assert (
-        opened.fields()["says"] == "trainer 1 on box1 is gone: its connection has closed; another one takes its place"
+    assert opened.fields()["says"] == (
+        "trainer 1 on box1 is gone: its connection has closed; its client replaces it, unless it was lost too often in "
+        "this round"
     )

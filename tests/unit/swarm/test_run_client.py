@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from shoal.errors import ControlError, NoPipeline, RoundAborted
+from shoal.events.losses import ClientReplaced
 from shoal.events.mirror import MirrorsBehind
-from shoal.events.run import EvaluationIncomplete, RoundSlow, RoundTakenUp
+from shoal.events.run import EvaluationIncomplete, RoundSlow, RoundTakenUp, RunEnded
 from shoal.events.stages import ServersFewer, StagesMissing
 from shoal.events.trainers import TrainersSilent
-from shoal.ids import PeerId, StageIndex
+from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.runtime.launcher_messages import StartTrainer
+from shoal.swarm.client_turn import AskClient, ClientTurn, TakeTurn
 from shoal.swarm.records import Tip
 from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.round_effects import RoundReady
@@ -44,7 +46,7 @@ from shoal.swarm.run_effects import (
     WriteRecord,
 )
 from shoal.swarm.trainer_slots import TrainerSlots
-from shoal.swarm.view import Candidate, Replica, SwarmView
+from shoal.swarm.view import Candidate, ClientPeer, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.control import TrainerHello
 from shoal.wire.messages.round import SignedRecord
@@ -106,13 +108,22 @@ class Facts:
 class Desk:
     """A client, and a swarm that does what it is told."""
 
-    def __init__(self, rules: RunRules = RULES, *, left: RoundPlan | None = None, base: str = "") -> None:
+    def __init__(
+        self,
+        rules: RunRules = RULES,
+        *,
+        turn: ClientTurn | None = None,
+        left: RoundPlan | None = None,
+        base: str = "",
+    ) -> None:
         self.now_s = 100.0
         self.facts = Facts()
         self.time = RunTime()
         self.slots = TrainerSlots(start_timeout_s=20.0)
-        self.run = RunClient(rules, self.slots, self.time, left=left, base=base)
+        self.run = RunClient(rules, self.slots, self.time, turn=turn, left=left, base=base)
         self.launches = True
+        if turn is None:
+            assert self.run.look(self.facts, self.now_s) == [TakeTurn()], "it comes before everybody else"
 
     def look(self, after_s: float = 0.0) -> list[RunEffect]:
         """Return all that it does now."""
@@ -311,12 +322,52 @@ def test_a_stage_that_is_lost_before_the_run_is_led_ends_it_only_when_it_stays_l
     assert "stage 0" in str(failure(desk.look()))
 
 
-def test_who_is_deposed_takes_no_other_ballot() -> None:
+def test_a_client_waits_for_its_turn_before_it_gathers_servers() -> None:
+    turn = ClientTurn(M, "run")
+    desk = Desk(turn=turn)
+    assert (desk.look(), desk.run.has_turn, desk.run.is_hurried) == ([], False, True)
+    before = Hop(PeerId("C"), ())
+    desk.facts.view = replace(view_of("a0", "b1"), clients=(ClientPeer(before, 0.0),), run=Run("run", 2, before.peer))
+    assert desk.look() == [AskClient(before)]
+    assert not desk.run.is_hurried
+    turn.lost(before.peer, desk.now_s)
+    desk.facts.view = replace(desk.facts.view, clients=(), run=None)
+    assert (desk.look(), desk.run.has_turn) == ([], False)
+    replaced, *rest = desk.look(PATIENCE_S)
+    assert isinstance(replaced, ClientReplaced)
+    assert rest == [TakeTurn(), Stand()]
+    assert desk.run.has_turn
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_the_run_that_a_client_waits_for_ends(well: bool) -> None:
+    desk = Desk(turn=ClientTurn(M, "run"))
+    desk.look()
+    desk.run.ended("it is over", well=well)
+    if well:
+        assert desk.look() == [RunEnded("it is over")]
+    else:
+        assert str(failure(desk.look())) == "it is over"
+    assert (desk.run.phase, desk.run.has_turn, desk.look()) == (RunPhase.OVER, False, [])
+
+
+def test_who_is_deposed_ends() -> None:
     desk = Desk()
     desk.facts.view = view_of("a0", "b1")
     assert desk.look() == [Stand()]
     desk.facts.leads = False
-    assert desk.look(1.0) == []
+    desk.run.deposed(Ballot(7, M, 1))
+    error = failure(desk.look())
+    assert isinstance(error, RoundAborted)
+    assert "taken the run over under ballot 7" in str(error)
+    assert (desk.run.phase, desk.look(), desk.run.is_replaced) == (RunPhase.OVER, [], True)
+
+
+def test_a_client_that_has_its_turn_does_not_end_because_the_one_before_it_says_so() -> None:
+    desk = Desk()
+    desk.facts.view = view_of("a0", "b1")
+    desk.run.ended("it is over", well=True)
+    assert desk.look() == [Stand()]
 
 
 @pytest.mark.parametrize("comes", [True, False])

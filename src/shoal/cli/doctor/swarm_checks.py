@@ -171,7 +171,7 @@ def dialled_back(swarm: SwarmSeen) -> Judged:
 
 
 SWARM_CHECKS = (
-    Check("swarm.peers", "an initial peer can be joined at", peers_reached),
+    Check("swarm.peers", "the swarm can be joined at an initial peer", peers_reached),
     Check("swarm.joined", "this host takes part in the DHT", swarm_joined),
     Check("swarm.key", "the swarm has this key", about(lambda facts: facts.swarm, swarm_key)),
     Check("swarm.prefix", "the swarm has this prefix", about(lambda facts: facts.swarm, swarm_prefix)),

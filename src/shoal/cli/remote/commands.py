@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _PORT: Final = 8787
 _USUAL_FILE: Final = Path("hosts.yaml")
 _HostsPath = Annotated[Path, Parameter(name="--file", help="The file of all hosts, see docs/hosts.md.")]
+_Names = Annotated[str, Parameter(help="Hosts, as the file names them; none: all.")]
 
 hosts_app = App(name="hosts", group=SET_UP, help="Look after the hosts that `shoal up` has brought up.")
 
@@ -64,7 +65,10 @@ def machine_script(
     *,
     target: Annotated[
         Literal["bash", "cloud-init", "jetson"],
-        Parameter(help="A script for a shell, user data for a cloud, or a script that takes the torch of a Jetson."),
+        Parameter(
+            help="bash: a script for a shell; cloud-init: user data for a cloud; jetson: a script that takes the torch "
+            "of a Jetson."
+        ),
     ] = "bash",
     install: Annotated[
         str, Parameter(help="What pip installs there: a wheel, a URL, git+https://...; else the script's argument.")
@@ -90,7 +94,7 @@ def machine_script(
 
 
 @hosts_app.command
-def status(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
+def status(*names: _Names, file: _HostsPath = _USUAL_FILE) -> int:
     """Say what runs on each host; without names, on all. Exit code 1 if something does not."""
     from shoal.cli.remote.operate import print_units
 
@@ -100,7 +104,7 @@ def status(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
 
 @hosts_app.command
 def logs(
-    name: str,
+    name: Annotated[str, Parameter(help="The host, as the file names it.")],
     *,
     file: _HostsPath = _USUAL_FILE,
     lines: Annotated[int, Parameter(name=("--lines", "-n"), help="So many of the newest.")] = 20,
@@ -125,7 +129,7 @@ def dashboard(
 
 
 @hosts_app.command
-def restart(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
+def restart(*names: _Names, file: _HostsPath = _USUAL_FILE) -> int:
     """End what runs on these hosts, and bring it up as the file says now; with the client's host, all.
 
     That ends the run where its client is among them: another one begins.
@@ -139,7 +143,7 @@ def restart(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
 
 
 @hosts_app.command
-def down(*names: str, file: _HostsPath = _USUAL_FILE) -> int:
+def down(*names: _Names, file: _HostsPath = _USUAL_FILE) -> int:
     """End what runs on these hosts, or on all; what they have trained and written stays there."""
     from shoal.cli.remote.orders import take_down
 

@@ -43,7 +43,7 @@ class HostEntry(Section):
     device: str | None = Field(default=None, description="As for --device: auto, cpu, cuda:0, ...")
     public_ip: str | None = Field(default=None, description="As for --public-ip.")
     max_memory: str | None = Field(default=None, description="As for --servers.max-memory-bytes: 8GiB.")
-    flags: Arguments = Field(default=(), description="More flags of its servers: '--data-port 50001'.")
+    flags: Arguments = Field(default=(), description="More flags of its servers: '--network.data-port 50001'.")
     python: str = Field(default="python3", description="The interpreter that the installation is made with.")
     system_site_packages: bool = Field(
         default=False, description="Let the installation see the interpreter's own packages, as torch on a Jetson."

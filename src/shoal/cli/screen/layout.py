@@ -3,7 +3,7 @@
     sandbox-20261125-214801                          12 s old    who and how old
     training round 7 of 9                                        what it does
     round 7/9  ━━━━━━━━━━━━━━━━━━━─────────  67 %  4 min left    run_line
-    loss 2.500 █▆▅▄▃▂▁▁▁  held-out 2.250 █▅▃▁
+    loss 2.500 █▆▅▄▃▂▁▁▁  eval loss 2.250 █▅▃▁
     step 1,234  samples/s 60.0  trainers 2
 
     stage 0  server 0@a  30.0/s   server 1@b  silent 4 s         stages

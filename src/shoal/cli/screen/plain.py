@@ -22,7 +22,7 @@ def _parts(status: SwarmStatus) -> Iterator[str]:
     if status.loss is not None:
         yield f"loss {status.loss:.3f}"
     if status.eval_loss is not None:
-        yield f"held-out {status.eval_loss:.3f}"
+        yield f"eval loss {status.eval_loss:.3f}"
     if status.samples_per_s is not None:
         yield f"samples/s {rate(status.samples_per_s)}"
     if status.left_s is not None:

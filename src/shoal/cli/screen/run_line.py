@@ -72,7 +72,7 @@ def _losses(status: SwarmStatus, width: int, levels: str) -> Text:
         (title, value, course)
         for title, value, course in (
             ("loss", status.loss, status.losses),
-            ("held-out", status.eval_loss, status.eval_losses),
+            ("eval loss", status.eval_loss, status.eval_losses),
         )
         if value is not None
     ]

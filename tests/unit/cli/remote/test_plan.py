@@ -95,7 +95,7 @@ def test_the_client_s_host_has_a_client_and_each_host_its_servers_with_its_own_f
             "swarm": {"client": "desk", "flags": "--diloco.outer-steps 3"},
             "hosts": {
                 "desk": {"servers": 0, "public_ip": "192.0.2.1"},
-                "box": {"servers": 2, "device": "cuda", "max_memory": "8GiB", "flags": "--data-port 7"},
+                "box": {"servers": 2, "device": "cuda", "max_memory": "8GiB", "flags": "--network.data-port 7"},
             },
         }
     )
@@ -113,6 +113,6 @@ def test_the_client_s_host_has_a_client_and_each_host_its_servers_with_its_own_f
     assert servers is not None
     assert servers.is_lasting
     assert " ".join(servers.argv[3:]) == (
-        "join --experiment-prefix herd --num-servers 2 --host-name box --data-port 7 --device cuda "
+        "join --experiment-prefix herd --num-servers 2 --host-name box --network.data-port 7 --device cuda "
         "--servers.max-memory-bytes 8GiB"
     )
