@@ -226,13 +226,14 @@ def test_a_client_that_dies_again_and_again_is_given_up_and_the_run_says_so(tmp_
 
 @pytest.mark.slow
 def test_a_stage_that_loses_both_replicas_goes_on_from_what_the_mirror_holds(tmp_path: Path) -> None:
-    with launched(tmp_path, *_RUN) as run:
+    # Rounds enough that some are left when the mirror has come and the servers have been found and killed.
+    with launched(tmp_path, *_RUN, "--diloco.outer-steps=40") as run:
         held = run.saw("mirror_0", "mirror.holds", within_s=90.0, stage=1)["round"]
         stages = {index: run.events(f"server_{index}", "server.ready")[0]["stage"] for index in range(4)}
         run.processes()
         for index in (index for index, stage in stages.items() if stage == 1):
             os.kill(run.pid_of(f"server:{index}"), signal.SIGKILL)
-        ended_well(run)
+        ended_well(run, 40)
         records = [record for record, _ in read_records(run.log_dir)]
     assert "training has stopped: no server serves stage 1" in run.output
     assert "stage 1 is served again: training goes on" in run.output

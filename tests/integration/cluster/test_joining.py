@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from shoal.averaging.coordinator import RoundOutcome
 from shoal.ids import PeerId
+from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.control import StartRound
 from shoal.wire.messages.step import Forward, Open
@@ -55,11 +55,9 @@ def hold_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, round: int, peers
     records = cluster.client.rounds._records
     recorded = records.recorded
 
-    async def held_up(outcome: RoundOutcome, *options: Any) -> None:
-        await recorded(outcome, *options)
-        while outcome.record.round == round - 1 and not (cluster.client._coordinator.holders or {}).keys() >= set(
-            peers
-        ):
+    async def held_up(ready: RoundReady, *options: Any) -> None:
+        await recorded(ready, *options)
+        while ready.tip.round == round - 1 and not (cluster.client._coordinator.holders or {}).keys() >= set(peers):
             await anyio.lowlevel.checkpoint()
 
     monkeypatch.setattr(records, "recorded", held_up)
@@ -149,10 +147,10 @@ async def test_the_round_ends_while_a_newcomer_loads(
         records = cluster.client.rounds._records
         recorded = records.recorded
 
-        async def held_up(outcome: RoundOutcome, *options: Any) -> None:
-            if outcome.record.round == 3:
+        async def held_up(ready: RoundReady, *options: Any) -> None:
+            if ready.tip.round == 3:
                 await is_cut.wait()
-            await recorded(outcome, *options)
+            await recorded(ready, *options)
 
         def cut_off() -> None:
             is_cut.set()
