@@ -197,6 +197,10 @@ class Stranger:
         for peer in tuple(self._protocol.routing_table.peer_id_to_uid):
             await self._protocol.call_store(peer, keys, values, expires, subkeys)
 
+    def call_itself(self, node_id: bytes) -> None:
+        """Say that this is its id."""
+        self._protocol.node_info = dht_pb2.NodeInfo(node_id=node_id)
+
     async def overwhelm(self, peers: Sequence[PeerId]) -> set[str]:
         """Do with each of these what would end its process, or fill its memory; return what they say to that."""
         deep = dht_pb2.StoreRequest(

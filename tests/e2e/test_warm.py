@@ -25,11 +25,12 @@ def test_a_launcher_and_its_fork_server_have_the_environment_and_the_files_of_pr
         own = {"MARK_OF_THIS_TEST": str(tmp_path)}
         with launched(tmp_path, *FEW, f"--config-path={path}", cold=cold, environment=own) as run:
             [server] = until(lambda: _below(run.process.pid), START_S, "the fork server")
-            until(lambda: any("lock" in each for each in _open_files(run.process.pid)), START_S, "the locked directory")
+            locked = f"{run.runtime_dir}/"
+            until(lambda: any(locked in each for each in _open_files(run.process.pid)), START_S, "the locked directory")
             mark = f"MARK_OF_THIS_TEST={tmp_path}"
             until(lambda: {run.process.pid, server} <= {*with_environment(mark)}, START_S, "its environment")
             until(lambda: "MALLOC_ARENA_MAX=1" in _environment(server), START_S, "the fork server's own")
-            until(lambda: not any("lock" in each for each in _open_files(server)), START_S, "its own files alone")
+            until(lambda: not any(locked in each for each in _open_files(server)), START_S, "its own files alone")
             run.kill()
             assert run.ends(END_S) == -9
             run.leaves_nothing()

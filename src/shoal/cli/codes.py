@@ -18,7 +18,7 @@ from shoal.transport.tcp import own_hosts
 SERVICE: Final = "_shoal-code._tcp.local."
 _LOOK_S: Final = 10.0
 _MAX_SERVICES: Final = 8
-_MAX_ADDRESSES: Final = 8
+_MAX_ADDRESSES: Final = 32
 """Services that are asked, and addresses of each; strangers may announce any number."""
 _MAX_GUESSES: Final = 3
 """Services that do not take the code: each of them may be somebody who guesses it, and has had one guess."""

@@ -6,6 +6,7 @@ import itertools
 import json
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,5 +142,7 @@ def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
 def remove_empty_outputs(log_dir: Path) -> None:
     """Remove the `<role>_<n>.out` files to which nothing was ever printed."""
     for path in log_dir.glob("*.out"):
-        if path.stat().st_size == 0:
-            path.unlink()
+        # A disk that has become read-only keeps them: why the run has ended is yet to be said.
+        with suppress(OSError):
+            if path.stat().st_size == 0:
+                path.unlink()

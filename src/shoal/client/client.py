@@ -489,6 +489,7 @@ def run_rules(config: Config, beginning: Beginning) -> RunRules:
         servers_timeout_s=config.servers_timeout_s,
         averaging_timeout_s=diloco.averaging_timeout_s,
         first_deadline_s=math.inf if config.run.deterministic else config.run.first_deadline_s,
+        evaluates=lambda round: config.run.evaluates(round - 1, diloco.outer_steps),
         succeeds=beginning.succeeds,
         patient=beginning.patient,
     )

@@ -31,6 +31,7 @@ from shoal.control.dht_launcher import WAIT_TIMEOUT_S, DhtLauncher, calm_logging
 from shoal.control.dht_lookup import Found, QuickLookup
 from shoal.control.dht_ports import check_port_free
 from shoal.control.greeting import Greeter, new_question
+from shoal.control.keyed_protocol import members_of
 from shoal.control.lost_peers import LostPeers
 from shoal.control.maddrs import outward, peer_in
 from shoal.control.record_checker import RecordChecker
@@ -198,8 +199,10 @@ class DhtNode:
 
     async def _start(self, initial_peers: Sequence[str]) -> None:
         launcher = self._launcher
-        self._daemon, self._node = await launcher.launch(initial_peers)
-        self._lookup = QuickLookup(self._node)
+        self._daemon, node = await launcher.launch(initial_peers)
+        self._node, self._lookup = node, QuickLookup(node)
+        if initial_peers and (self.maddrs or self._strays) and not node.protocol.routing_table.peer_id_to_uid:
+            raise P2PDaemonError("only peers without the key of this swarm answer there")
         visible = await unless_it_ends(self._daemon, self._appear(self._daemon), launcher.startup_timeout_s)
         self.maddrs, self._launcher = outward(visible), launcher.pinned(visible)
 
@@ -330,7 +333,7 @@ class DhtNode:
                     emit(logger, DhtDeaf())
                     self._deaf = True
                 return []
-            await self._look_around(daemon)
+            await self._look_around(daemon, node)
         await self._seek_lost(node)
         if found is None:
             found = await self._search(node, tuple(keys))
@@ -384,12 +387,12 @@ class DhtNode:
                 found[key] = {subkey: item.value for subkey, item in items}
         return found
 
-    async def _look_around(self, daemon: P2P) -> None:
-        """Remember who is connected, for the time after p2pd's death."""
+    async def _look_around(self, daemon: P2P, node: DHTNode) -> None:
+        """Remember which members are connected, for the time after p2pd's death."""
         # p2pd may be dying; `alive` says so. hivemind closes the connection of a call only at its end, so none is
         # cancelled in the middle.
         with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S, shield=True):
-            peers = await daemon.list_peers()
+            peers = [peer for peer in await daemon.list_peers() if peer.peer_id in members_of(node)]
             found = [f"{maddr}/p2p/{peer.peer_id.to_base58()}" for peer in peers for maddr in peer.addrs]
             # While it is alone, those that it knew last are still the ones to look for.
             self._neighbours = tuple(found[:_MAX_NEIGHBOURS]) or self._neighbours

@@ -49,6 +49,25 @@ class _OpenCalls(dict[Any, "asyncio.Future[bytes]"]):
         return future is not None and not future.done()
 
 
+class _Handlers(dict[Any, "asyncio.Task[None]"]):
+    """The tasks that answer what peers ask: each is forgotten when it has ended, however that was.
+
+    hivemind forgets none that was cancelled before it began, and with it keeps the question, which may have megabytes.
+    """
+
+    def __setitem__(self, call: Any, task: asyncio.Task[None]) -> None:
+        super().__setitem__(call, task)
+        task.add_done_callback(lambda ended: self._forget(call, ended))
+
+    def pop(self, call: Any, default: Any = None) -> Any:
+        """Leave it to the task's end, since whoever asks chooses the number of the call, and may take one twice."""
+        return self.get(call, default)
+
+    def _forget(self, call: Any, ended: asyncio.Task[None]) -> None:
+        if self.get(call) is ended:
+            del self[call]
+
+
 class _Connections:
     """Opens hivemind's connections to p2pd, and closes those that it forgets: of calls that p2pd's end has cut off."""
 
@@ -107,7 +126,7 @@ async def start_daemon(socket_dir: Path, initial_peers: Sequence[str], **setting
             await end_daemon(daemon)
         raise
     control = _control(daemon)
-    control._pending_calls = _OpenCalls()
+    control._pending_calls, control._handler_tasks = _OpenCalls(), _Handlers()
     control.daemon_connector.open_connection = _Connections(control.daemon_connector.open_connection)
     for task in (control._read_task, control._write_task):
         task.add_done_callback(_note_end)

@@ -21,6 +21,7 @@ import hmac
 from functools import cached_property
 from typing import Any, cast
 
+from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
@@ -62,6 +63,15 @@ class Members:
             self._known.add(sender)
         return fits
 
+    def dismiss(self, peer: PeerID) -> None:
+        """A peer shows no proof any more: it is in another swarm now."""
+        self._known.discard(peer)
+
+
+def members_of(node: DHTNode) -> Members:
+    """Return who has proven to a node to have the key."""
+    return cast(KeyedProtocol, node.protocol).members
+
 
 class _OfMember(P2PContext):
     """The context of a call whose caller has proven that it has the key."""
@@ -82,7 +92,8 @@ class KeyedProtocol(DHTProtocol):
         """Answer also a stranger; only members are noted."""
         if isinstance(context, _OfMember) or self._has_proof(request, context):
             return self._proven(await super().rpc_ping(request, _member(context)), context)
-        return cast(Any, dht_pb2).PingResponse(peer=self.node_info, dht_time=SystemClock().unix_s())
+        # A newcomer with another key is not to look for the fault in its firewall.
+        return cast(Any, dht_pb2).PingResponse(peer=self.node_info, dht_time=SystemClock().unix_s(), available=True)
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Store what a member says.
@@ -136,10 +147,12 @@ class _KeyedStub:
         self._protocol, self._stub, self._peer = protocol, stub, peer
 
     async def rpc_ping(self, request: Any, **how: Any) -> Any:
-        """Also a stranger's answer counts as one, but it is no member for that."""
+        """Also a stranger's answer counts as one, if it could be a node's, but it is no member for that."""
         response = await self._stub.rpc_ping(self._proven(request), **how)
-        self._is_proven(response)
-        return response
+        if self._is_proven(response):
+            return response
+        self._protocol.members.dismiss(self._peer)
+        return response if len(response.peer.node_id) <= DHTID.HASH_NBYTES else None
 
     async def rpc_store(self, request: Any, **how: Any) -> Any:
         return self._require_proof(await self._stub.rpc_store(self._proven(request), **how))

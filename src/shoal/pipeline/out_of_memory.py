@@ -8,6 +8,10 @@ import torch
 _ON_CPU = ("can't allocate memory", "DefaultCPUAllocator")
 
 
+DEVICE_ERRORS = (RuntimeError, ValueError, IndexError, MemoryError)
+"""What is raised for values that an operation cannot take (an index out of range), and where memory is exhausted."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that a tensor did not fit into the memory of its device."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -12,7 +12,7 @@ from shoal.errors import LocalProtocolError
 from shoal.events.base import emit
 from shoal.events.steps import EvaluationFailed
 from shoal.ids import PeerId
-from shoal.pipeline.out_of_memory import is_out_of_memory
+from shoal.pipeline.out_of_memory import DEVICE_ERRORS, is_out_of_memory
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.tensor_check import misfit
 from shoal.runtime.device_thread import DeviceThread
@@ -121,7 +121,7 @@ class StageEvaluator:
             return 0
         try:
             result = await device.run(self._evaluate, batch.taken, batch.labels if is_end else None)
-        except (LocalProtocolError, RuntimeError, ValueError, IndexError) as error:
+        except (LocalProtocolError, *DEVICE_ERRORS) as error:
             emit(logger, EvaluationFailed(), error=error)
             self._refuse(pair, f"{type(error).__name__}: {error}"[:200])
             return num_samples if is_out_of_memory(error) else 0

@@ -24,7 +24,7 @@ from shoal.events.steps import StepCapLowered, StepDoesNotFit, StepFailed, StepT
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.pipeline.device_operations import DeviceOperations
-from shoal.pipeline.out_of_memory import is_out_of_memory
+from shoal.pipeline.out_of_memory import DEVICE_ERRORS, is_out_of_memory
 from shoal.pipeline.replica_log import ReplicaLog
 from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.pipeline.schedule import choose
@@ -63,8 +63,6 @@ logger = logging.getLogger(__name__)
 
 # Gradients kept per step to answer a repeated backward; repeats are rare and refer to what was sent last.
 _KEPT_GRADIENTS = 2
-# What torch raises for values that an operation cannot take (an index out of range, memory exhausted).
-_DEVICE_ERRORS = (RuntimeError, ValueError, IndexError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +363,7 @@ class StageWorker:
         self._post_results()
         try:
             result = await call
-        except _DEVICE_ERRORS as error:
+        except DEVICE_ERRORS as error:
             if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
                 raise  # half a commit cannot be taken back
             emit(logger, StepFailed(str(key), operation.kind.name), error=error)

@@ -51,7 +51,8 @@ class RunDir:
             self._claims: list[socket.socket] = []
             self.path = root / _new_name()
             self.path.mkdir(mode=0o700)
-            self._lock_fd = _open_lock(self.path / _LOCK_NAME)
+            # Not a file in it: of what nobody touches for days /tmp is cleared, unless the directory is locked.
+            self._lock_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
 
     def socket_path(self, name: str) -> Path:
@@ -210,13 +211,9 @@ def _make_private(root: Path) -> None:
         )
 
 
-def _open_lock(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
 @contextlib.contextmanager
 def _locked(path: Path) -> Generator[None, None, None]:
-    lock_fd = _open_lock(path)
+    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         yield
@@ -234,7 +231,7 @@ def _remove_dead(root: Path) -> None:
 def _is_alive(directory: Path) -> bool:
     """Whether a living run has locked its directory; the caller holds the lock of the parent, so none is being made."""
     try:
-        lock_fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+        lock_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False  # its own run, or who cleaned up, was removing it
     except OSError:

@@ -120,6 +120,7 @@ class RunClient:
         self._is_all_new = True  # all trainers were started for this round
         self._boundary = RoundBoundary(time, math.inf, 0.0)
         self._closed_s: float | None = None
+        self._evaluating_s: list[float] = []  # how long those rounds have taken that began with an evaluation
         self._evaluations_left = MAX_EVALUATIONS
         self._begins: dict[RunPhase, Callable[[RunFacts, float], RunEffects]] = {
             RunPhase.LEAD: self._begin_lead,
@@ -385,8 +386,12 @@ class RunClient:
         left, self._left, rules = self._left, None, self._rules
         if left is None:
             self.base = self._led.tip.hash
-        # What a slow trainer has under way in the last round, nobody trains in a later one.
-        durations_s = () if self._round == rules.num_rounds else facts.durations_s
+        # Where only some rounds begin with an evaluation, the others do not tell how long these take.
+        is_longer = rules.evaluates(self._round) and not rules.evaluates(self._round + 1)
+        durations_s = self._evaluating_s if is_longer else facts.durations_s
+        # What a slow trainer has under way in the last round, nobody trains in a later one. How long the evaluation at
+        # the end takes no round has told.
+        durations_s = () if self._round >= rules.num_rounds else durations_s
         is_limited = math.isfinite(rules.first_deadline_s)
         timeout_s = boundary_s(durations_s, rules.first_deadline_s) if is_limited else math.inf
         self._boundary = RoundBoundary(self._time, timeout_s, now_s)
@@ -433,6 +438,8 @@ class RunClient:
             return self._fail(RoundAborted(f"round {self._round} was committed by another coordinator: {stands}"))
         self._led = ready
         begun_s = self._begun_s if self._has_begun else None
+        if begun_s is not None and self._rules.evaluates(self._round):
+            self._evaluating_s.append(self._time.at_s(now_s) - begun_s)
         return self._enter(RunPhase.RECORD, WriteRecord(ready, begun_s, self._closed_s))
 
     def _record(self, facts: RunFacts, _: float) -> RunEffects:

@@ -53,6 +53,7 @@ class RunRules:
         servers_timeout_s: how long servers are waited for.
         averaging_timeout_s: after which it is said that a round is slow.
         first_deadline_s: of a round while it is not known how long one takes; infinite: as long as it takes, always.
+        evaluates: whether a round begins with an evaluation of the record before.
         succeeds: clients of other hosts have begun the run.
         patient: wait without a limit for servers.
     """
@@ -65,6 +66,7 @@ class RunRules:
     servers_timeout_s: float
     averaging_timeout_s: float
     first_deadline_s: float
+    evaluates: Callable[[int], bool] = lambda _: True
     succeeds: bool = False
     patient: bool = False
 

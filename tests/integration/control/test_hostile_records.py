@@ -17,6 +17,7 @@ import anyio
 import msgspec
 import pytest
 from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 from tests.dht_stranger import KEY, MAC_BYTES, forgeries, stranger
 from tests.unowned_keys import SIGNATURE, SMALL_ORDER, peer_id
@@ -178,6 +179,11 @@ async def test_nobody_speaks_with_a_stranger(tmp_path: Path) -> None:
             known = {peer.to_base58() for peer in raw.protocol.routing_table.peer_id_to_uid}
             assert outsider.identity.peer_id not in known
             assert all(key.to_bytes() != KEY for key, _ in raw.protocol.storage.items())
+            await each.node.get(("stage.0",))
+            assert not any(outsider.identity.peer_id in maddr for maddr in each.node._neighbours)
+        outsider.call_itself(b"1" * 21)
+        raw = alice.node._node
+        assert await raw.protocol.call_ping(PeerID.from_base58(outsider.identity.peer_id)) is None, "no node's id"
 
 
 async def test_who_holds_every_record_and_cannot_seal_any_makes_nobody_believe_anything(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ ON_CPU = RuntimeError(
 
 
 @pytest.mark.usual("0-forward-gpu", "1-loss-cpu")
-@pytest.mark.parametrize("error", [ON_GPU, ON_CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("error", [ON_GPU, ON_CPU, MemoryError()], ids=["gpu", "cpu", "python"])
 @pytest.mark.parametrize(("stage", "operation"), [(0, "forward"), (0, "backward"), (1, "loss")])
 async def test_a_replica_whose_memory_is_too_small_takes_fewer_samples_and_the_step_goes_on(
     make_swarm: MakeSwarm, error: Exception, stage: int, operation: str

@@ -462,7 +462,7 @@ class World:
             raise Broken(f"round {training.round} ends in a pause")
         missing = [pipeline.slot for pipeline in self.run_machine.pipelines if not self.slots.is_done(pipeline.slot)]
         took_s = self.time.at_s(self.network.now_s) - self.training_since_s
-        durations_s = [] if training.round == self.num_rounds else self.durations_s
+        durations_s = [] if training.round >= self.num_rounds else self.durations_s
         if missing and took_s < boundary_s(durations_s, self.rules.first_deadline_s) - 1e-6:
             raise Broken(f"round {training.round} ends after {took_s:.1f} s, before slots {missing} are done")
         if missing and self.stuck:

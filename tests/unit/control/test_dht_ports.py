@@ -7,9 +7,11 @@ import socket
 from pathlib import Path
 from typing import cast
 
+import anyio
+import anyio.lowlevel
 import pytest
 
-from shoal.control.dht_daemon import _note_end
+from shoal.control.dht_daemon import _Handlers, _note_end
 from shoal.control.dht_launcher import DhtLauncher
 from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.record_checker import RecordChecker
@@ -56,6 +58,21 @@ def test_a_node_that_comes_back_to_a_taken_port_listens_on_any_free_one() -> Non
         )
         assert launcher._free_maddrs() == ("/ip4/127.0.0.1/tcp/0",)
     assert launcher._free_maddrs() == (before,)
+
+
+async def test_a_question_whose_asker_has_gone_before_it_was_looked_at_is_forgotten() -> None:
+    handlers = _Handlers()
+
+    async def answer() -> None:
+        handlers.pop("call")  # as hivemind does at the end of each
+
+    for number in range(3):
+        task = handlers["call" if number else number] = asyncio.create_task(answer())
+        if number < 2:
+            task.cancel()  # before it has begun
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+    assert handlers == {}
 
 
 async def test_that_the_connection_to_p2pd_has_ended_is_logged_and_its_cancellation_is_not(

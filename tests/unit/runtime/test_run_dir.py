@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -109,11 +110,29 @@ def test_other_commands_find_a_run_by_its_note_and_know_whether_it_lives(tmp_pat
         assert found_dirs(tmp_path) == [FoundDir(run_dir.path, note, is_alive=True)]
 
 
-def test_a_directory_whose_lock_cannot_be_looked_at_is_nobody_elses_to_remove(tmp_path: Path) -> None:
+def test_a_run_lives_whatever_is_cleared_out_of_its_directory(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        for path in run_dir.path.iterdir():
+            path.unlink()  # as what nobody has touched for days is cleared out of /tmp
+        with RunDir(tmp_path):
+            assert run_dir.path.is_dir()
+        assert not remove_dead_dir(run_dir.path)
+
+
+def test_a_directory_whose_lock_cannot_be_looked_at_is_nobody_elses_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with RunDir(tmp_path) as run_dir:
         unclear = run_dir.path.parent / "zz"
         unclear.mkdir()
-        (unclear / "lock").symlink_to("lock")  # it cannot be opened, like any file where too many are open
+        opened = os.open
+
+        def refused(path: Path, *how: int) -> int:
+            if path == unclear:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return opened(path, *how)
+
+        monkeypatch.setattr(os, "open", refused)
         assert not remove_dead_dir(unclear)
         with RunDir(tmp_path):
             assert unclear.is_dir()

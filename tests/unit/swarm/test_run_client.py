@@ -363,6 +363,36 @@ def test_who_is_deposed_ends() -> None:
     assert (desk.run.phase, desk.look(), desk.run.is_replaced) == (RunPhase.OVER, [], True)
 
 
+def test_the_evaluation_at_the_end_is_given_more_time_than_rounds_have_taken() -> None:
+    desk = Desk(replace(RULES, num_rounds=1))
+    desk.trains()
+    desk.slots.finish(0)
+    desk.look()
+    desk.stands(1)
+    desk.facts.durations_s = (1.0, 1.0, 1.0)
+    desk.look()
+    assert desk.run.phase is RunPhase.TRAIN
+    assert desk.wakes() == RULES.first_deadline_s
+
+
+def test_a_round_that_begins_with_an_evaluation_is_given_the_time_of_such_rounds() -> None:
+    desk = Desk(replace(RULES, num_rounds=9, evaluates=lambda round: round % 2 == 0))
+    desk.trains()
+    desk.facts.durations_s = (1.0, 1.0, 1.0)
+    deadlines_s: list[float] = []
+    for round in range(2, 9):
+        desk.now_s += 4.0 if round % 2 else 1.0  # they end now, an even round before this one has taken longer
+        desk.slots.finish(0)
+        desk.look()
+        desk.stands(round - 1)
+        desk.look()
+        assert desk.run.phase is RunPhase.TRAIN
+        deadlines_s.append(desk.run.wake_at_s - desk.now_s)
+    assert deadlines_s[0] == deadlines_s[2] == deadlines_s[4] == RULES.first_deadline_s, "no such round is known yet"
+    assert deadlines_s[1] == deadlines_s[3] == deadlines_s[5] < 4.0
+    assert deadlines_s[1] < 4.0 < deadlines_s[6] < RULES.first_deadline_s, "of three such rounds one knows"
+
+
 def test_a_client_that_has_its_turn_does_not_end_because_the_one_before_it_says_so() -> None:
     desk = Desk()
     desk.facts.view = view_of("a0", "b1")
