@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.audited.sitecustomize import FILE_VARIABLE
-from tests.e2e.launched import END_S, SMALL, START_S, Launched
+from tests.e2e.launched import END_S, SMALL, START_S, Launched, until
 from tests.e2e.test_hosts import Hosts, hosts_of, invited
 
 from shoal.clock import Deadline, SystemClock
@@ -32,6 +32,8 @@ pytestmark = pytest.mark.timeout(600)
 LISTENING = "0A"
 REFUSED = ("tls", "swarm_key", "run", "version")
 AUDITED = Path(__file__).parents[1] / "audited"
+COUNTED = b"counters/transport.accepted"
+"""In a W&B run to which the client has told its counters."""
 TOPICS = ("monitor", "mirror", "run", "client", "stage.0", "stage.1")
 ROLES = ("monitor_0", "client_0", "data_server_0")
 
@@ -204,6 +206,9 @@ def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_outpu
                 except OSError:
                     continue
         assert any(b"p2pd" in content for content in seen.values())
+        until(
+            lambda: any(COUNTED in each.read_bytes() for each in client.directory.rglob("*.wandb")), END_S, "counters"
+        )
         client.interrupt()
         assert client.ends(END_S) == 130, client.output
         assert servers.ends(END_S) == 0, servers.output
@@ -214,7 +219,7 @@ def test_no_secret_is_in_an_argument_the_environment_a_record_a_log_or_the_outpu
     assert "server_1.log" in names
     assert ".wandb" in names
     assert "config.yaml" in names
-    assert any(b"counters/transport.accepted" in seen[where] for where in seen if where.endswith(".wandb"))
+    assert any(COUNTED in seen[where] for where in seen if where.endswith(".wandb"))
     for where, content in seen.items():
         for secret in secrets:
             assert secret not in content, where

@@ -87,7 +87,7 @@ def test_a_run_of_this_host_is_paused_and_resumed_also_if_its_client_dies_writes
         run.saw("mirror_0", "checkpoint.written")
         assert "a checkpoint of the next record is wanted" in shoal(run, "checkpoint", name)
         until(lambda: run.events("mirror_0", "checkpoint.written")[1:], END_S, "the checkpoint")
-        assert "a checkpoint of the next record is wanted by " in run.output
+        until(lambda: "a checkpoint of the next record is wanted by " in run.output, END_S, "its line on the screen")
         assert "no run nobody of yours" in shoal(run, "stop", "nobody", code=2)
         assert shoal(run, "stop", name).startswith(f"run {name} stops in round ")
         # With its model, its checkpoint and its summary.
