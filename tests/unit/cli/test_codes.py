@@ -12,7 +12,7 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from shoal.cli import codes
-from shoal.cli.codes import invitation_for
+from shoal.cli.codes import _MAX_ADDRESSES, _MAX_SERVICES, invitation_for
 from shoal.control.pairing import Code, CodeOffer
 from shoal.errors import ConfigError, ConnectionLost
 
@@ -108,7 +108,7 @@ async def test_services_and_addresses_without_end_are_not_all_asked(announce: An
     asked.answers.update(dict.fromkeys(range(1, 100), LOST))
     with pytest.raises(ConnectionLost, match="not reached"):
         await invitation_for(TYPED, None, on_lan=True)
-    assert len(asked.places) == 64
+    assert len(asked.places) == _MAX_SERVICES * _MAX_ADDRESSES
 
 
 async def test_who_is_there_and_does_not_take_it_is_named_before_who_is_not(announce: Any, asked: Asked) -> None:
