@@ -179,7 +179,7 @@ class ClientHost:
         )
         if not self.client.has_turn:
             registry.advertise(msgspec.structs.replace(record, waits=True))
-        self._tasks.start_soon(announce, self.client.turn.event)
+        self._tasks.start_soon(announce, self.client.turn_taken.event)
 
     def serve_data(self) -> None:
         """Start the data server, with nothing of what an earlier one knew."""

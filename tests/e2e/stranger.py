@@ -6,9 +6,8 @@ swarm speaks with it, and stores what it can make of what it hears.
 It begins with the first line of its standard input, and ends with the last one.
 
 Arguments: JSON object with `initial_peers`, `state_dir`, `pause_s` (between two rounds of all attacks), `shows` (the
-namespace of the proofs). Says "joined"
-when it takes part, "enough" after two rounds against every topic, and at the end, as JSON, how many records of each
-kind it has stored. Standard error says which topics are missing.
+namespace of the proofs). Says "joined" when it takes part, "enough" after two rounds against every topic, and at the
+end, as JSON, how many records of each kind it has stored. Standard error says which topics are missing.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Client:
         ledger: what has happened, and what it comes to.
         slots: its trainers.
         model: what is left of it when the run ends.
-        turn: says when the run is this client's, and not that of a client before it.
+        turn_taken: what begins when the run is this client's, and not that of a client before it.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Client:
         # What the counters' monitor writes is of who trains: not before.
         parts = (self._homes, self._trainers, self._reassignment, self._troubles, self.counters, self.reports)
         standstill = () if run.beginning.patient else (Standstill(self.reports, ledger),)
-        self.turn = TurnTaken((*parts, *standstill), self._feed, ledger)
+        self.turn_taken = TurnTaken((*parts, *standstill), self._feed, ledger)
         self.rounds = RunDriver(
             self._machine,
             ClientFacts(self._coordinator, membership, self._homes, self._reassignment, self._keeping, ledger),
@@ -325,7 +325,7 @@ class Client:
             ),
             ledger=ledger,
             saving=saving,
-            turn=self.turn,
+            turn_taken=self.turn_taken,
             changes=(
                 membership.changed,
                 self._succession.changed.wait,
@@ -397,7 +397,7 @@ class Client:
 
     async def _train(self) -> None:
         if self._diary.saved.is_finished:
-            self.turn.event.set()
+            self.turn_taken.event.set()
             return
         async with anyio.create_task_group() as tasks:
             for part in (self._coordinator, self._stages, self._data, self._feed, self._keeping):

@@ -56,13 +56,13 @@ class RunDriver:
         records: RoundRecords,
         ledger: Ledger,
         saving: Saving,
-        turn: TurnTaken,
+        turn_taken: TurnTaken,
         changes: Sequence[Callable[[], Awaitable[object]]],
     ) -> None:
         """Connect the parts; `run` does the work.
 
         Args:
-            turn: what begins with this client's turn, and goes on for as long as there are rounds.
+            turn_taken: what begins with this client's turn, and goes on for as long as there are rounds.
             changes: each returns when a fact may have changed.
         """
         self._run, self._facts = run, facts
@@ -73,7 +73,7 @@ class RunDriver:
         self._begin, self._records = begin, records
         self._ledger = ledger
         self._saving = saving
-        self._turn, self._changes = turn, changes
+        self._turn_taken, self._changes = turn_taken, changes
         self._news = Signal()
         self._operation = anyio.CancelScope()
 
@@ -136,7 +136,7 @@ class RunDriver:
             case AskClient(hop):
                 self._succession.ask(hop)
             case TakeTurn():
-                await self._turn.begin(tasks)
+                await self._turn_taken.begin(tasks)
             case Stand():
                 self._begin.stand()
             case PlaceServers():

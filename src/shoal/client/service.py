@@ -82,7 +82,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         membership = Membership(clock)
         joined, trained = anyio.Event(), anyio.Event()
         client = _build(spec, identity, endpoint, membership, diary, control, clock)
-        turn, end = client.turn.event, RunEnd()
+        turn, end = client.turn_taken.event, RunEnd()
 
         async def take_part() -> None:
             async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:

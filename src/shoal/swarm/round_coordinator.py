@@ -201,13 +201,13 @@ class RoundCoordinatorMachine:
             return self.lead(now_s) if now_s >= self._lead_at_s else []
         self._tick_at_s = now_s + self.settings.retry_s
         # While a stage is missing everybody is asked again: a replica or mirror may have fetched its bytes since it
-        # answered, or follow another client now.
+        # answered, or follow another client now. So is a mirror while replicas are waited for.
         is_missing = bool(self._restoration.missing)
         unheard = self._replicas.known if is_missing else self._replicas.silent
         effects: Effects = [Send(peer, AskRound(self.ballot)) for peer in unheard]
         for peer in sorted(self._replicas.told):
             effects += self._replicas.offer(peer, self.ballot, self.tip)
-        effects += self._mirrors.repeat(is_missing)
+        effects += self._mirrors.repeat(is_missing or self.phase is RoundPhase.ASKING)
         self._replicas.repeat_offers()
         if self.phase is RoundPhase.JOINING:
             effects += self._send_close()

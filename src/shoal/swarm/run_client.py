@@ -200,13 +200,12 @@ class RunClient:
     # -- servers
 
     def _wait_turn(self, facts: RunFacts, now_s: float) -> RunEffects:
-        turn = self._turn
-        effects: RunEffects = [TakeTurn()]
-        if turn is not None:
-            effects = [*turn.look(facts.view, now_s)]
-            self.wake_at_s = turn.wake_at_s
+        if self._turn is None:
+            return self._enter(RunPhase.GATHER, TakeTurn())
+        effects = self._turn.look(facts.view, now_s)
+        self.wake_at_s = self._turn.wake_at_s
         if TakeTurn() not in effects:
-            return effects
+            return [*effects]
         self.has_turn = True
         return self._enter(RunPhase.GATHER, *effects)
 
@@ -386,16 +385,21 @@ class RunClient:
         left, self._left, rules = self._left, None, self._rules
         if left is None:
             self.base = self._led.tip.hash
-        # Where only some rounds begin with an evaluation, the others do not tell how long these take.
-        is_longer = rules.evaluates(self._round) and not rules.evaluates(self._round + 1)
-        durations_s = self._evaluating_s if is_longer else facts.durations_s
-        # What a slow trainer has under way in the last round, nobody trains in a later one. How long the evaluation at
-        # the end takes no round has told.
-        durations_s = () if self._round >= rules.num_rounds else durations_s
         is_limited = math.isfinite(rules.first_deadline_s)
-        timeout_s = boundary_s(durations_s, rules.first_deadline_s) if is_limited else math.inf
+        timeout_s = boundary_s(self._like_this_s(facts), rules.first_deadline_s) if is_limited else math.inf
         self._boundary = RoundBoundary(self._time, timeout_s, now_s)
         return [BeginRound(self._round, self._steps, self.base, self._begun_s, left)]
+
+    def _like_this_s(self, facts: RunFacts) -> Sequence[float]:
+        """How long those rounds have taken that tell how long this one does."""
+        rules, round = self._rules, self._round
+        if round >= rules.num_rounds:
+            # What a slow trainer has under way in the last round, nobody trains in a later one; how long the evaluation
+            # after it takes, no round has told.
+            return ()
+        # Where only some rounds begin with an evaluation, the others do not tell how long these take.
+        is_longer = rules.evaluates(round) and not rules.evaluates(round + 1)
+        return self._evaluating_s if is_longer else facts.durations_s
 
     def _train(self, facts: RunFacts, now_s: float) -> RunEffects:
         all_done = all(self._slots.is_done(pipeline.slot) for pipeline in self.pipelines)

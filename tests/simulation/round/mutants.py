@@ -231,7 +231,7 @@ def _make(first_seed: int, **classes: type) -> tuple[Make, int]:
 MUTANTS: dict[str, tuple[Make, int]] = {
     mutant.__name__: _make(first_seed, coordinator_class=mutant)
     for mutant, first_seed in (
-        (NoPreparation, 102),
+        (NoPreparation, 1483),
         (NoJournal, 2),
         (WantsNoCheckpoint, 0),
         (NoTakeoverOfPreparedRecords, 952),

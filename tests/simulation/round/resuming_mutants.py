@@ -105,7 +105,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     for mutant, first_seed in (
         (BeginsWithD0, 11),
         (BeginsBelowTheRecord, 85),
-        (RestoresWhatItsClientKeeps, 0),
+        (RestoresWhatItsClientKeeps, 85),
         (RecordsFromNothing, 11),
         (PassesMirrorsOver, 28),
     )

@@ -117,7 +117,7 @@ class World:
         # Of its own, so that all else stays as it is.
         self.turn_rng = random.Random(f"turn {seed}")
         self.has_client = self.succeeds  # the one before it
-        self.is_deposed = self.is_told_over = False
+        self.is_deposed = self.is_told_over = self.has_taken_turn = False
         if self.succeeds:
             self.network.at(self.turn_rng.uniform(0.5, 20.0), self.client_goes)
         if self.turn_rng.random() < 0.1:
@@ -558,7 +558,6 @@ class World:
             raise Broken(f"it ends: {error}")
 
     def over(self) -> None:
-        """All is done."""
         self.ended = "all is done"
         if self.standing.round != self.num_rounds:
             raise Broken(f"it ends after record {self.standing.round} of {self.num_rounds}")
@@ -571,7 +570,6 @@ class World:
 
     # -- faults
 
-    has_taken_turn = False
     lacked_s: float | None = None
     """Since when some stage has had nobody."""
 

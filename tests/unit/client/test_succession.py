@@ -102,7 +102,7 @@ class Waiting:
             records=stand_in(write_last=anyio.lowlevel.checkpoint),
             ledger=self.ledger,
             saving=stand_in(),
-            turn=stand_in(begin=self.begin),
+            turn_taken=stand_in(begin=self.begin),
             changes=(self.membership.changed, self.succession.changed.wait),
         )
         self._sequence = 0

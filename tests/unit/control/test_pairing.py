@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def offering(offer: CodeOffer) -> AsyncGenerator[int]:
-    """Serve an offer; gives its port."""
+async def answering(answer: Callable[[SocketStream], Awaitable[None]]) -> AsyncGenerator[int]:
+    """Have this answer every connection; gives its port."""
     with anyio.fail_after(240):
         async with (
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
             anyio.create_task_group() as tasks,
         ):
-            tasks.start_soon(listener.serve, offer.answer)
+            tasks.start_soon(listener.serve, answer)
             yield listener.extra(SocketAttribute.local_port)
             tasks.cancel_scope.cancel()
 
@@ -53,7 +53,7 @@ async def _said(port: int, *parts: bytes) -> bytes:
 
 async def test_who_says_the_code_gets_it_and_then_nobody() -> None:
     offer = CodeOffer(CODE, TEXT)
-    async with offering(offer) as port:
+    async with answering(offer.answer) as port:
         assert await take("127.0.0.1", port, CODE) == TEXT
         await offer.wait()
         assert (offer.taken_by, offer.num_wrong) == ("127.0.0.1", 0)
@@ -64,7 +64,7 @@ async def test_who_says_the_code_gets_it_and_then_nobody() -> None:
 async def test_after_three_wrong_ones_nobody_gets_it() -> None:
     refused: list[str] = []
     offer = CodeOffer(CODE, TEXT, refused.append)
-    async with offering(offer) as port:
+    async with answering(offer.answer) as port:
         for _ in range(MAX_WRONG):
             with pytest.raises(ConfigError, match="wrong, used up or too old"):
                 await take("127.0.0.1", port, WRONG)
@@ -76,7 +76,7 @@ async def test_after_three_wrong_ones_nobody_gets_it() -> None:
 
 async def test_a_wrong_one_costs_the_right_one_nothing() -> None:
     offer = CodeOffer(CODE, TEXT)
-    async with offering(offer) as port:
+    async with answering(offer.answer) as port:
         with pytest.raises(ConfigError):
             await take("127.0.0.1", port, WRONG)
         assert await take("127.0.0.1", port, CODE) == TEXT
@@ -84,7 +84,7 @@ async def test_a_wrong_one_costs_the_right_one_nothing() -> None:
 
 async def test_of_many_that_guess_at_once_three_are_heard() -> None:
     offer = CodeOffer(CODE, TEXT)
-    async with offering(offer) as port, anyio.create_task_group() as tasks:
+    async with answering(offer.answer) as port, anyio.create_task_group() as tasks:
 
         async def guess() -> None:
             with pytest.raises(ConfigError):
@@ -111,7 +111,7 @@ async def test_of_many_that_guess_at_once_three_are_heard() -> None:
 )
 async def test_junk_is_no_try_and_hears_no_invitation(parts: tuple[bytes, ...]) -> None:
     offer = CodeOffer(CODE, TEXT)
-    async with offering(offer) as port:
+    async with answering(offer.answer) as port:
         assert len(await _said(port, *parts)) <= 33
         assert (offer.num_wrong, offer.is_over) == (0, False)
         assert await take("127.0.0.1", port, CODE) == TEXT
@@ -120,7 +120,7 @@ async def test_junk_is_no_try_and_hears_no_invitation(parts: tuple[bytes, ...]) 
 async def test_what_was_heard_on_the_way_does_not_serve_again() -> None:
     heard: list[bytes] = []
     offer = CodeOffer(CODE, TEXT)
-    async with offering(offer) as port:
+    async with answering(offer.answer) as port:
 
         async def relay(stream: SocketStream) -> None:
             async with stream, await anyio.connect_tcp("127.0.0.1", port) as further:
@@ -141,7 +141,7 @@ async def test_what_was_heard_on_the_way_does_not_serve_again() -> None:
             tasks.cancel_scope.cancel()
     assert TEXT.encode() not in b"".join(heard)
     again = CodeOffer(CODE, TEXT)
-    async with offering(again) as port:
+    async with answering(again.answer) as port:
         assert len(await _said(port, *heard[:2])) == 33
         assert (again.num_wrong, again.taken_by) == (1, "")
 
@@ -158,15 +158,9 @@ async def test_who_lacks_the_code_cannot_pass_for_who_has_made_it() -> None:
             sealed = seal_content(key, pairing._SEAL, TEXT.encode())
             await stream.send(len(sealed).to_bytes(2, "big") + sealed)
 
-    with anyio.fail_after(240):
-        async with (
-            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(listener.serve, answer)
-            with pytest.raises(ConfigError, match="is not where this code was made"):
-                await take("127.0.0.1", listener.extra(SocketAttribute.local_port), CODE)
-            tasks.cancel_scope.cancel()
+    async with answering(answer) as port:
+        with pytest.raises(ConfigError, match="is not where this code was made"):
+            await take("127.0.0.1", port, CODE)
 
 
 async def test_who_hears_the_code_and_is_silent_has_had_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +169,7 @@ async def test_who_hears_the_code_and_is_silent_has_had_a_guess(monkeypatch: pyt
 
     monkeypatch.setattr(pairing, "_sealed_text", late)
     offer = CodeOffer(CODE, TEXT)
-    async with offering(offer) as port:
+    async with answering(offer.answer) as port:
         with pytest.raises(ConfigError, match="has not answered"):
             await take("127.0.0.1", port, CODE)
 
@@ -186,20 +180,15 @@ async def test_who_answers_with_junk_before_the_code_is_shown_has_had_no_guess()
             await stream.send(b"HTTP/1.1 400 Bad Request".ljust(64))
             await stream.receive()
 
-    async with (
-        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(listener.serve, answer)
+    async with answering(answer) as port:
         with pytest.raises(ConnectionLost, match="is not where a code was made"):
-            await take("127.0.0.1", listener.extra(SocketAttribute.local_port), CODE)
-        tasks.cancel_scope.cancel()
+            await take("127.0.0.1", port, CODE)
 
 
 async def test_of_many_connections_of_one_address_some_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairing, "_MAX_OF_ONE", 2)
     offer = CodeOffer(CODE, TEXT)
-    async with offering(offer) as port:
+    async with answering(offer.answer) as port:
         silent = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
         await until(lambda: offer._served.total() == 2)
         with pytest.raises(ConnectionLost, match="is busy"):

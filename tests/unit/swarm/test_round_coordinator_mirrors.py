@@ -325,6 +325,19 @@ def test_a_mirror_that_has_answered_is_asked_again_as_long_as_a_stage_is_missing
     assert sent(machine.tick(9.0), Follow) == {M: Follow(machine.ballot, signed)}
 
 
+def test_a_mirror_that_has_answered_is_asked_again_as_long_as_a_replica_is_waited_for(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    """It may have followed another client meanwhile, and hold what that has recorded."""
+    announce(machine, M)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    says(machine, None)
+    machine.receive(A, state(machine, None, 0), 0.1)
+    assert machine.phase is RoundPhase.ASKING
+    assert sent(machine.tick(1.0), Follow) == {M: Follow(machine.ballot, None)}
+
+
 def test_the_record_s_own_bytes_end_a_restoration_if_a_mirror_comes_with_them_before_the_quorums(
     machine: RoundCoordinatorMachine,
 ) -> None:
