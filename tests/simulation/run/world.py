@@ -53,9 +53,12 @@ from shoal.wire.messages.feed import Released
 from shoal.wire.messages.round import SignedRecord
 
 FAULTS_END_S = 60.0
+"""The last fault begins before that."""
 END_S = 600.0
 DEADLINE_S = 20.0
 SERVERS_S = 40.0
+_LASTS_S = 1.5 * SERVERS_S
+"""The longest fault: a server comes back when nobody waits for it any more."""
 SLOW_S = 8.0
 START_S = 3.0
 ROUND_S = 3.0
@@ -598,7 +601,7 @@ class World:
                 self.there.discard(name)
                 self.gone_s[name] = self.network.now_s
                 self._note_lack()
-                self.network.after(rng.choice((0.5, 3.0, 1.5 * SERVERS_S)), self.arrives, name)
+                self.network.after(rng.choice((0.5, 3.0, _LASTS_S)), self.arrives, name)
             case "trainer" if self.slots.present:
                 slot = rng.choice(sorted(self.slots.present))
                 self.do(self.slots.lost(self.slots.present[slot].peer, self.network.now_s))
@@ -667,7 +670,7 @@ class World:
             Broken: One of the promises above, or it does not get there.
         """
         self._note_lack()
-        self.network.run(FAULTS_END_S + 2 * DEADLINE_S, lambda: bool(self.ended))
+        self.network.run(FAULTS_END_S + _LASTS_S, lambda: bool(self.ended))
         if not self.ended:
             liveness.keeps_going(
                 self.network,
