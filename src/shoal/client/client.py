@@ -274,8 +274,8 @@ class Client:
         self._keeping = Keeping(config, self._contents, self._coordinator, self._fetch, ledger, self._watch, checkpoint)
         self._inheritance = Inheritance(self._contents, ledger, checkpoint)
         self._checkpointing = Checkpointing(config, clock, membership)
-        counts = CheckpointCounts(endpoint, membership, self._coordinator, ledger, log_dir)
-        self._last_checkpoint = LastCheckpoint(endpoint, membership, self._coordinator, ledger, counts)
+        self._counts = CheckpointCounts(endpoint, membership, self._coordinator, ledger, log_dir)
+        self._last_checkpoint = LastCheckpoint(endpoint, membership, self._coordinator, ledger, self._counts)
         saving = Saving(
             run_id=run_id,
             diary=diary,
@@ -284,7 +284,7 @@ class Client:
             membership=membership,
             data=self._data,
             counters=self.counters,
-            counts=counts,
+            counts=self._counts,
         )
         # What the counters' monitor writes is of who trains: not before.
         parts = (self._homes, self._trainers, self._reassignment, self._troubles, self.counters, self.reports)
@@ -292,7 +292,9 @@ class Client:
         self.turn_taken = TurnTaken((*parts, *standstill), self._feed, ledger)
         self.rounds = RunDriver(
             self._machine,
-            ClientFacts(self._coordinator, membership, self._homes, self._reassignment, self._keeping, ledger),
+            ClientFacts(
+                self._coordinator, membership, self._homes, self._reassignment, self._keeping, self._data, ledger
+            ),
             succession=self._succession,
             membership=membership,
             reassignment=self._reassignment,
@@ -332,6 +334,7 @@ class Client:
                 self._coordinator.changed,
                 self._reassignment.moved.wait,
                 self._trainers.changed.wait,
+                self._data.changed.wait,
                 self.reports.finished.wait,
                 self._keeping.changed.wait,
                 self._pausing.changed.wait,
@@ -382,7 +385,7 @@ class Client:
         if self._diary.is_resumed and not self._diary.saved.is_finished:
             self._adopt(await self._launcher.request(Adopt()))
         async with anyio.create_task_group() as tasks:
-            parts = (self._trainers, self.reports, self._coordinator, self._reassignment)
+            parts = (self._trainers, self.reports, self._counts, self._coordinator, self._reassignment)
             transfers = (self._fetch, self._contents, self._keeping, self._inheritance, self._last_checkpoint)
             asked = (self._data, self._feed, self.counters, self._succession, *transfers, self.teller, self._steering)
             seen = (self._membership, self.reports, self._stages, self._pausing, self.slots, self.counters.numbers)

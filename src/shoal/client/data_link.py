@@ -49,7 +49,12 @@ class _OrderedRound:
 
 
 class DataLink:
-    """The client's orders to its data server. A `transport.dispatch.Handler` that leaves `HoldoutInfo` to others."""
+    """The client's orders to its data server. A `transport.dispatch.Handler` that leaves `HoldoutInfo` to others.
+
+    Attributes:
+        is_up: whether the data server is there.
+        changed: it is lost or back, or has answered.
+    """
 
     def __init__(
         self,
@@ -81,11 +86,11 @@ class DataLink:
         self._has_dead = False
         self._is_paused = False
         self._released: dict[int, Released] = {}
-        self._is_up = True
+        self.is_up = True
         self._is_told = False
         self._sent: tuple[_OrderedRound | None, int, str, bool] = (None, 0, "", False)
         self._lost = Signal()
-        self._changed = Signal()
+        self.changed = Signal()
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
         endpoint.introduce(data_server)
 
@@ -103,16 +108,16 @@ class DataLink:
         if event.peer != self._server:
             raise RemoteProtocolError(f"Released from {event.peer}, which is not the data server")
         self._released[message.trainer] = message
-        self._changed.notify()
+        self.changed.notify()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """If it was the data server, it is dialled again; see `run`."""
         if peer != self._server:
             return
-        self._is_up = self._is_told = False
+        self.is_up = self._is_told = False
         self._lost.notify()
-        self._changed.notify()
+        self.changed.notify()
 
     async def run(self) -> None:
         """Dial a lost data server again, and tell it what it has to know, until cancelled."""
@@ -127,8 +132,8 @@ class DataLink:
     async def _is_heard(self) -> bool:
         """Wait for an answer, or for the end of the connection: a dead one cannot be dialled, a frozen one can."""
         with anyio.move_on_after(_FROZEN_S):
-            while not self._is_up and not self._lost.is_kept:
-                await self._changed.wait()
+            while not self.is_up and not self._lost.is_kept:
+                await self.changed.wait()
             return True
         return False
 
@@ -158,7 +163,7 @@ class DataLink:
     def pause(self, *, paused: bool) -> None:
         """Have nothing leased from now on, or let trainers have batches again."""
         self._is_paused = paused
-        if self._is_up:
+        if self.is_up:
             self._post(PauseLeases(paused))
 
     def resume(
@@ -193,14 +198,14 @@ class DataLink:
     def plan(self, round: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...]) -> None:
         """Open a round: its batches may be leased."""
         self._plan, self._has_dead = _OrderedRound(round, num_slots, steps, speeds), False
-        if self._is_up:
+        if self.is_up:
             self._post_plan()
 
     def record(self, round: int, samples: tuple[SampleRange, ...]) -> None:
         """A record is committed and holds these samples, those of skipped steps included."""
         self._recorded = merge((*self._recorded, *samples))
         self._base_round = round
-        if self._is_up:
+        if self.is_up:
             self._post(RecordSamples(round, samples, self._chain))
 
     async def release(self, trainer: int, generation: int, settled: Settled) -> Released:
@@ -217,8 +222,8 @@ class DataLink:
             complete=settled.complete,
         )
         while True:
-            changed = self._changed.coming
-            if self._is_up:
+            changed = self.changed.coming
+            if self.is_up:
                 self._post(order)
             await changed.wait()
             answer = self._released.get(trainer)
@@ -227,15 +232,15 @@ class DataLink:
 
     def _up(self) -> None:
         """It has answered: what has changed since it was told comes now."""
-        if not self._is_up and not self._is_told:
+        if not self.is_up and not self._is_told:
             return
         # Also one that was replaced while there was no client, so that none of this one's connections has ended.
         if self._ledger.totals.incidents.is_away("data_server", ""):
             self._ledger.note(DataServerBack(self._base_round + 1, self._ledger.now_s()))
-        if self._is_up:
+        if self.is_up:
             return
         self._backoff.reset()
-        self._is_up = True
+        self.is_up = True
         plan, base_round, chain, is_paused = self._sent
         if is_paused != self._is_paused:
             self._post(PauseLeases(self._is_paused))
@@ -243,7 +248,7 @@ class DataLink:
             self._post_record()
         if plan != self._plan:
             self._post_plan()
-        self._changed.notify()
+        self.changed.notify()
 
     def _post_record(self) -> None:
         if self._recorded or self._chain:

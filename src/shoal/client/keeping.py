@@ -30,7 +30,7 @@ from shoal.errors import RemoteProtocolError, StorageError
 from shoal.events.stages import StageKept, StageNotKept, StageRead, StageReleased
 from shoal.ids import PeerId
 from shoal.runtime.mailbox import Mailbox
-from shoal.runtime.memory import free_memory_bytes
+from shoal.runtime.memory import shortage
 from shoal.runtime.waking import Signal
 from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.swarm.resumption import is_superseded, stays_held
@@ -205,10 +205,9 @@ class Keeping:
         if outcome is None or self.state(stage, digest) is not None:
             return
         layout = (await self._every_layout())[stage]
-        needed, free = state_bytes(layout), free_memory_bytes()
         state = None
-        if free and needed > free:
-            reason = f"the client's host has {free / 1e6:,.0f} MB of free memory, it needs {needed / 1e6:,.0f} MB"
+        if short := shortage(state_bytes(layout)):
+            reason = f"the client's host {short}"
         else:
             reason = f"no server gives its state after round {record.round}"
             state = await self._fetch.fetch(stage, layout, record, digest)
@@ -225,11 +224,10 @@ class Keeping:
         if standing is None or record_hash(standing.signed) != digest:
             return
         layouts, round = await self._every_layout(), checkpoint.manifest.round
-        needed, free = sum(map(state_bytes, layouts)), free_memory_bytes()
-        if free and needed > free:
+        if short := shortage(sum(map(state_bytes, layouts))):
             raise StorageError(
-                f"the model of the checkpoint needs {needed / 1e6:,.0f} MB until servers have taken it over, the "
-                f"client's host has {free / 1e6:,.0f} MB of free memory: free some there, or resume on another host"
+                f"the client's host {short} for the checkpoint's model, until servers have taken it over: free some "
+                "there, or resume on another host"
             )
         for stage, layout in enumerate(layouts):
             try:

@@ -28,6 +28,8 @@ from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.errors import RecordRejected, ShoalError, StateMismatch, StorageError
 from shoal.events.run import ModelFetching, ModelMissing, ModelWritten
+from shoal.pipeline.out_of_memory import DEVICE_ERRORS, is_out_of_memory
+from shoal.runtime.memory import shortage
 from shoal.runtime.role import leaves
 from shoal.swarm.records import record_hash
 from shoal.wire.messages.round import Record, SignedRecord
@@ -114,6 +116,10 @@ class ModelExport:
             reason = f"its parameters had not all come within {_MOST_S:.0f} s"
         except* (RecordRejected, StateMismatch, StorageError, OSError) as errors:
             reason = "; ".join(map(str, leaves(errors)))
+        except* DEVICE_ERRORS as errors:
+            if not all(map(is_out_of_memory, leaves(errors))):
+                raise
+            reason = "; ".join(str(error) or "the client's host has no memory left" for error in leaves(errors))
         self.left = ModelLeft(reason=reason)
         self._ledger.note(ModelMissing(reason))
 
@@ -127,6 +133,8 @@ class ModelExport:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._say, sum(map(state_bytes, layouts)))
                 for stage, layout in enumerate(layouts):
+                    if short := shortage(state_bytes(layout)):
+                        raise MemoryError(f"the client's host {short} for stage {stage}")
                     digest = record_hash(signed)
                     state = self._keeping.state(stage, digest) or await self._fetch.fetch(stage, layout, record, digest)
                     if state is None:

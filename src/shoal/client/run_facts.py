@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shoal.averaging.coordinator import RoundCoordinator
+from shoal.client.data_link import DataLink
 from shoal.client.homes import Homes
 from shoal.client.keeping import Keeping
 from shoal.client.ledger import Ledger
@@ -25,6 +26,7 @@ class ClientFacts:
         homes: Homes,
         reassignment: Reassignment,
         keeping: Keeping,
+        data: DataLink,
         ledger: Ledger,
     ) -> None:
         self._coordinator = coordinator
@@ -32,6 +34,7 @@ class ClientFacts:
         self._homes = homes
         self._reassignment = reassignment
         self._keeping = keeping
+        self._data = data
         self._totals = ledger.totals
 
     @property
@@ -69,6 +72,10 @@ class ClientFacts:
     @property
     def stuck(self) -> Sequence[int]:
         return self._coordinator.stuck
+
+    @property
+    def is_unfed(self) -> bool:
+        return not self._data.is_up
 
     @property
     def unmirrored(self) -> frozenset[tuple[PeerId, int]]:

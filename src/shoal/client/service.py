@@ -37,8 +37,6 @@ from shoal.pipeline.role_hooks import role_hooks
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import (
-    LEAVING_EVERY_S,
-    RoleLeaving,
     RoleReady,
     RunSummary,
     RunUnwanted,
@@ -223,10 +221,7 @@ async def _train(client: Client, control: RoleControl, clock: Clock, end: RunEnd
                 end.failure = control.stop_reason
                 end.exit = "failed" if end.failure else "interrupted"
                 client.stop()
-                while True:
-                    # What follows may take long, and is waited for as long as this is heard.
-                    control.tell(RoleLeaving())
-                    await clock.sleep_s(LEAVING_EVERY_S)
+                await control.say_it_leaves(clock)
 
             tasks.start_soon(stop_when_told)
             control.tell(RoleReady())

@@ -35,7 +35,7 @@ from shoal.pipeline.role_hooks import RoleHooks, role_hooks
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
-from shoal.runtime.launcher_messages import LEAVING_EVERY_S, RoleLeaving, RoleReady, UserNotice
+from shoal.runtime.launcher_messages import RoleReady, UserNotice
 from shoal.transport.dispatch import dispatch
 
 logger = logging.getLogger(__name__)
@@ -59,19 +59,11 @@ async def main(payload: bytes, control: RoleControl) -> None:
         tasks.start_soon(_serve, spec, control, mirrors.append)
         await control.stopping.wait()
         async with anyio.create_task_group() as leaving:
-            leaving.start_soon(_say_it_leaves, control)
+            leaving.start_soon(control.say_it_leaves, SystemClock())  # a checkpoint may be large
             for mirror in mirrors:
                 await mirror.finish()
             leaving.cancel_scope.cancel()
         tasks.cancel_scope.cancel()
-
-
-async def _say_it_leaves(control: RoleControl) -> None:
-    """A checkpoint may be large: it is waited for as long as this is heard."""
-    clock = SystemClock()
-    while True:
-        control.tell(RoleLeaving())
-        await clock.sleep_s(LEAVING_EVERY_S)
 
 
 async def _serve(spec: MirrorSpec, control: RoleControl, begun: Callable[[Mirror], None]) -> None:

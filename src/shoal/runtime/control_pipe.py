@@ -14,6 +14,7 @@ from typing import Generic, TypeVar, cast
 import anyio
 import msgspec
 
+from shoal.clock import Clock
 from shoal.errors import ConnectionLost
 from shoal.events.base import emit
 from shoal.events.processes import ControlPipeGarbled, ControlPipeLineTooLong
@@ -26,6 +27,7 @@ _logger = logging.getLogger(__name__)
 _MAX_LINE_BYTES = 4 << 20
 _CLOSE_TIMEOUT_S = 1.0
 _SHOWN_BYTES = 200
+_LEAVES_MOST_S = 3600.0
 
 _Received = TypeVar("_Received")
 _encoder = msgspec.json.Encoder()
@@ -127,6 +129,16 @@ class RoleControl:
             ConnectionLost: the supervisor is gone; this process is about to end.
         """
         self._pipe.send(message)
+
+    async def say_it_leaves(self, clock: Clock) -> None:
+        """Say again and again that what this role does before it ends takes long; an hour at most, for disks can hang.
+
+        Raises:
+            ConnectionLost: the supervisor is gone; this process is about to end.
+        """
+        for _ in range(round(_LEAVES_MOST_S / messages.LEAVING_EVERY_S)):
+            self.tell(messages.RoleLeaving())
+            await clock.sleep_s(messages.LEAVING_EVERY_S)
 
     async def request(self, asked: messages.LauncherRequest[messages.Reply]) -> messages.Reply:
         """Ask the launcher for something and wait for its reply.

@@ -43,6 +43,17 @@ def free_memory_bytes(root: Path = _ROOT) -> int:
     return max(1, min((available * 1024, *_allowances(root))))
 
 
+def shortage(needed_bytes: int) -> str:
+    """Say that this host has less free memory than is needed, as the end of a sentence; empty: it has it, or who knows.
+
+    As in "has 12 MB of free memory, it needs 30 MB".
+    """
+    free_bytes = free_memory_bytes()
+    if not free_bytes or needed_bytes <= free_bytes:
+        return ""
+    return f"has {free_bytes / 1e6:,.0f} MB of free memory, it needs {needed_bytes / 1e6:,.0f} MB"
+
+
 def _allowances(root: Path) -> Iterator[int]:
     """Yield what each control group around this process leaves."""
     try:

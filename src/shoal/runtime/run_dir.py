@@ -151,16 +151,12 @@ def found_dirs(parent: Path | None = None) -> list[FoundDir]:
 
     Args:
         parent: by default $XDG_RUNTIME_DIR and /tmp: another shell may have had that variable, or not.
-
-    Raises:
-        ConfigError: a parent belongs to another user.
     """
     parents = {_default_parent(), Path("/tmp")} if parent is None else {parent}
     found: list[FoundDir] = []
     for root in (each / f"shoal-{os.getuid()}" for each in sorted(parents)):
-        if not root.exists():
-            continue
-        _make_private(root)
+        if not _is_private(root):
+            continue  # no run of this user's can have been in it, and anybody can make one in /tmp
         with _locked(root / _LOCK_NAME):
             directories = sorted(path for path in root.iterdir() if path.is_dir())
             found += [FoundDir(path, read_note(path), _is_alive(path)) for path in directories]
@@ -200,15 +196,23 @@ def _default_parent() -> Path:
 def _make_private(root: Path) -> None:
     try:
         root.mkdir(mode=0o700, exist_ok=True)
-        found = root.lstat()
     except OSError as error:
         raise ConfigError(f"cannot make the runtime directory {root}: {error.strerror}; set XDG_RUNTIME_DIR") from error
     # In a /tmp that everybody writes to, somebody else may have made it first, or linked it elsewhere.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _is_private(root):
         raise ConfigError(
             f"the runtime directory {root} has to be a directory of yours with mode 0700: "
             f"remove it or set XDG_RUNTIME_DIR"
         )
+
+
+def _is_private(root: Path) -> bool:
+    """Whether it is there, belongs to this user, and nobody else may look into it."""
+    try:
+        found = root.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """When a round may be ended, and the time by which that is judged: a user's pause is no part of it. Pure state, no I/O.
 
 training --all trainers are done-----------------------------------> over
-   | ^ '----the deadline passes while every stage is served--------> over
-   | |              '--while a stage is not: it begins anew when all are served
+   | ^ '----the deadline passes while trainers can train-----------> over
+   | |              '--while they cannot: it begins anew as soon as they can
    v |
  paused: nothing is over, and no time passes
 """
@@ -76,7 +76,7 @@ class RoundBoundary:
 
         Args:
             all_done: nothing more is expected of any trainer.
-            is_stuck: some stage is served by nobody.
+            is_stuck: some stage is served by nobody, or nobody hands out samples.
         """
         if self._time.is_paused:
             # Also not if all are done: who pauses a run finds it in the same round later.

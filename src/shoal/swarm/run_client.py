@@ -359,8 +359,8 @@ class RunClient:
         """One that cannot be started, or does not say hello in time, is left behind, as long as there is another; the
         round starts it anew as soon as it begins."""
         slots, left, awaited = self._slots, self._left, self._awaited
-        if slots.launching(awaited):
-            self._since_s = now_s  # their time begins when they run
+        if slots.launching(awaited) or facts.is_unfed:
+            self._since_s = now_s  # their time begins when they run, and a data server tells them what it has
         is_waiting = any(not slots.refusal(slot) for slot in slots.silent(awaited))
         if is_waiting and not self._has_passed(now_s, RETURN_S if left else slots.start_timeout_s):
             return []
@@ -403,7 +403,8 @@ class RunClient:
 
     def _train(self, facts: RunFacts, now_s: float) -> RunEffects:
         all_done = all(self._slots.is_done(pipeline.slot) for pipeline in self.pipelines)
-        if not self._boundary.is_over(now_s, all_done=all_done, is_stuck=bool(facts.stuck)):
+        is_stuck = bool(facts.stuck) or facts.is_unfed
+        if not self._boundary.is_over(now_s, all_done=all_done, is_stuck=is_stuck):
             self.wake_at_s = now_s + self._boundary.left_s(now_s)
             return []
         if self._round <= self._rules.num_rounds:

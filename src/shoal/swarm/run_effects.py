@@ -84,6 +84,7 @@ class RunFacts(Protocol):
         is_handing_over: whether the last state of a stage is being fetched from a server that leaves.
         is_letting_go: whether a server that may leave has not ended yet.
         stuck: stages that have no replica which takes part.
+        is_unfed: whether nobody hands out samples, since the data server is lost.
         unmirrored: mirrors that can be reached, each with every stage that it lacks of the record that stands.
         durations_s: of the rounds so far.
     """
@@ -106,6 +107,8 @@ class RunFacts(Protocol):
     def is_letting_go(self) -> bool: ...
     @property
     def stuck(self) -> Sequence[int]: ...
+    @property
+    def is_unfed(self) -> bool: ...
     @property
     def unmirrored(self) -> frozenset[tuple[PeerId, int]]: ...
     @property

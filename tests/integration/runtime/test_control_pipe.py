@@ -12,14 +12,17 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from tests.set_clock import SetClock
 
 from shoal.errors import ConnectionLost
-from shoal.runtime.control_pipe import ControlPipe, open_role_control
+from shoal.runtime.control_pipe import ControlPipe, RoleControl, open_role_control
 from shoal.runtime.launcher_messages import (
+    FromRole,
     InitialPeers,
     LauncherAnswer,
     LauncherReplies,
     RoleAsks,
+    RoleLeaving,
     ServerReady,
     StartTrainer,
     StopRole,
@@ -55,6 +58,17 @@ async def test_a_role_writes_one_json_object_a_line(pair: tuple[socket.socket, s
         control.tell(UserNotice("a\nb"))
         control.tell(ServerReady(3))
     assert _lines(ours, 2) == [{"type": "UserNotice", "text": "a\nb"}, {"type": "ServerReady", "stage": 3}]
+
+
+async def test_a_role_that_leaves_says_so_for_an_hour_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaping(SetClock):
+        async def sleep_s(self, duration_s: float) -> None:
+            self.now += duration_s
+
+    control, clock, told = RoleControl(), Leaping(now=0.0), list[FromRole]()
+    monkeypatch.setattr(control, "tell", told.append)
+    await control.say_it_leaves(clock)
+    assert (clock.now, set(told)) == (3600.0, {RoleLeaving()})
 
 
 async def test_orders_stop_and_replies_are_told_apart(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from tests.simulation.run.world import World
 
@@ -275,6 +275,25 @@ class EndsStuckRounds(RunClient):
         return super()._train(facts, now_s)
 
 
+class _Fed:
+    """What a client knows that takes its data server to be there."""
+
+    is_unfed = False
+
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._facts, name)
+
+
+class EndsUnfedRounds(RunClient):
+    """Ends a round at its deadline although nobody hands out samples."""
+
+    def _train(self, facts: RunFacts, now_s: float) -> RunEffects:
+        return super()._train(cast(RunFacts, _Fed(facts)), now_s)
+
+
 class KnowsNoDeadline(RunClient):
     """Waits for trainers, however long."""
 
@@ -412,6 +431,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         EndsPausedRounds,
         WaitsForTheFirst,
         EndsStuckRounds,
+        EndsUnfedRounds,
         KnowsNoDeadline,
         ClosesOverAHandOver,
         WaitsForWhoeverLeaves,

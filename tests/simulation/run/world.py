@@ -125,6 +125,9 @@ class World:
             self.network.at(self.turn_rng.uniform(0.5, 20.0), self.client_goes)
         if self.turn_rng.random() < 0.1:
             self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.deposes)
+        self.is_unfed = False
+        if self.turn_rng.random() < 0.3:
+            self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.starves)
         for name in self.names:
             self.network.at(rng.uniform(0.0, 8.0), self.arrives, name)
         self.begin()
@@ -376,7 +379,7 @@ class World:
         training = self.training
         if math.isfinite(self.rules.first_deadline_s) and self.network.now_s < FAULTS_END_S and self.flips(0.03):
             return  # it hangs
-        if training is not None and not self.paused and not self.stuck:
+        if training is not None and not self.paused and not self.stuck and not self.is_unfed:
             if training.round > self.num_rounds and self.evaluates:
                 self.has_evaluated.add(self.num_rounds)
             self.slots.finish(slot)
@@ -470,6 +473,8 @@ class World:
             raise Broken(f"round {training.round} ends after {took_s:.1f} s, before slots {missing} are done")
         if missing and self.stuck:
             raise Broken(f"round {training.round} ends while stages {self.stuck} have nobody")
+        if missing and self.is_unfed:
+            raise Broken(f"round {training.round} ends while nobody hands out samples")
 
     def closes(self, round: int) -> None:
         if self.training is not None:
@@ -624,6 +629,20 @@ class World:
             case _:
                 pass
         self.look()
+
+    def starves(self) -> None:
+        """The data server is lost, and back after a while."""
+        self.is_unfed = True
+        self.network.after(self.turn_rng.choice((0.5, START_S, 2 * DEADLINE_S)), self.is_fed)
+        self.look_again()
+
+    def is_fed(self) -> None:
+        self.is_unfed = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        if not self.ended and not self.is_down:
+            self.look()
 
     def restarts(self) -> None:
         if not self.ended:

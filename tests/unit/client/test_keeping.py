@@ -12,11 +12,11 @@ from tests.unit.client.noted import NotedLedger
 from torch import nn
 
 from shoal.checkpoint.model_layout import StageLayout
-from shoal.client import keeping
 from shoal.client.keeping import Keeping
 from shoal.config import load_config
 from shoal.events.stages import StageNotKept
 from shoal.ids import PeerId
+from shoal.runtime import memory
 from shoal.transport.base import Received
 from shoal.wire.messages.control import Leave, MayLeave
 from shoal.wire.messages.round import StageHashes
@@ -95,7 +95,7 @@ async def test_a_state_that_nobody_gives_or_that_does_not_fit_is_not_kept_and_th
     layout = StageLayout.of(nn.Linear(3, 2))
     signed = signed_record(4, [StageHashes("", "", "")] * 2)
     for free_bytes, reason in ((0, "no server gives its state after round 4"), (1, "of free memory, it needs")):
-        monkeypatch.setattr(keeping, "free_memory_bytes", lambda free_bytes=free_bytes: free_bytes)
+        monkeypatch.setattr(memory, "free_memory_bytes", lambda free_bytes=free_bytes: free_bytes)
         desk = Desk()
         desk.holders, desk.standing = {}, SimpleNamespace(record=open_record(signed), signed=signed)
         desk.keeping._layouts = [layout] * 2

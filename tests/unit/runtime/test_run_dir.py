@@ -77,6 +77,7 @@ def test_a_parent_that_somebody_else_could_have_made_is_refused(kind: str, tmp_p
         root.touch()
     with pytest.raises(ConfigError, match="runtime directory"):
         RunDir(tmp_path)
+    assert found_dirs(tmp_path) == [], "what stands in the way of a new run hides none, and fails no list of them"
 
 
 def test_the_users_runtime_directory_is_used_if_it_is_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

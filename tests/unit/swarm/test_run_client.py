@@ -89,6 +89,7 @@ class Facts:
     is_handing_over: bool = False
     is_letting_go: bool = False
     stuck: Sequence[int] = ()
+    is_unfed: bool = False
     unmirrored: frozenset[tuple[PeerId, int]] = frozenset()
     durations_s: Sequence[float] = ()
     evaluated: set[int] = field(default_factory=set[int])
@@ -737,6 +738,17 @@ def test_a_round_goes_on_past_its_deadline_while_a_stage_has_nobody() -> None:
     desk.facts.stuck = (1,)
     assert desk.look(50.0) == []
     desk.facts.stuck = ()
+    assert desk.look() == []
+    assert desk.wakes() == pytest.approx(40.0)
+    assert desk.look() == [EndTraining(), CloseRound(1)]
+
+
+def test_a_round_goes_on_past_its_deadline_while_the_data_server_is_away() -> None:
+    desk = Desk()
+    desk.trains()
+    desk.facts.is_unfed = True
+    assert desk.look(50.0) == []
+    desk.facts.is_unfed = False
     assert desk.look() == []
     assert desk.wakes() == pytest.approx(40.0)
     assert desk.look() == [EndTraining(), CloseRound(1)]

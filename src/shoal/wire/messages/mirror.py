@@ -4,7 +4,8 @@ coordinator                          mirror
   | -- Follow (record) ------------->  |   which record stands, repeated until answered
   | <- Mirrored                        |   what it holds, at once and whenever it holds more
   | <- StaleBallot                     |   and then that it follows a client of a higher ballot
-  | -- RunCounts ------------------->  |   when the round after the record begins; at the end of the run once more
+  | -- RunCounts ------------------->  |   when the round after the record begins, or later, once it has answered;
+  |                                    |   at the end of the run once more
   | <- LastKept                        |   then: a checkpoint of it is written, or what it lacks
 
 A mirror fetches states, and gives them, as replicas do (`transfer`).
