@@ -43,6 +43,8 @@ UNITS_DIR: Final = Path("~") / UNITS
 INSTALLATIONS_DIR: Final = Path("~") / INSTALLED
 _NOTE, _CODE = "unit.json", "exit_code"
 _LOOK_S: Final = 0.1
+_BEGINS_S: Final = 1.0
+"""So long after a start a program may not have begun."""
 _TAIL_BYTES: Final = 64 * 1024
 _clock = SystemClock()
 
@@ -137,6 +139,11 @@ async def _end(names: Sequence[str], patience_s: float) -> list[str]:
             if note.unit.is_lasting:
                 systemctl("disable", service_name(name))
             systemctl("stop", "--no-block", service_name(name))
+    # What a shell has forked and is about to run hears of no interrupt; and who has only begun has nothing to lose.
+    while young := [note for note in notes.values() if _is_young(note) and _is_running(note)]:
+        for note in young:
+            _signal(note, signal.SIGINT)
+        await _clock.sleep_s(_LOOK_S)
     for _ in range(2):  # as who presses Ctrl-C a second time
         for note in notes.values():
             _signal(note, signal.SIGINT)
@@ -148,6 +155,10 @@ async def _end(names: Sequence[str], patience_s: float) -> list[str]:
             systemctl("kill", "--signal=SIGKILL", service_name(name))
     await _wait(lambda: not any(map(_is_running, notes.values())), patience_s)
     return late
+
+
+def _is_young(note: _Note) -> bool:
+    return bool(note.pid) and 0 <= _clock.unix_s() - note.since_unix_s < _BEGINS_S
 
 
 def _signal(note: _Note, number: signal.Signals) -> None:
