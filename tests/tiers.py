@@ -6,14 +6,16 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
 One in eight of the long tests is usual: of those that tests/long.txt names, and of the seeds of simulations, which are
-many. `quick` has units but for the long ones, and one simulation in sixteen. Which ones stay depends on a test's name
-alone, so they are the same everywhere. `commit` (`make test-all`, and so continuous integration) has what is usual, and
-of all the rest one in two: here the present commit decides as well, so that each has its own half.
+many. `quick` has units but for the long ones and those of tests/not_quick.txt, and one simulation in sixteen. Which
+ones stay depends on a test's name alone, so they are the same everywhere. `commit` (`make test-all`, and so continuous
+integration) has what is usual, and of all the rest one in two: here the present commit decides as well, so that each
+has its own half.
 
-The list is measured, on a machine that does nothing else:
+The lists are measured, on a machine that does nothing else:
 
     pytest -n 4 --ignore=tests/e2e --durations=0 --durations-min=0.01 > times.txt
     python -m tests.tiers times.txt 0.3 > tests/long.txt     # what takes longer than that, in seconds
+    python -m tests.tiers times.txt 0.1 | comm -13 tests/long.txt - | grep ^tests/unit > tests/not_quick.txt
 """
 
 from __future__ import annotations
@@ -39,8 +41,16 @@ COMMIT_SHARE = 2
 """Of what is not usual, `commit` has one in so many."""
 SEEDS = "tests/simulation/test_worlds.py"
 """Which schedule a seed stands for changes with each draw in its world, so none of them is named."""
-LISTED = frozenset((Path(__file__).parent / "long.txt").read_text().splitlines())
+
+
+def _listed(name: str) -> frozenset[str]:
+    return frozenset((Path(__file__).parent / name).read_text().splitlines())
+
+
+LISTED = _listed("long.txt")
 """The long tests, with all their variants."""
+NOT_QUICK = _listed("not_quick.txt")
+"""The units that are not long, and yet too long for the inner loop."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -131,7 +141,7 @@ def _is_usual(item: pytest.Item) -> bool:
 def _is_quick(item: pytest.Item) -> bool:
     if item.nodeid.startswith("tests/simulation/"):
         return is_sample(item, QUICK_SHARE)
-    return not is_long(item)
+    return not is_long(item) and _function(item.nodeid) not in NOT_QUICK
 
 
 def _variant(item: pytest.Item) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import shoal
 from shoal.checkpoint.exporting import export_model
@@ -147,12 +147,15 @@ async def test_a_run_is_recorded_replayed_bit_for_bit_and_loaded_in_one_piece(
         assert torch.equal(home(tokens), model(tokens))
 
 
-async def test_what_is_trained_is_the_model_of_transformers_with_its_names(make_cluster: MakeCluster) -> None:
+async def test_what_is_trained_is_the_model_of_transformers_with_its_names(
+    make_cluster: MakeCluster, transformers: ModuleType
+) -> None:
     async with make_cluster(CASES["qwen3"], dataset=make_text(200)) as cluster:
         await cluster.run()
     model = shoal.load_model(cluster.host.log_dir / "model")
     given = {name: value for name, value in QWEN.items() if name != "model_type"}
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **given, tie_word_embeddings=False)).eval()
+    described = transformers.AutoConfig.for_model("qwen3", **given, tie_word_embeddings=False)
+    theirs = transformers.AutoModelForCausalLM.from_config(described).eval()
     state = {
         name.replace("units.head.lm_head", "lm_head")
         .replace("units.head", "model")

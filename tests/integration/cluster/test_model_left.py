@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM
 
 import shoal
 from shoal.averaging import stage_fetch
@@ -93,7 +93,7 @@ CASES: dict[str, Callable[[], Config]] = {
 @pytest.mark.usual("gpt in two stages", "a quantised one")
 @pytest.mark.parametrize("case", CASES)
 async def test_the_model_that_is_left_has_the_loss_of_the_last_evaluation(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transformers: ModuleType
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
     config = CASES[case]()
@@ -115,7 +115,7 @@ async def test_the_model_that_is_left_has_the_loss_of_the_last_evaluation(
     taken_home = shoal.load_model(tmp_path / "taken_home", family=own)
     assert held_out_loss(taken_home, dataset.holdout) == pytest.approx(result.summary["eval_loss_last"], abs=1e-6)
     if format == "hf":
-        theirs = LikeOurs(AutoModelForCausalLM.from_pretrained(tmp_path / "taken_home"), model)
+        theirs = LikeOurs(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "taken_home"), model)
         assert uncut_loss(theirs, dataset.holdout) == pytest.approx(result.summary["eval_loss_last"], abs=1e-6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from tests.simulation.run.world import World
 
@@ -275,23 +275,13 @@ class EndsStuckRounds(RunClient):
         return super()._train(facts, now_s)
 
 
-class _Fed:
-    """What a client knows that takes its data server to be there."""
-
-    is_unfed = False
-
-    def __init__(self, facts: RunFacts) -> None:
-        self._facts = facts
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._facts, name)
-
-
 class EndsUnfedRounds(RunClient):
-    """Ends a round at its deadline although nobody hands out samples."""
+    """Ends a round when its time is over, also while nobody hands out samples."""
 
     def _train(self, facts: RunFacts, now_s: float) -> RunEffects:
-        return super()._train(cast(RunFacts, _Fed(facts)), now_s)
+        if facts.is_unfed and self._boundary.left_s(now_s) <= 0 and not self._time.is_paused:
+            return self._enter(RunPhase.HAND_OVER, EndTraining())
+        return super()._train(facts, now_s)
 
 
 class KnowsNoDeadline(RunClient):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import s3fs
 import torch
 from fsspec import asyn
 from tests.buckets import CREDENTIALS, KEY, SECRET, bucket
@@ -38,7 +37,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(ObjectPlace, "__init__", begun)
     # It waits a tenth of a second for a connection to be closed, which is none on a busy machine.
-    monkeypatch.setattr(s3fs.S3FileSystem, "close_session", staticmethod(lambda loop, client: None))
+    monkeypatch.setattr("s3fs.S3FileSystem.close_session", staticmethod(lambda loop, client: None))
     yield
     loop, thread = asyn.loop[0], asyn.iothread[0]
     if loop is None or thread is None:

@@ -13,7 +13,6 @@ import torch
 from tests.unit.checkpoint.folders import make_config, write_model
 from tests.unit.checkpoint.test_start_weights import saved, with_weights
 from tests.unit.model.hf.families import values_of
-from transformers import AutoModelForCausalLM
 
 import shoal
 from shoal.checkpoint.exporting import export_model
@@ -52,8 +51,8 @@ def logits_of(model: Any) -> torch.Tensor:
         return model(input_ids=TOKENS, use_cache=False).logits
 
 
-def from_peft(peft: ModuleType, base: Path, folder: Path, dtype: torch.dtype) -> Any:
-    theirs = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **EAGER)
+def from_peft(peft: ModuleType, transformers: ModuleType, base: Path, folder: Path, dtype: torch.dtype) -> Any:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **EAGER)
     return peft.PeftModel.from_pretrained(theirs, str(folder)).eval()
 
 
@@ -70,7 +69,12 @@ def from_peft(peft: ModuleType, base: Path, folder: Path, dtype: torch.dtype) ->
     ],
 )
 def test_peft_loads_what_a_run_leaves_and_what_is_exported_and_computes_the_same_logits(
-    kind: str, lora: dict[str, Any], targets: list[str] | None, tmp_path: Path, peft: ModuleType
+    kind: str,
+    lora: dict[str, Any],
+    targets: list[str] | None,
+    tmp_path: Path,
+    peft: ModuleType,
+    transformers: ModuleType,
 ) -> None:
     saved(tmp_path / "base", kind)
     config = of_folder(tmp_path / "base", **lora)
@@ -83,9 +87,9 @@ def test_peft_loads_what_a_run_leaves_and_what_is_exported_and_computes_the_same
         expected = ours(TOKENS)
     assert export_model(open_model(left), tmp_path / "out") == "peft"
     dtype = getattr(torch, lora.get("base_dtype", "float32"))
-    plain = logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=dtype, **EAGER))
+    plain = logits_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=dtype, **EAGER))
     for folder in (left, tmp_path / "out"):
-        assert torch.equal(logits_of(from_peft(peft, tmp_path / "base", folder, dtype)), expected), folder
+        assert torch.equal(logits_of(from_peft(peft, transformers, tmp_path / "base", folder, dtype)), expected), folder
         described = json.loads((folder / ADAPTER_CONFIG).read_bytes())
         assert described["base_model_name_or_path"] == str(tmp_path / "base")
         assert (described["r"], described["lora_alpha"], described["lora_dropout"]) == (4, 8, lora.get("dropout", 0.0))
@@ -96,14 +100,14 @@ def test_peft_loads_what_a_run_leaves_and_what_is_exported_and_computes_the_same
         assert torch.equal(shoal.load_model(tmp_path / "out")(TOKENS), expected)
 
 
-def test_a_merged_export_needs_no_base_and_no_peft(tmp_path: Path) -> None:
+def test_a_merged_export_needs_no_base_and_no_peft(tmp_path: Path, transformers: ModuleType) -> None:
     saved(tmp_path / "base", "qwen3", tie_word_embeddings=True)
     left = write_model(tmp_path / "model", of_folder(tmp_path / "base", base_dtype="bfloat16"))
     with torch.no_grad():
         expected = shoal.load_model(left)(TOKENS).float()
     assert export_model(open_model(left), tmp_path / "out", merge=True) == "hf"
     (tmp_path / "base").rename(tmp_path / "gone")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert not any("lora" in name for name, _ in theirs.named_parameters())
     # There it computes in float32.
     torch.testing.assert_close(logits_of(theirs), expected, rtol=0.05, atol=0.05)

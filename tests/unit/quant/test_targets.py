@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from tests.unit.model.hf.families import EXACT, family_of
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 from shoal.config import load_config
 from shoal.config.diloco import InnerOptimConfig
@@ -133,8 +133,8 @@ def test_no_step_size_is_decayed_as_a_matrix_is() -> None:
     assert changed == {name for name in parameters if name.endswith("original")}
 
 
-def test_a_conv1d_of_transformers_has_a_step_size_for_each_of_its_columns() -> None:
-    layer = Conv1D(6, 4)
+def test_a_conv1d_of_transformers_has_a_step_size_for_each_of_its_columns(transformers: ModuleType) -> None:
+    layer = transformers.pytorch_utils.Conv1D(6, 4)
     linear = nn.Linear(4, 6)
     with torch.no_grad():
         linear.weight.copy_(layer.weight.t())

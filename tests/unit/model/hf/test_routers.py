@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from tests.threads import one_thread as one_thread
 from tests.unit.model.hf.families import BALANCED, TOKENS, forward_of, own_class, values_of
 from torch import Tensor
@@ -146,7 +145,7 @@ def test_a_router_that_gets_another_gradient_is_noticed_by_the_twin(monkeypatch:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 @pytest.mark.slow
-def test_compiled_code_takes_the_weight_of_each_microbatch(user_caches: Path) -> None:
+def test_compiled_code_takes_the_weight_of_each_microbatch(user_caches: Path, transformers: ModuleType) -> None:
     # To compile one layer takes half a minute.
     family = _family("mixtral", num_hidden_layers=1, experts_implementation="batched_mm")
     plain, compiled = (build_stage(family, 1, 3, seed=1) for _ in range(2))
