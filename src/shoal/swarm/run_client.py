@@ -336,6 +336,8 @@ class RunClient:
         """A trainer that has no pipeline when a round begins has none until its end. So if there are fewer than in the
         round before, a spare that takes the place of a lost server, or its next generation, is waited for a moment:
         the longer a round takes, the more that is worth."""
+        if facts.is_unfed:
+            return []  # nobody could train, and who is here now may be gone by then
         formed = form_pipelines(facts.usable(self.holders), self._rules.num_stages, self._before)
         # Slots count without holes, since batches are dealt out by slot. A pipeline whose slot changes gets another
         # trainer, which loses nothing: optimizers live with the replicas.
@@ -359,8 +361,10 @@ class RunClient:
         """One that cannot be started, or does not say hello in time, is left behind, as long as there is another; the
         round starts it anew as soon as it begins."""
         slots, left, awaited = self._slots, self._left, self._awaited
-        if slots.launching(awaited) or facts.is_unfed:
-            self._since_s = now_s  # their time begins when they run, and a data server tells them what it has
+        if facts.is_unfed and left is None:
+            return self._enter(RunPhase.FORM)  # before they report, trainers ask the data server what it has
+        if slots.launching(awaited):
+            self._since_s = now_s  # their time begins when they run
         is_waiting = any(not slots.refusal(slot) for slot in slots.silent(awaited))
         if is_waiting and not self._has_passed(now_s, RETURN_S if left else slots.start_timeout_s):
             return []

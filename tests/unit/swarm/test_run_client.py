@@ -671,6 +671,23 @@ def test_a_trainer_that_does_not_report_is_left_behind_if_there_is_another() -> 
     assert desk.look()[:2] == [TrainersSilent((0,), 20.0), GiveInner("D0")]
 
 
+def test_trainers_that_wait_for_a_data_server_are_waited_for_and_pipelines_formed_anew_when_it_is_back() -> None:
+    desk = Desk()
+    desk.launches = False
+    desk.trains()
+    desk.slots.launched(0, 1, "", desk.now_s)
+    desk.facts.is_unfed = True
+    assert desk.look() == []
+    assert desk.look(500.0) == []
+    desk.facts.view = view_of("c0", "b1")
+    desk.facts.is_unfed = False
+    assert desk.look() == []
+    desk.hello(0, 1)
+    assert begun(desk.look()).round == 1
+    assert [pipeline.peers for pipeline in desk.run.pipelines] == [("c0", "b1")]
+    assert desk.slots.generations == {0: 1}
+
+
 # -- how long a round takes
 
 
