@@ -77,6 +77,7 @@ TIER ?= all
 SWARMS := tests/e2e
 
 # Checks run beside the tests: those of types take a core for a minute. What they find is said after them, and counts.
+# They take what the tests leave, in which whoever waits for a process that gets no time asks again and again.
 # A line in which MAKE itself stands would be carried out by `make -n` too.
 CHECKS := $(MAKE) --no-print-directory
 define beside
@@ -90,7 +91,7 @@ quick: setup
 	$(call beside,$(CHECKS) style,$(PYTEST) --tier=quick -n $(CORES) tests/unit tests/simulation || failed=1)
 
 test: setup
-	$(call beside,$(CHECKS) lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
+	$(call beside,nice -n 19 $(CHECKS) lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
 
 # Of events and numbers that no test brings about some depend on time: where all tests run they are named, and fail nothing.
 # Whole swarms use all cores, but not all the time, and most of it they wait: of all their runs three go on at once on two
