@@ -25,6 +25,7 @@ from shoal.ids import PeerId
 
 MAX_FILE_BYTES = 8 * 2**20
 NUM_OLD_FILES = 2
+_MAX_FOREIGN_CHARACTERS = 1000
 
 # What every record carries by itself; everything else was given as a field.
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -99,7 +100,8 @@ class FloodGate:
 
 
 class _OtherLibraries(logging.Filter):
-    """Lets each library but ours write a bounded number of lines: strangers in the DHT can make hivemind warn."""
+    """Lets each library but ours write a bounded number of lines, each of bounded length: strangers in the DHT can make
+    hivemind warn."""
 
     def __init__(self, clock: Clock, *, window_s: float = 10.0, lines: int = 25) -> None:
         super().__init__()
@@ -115,7 +117,11 @@ class _OtherLibraries(logging.Filter):
         if now_s - self._began_s >= self._window_s:
             self._began_s, self._written = now_s, Counter()
         self._written[library] += 1
-        return self._written[library] <= self._lines
+        if self._written[library] > self._lines:
+            return False
+        # hivemind logs requests as they came; a stranger's may have megabytes.
+        record.msg, record.args = record.getMessage()[:_MAX_FOREIGN_CHARACTERS], ()
+        return True
 
 
 def without_nan(value: Any) -> Any:

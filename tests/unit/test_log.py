@@ -139,6 +139,12 @@ def test_other_libraries_cannot_fill_the_file(tmp_path: Path) -> None:
     assert (events.count("handler failed"), events.count("step.done"), events.count("slow")) == (25, 1000, 1)
 
 
+def test_a_line_of_another_library_is_cut(tmp_path: Path) -> None:
+    shoal.log.configure("server_0", tmp_path)
+    logging.getLogger("hivemind.p2p").warning("asked for %s", "\x01" * 100_000)
+    assert (tmp_path / "server_0.log").stat().st_size < 10_000
+
+
 def test_a_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
     shoal.log.configure("server_0", tmp_path)
     logging.getLogger("shoal.test").info(

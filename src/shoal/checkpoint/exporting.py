@@ -27,7 +27,7 @@ from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, StateMismatch
 from shoal.model.hf.lora import lora_of
-from shoal.model.hf.tokenizer import FILES, end_of_document
+from shoal.model.hf.tokenizer import FILES, GENERATION, end_of_document
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256, trained_parameters
@@ -43,7 +43,7 @@ _FILES: Final[Mapping[Format, tuple[str, str]]] = {
     "peft": (ADAPTER, ADAPTER_CONFIG),
 }
 """The names of the tensors' file and of what describes them."""
-_TOKENIZER_FILES: Final = (*FILES, "vocab.json", "merges.txt", "generation_config.json")
+_TOKENIZER_FILES: Final = (*FILES, "vocab.json", "merges.txt", GENERATION)
 """Of a model of transformers, copied as they are."""
 
 
@@ -277,8 +277,7 @@ def _ends(source: ModelSource) -> dict[str, int | None]:
     if source.tokenizer is None:
         # Bytes are text and nothing else.
         return dict(_NO_ENDS) if source.is_bytes else {}
-    data, model = source.config.data, source.config.model
-    if data.tokenizer is None or data.tokenizer == model.name_or_path:
+    if not source.has_tokenizer_of_run:
         return {}
     return {**_NO_ENDS, "eos_token_id": end_of_document(_tokenizer_files(source))}
 

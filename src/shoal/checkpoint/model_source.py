@@ -68,6 +68,12 @@ class ModelSource:
             named = ", ".join(sorted({name for name, _ in odd})[:5])
             raise StateMismatch(f"{self.folder} is not of the model that its configuration describes: look at {named}")
 
+    @property
+    def has_tokenizer_of_run(self) -> bool:
+        """Whether its run had another tokenizer than the model that it began from, whose config does not know it."""
+        data, model = self.config.data, self.config.model
+        return self.tokenizer is not None and data.tokenizer not in (None, model.name_or_path)
+
     def stage(self, stage: int) -> StageModule:
         """Build a stage as it was trained, with its parameters.
 

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.output import discard_stdout
+from shoal.cli.output import discard_stdout, without_controls
 from shoal.cli.run_row import Cell, duration
 from shoal.clock import Clock, SystemClock, utc_time_of_day
 from shoal.events.base import Event
@@ -95,8 +95,8 @@ class Display:
 
     def say(self, text: str) -> None:
         """Show a line that stays as it is, without the time: it may be there to be copied."""
-        # Text from outside must not be read as rich's markup.
-        self._print(Text(text))
+        # Text from outside must not be read as rich's markup, nor tell the terminal what to do.
+        self._print(Text(without_controls(text)))
 
     @property
     def is_screen(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
-from shoal.cli.output import discard_stdout, flush_stdout, takes_output
+from shoal.cli.output import discard_stdout, flush_stdout, takes_output, without_controls
 from shoal.errors import BootstrapError, ConfigError, InvariantViolation, MachineBusy, ShoalError
 
 DONE = 0
@@ -94,4 +94,4 @@ def _of_files(error: BaseException) -> str:
 
 def say_error(message: str) -> None:
     """Print an error; a second line and those after it are indented under the first."""
-    print("shoal: error: " + message.replace("\n", "\n              "), file=sys.stderr)
+    print("shoal: error: " + without_controls(message).replace("\n", "\n              "), file=sys.stderr)

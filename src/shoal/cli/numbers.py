@@ -8,7 +8,7 @@ from typing import Literal
 
 from shoal.cli.event_lines import written_run
 from shoal.cli.run_files import written_config
-from shoal.config import public_values
+from shoal.config import published_values
 from shoal.errors import ConfigError
 from shoal.events.base import EVENTS_FILE
 from shoal.monitor.exporters.base import read_noted
@@ -83,7 +83,7 @@ def _write_wandb(source: Path, rows: Iterable[MetricRow], folder: Path) -> list[
     settings = WandbSettings(
         name=run_id,
         directory=folder,
-        config=public_values(config),
+        config=published_values(config),
         project=config.wandb_project,
         entity=config.wandb_entity,
         run_id=config.wandb_run_id or run_id,

@@ -15,7 +15,7 @@ from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
 from shoal.errors import ConfigError
 from shoal.ids import RunId
-from shoal.runtime.durable_files import put_whole
+from shoal.runtime.durable_files import put_private, put_whole
 
 CONFIG_FILE: Final = "config.yaml"
 SUMMARY_FILE: Final = "summary.json"
@@ -67,7 +67,7 @@ def _fill(path: Path, config: Config, *, is_local: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
         if is_local:
             (path / LOCAL_MARK).touch()
-        (path / CONFIG_FILE).write_text(dump_config(config))
+        put_private(path / CONFIG_FILE, dump_config(config).encode())
         if link.is_symlink() or not link.exists():
             # Another run may do the same at this moment: make the link aside and rename it, which is atomic.
             aside = path.parent / f".{path.name}.link"
@@ -86,7 +86,7 @@ def write_config(config: Config, log_dir: Path) -> None:
     """
     path = log_dir / CONFIG_FILE
     try:
-        put_whole(path, dump_config(config).encode(), lasting=False)
+        put_private(path, dump_config(config).encode())
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -114,7 +114,7 @@ def make_joining_log_dir(config: Config, run_id: str, hosts: str) -> Path:
     path = _unused(config.log_dir.absolute() / f"{run_id}.{hosts}")
     try:
         path.mkdir(parents=True)
-        (path / CONFIG_FILE).write_text(dump_config(config))
+        put_private(path / CONFIG_FILE, dump_config(config).encode())
     except OSError as error:
         raise _cannot_write(path, error) from error
     return path

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
+from shoal.cli.output import without_controls
 from shoal.cli.run_files import CONFIG_FILE, SUMMARY_FILE
 from shoal.cli.runs_here import living_runs
 from shoal.clock import utc_iso
@@ -92,7 +93,7 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     cells = [("run", "state", "begun", "round", "folder"), *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        yield without_controls("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -41,6 +41,14 @@ def public_values(config: Config) -> dict[str, Any]:
     return cast(dict[str, Any], _plain(config))
 
 
+def published_values(config: Config) -> dict[str, Any]:
+    """Return `public_values` for those who are not of the swarm: without commands and arguments of the user's own
+    programs, where people may have written an address with a token in it."""
+    values = public_values(config)
+    del values["notify"], values["data"]["arguments"]
+    return values
+
+
 def dump_config(config: Config) -> str:
     """Return the resolved configuration as YAML with canonical names; loading it gives an equal one.
 

@@ -11,5 +11,6 @@ class NotifyConfig(Section):
     command: Words = Field(
         default=(),
         description="A program and its arguments, started on the client's host for each event of level WARNING or "
-        "worse, which it reads as a line of JSON from its standard input; no shell reads them. Empty: none.",
+        "worse, which it reads as a line of JSON from its standard input; no shell reads them. Empty: none. A "
+        "password belongs into a file that it reads: the configuration is written to the logs.",
     )

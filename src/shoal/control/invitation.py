@@ -44,16 +44,18 @@ class Invitation(msgspec.Struct, frozen=True):
     expires_unix_s: int
 
 
-_Text = Annotated[str, msgspec.Meta(max_length=200)]
+_Peer = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[A-Za-z0-9]+$")]
+_Where = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^/[A-Za-z0-9._/:%-]+$")]
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):
-    """What is written: a peer once, with all of its addresses."""
+    """What is written: a peer once, with all of its addresses. Nothing in it can mean more than it says: what begins
+    with an @ would be the name of a file."""
 
-    experiment_prefix: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    experiment_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     swarm_key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     expires_unix_s: Annotated[int, msgspec.Meta(ge=0)]
-    addresses: Annotated[dict[_Text, list[_Text]], msgspec.Meta(min_length=1, max_length=MAX_PEERS)]
+    addresses: Annotated[dict[_Peer, list[_Where]], msgspec.Meta(min_length=1, max_length=MAX_PEERS)]
 
 
 def written(invitation: Invitation) -> str:

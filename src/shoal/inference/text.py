@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from shoal.checkpoint.byte_tokenizer import NUM_BYTES
 from shoal.errors import ConfigError
-from shoal.model.hf.tokenizer import TOKENIZER_FILE, read_tokenizer
+from shoal.model.hf.tokenizer import GENERATION, SETTINGS, TOKENIZER_FILE, end_of_document, read_tokenizer
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
@@ -86,16 +86,19 @@ class FileTokens:
 
     Args:
         ends: What ends a text, as the model's config says; a `generation_config.json` comes first, as in transformers.
+            Empty: what ends a document.
+        adds_tokens: Put those around a text that the tokenizer's own rules want there, as in transformers.
 
     Raises:
         ConfigError: The package is not installed, or the files are none that it reads.
         OSError: A file cannot be read.
     """
 
-    def __init__(self, folder: Path, ends: Sequence[int] = ()) -> None:
+    def __init__(self, folder: Path, ends: Sequence[int] = (), *, adds_tokens: bool = True) -> None:
         path = folder / TOKENIZER_FILE
         self._tokenizer: Any = read_tokenizer(path.read_bytes(), str(path))
-        said = _ends(_settings(folder / "generation_config.json").get("eos_token_id")) or tuple(ends)
+        self._adds_tokens = adds_tokens
+        said = _ends(_settings(folder / GENERATION).get("eos_token_id")) or tuple(ends)
         self.ends = frozenset(said or self._named_end(folder))
 
     @property
@@ -109,16 +112,18 @@ class FileTokens:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(f"the prompt is no text in UTF-8 ({error}), and the model's tokens are of text") from None
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=self._adds_tokens).ids)
 
     def stream(self, after: Sequence[int] = ()) -> TextStream:
         """See `Tokens`."""
         return _FileStream(self._tokenizer, after[-1:])
 
     def _named_end(self, folder: Path) -> tuple[int, ...]:
-        found = _settings(folder / "tokenizer_config.json").get("eos_token")
+        found = _settings(folder / SETTINGS).get("eos_token")
         text = cast("dict[str, Any]", found).get("content") if isinstance(found, dict) else found
-        return _ends(self._tokenizer.token_to_id(text)) if isinstance(text, str) else ()
+        if isinstance(text, str) and (known := _ends(self._tokenizer.token_to_id(text))):
+            return known
+        return _ends(end_of_document({TOKENIZER_FILE: (folder / TOKENIZER_FILE).read_bytes()}))
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -299,11 +299,12 @@ class StageModule(nn.Module):
     def is_first(self) -> bool:
         return self.stage == 0
 
-    def parts_of(self, unit_name: str) -> int:
-        """As how many samples a unit gets one sample: as its positions where the loss is computed in chunks, else 1."""
+    def parts_of(self, unit_name: str, *, is_of_experts: bool) -> int:
+        """As how many samples a module of a unit gets one sample: as its positions where the loss is computed in
+        chunks, and where experts take each by itself; else 1."""
         part = self.part(is_head=self.head is not None)
-        is_in_parts = part.last_unit is not None and unit_name == list(part.units)[-1]
-        return math.prod(self.label_spec.shape) if is_in_parts else 1
+        is_in_chunks = part.last_unit is not None and unit_name == list(part.units)[-1]
+        return math.prod(self.label_spec.shape) if is_in_chunks or is_of_experts else 1
 
     @property
     def head(self) -> StageModule | None:

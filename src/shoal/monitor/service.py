@@ -13,7 +13,7 @@ import msgspec
 
 from shoal import log
 from shoal.clock import Clock, SystemClock
-from shoal.config import Config, public_values
+from shoal.config import Config, published_values
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import open_host_registry
 from shoal.control.maddrs import outward
@@ -143,7 +143,7 @@ def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> Wand
     settings = WandbSettings(
         name=start.run_id,
         directory=Path(start.log_dir),
-        config=public_values(config),
+        config=published_values(config),
         project=config.wandb_project,
         entity=config.wandb_entity,
         run_id=config.wandb_run_id or start.run_id,

@@ -31,7 +31,7 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
     if quant is None:
         return
     stage: int = getattr(stage_module, "stage", 0)
-    parts_of: Callable[[str], int] = getattr(stage_module, "parts_of", lambda _unit: 1)
+    parts_of: Callable[..., int] = getattr(stage_module, "parts_of", lambda _unit, is_of_experts: 1)
     found = list(cast("Iterable[tuple[str, nn.Module]]", stage_module.named_modules()))
     for name, module in found:
         if weight_quantisers(module) or hasattr(module, "input_quantiser"):
@@ -41,11 +41,15 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
             continue
         plan = plan_of(quant, name.removeprefix("units."), module, stage)
         weights = target.parameters(module)
+        are_experts = len(weights) > 1
         if plan.activation is not None:
             scheme = plan.activation
             unit_name = name.removeprefix("units.").partition(".")[0]
             module.input_quantiser = ActivationQuantiser(
-                scheme.num_bits, signed=scheme.signed, dtype=weights[0].dtype, num_parts=parts_of(unit_name)
+                scheme.num_bits,
+                signed=scheme.signed,
+                dtype=weights[0].dtype,
+                num_parts=parts_of(unit_name, is_of_experts=are_experts),
             )
             module.input_quantiser.to(weights[0].device)
             module.register_forward_pre_hook(_quantise_input)
@@ -57,7 +61,7 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
                 weight, scheme.num_bits, signed=scheme.signed, per_channel=scheme.per_channel, channels=channels
             )
             parametrize.register_parametrization(module, parameter, quantiser)
-        if len(weights) > 1:
+        if are_experts:
             # Experts ask for their matrices one by one, and each time for all of them.
             module.register_forward_pre_hook(_hold_weights)
             module.register_forward_hook(_release_weights, always_call=True)

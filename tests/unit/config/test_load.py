@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal import load_config
-from shoal.config import Config, config_from_json, config_to_json, dump_config
+from shoal.config import Config, config_from_json, config_to_json, dump_config, published_values
 from shoal.config.distqat_names import REMOVED
 from shoal.config.keys import ALIASES, flag_names, keys, plain
 from shoal.errors import ConfigError
@@ -219,6 +219,15 @@ def test_secrets_reach_own_processes_but_neither_dumps_nor_messages() -> None:
     assert "hf_secret" not in dump_config(config) + repr(config)
     assert config_from_json(config_to_json(config)) == config
     assert "[1, 2]" not in _refused(None, {"data.hf_token": [1, 2]})
+
+
+def test_what_is_published_has_no_arguments_of_the_users_own_programs() -> None:
+    data = {"dataset_name": "sets:Mine", "arguments": {"token": "in_arguments"}}
+    config = Config.model_validate({"data": data, "notify": {"command": ["curl", "https://in.notify/"]}})
+    published = str(published_values(config))
+    assert "in_arguments" not in published
+    assert "in.notify" not in published
+    assert "sets:Mine" in published
 
 
 def test_a_dumped_configuration_loads_as_an_equal_one(tmp_path: Path) -> None:

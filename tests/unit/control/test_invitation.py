@@ -73,6 +73,20 @@ def test_what_is_no_invitation_is_refused(text: str, message: str) -> None:
     assert message in _refused(text)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "where", "peer"),
+    [
+        ("sandbox", "@/dev/zero,/ip4/1.2.3.4/tcp/1", PEER),
+        ("sandbox", "/ip4/1.2.3.4/tcp/1,@/etc/passwd", PEER),
+        ("sandbox", "/ip4/1.2.3.4/tcp/1", "x,@/etc/passwd"),
+        ("../../up", "/ip4/1.2.3.4/tcp/1", PEER),
+    ],
+)
+def test_one_that_would_mean_more_than_it_says_is_refused(prefix: str, where: str, peer: str) -> None:
+    text = written(Invitation(prefix, bytes(32), (f"{where}/p2p/{peer}",), NOW_S + 3600))
+    assert "not whole" in _refused(text)
+
+
 def test_one_that_has_expired_is_refused() -> None:
     text = written(INVITATION)
     assert read(text, NOW_S + 3600) == INVITATION

@@ -21,6 +21,7 @@ from shoal.inference.generation import Continuation, TextRequest
 from shoal.inference.text import ByteTokens, FileTokens
 from shoal.inference.tokens import tokens_of
 from shoal.model.hf.family import HfFamily
+from shoal.model.hf.tokenizer import TOKENIZER_FILE, keep_tokenizer
 from shoal.model.stage import build_stage
 
 CONTEXT = 28
@@ -104,6 +105,27 @@ def test_no_byte_ends_a_text_of_a_model_that_was_trained_on_bytes(tmp_path: Path
     export_model(source, tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.generation_config.eos_token_id is None
+
+
+def test_a_text_of_a_run_with_a_tokenizer_of_its_own_ends_as_its_documents_did(
+    tmp_path: Path, transformers: ModuleType, user_caches: Path
+) -> None:
+    tokenizer = trained_tokenizer(of_words=False)
+    kept = keep_tokenizer({TOKENIZER_FILE: tokenizer.to_str().encode()}, "own")
+    assert kept.facts.end == 2
+    values = values_of("llama", vocab_size=kept.facts.vocabulary, eos_token_id=5, bos_token_id=6)
+    config = make_config(
+        model={"family": "hf", "hf_config": values},
+        data={"seq_len": CONTEXT, "tokenizer": "own", "tokenizer_hash": kept.hash},
+    )
+    folder = write_model(tmp_path / "model", config)
+    for name, content in kept.files.items():
+        (folder / "tokenizer").mkdir(exist_ok=True)
+        (folder / "tokenizer" / name).write_bytes(content)
+    source = open_model(folder)
+    assert tokens_of(source, source.whole()).ends == {2}
+    export_model(source, tmp_path / "out")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").eos_token_id == 2
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-tied", "mixtral"])

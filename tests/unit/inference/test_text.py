@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.inference.trained_tokenizer import trained_tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from shoal.checkpoint.byte_tokenizer import byte_tokenizer_files
 from shoal.errors import ConfigError
@@ -79,6 +80,21 @@ def test_the_end_of_a_text_is_the_token_that_the_files_name(from_files: FileToke
     for written in ('{"eos_token": "!"}', '{"eos_token": {"content": "!"}}'):
         (tmp_path / "tokenizer_config.json").write_text(written)
         assert FileTokens(tmp_path).ends == {ord("!")}
+
+
+def test_the_end_is_that_of_documents_where_no_file_names_another(tmp_path: Path) -> None:
+    trained_tokenizer(of_words=False).save(str(tmp_path / "tokenizer.json"))
+    assert FileTokens(tmp_path).ends == {2}, "which is </s>"
+    assert FileTokens(tmp_path, (7,)).ends == {7}
+
+
+def test_nothing_is_put_before_a_text_where_training_has_put_nothing(tmp_path: Path) -> None:
+    tokenizer = trained_tokenizer(of_words=False)
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    plain = FileTokens(tmp_path, adds_tokens=False).encode("<s>A shoal")
+    assert plain.count(1) == 1
+    assert FileTokens(tmp_path).encode("<s>A shoal") == [1, *plain], "as transformers does"
 
 
 @pytest.mark.parametrize("of_words", [False, True], ids=["bytes", "words"])

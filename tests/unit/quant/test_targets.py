@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.model.hf.families import EXACT, family_of
+from tests.unit.model.hf.families import EXACT, TOKENS, family_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -198,3 +198,20 @@ def test_models_of_transformers_are_quantised_with_all_their_matrices(name: str)
     expected = stage(x)
     fold_weights(stage)
     assert torch.equal(stage(x), expected)
+
+
+def test_the_step_size_of_experts_inputs_counts_the_positions_of_a_sample_which_they_get_one_by_one() -> None:
+    scheme = {"num_bits": 8}
+    quant = QuantConfig.model_validate({"base": {"weight_quant": scheme, "activation_quant": scheme}})
+    stage = build_stage(family_of("mixtral"), 1, 3, seed=7)
+    apply_quant(stage, quant)
+    quantisers = {name: module for name, module in stage.named_modules() if isinstance(module, lsq.ActivationQuantiser)}
+    of_experts = {name for name in quantisers if name.endswith("experts.input_quantiser")}
+    assert of_experts and of_experts < quantisers.keys()
+    values = torch.randn(2, TOKENS, 32)
+    for name, quantiser in quantisers.items():
+        given = values.flatten(0, 1) if name in of_experts else values
+        quantiser(given).square().sum().backward()
+    gradients = [quantiser.step.grad for quantiser in quantisers.values()]
+    assert all(torch.allclose(gradient, gradients[0], rtol=1e-4) for gradient in gradients if gradient is not None)
+    assert None not in gradients

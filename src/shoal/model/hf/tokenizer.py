@@ -31,6 +31,9 @@ SETTINGS: Final = "tokenizer_config.json"
 TEMPLATE: Final = "chat_template.jinja"
 FILES: Final = (TOKENIZER_FILE, SETTINGS, "special_tokens_map.json", TEMPLATE)
 """Of a tokenizer, as transformers names them; all but the first may be absent."""
+GENERATION: Final = "generation_config.json"
+"""Of a model: which tokens end its answers. It is kept beside the tokenizer, and is no part of it."""
+_KEPT: Final = (*FILES, GENERATION)
 _FACTS: Final = "shoal.json"
 _ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """The token that ends a document, of a tokenizer that does not say which one does."""
@@ -53,7 +56,7 @@ class KeptTokenizer:
     """A tokenizer on this host.
 
     Attributes:
-        folder: Holds those of `FILES` that it has.
+        folder: Holds those of `FILES` that it has, and `GENERATION` if the run begins from the model that it is of.
     """
 
     folder: Path
@@ -62,12 +65,12 @@ class KeptTokenizer:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Its files by name.
+        """What its folder holds, by name.
 
         Raises:
             OSError: One cannot be read.
         """
-        return {name: (self.folder / name).read_bytes() for name in FILES if (self.folder / name).is_file()}
+        return {name: (self.folder / name).read_bytes() for name in _KEPT if (self.folder / name).is_file()}
 
 
 def kept_tokenizer(hash: str | None) -> KeptTokenizer | None:
@@ -156,10 +159,11 @@ def named_tokenizer(config: Config) -> KeptTokenizer:
         StorageError: The user's cache cannot be written.
     """
     model, name = config.model, config.data.tokenizer or ""
-    revision = (model.commit or model.revision) if name == model.name_or_path else None
-    repository = Repository(name, revision, key="data.tokenizer")
+    is_of_model = name == model.name_or_path
+    repository = Repository(name, (model.commit or model.revision) if is_of_model else None, key="data.tokenizer")
     found = {TOKENIZER_FILE: repository.path(TOKENIZER_FILE)}
-    found |= {file: path for file in FILES[1:] if (path := repository.path_if_any(file)) is not None}
+    others = _KEPT[1:] if is_of_model else FILES[1:]
+    found |= {file: path for file in others if (path := repository.path_if_any(file)) is not None}
     try:
         files = {file: path.read_bytes() for file, path in found.items()}
     except OSError as error:
