@@ -281,5 +281,5 @@ def test_a_run_whose_servers_are_all_given_up_ends_with_an_error(tmp_path: Path)
             os.kill(run.pid_of(f"server:{index}"), signal.SIGTERM)
         assert run.ends(END_S) == 1, run.output
         run.leaves_nothing()
-        assert "no server is left, and none is started again" in run.output
+        assert "of the 2 servers that it takes are left, and none comes" in run.output
         assert "Traceback" not in run.output

@@ -25,7 +25,9 @@ _LOOK_S = 0.5
 _NOBODY_S = 2.0
 """After nobody is left that may give the state: one that refuses may be about to swap."""
 _SILENT_S = 30.0
-"""Without a word from those that may hold it: they hash a large state before they offer it."""
+"""Without a word from those that may hold it; longer of a large state, which they hash before they offer it."""
+_HASHED_BYTES_PER_S = 100e6
+"""Of a busy host without instructions for it."""
 
 
 async def _no_successor(state: OuterState, average: Contribution, fragment: Fragment) -> OuterState:
@@ -109,12 +111,13 @@ class StageFetch:
             found = state
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch, sync, tasks.cancel_scope)
+            silent_s = _SILENT_S + state_bytes(layout) / _HASHED_BYTES_PER_S
+            tasks.start_soon(self._watch, sync, tasks.cancel_scope, silent_s)
             await sync.fetch(order, _template(layout), base, successor, take)
             tasks.cancel_scope.cancel()
         return found
 
-    async def _watch(self, sync: StateSync, fetching: anyio.CancelScope) -> None:
+    async def _watch(self, sync: StateSync, fetching: anyio.CancelScope, silent_s: float) -> None:
         """Give up when nobody who is there can give it, or nobody says anything any more."""
         nobody_since_s: float | None = None
         while True:
@@ -124,7 +127,7 @@ class StageFetch:
             others = asked.keys() - self._refused - sync.distrusted
             nobody_since_s = None if others else nobody_since_s or now_s
             is_hopeless = nobody_since_s is not None and now_s - nobody_since_s >= _NOBODY_S
-            if is_hopeless or now_s - self._heard_s >= _SILENT_S:
+            if is_hopeless or now_s - self._heard_s >= silent_s:
                 fetching.cancel()
 
 

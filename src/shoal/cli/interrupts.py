@@ -10,6 +10,13 @@ from types import FrameType, TracebackType
 from typing import Self
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals by which a launcher ends well: also a terminal that goes away, unless the launcher was started
+    to outlive it (`nohup`)."""
+    outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if outlives else (signal.SIGHUP,)))
+
+
 class Interrupts:
     """A context that takes SIGINT while it lasts, or until `give_back`; still raises KeyboardInterrupt."""
 

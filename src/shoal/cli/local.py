@@ -26,6 +26,7 @@ from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
+from shoal.cli.interrupts import ending_signals
 from shoal.cli.live import LiveView
 from shoal.cli.run_files import LOCAL_KEY, make_log_dir, new_run_id, remove_empty_outputs, write_config, write_summary
 from shoal.client.spec import ResumedFrom
@@ -163,7 +164,7 @@ class HostRun:
         # Signals are heard until nothing of the run is left: the first one ends it, a second one at once.
         early.preload_for(self.config)
         view = LiveView(self.config, self.run_id, self.log_dir)
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(*ending_signals()) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_signals, signals)
                 with view:
@@ -362,16 +363,17 @@ class HostRun:
             await self._ended_early(role, host)
         elif self._ended.is_set():
             return
-        elif self.invite is None and role.spec.role == "server" and not self._has_servers(host):
+        elif self.invite is None and role.spec.role == "server" and self._num_servers(host) < self.config.num_stages:
             name = host.name_of(role)
-            self._fail(f"no server is left, and none is started again: {name} has ended ({role.last_error or status})")
+            left, lost = self._num_servers(host), f"{name} has ended ({role.last_error or status})"
+            self._fail(f"{left} of the {self.config.num_stages} servers that it takes are left, and none comes: {lost}")
         elif not status.ok:
             tell(logger, RoleLost(host.name_of(role), str(status), role.last_error or str(status)), view.notice)
 
-    def _has_servers(self, host: SwarmHost) -> bool:
-        """Whether a server runs here, is started again, or has yet to be started."""
+    def _num_servers(self, host: SwarmHost) -> int:
+        """How many servers run here, are started again, or have yet to be started."""
         servers = [handle for handle in host.supervisor.roles if handle.spec.role == "server"]
-        return len(servers) < len(self.devices) or any(handle.running for handle in servers)
+        return len(self.devices) - len(servers) + sum(handle.running for handle in servers)
 
     def _lives_on(self, event: messages.RoleEvent, role: RoleHandle, host: SwarmHost, view: LiveView) -> None:
         """Pass on what a role tells the user; say that it has ended and will be back, and tell it then what it has to

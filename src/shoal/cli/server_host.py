@@ -24,6 +24,7 @@ from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.finding import run_of
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
+from shoal.cli.interrupts import ending_signals
 from shoal.cli.joining import LastingIdentities, addresses, continuation, require_membership
 from shoal.cli.leaving import HostLeaves
 from shoal.cli.run_files import make_joining_log_dir, remove_empty_outputs
@@ -154,7 +155,7 @@ class ServerHost:
         Raises:
             ShoalError: the run could not be joined.
         """
-        with self._display, anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with self._display, anyio.open_signal_receiver(*ending_signals()) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_signals, signals, tasks)
                 tasks.start_soon(self._display.run)
@@ -199,7 +200,7 @@ class ServerHost:
         early = self._host(self.config, "", Path(self.early.run_dir.path), supervisor)
         scout = await early.start_scout()
         found = await run_of(scout, early, self._say)
-        config = adopt_shared(self.config, self.origins, found.configuration)
+        config = adopt_shared(self.config, self.origins, found.configuration, opens_data=False)
         self.early.preload_for(config)
         run_id = found.run_id
         log_dir = self._log_dir = make_joining_log_dir(config, run_id, self.what)

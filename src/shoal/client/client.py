@@ -293,7 +293,14 @@ class Client:
         self.rounds = RunDriver(
             self._machine,
             ClientFacts(
-                self._coordinator, membership, self._homes, self._reassignment, self._keeping, self._data, ledger
+                self._coordinator,
+                membership,
+                self._homes,
+                self._reassignment,
+                self._keeping,
+                self._data,
+                self.reports,
+                ledger,
             ),
             succession=self._succession,
             membership=membership,
@@ -336,6 +343,7 @@ class Client:
                 self._trainers.changed.wait,
                 self._data.changed.wait,
                 self.reports.finished.wait,
+                self.reports.refused_changed.wait,
                 self._keeping.changed.wait,
                 self._pausing.changed.wait,
             ),

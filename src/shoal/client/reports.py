@@ -85,6 +85,7 @@ class Reports:
         self._monitor_lost = Signal()
         self._round = 0
         self._refusals: dict[int, str] = {}
+        self._waiting: set[int] = set()  # slots that have found no server for their step since the last one
         self.refused_since_s: float | None = None
         self.refused_changed = Signal()
         endpoint.introduce(monitor)
@@ -126,8 +127,11 @@ class Reports:
         return self._ledger.totals.progress
 
     def begin_round(self, round: int, pipelines: Sequence[Pipeline]) -> None:
-        """Forget who was done in the round before."""
+        """Forget who was done in the round before, and who has waited."""
         self._round = round
+        self._refusals.clear()
+        self._waiting.clear()
+        self._stand_since(None)
         self.shares.begin_round(pipelines)
         self._trainers.nothing_done()
 
@@ -203,7 +207,16 @@ class Reports:
             is_paused=self._ledger.totals.time.is_paused,
         )
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether all trainers that have something left wait for a server that takes their step."""
+        present = self._trainers.present.keys() & {pipeline.slot for pipeline in self._homes.pipelines}
+        left = [slot for slot in present if not self._trainers.is_done(slot)]
+        return bool(left) and self._waiting.issuperset(left)
+
     def _stuck(self, message: TrainerStuck) -> None:
+        self._waiting.add(message.slot)
+        self.refused_changed.notify()
         if not message.refusal:
             self._ledger.note(TrainerWithoutPath(message.slot, message.stages))
             return
@@ -220,6 +233,9 @@ class Reports:
 
     def _step(self, report: StepReport) -> None:
         self._refusals.pop(report.slot, None)
+        if report.slot in self._waiting:
+            self._waiting.discard(report.slot)
+            self.refused_changed.notify()
         if self.refused_since_s is not None:
             # Another trainer may still wait, but the run goes on.
             self._stand_since(self._ledger.run_s() if self._refusals else None)

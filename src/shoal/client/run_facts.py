@@ -10,6 +10,7 @@ from shoal.client.homes import Homes
 from shoal.client.keeping import Keeping
 from shoal.client.ledger import Ledger
 from shoal.client.reassignment import Reassignment
+from shoal.client.reports import Reports
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.swarm.round_effects import RoundReady
@@ -27,6 +28,7 @@ class ClientFacts:
         reassignment: Reassignment,
         keeping: Keeping,
         data: DataLink,
+        reports: Reports,
         ledger: Ledger,
     ) -> None:
         self._coordinator = coordinator
@@ -35,6 +37,7 @@ class ClientFacts:
         self._reassignment = reassignment
         self._keeping = keeping
         self._data = data
+        self._reports = reports
         self._totals = ledger.totals
 
     @property
@@ -76,6 +79,10 @@ class ClientFacts:
     @property
     def is_unfed(self) -> bool:
         return not self._data.is_up
+
+    @property
+    def is_refused(self) -> bool:
+        return self._reports.is_refused
 
     @property
     def unmirrored(self) -> frozenset[tuple[PeerId, int]]:

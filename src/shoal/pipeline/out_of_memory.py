@@ -8,8 +8,19 @@ import torch
 _ON_CPU = ("can't allocate memory", "DefaultCPUAllocator")
 
 
-DEVICE_ERRORS = (RuntimeError, ValueError, IndexError, MemoryError)
-"""What is raised for values that an operation cannot take (an index out of range), and where memory is exhausted."""
+DEVICE_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    OSError,
+    MemoryError,
+)
+"""What is raised for values that an operation cannot take (an index out of range), by a mistake in a model of the
+user's own, and where memory is exhausted. The step is refused for it: whoever hosts the stage would meet it as well."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -53,7 +53,7 @@ class DeviceThread:
 
     def begin(self, function: Callable[[*_Args], _Result], *args: *_Args) -> Coroutine[Any, Any, _Result]:
         """Hand a call over now; await what is returned, which is as `run`, soon."""
-        return self._ended(self._executor.submit(function, *args))
+        return self._ended(self._executor.submit(_called, function, args))
 
     async def _ended(self, call: Future[_Result]) -> _Result:
         waiter = asyncio.wrap_future(call)
@@ -86,6 +86,14 @@ class DeviceThread:
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.aclose()
+
+
+def _called(function: Callable[[*_Args], _Result], args: tuple[*_Args]) -> _Result:
+    """Call it. No future takes a StopIteration, as a bare `next` may raise: who waits would go on waiting."""
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise RuntimeError("StopIteration was raised on the device thread") from error
 
 
 def _nothing() -> None:

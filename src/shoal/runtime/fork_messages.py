@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.runtime.role_spec import RoleSpec
+
 TAG_NAME = "SHOAL_PROCESS_TAG"
 """Environment variable of every process below a supervisor, which has made up its value; it is no secret."""
 
@@ -19,23 +21,10 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkRole(msgspec.Struct, frozen=True, tag=True):
-    """Fork one role.
-
-    Attributes:
-        number: of this launch; a role that is started again gets a new one.
-        entry: "package.module:function", resolved after the fork.
-        payload: opaque to the runtime, handed to the entry; may hold secrets.
-        output_path: standard output and error are appended to this file; empty: they go where the supervisor's go.
-        nice: how much it gives way to other processes.
-    """
+    """Fork one role; `number` is that of this launch: a role that is started again gets a new one."""
 
     number: int
-    role: str
-    index: int
-    entry: str
-    payload: bytes
-    output_path: str
-    nice: int = 0
+    spec: RoleSpec
 
 
 class Preloaded(msgspec.Struct, frozen=True, tag=True):

@@ -73,7 +73,7 @@ _IMPORT_THRESHOLD = (20_000, 10, 10)
 class ForkedRole:
     """What a child has to do once it has left the fork server's loop."""
 
-    request: ForkRole
+    spec: RoleSpec
     control_fd: int
     lifeline_fd: int
     run_dir: str
@@ -81,19 +81,27 @@ class ForkedRole:
 
     def run(self) -> int:
         """Turn this process, fresh from the fork, into its role; return the exit code."""
-        request = self.request
-        set_process_title(request.role, request.index)
-        if request.nice:
+        spec = self.spec
+        set_process_title(spec.role, spec.index)
+        if spec.nice:
             # Before any thread or process of its own: each inherits it.
-            os.nice(request.nice)
-        if request.output_path:
-            output_fd = os.open(request.output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.nice(spec.nice)
+        if spec.output_path:
+            output_fd = _opened(spec.output_path)
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)
             os.close(output_fd)
         random.seed()
         control = socket.socket(fileno=self.control_fd)
-        return run_role(request.entry, request.payload, control, self.lifeline_fd, self.run_dir)
+        return run_role(spec.entry, spec.payload, control, self.lifeline_fd, self.run_dir)
+
+
+def _opened(output_path: str) -> int:
+    """Open the file that takes what a role prints. On a disk that is read-only it prints nowhere, and serves."""
+    try:
+        return os.open(output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 class ForkServer:
@@ -205,7 +213,7 @@ class ForkServer:
             pid = os.fork()
         except OSError as error:
             os.close(control_fd)
-            self._send(ForkFailed(request.number, f"cannot fork {request.role}: {error.strerror}"))
+            self._send(ForkFailed(request.number, f"cannot fork {request.spec.role}: {error.strerror}"))
             return None
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -214,7 +222,7 @@ class ForkServer:
             self._requests.close()
             os.close(self._child_ended_fd)
             os.close(self._wakeup_fd)
-            return ForkedRole(request, control_fd, self._lifeline_fd, self._run_dir, handle)
+            return ForkedRole(request.spec, control_fd, self._lifeline_fd, self._run_dir, handle)
         os.close(control_fd)
         self._number_by_pid[pid] = request.number
         return None

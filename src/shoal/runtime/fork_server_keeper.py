@@ -207,7 +207,7 @@ class ForkServerKeeper:
                     process.close()
                 else:
                     launch.begin(process)
-                    self._tasks.start_soon(self._follow, launch, server, name=f"follow {launch.request.role}")
+                    self._tasks.start_soon(self._follow, launch, server, name=f"follow {launch.request.spec.role}")
             case ForkFailed(number, message):
                 self._fail_launch(number, message)
             case Exited(number, code):
@@ -303,4 +303,4 @@ class ForkServerKeeper:
 
 
 def _refused(launch: Launch) -> ConnectionLost:
-    return ConnectionLost(f"{launch.request.role} {launch.request.index} is not started: the supervisor is stopping")
+    return ConnectionLost(f"{launch.request.spec.role} {launch.request.spec.index} is not started: the supervisor is stopping")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
 from shoal.clock import Backoff
 
@@ -39,9 +38,9 @@ class RoleSpec:
 
     Attributes:
         role, index: its name, as in "server" 2.
-        entry: "package.module:function", an async function; see `shoal.runtime.role.RoleEntry`.
+        entry: "package.module:function", an async function, resolved after the fork; see `shoal.runtime.role.RoleEntry`.
         payload: handed to the entry; travels over a socket, so it may hold secrets.
-        output_path: standard output and error are appended to this file; None: they go where the launcher's go.
+        output_path: standard output and error are appended to this file; empty: they go where the launcher's go.
         nice: added to the launcher's own; not below 0.
     """
 
@@ -50,7 +49,7 @@ class RoleSpec:
     entry: str
     payload: bytes = b""
     restart: RestartPolicy = NEVER_RESTART
-    output_path: Path | None = None
+    output_path: str = ""
     nice: int = 0
 
     def __str__(self) -> str:

@@ -201,20 +201,10 @@ class Supervisor:
 
     async def _launch(self, handle: RoleHandle) -> Launch:
         """Have one process forked and connect its control pipe."""
-        spec = handle.spec
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         pipe = ControlPipe(handle.deliver, FromRole)
         handle.connect(pipe)
-        request = ForkRole(
-            number=next(self._numbers),
-            role=spec.role,
-            index=spec.index,
-            entry=spec.entry,
-            payload=spec.payload,
-            output_path=str(spec.output_path or ""),
-            nice=spec.nice,
-        )
-        launch = Launch(request, theirs, pipe)
+        launch = Launch(ForkRole(next(self._numbers), handle.spec), theirs, pipe)
         try:
             await pipe.open(ours)
             await self._keeper.fork(launch)
@@ -223,7 +213,7 @@ class Supervisor:
                 await pipe.aclose()
         handle.pid = launch.pid
         self._launch_by_handle[handle] = launch
-        emit(_logger, RoleStarted(str(spec), launch.pid))
+        emit(_logger, RoleStarted(str(handle.spec), launch.pid))
         return launch
 
     async def _keep(self, handle: RoleHandle, launch: Launch) -> None:
@@ -235,27 +225,34 @@ class Supervisor:
             is_hopeless = status.code > 0 and (handle.spec.restart.only_killed or not handle.was_ready)
             if status.ok or is_hopeless or self._stopping.is_set():
                 break
-            delay_s = history.next_delay_s(self._clock.now_s())
-            if delay_s is None:
-                handle.events.put(RoleGivenUp())
+            again = await self._launch_again(handle, history, status)
+            if again is None:
                 break
-            handle.events.put(RoleRestarting(status))
-            with anyio.move_on_after(delay_s):
-                await self._stopping.wait()
-                break
-            try:
-                launch = await self._launch(handle)
-            except ShoalError as error:
-                if self._stopping.is_set():
-                    break
-                emit(_logger, RoleRestartFailed(str(handle.spec), str(error)))
-                handle.events.put(RoleFailed(str(error)))
-                break
+            launch = again
             handle.restarts += 1
             handle.events.put(RoleRestarted())
             if self._stopping.is_set():
                 self._signal([handle], signal.SIGTERM)
         handle.finish(status)
+
+    async def _launch_again(self, handle: RoleHandle, history: RestartHistory, status: ExitStatus) -> Launch | None:
+        """Start a role that has ended so, as often as its policy allows; None: it is given up, or everything stops."""
+        failure = ""
+        while (delay_s := history.next_delay_s(self._clock.now_s())) is not None:
+            if not failure:
+                handle.events.put(RoleRestarting(status))
+            with anyio.move_on_after(delay_s):
+                await self._stopping.wait()
+                return None
+            try:
+                return await self._launch(handle)
+            except (ShoalError, OSError) as error:  # for a moment there may be too many processes, or files
+                if self._stopping.is_set():
+                    return None
+                failure = str(error)
+                emit(_logger, RoleRestartFailed(str(handle.spec), failure))
+        handle.events.put(RoleFailed(failure) if failure else RoleGivenUp())
+        return None
 
     async def _follow(self, handle: RoleHandle, launch: Launch) -> ExitStatus:
         """Wait until one process has ended and everything that it said has been delivered."""

@@ -76,7 +76,7 @@ class RoundBoundary:
 
         Args:
             all_done: nothing more is expected of any trainer.
-            is_stuck: some stage is served by nobody, or nobody hands out samples.
+            is_stuck: nobody can train: a stage is served by nobody, nobody hands out samples, or all steps are refused.
         """
         if self._time.is_paused:
             # Also not if all are done: who pauses a run finds it in the same round later.

@@ -407,7 +407,7 @@ class RunClient:
 
     def _train(self, facts: RunFacts, now_s: float) -> RunEffects:
         all_done = all(self._slots.is_done(pipeline.slot) for pipeline in self.pipelines)
-        is_stuck = bool(facts.stuck) or facts.is_unfed
+        is_stuck = bool(facts.stuck) or facts.is_unfed or facts.is_refused
         if not self._boundary.is_over(now_s, all_done=all_done, is_stuck=is_stuck):
             self.wake_at_s = now_s + self._boundary.left_s(now_s)
             return []

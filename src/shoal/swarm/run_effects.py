@@ -85,6 +85,7 @@ class RunFacts(Protocol):
         is_letting_go: whether a server that may leave has not ended yet.
         stuck: stages that have no replica which takes part.
         is_unfed: whether nobody hands out samples, since the data server is lost.
+        is_refused: whether all trainers that have something left wait: servers refuse their steps, or they reach none.
         unmirrored: mirrors that can be reached, each with every stage that it lacks of the record that stands.
         durations_s: of the rounds so far.
     """
@@ -109,6 +110,8 @@ class RunFacts(Protocol):
     def stuck(self) -> Sequence[int]: ...
     @property
     def is_unfed(self) -> bool: ...
+    @property
+    def is_refused(self) -> bool: ...
     @property
     def unmirrored(self) -> frozenset[tuple[PeerId, int]]: ...
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import platform
@@ -28,6 +29,7 @@ from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime.fork_servers import ForkServers
+from shoal.runtime.launch import Launch
 from shoal.runtime.launcher_messages import (
     InitialPeers,
     LauncherAnswer,
@@ -140,7 +142,7 @@ def _niceness(pid: int) -> set[int]:
 async def test_output_of_a_role_goes_to_its_file(tmp_path: Path) -> None:
     path = tmp_path / "noisy_0.log"
     async with Supervisor() as supervisor:
-        handle = await supervisor.start(RoleSpec("noisy", 0, "roles:noisy", output_path=path))
+        handle = await supervisor.start(RoleSpec("noisy", 0, "roles:noisy", output_path=str(path)))
         assert (await handle.wait()).ok
     assert sorted(path.read_text().splitlines()) == ["to standard error", "to standard output"]
 
@@ -153,7 +155,7 @@ async def test_a_failing_role_says_why_and_exits_with_the_right_code(
     payload: bytes, code: int, reason: str, tmp_path: Path
 ) -> None:
     async with Supervisor() as supervisor:
-        spec = RoleSpec("failing", 0, "roles:failing", payload=payload, output_path=tmp_path / "log")
+        spec = RoleSpec("failing", 0, "roles:failing", payload=payload, output_path=str(tmp_path / "log"))
         handle = await supervisor.start(spec)
         error = await next_event(handle, RoleFailed)
         assert error.reason == reason
@@ -193,6 +195,27 @@ async def test_a_role_that_cannot_be_started_again_is_said_to_have_failed(
         assert (await next_event(handle, RoleFailed)).reason == "no memory"
         assert await rest_of(handle) == []
     assert "role.restart_failed" in caplog.messages
+
+
+@pytest.mark.parametrize("error", [RemoteError("cannot fork"), OSError(errno.EMFILE, "too many open files")])
+async def test_a_role_that_cannot_be_started_for_a_moment_is_started_at_the_next_try(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Supervisor() as supervisor:
+        launch, failures = supervisor._launch, [error]
+
+        async def fails_once(handle: RoleHandle) -> Launch:
+            if failures:
+                raise failures.pop()
+            return await launch(handle)
+
+        handle = await supervisor.start(RoleSpec("server", 0, "roles:steady", restart=EAGER))
+        await next_event(handle, RoleReady)
+        monkeypatch.setattr(supervisor, "_launch", fails_once)
+        os.kill(handle.pid, signal.SIGKILL)
+        await next_event(handle, RoleRestarted)
+        await next_event(handle, RoleReady)
+    assert not failures
 
 
 @pytest.mark.parametrize("only_killed", [True, False])

@@ -231,7 +231,7 @@ class ClientHost:
 
     run_class: type[RunClient] = RunClient
     start_timeout_s = math.inf
-    is_placing = is_handing_over = is_letting_go = is_unfed = False
+    is_placing = is_handing_over = is_letting_go = is_unfed = is_refused = False
     durations_s: Sequence[float] = ()
 
     def __init__(self, world: World, peer: PeerId) -> None:

@@ -284,6 +284,15 @@ class EndsUnfedRounds(RunClient):
         return super()._train(facts, now_s)
 
 
+class EndsRefusedRounds(RunClient):
+    """Ends a round when its time is over, also while servers refuse every step."""
+
+    def _train(self, facts: RunFacts, now_s: float) -> RunEffects:
+        if facts.is_refused and self._boundary.left_s(now_s) <= 0 and not self._time.is_paused:
+            return self._enter(RunPhase.HAND_OVER, EndTraining())
+        return super()._train(facts, now_s)
+
+
 class KnowsNoDeadline(RunClient):
     """Waits for trainers, however long."""
 
@@ -385,6 +394,7 @@ _FIRST_SEEDS = {
     "FormsNothing": 303,
     "NeedsThoseThatItHad": 188,
     "EndsPausedRounds": 367,
+    "EndsUnfedRounds": 72,
     "ClosesOverAHandOver": 66,
 }
 """Of those that are noticed later than by the gate's seeds from 0 on."""
@@ -422,6 +432,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         WaitsForTheFirst,
         EndsStuckRounds,
         EndsUnfedRounds,
+        EndsRefusedRounds,
         KnowsNoDeadline,
         ClosesOverAHandOver,
         WaitsForWhoeverLeaves,

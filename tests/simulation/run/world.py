@@ -125,9 +125,11 @@ class World:
             self.network.at(self.turn_rng.uniform(0.5, 20.0), self.client_goes)
         if self.turn_rng.random() < 0.1:
             self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.deposes)
-        self.is_unfed = False
+        self.is_unfed = self.is_refused = False
         if self.turn_rng.random() < 0.3:
             self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.starves)
+        if self.turn_rng.random() < 0.3:
+            self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.refuses)
         for name in self.names:
             self.network.at(rng.uniform(0.0, 8.0), self.arrives, name)
         self.begin()
@@ -379,7 +381,7 @@ class World:
         training = self.training
         if math.isfinite(self.rules.first_deadline_s) and self.network.now_s < FAULTS_END_S and self.flips(0.03):
             return  # it hangs
-        if training is not None and not self.paused and not self.stuck and not self.is_unfed:
+        if training is not None and not self.paused and not self.stuck and not self.is_unfed and not self.is_refused:
             if training.round > self.num_rounds and self.evaluates:
                 self.has_evaluated.add(self.num_rounds)
             self.slots.finish(slot)
@@ -475,6 +477,8 @@ class World:
             raise Broken(f"round {training.round} ends while stages {self.stuck} have nobody")
         if missing and self.is_unfed:
             raise Broken(f"round {training.round} ends while nobody hands out samples")
+        if missing and self.is_refused:
+            raise Broken(f"round {training.round} ends while servers refuse every step")
 
     def closes(self, round: int) -> None:
         if self.training is not None:
@@ -638,6 +642,16 @@ class World:
 
     def is_fed(self) -> None:
         self.is_unfed = False
+        self.look_again()
+
+    def refuses(self) -> None:
+        """Servers refuse all steps for a while."""
+        self.is_refused = True
+        self.network.after(self.turn_rng.choice((0.5, START_S, 2 * DEADLINE_S)), self.takes_steps)
+        self.look_again()
+
+    def takes_steps(self) -> None:
+        self.is_refused = False
         self.look_again()
 
     def look_again(self) -> None:

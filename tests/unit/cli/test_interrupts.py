@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from shoal.cli.interrupts import Interrupts
+from shoal.cli.interrupts import Interrupts, ending_signals
 from shoal_lab.bench import command as benchmark
 from shoal_lab.bench.case import BenchmarkOptions
 
@@ -20,6 +20,15 @@ def test_a_swallowed_ctrl_c_is_raised_again_at_the_next_check() -> None:
         with pytest.raises(KeyboardInterrupt):
             interrupts.check()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("outlives", [True, False])
+def test_a_launcher_ends_well_when_its_terminal_goes_away_unless_it_was_started_to_outlive_it(outlives: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if outlives else signal.SIG_DFL)
+    try:
+        assert (signal.SIGHUP in ending_signals()) is not outlives
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_ctrl_c_that_an_import_of_a_benchmark_swallows_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

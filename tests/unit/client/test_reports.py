@@ -222,6 +222,21 @@ async def test_since_when_servers_refuse_a_step_counts_from_the_last_one_that_wa
     assert (desk.reports.refused_since_s, desk.reports.refusal) == (None, "")
 
 
+async def test_all_steps_are_refused_while_each_trainer_that_has_something_left_waits(desk: Desk) -> None:
+    desk.begin_round(1)
+    desk.hear(0, TrainerStuck(0, 1, (1,)))
+    assert not desk.reports.is_refused, "another one trains"
+    desk.hear(1, TrainerStuck(1, 1, (), "OutOfMemoryError"))
+    assert desk.reports.is_refused
+    desk.hear(1, step(1))
+    assert not desk.reports.is_refused
+    desk.hear(1, done(1))
+    assert desk.reports.is_refused, "the other one still waits"
+    desk.begin_round(2)
+    assert not desk.reports.is_refused
+    assert (desk.reports.refusal, desk.reports.refused_since_s) == ("", None), "of a round that is over"
+
+
 async def test_a_stuck_trainer_has_all_be_told_who_may_be_used(desk: Desk) -> None:
     desk.hear(0, TrainerStuck(0, 1, (1,)))
     assert desk.swarm.times_told == 1

@@ -103,6 +103,12 @@ async def test_an_error_of_a_cancelled_call_is_logged(caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records] == ["device_thread.failed_after_cancel"]
 
 
+async def test_who_waits_for_a_call_that_raises_stop_iteration_hears_of_it() -> None:
+    async with DeviceThread() as device:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await device.run(next, iter(()))
+
+
 async def test_closing_twice_or_unused_is_fine() -> None:
     device = DeviceThread()
     device.close()

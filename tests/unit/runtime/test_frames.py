@@ -13,11 +13,12 @@ from shoal.errors import LocalProtocolError
 from shoal.runtime import frames
 from shoal.runtime.fork_messages import Configure, Exited, ForkRole, Reply, Request
 from shoal.runtime.frames import FrameReader, framed
+from shoal.runtime.role_spec import RestartPolicy, RoleSpec
 
 _REQUESTS = [
     Configure(["json"]),
-    ForkRole(1, "server", 2, "a.b:c", b"\x00secret", ""),
-    ForkRole(2, "trainer", 0, "a.b:d", b"", "/tmp/trainer_0.out"),
+    ForkRole(1, RoleSpec("server", 2, "a.b:c", b"\x00secret", RestartPolicy(3))),
+    ForkRole(2, RoleSpec("trainer", 0, "a.b:d", output_path="/tmp/trainer_0.out")),
 ]
 
 

@@ -12,7 +12,6 @@ from shoal.errors import SignatureError
 from shoal.identity import verify
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import (
-    FinalQuorum,
     Tip,
     build_record,
     genesis_hash,
@@ -25,7 +24,7 @@ from shoal.swarm.records import (
     used_samples,
 )
 from shoal.wire.messages.base import Era, SampleRange
-from shoal.wire.messages.round import Basis, Join, Origin, Record, StageHashes
+from shoal.wire.messages.round import Basis, Join, Origin, Record, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry, StepsTrained
 
 BALLOT = Ballot(3, PeerId("C"), 1)
@@ -41,11 +40,11 @@ def join(stage: int, *log: StepEntry) -> Join:
     return Join(BALLOT, 5, stage, 0, (), log, ())
 
 
-def quorum(stage: int, *members: str) -> FinalQuorum:
-    return FinalQuorum(stage, 2, tuple(PeerId(m) for m in members), (4,) * len(members), HASHES)
+def quorum(stage: int, *members: str) -> StageOutcome:
+    return StageOutcome(stage, 2, tuple(PeerId(m) for m in members), (4,) * len(members), HASHES, 0)
 
 
-def build(quorums: Sequence[FinalQuorum], joins: dict[str, Join], recorded: Sequence[SampleRange] = ()) -> Record:
+def build(quorums: Sequence[StageOutcome], joins: dict[str, Join], recorded: Sequence[SampleRange] = ()) -> Record:
     return build_record(
         run_id="run",
         previous=Tip(4, "hash of D_4", None),

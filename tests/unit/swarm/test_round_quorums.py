@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.round_quorums import StageQuorum, first_quorum, odd_ones_out
 from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.round import Join, StageHashes
+from shoal.wire.messages.round import Join, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
 
 A, B, C, D = (PeerId(letter) for letter in "abcd")
@@ -35,7 +35,7 @@ def test_a_quorum_is_agreed_when_all_have_staged_the_same() -> None:
     assert not quorum.agreed
     assert quorum.note(B, 0, hashes("x")) is None
     assert quorum.agreed
-    assert quorum.final() == (0, 0, (A, B), (1, 2), hashes("x"), (), (), ())
+    assert quorum.final() == StageOutcome(0, 0, (A, B), (1, 2), hashes("x"), 0)
 
 
 def test_bytes_that_differ_are_computed_once_more_before_anyone_leaves() -> None:

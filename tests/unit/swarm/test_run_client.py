@@ -90,6 +90,7 @@ class Facts:
     is_letting_go: bool = False
     stuck: Sequence[int] = ()
     is_unfed: bool = False
+    is_refused: bool = False
     unmirrored: frozenset[tuple[PeerId, int]] = frozenset()
     durations_s: Sequence[float] = ()
     evaluated: set[int] = field(default_factory=set[int])
@@ -760,12 +761,13 @@ def test_a_round_goes_on_past_its_deadline_while_a_stage_has_nobody() -> None:
     assert desk.look() == [EndTraining(), CloseRound(1)]
 
 
-def test_a_round_goes_on_past_its_deadline_while_the_data_server_is_away() -> None:
+@pytest.mark.parametrize("what", ["is_unfed", "is_refused"])
+def test_a_round_goes_on_past_its_deadline_while_no_samples_come_or_servers_refuse_every_step(what: str) -> None:
     desk = Desk()
     desk.trains()
-    desk.facts.is_unfed = True
+    setattr(desk.facts, what, True)
     assert desk.look(50.0) == []
-    desk.facts.is_unfed = False
+    setattr(desk.facts, what, False)
     assert desk.look() == []
     assert desk.wakes() == pytest.approx(40.0)
     assert desk.look() == [EndTraining(), CloseRound(1)]

@@ -130,7 +130,7 @@ def test_gradients_are_clipped_over_all_stages() -> None:
     assert effects == [SendStepMessage(A, commit), SendStepMessage(B, commit)]
     assert machine.receive(A, Committed(KEY), 0.0) == []
     machine.receive(B, Committed(KEY), 0.0)
-    assert machine.ended == Finished(KEY, (A, B), 1.5, 5.0, False, True, 1)
+    assert machine.ended == Finished(KEY, (A, B), 1.5, 5.0, False, True, 1, 5, 6)
 
 
 def test_routers_are_those_of_all_stages_in_order_whoever_was_prepared_first() -> None:
