@@ -382,7 +382,7 @@ class HostRun:
             case messages.RoleExited(status) if not status.ok and not self._ended.is_set():
                 host.exited(role)
             case messages.RoleRestarting(status=status) if not self._ended.is_set():
-                tell(logger, RoleIsRestarting(host.name_of(role), str(status)), view.notice)
+                tell(logger, RoleIsRestarting(host.name_of(role), role.last_error or str(status)), view.notice)
                 if role.spec.role == "monitor":
                     view.outdated()
             case messages.RoleRestarted():

@@ -332,7 +332,7 @@ class ServerHost:
                 self.exit_code = DONE if ended_well else FAILED
                 self._ended.set()
             case messages.RoleRestarting(status=status) if not self._ended.is_set():
-                self._tell(RoleIsRestarting(name, str(status)))
+                self._tell(RoleIsRestarting(name, role.last_error or str(status)))
             case messages.RoleRestarted():
                 host.restarted(role)
             case messages.DialledBack(reason) if reason:

@@ -56,6 +56,7 @@ from shoal.runtime.process_control import (
 from shoal.runtime.process_handle import OwnHandle
 from shoal.runtime.process_info import descendants, thread_names
 from shoal.runtime.role import run_role
+from shoal.runtime.role_spec import RoleSpec
 
 # Set before the first import: torch, numpy and pyarrow's allocator start their threads while they are imported. Roles
 # choose later.

@@ -303,4 +303,5 @@ class ForkServerKeeper:
 
 
 def _refused(launch: Launch) -> ConnectionLost:
-    return ConnectionLost(f"{launch.request.spec.role} {launch.request.spec.index} is not started: the supervisor is stopping")
+    spec = launch.request.spec
+    return ConnectionLost(f"{spec.role} {spec.index} is not started: the supervisor is stopping")

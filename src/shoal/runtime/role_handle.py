@@ -88,6 +88,7 @@ class RoleHandle:
         """Note the control pipe of a process that is about to be forked; used by the supervisor."""
         self._pipe = pipe
         self._generation += 1
+        self.last_error = ""
 
     def deliver(self, message: messages.FromRole) -> None:
         """Take in a message of the role; used by its control pipe."""

@@ -18,12 +18,14 @@ class RestartPolicy:
     Attributes:
         max_restarts: the most within `window_s`; after that the role is given up. 0 never restarts.
         window_s: the time over which restarts are counted; after a longer run the pauses are short again.
+        failed_window_s: the same for those of a role that has failed by itself: it may meet the same again.
         first_delay_s: the pause before the first restart; it doubles with each further one.
         only_killed: restart only a role that was killed; if it fails by itself, its error is its last word.
     """
 
     max_restarts: int = 0
     window_s: float = 60.0
+    failed_window_s: float = 3600.0
     first_delay_s: float = 0.2
     max_delay_s: float = 10.0
     only_killed: bool = False
@@ -38,7 +40,7 @@ class RoleSpec:
 
     Attributes:
         role, index: its name, as in "server" 2.
-        entry: "package.module:function", an async function, resolved after the fork; see `shoal.runtime.role.RoleEntry`.
+        entry: "package.module:function", an async function, found after the fork; see `shoal.runtime.role.RoleEntry`.
         payload: handed to the entry; travels over a socket, so it may hold secrets.
         output_path: standard output and error are appended to this file; empty: they go where the launcher's go.
         nice: added to the launcher's own; not below 0.
@@ -87,14 +89,27 @@ class RestartHistory:
         self._policy = policy
         self._backoff = Backoff(first_s=policy.first_delay_s, max_s=policy.max_delay_s)
         self._restarts_s: deque[float] = deque()
+        self._failures_s: deque[float] = deque()
 
-    def next_delay_s(self, now_s: float) -> float | None:
-        """Count a failure at monotonic time `now_s`; return the pause before the restart, or None to give up."""
-        while self._restarts_s and self._restarts_s[0] <= now_s - self._policy.window_s:
-            self._restarts_s.popleft()
-        if len(self._restarts_s) >= self._policy.max_restarts:
+    def next_delay_s(self, now_s: float, *, has_failed: bool = False) -> float | None:
+        """Count an end at monotonic time `now_s`; return the pause before the restart, or None to give up.
+
+        Args:
+            has_failed: by itself; else it was killed.
+        """
+        _forget(self._restarts_s, now_s - self._policy.window_s)
+        _forget(self._failures_s, now_s - self._policy.failed_window_s)
+        counted = max(len(self._restarts_s), len(self._failures_s) if has_failed else 0)
+        if counted >= self._policy.max_restarts:
             return None
+        if has_failed:
+            self._failures_s.append(now_s)
         if not self._restarts_s:
             self._backoff.reset()
         self._restarts_s.append(now_s)
         return self._backoff.next_delay_s()
+
+
+def _forget(times_s: deque[float], until_s: float) -> None:
+    while times_s and times_s[0] <= until_s:
+        times_s.popleft()

@@ -238,7 +238,11 @@ class Supervisor:
     async def _launch_again(self, handle: RoleHandle, history: RestartHistory, status: ExitStatus) -> Launch | None:
         """Start a role that has ended so, as often as its policy allows; None: it is given up, or everything stops."""
         failure = ""
-        while (delay_s := history.next_delay_s(self._clock.now_s())) is not None:
+        while True:
+            has_failed = status.code > 0 and not failure
+            delay_s = history.next_delay_s(self._clock.now_s(), has_failed=has_failed)
+            if delay_s is None:
+                break
             if not failure:
                 handle.events.put(RoleRestarting(status))
             with anyio.move_on_after(delay_s):

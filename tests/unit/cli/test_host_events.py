@@ -48,7 +48,7 @@ def test_a_mirror_that_serves_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_role_that_is_started_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
     host, said = _servers("servers")
-    role = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0)))
+    role = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0), last_error=""))
     host._hear(messages.RoleRestarting(ExitStatus(-9)), role, _host())
     assert caplog.messages == ["role.restarting"]
     assert "killed by SIGKILL" in said[0]
@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_is_said_on_the_host_that_has_it_and_so_is_its_end(
 ) -> None:
     host, said = _servers("servers")
     host._row = ServersRow(1, 0.0)
-    role = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0)))
+    role = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0), last_error=""))
     for fails in (0.0, 1.0, 1.0, 0.0, 0.0):
         host._hear(messages.WorkDone({"samples": 1.0, "disk_failing": fails}), role, _host(log_dir="/logs/mine-1"))
     assert caplog.messages == ["disk.fails", "disk.takes"]

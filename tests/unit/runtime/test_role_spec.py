@@ -38,6 +38,15 @@ def test_a_role_that_ran_long_starts_with_a_short_pause_again() -> None:
     assert delay_s <= 1.0
 
 
+def test_of_failures_of_its_own_a_role_has_as_many_within_an_hour() -> None:
+    history = RestartHistory(_POLICY)
+    for now_s in (0.0, 100.0, 200.0):
+        assert history.next_delay_s(now_s, has_failed=True) is not None
+        assert history.next_delay_s(now_s + 50.0) is not None, "it was killed"
+    assert history.next_delay_s(300.0, has_failed=True) is None
+    assert history.next_delay_s(3601.0, has_failed=True) is not None
+
+
 def test_without_a_policy_nothing_is_restarted() -> None:
     assert RestartHistory(RestartPolicy()).next_delay_s(0.0) is None
 
