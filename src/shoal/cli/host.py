@@ -25,14 +25,12 @@ from shoal.config.host import NetworkConfig
 from shoal.config.per_server import of_server
 from shoal.config.start import RoleStart
 from shoal.control.peers_file import read_peers_file
-from shoal.control.scout_spec import ScoutSpec
 from shoal.data_server.spec import DataServerSpec
 from shoal.errors import ConnectionLost, ShoalError
 from shoal.events.base import emit
 from shoal.events.hosts import DataServerKilled
 from shoal.events.registry import DhtJoined
 from shoal.identity import Identity
-from shoal.mirror.spec import MirrorSpec
 from shoal.monitor.spec import MonitorSpec
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.memory import free_memory_bytes
@@ -55,8 +53,8 @@ _Start = TypeVar("_Start", bound=RoleStart)
 _POLICY = RestartPolicy(max_restarts=5, window_s=60.0, first_delay_s=0.2, max_delay_s=1.0)
 _RESTARTS: Mapping[str, RestartPolicy] = {
     "server": _POLICY,
-    "monitor": _POLICY,
-    "data_server": _POLICY,
+    "monitor": replace(_POLICY, serves_on=True),
+    "data_server": replace(_POLICY, serves_on=True),
     "scout": _POLICY,
     "mirror": _POLICY,
     # All trainers may be waiting for it at the end of their round.
@@ -127,7 +125,7 @@ class SwarmHost:
 
     async def start_scout(self) -> RoleHandle:
         """Start the role that finds out which run there is, or, if that is known, watches it."""
-        scout = self._spec(ScoutSpec, "scout", 0)
+        scout = self._spec(RoleStart, "scout", 0)
         return self._needs_peers(await self._start("shoal.control.scout:main", scout))
 
     async def start_profiler(self, device: str, *, measure: bool) -> RoleHandle:
@@ -141,7 +139,7 @@ class SwarmHost:
                 index=0,
                 entry="shoal.server.profiler:main",
                 payload=msgspec.msgpack.encode(spec),
-                output_path=self.log_dir / "profiler_0.out",
+                output_path=str(self.log_dir / "profiler_0.out"),
             )
         )
 
@@ -197,7 +195,7 @@ class SwarmHost:
 
     async def start_mirror(self) -> RoleHandle:
         """Start the role that holds the newest state of every stage."""
-        spec = self._spec(MirrorSpec, "mirror", 0)
+        spec = self._spec(RoleStart, "mirror", 0)
         return self._needs_peers(await self._start("shoal.mirror.service:main", spec, nice=_MIRROR_NICE))
 
     async def start_baseline(self) -> RoleHandle:
@@ -308,7 +306,7 @@ class SwarmHost:
                 index=spec.index,
                 entry=entry,
                 payload=msgspec.msgpack.encode(spec),
-                output_path=output.with_suffix(".out"),
+                output_path=str(output.with_suffix(".out")),
                 nice=nice,
                 # Without a run it has been asked to find one, which is not to be done twice.
                 restart=_RESTARTS.get(spec.role, NEVER_RESTART) if spec.run_id else NEVER_RESTART,

@@ -379,7 +379,9 @@ class HostRun:
         """Pass on what a role tells the user; say that it has ended and will be back, and tell it then what it has to
         know."""
         match event:
-            case messages.RoleExited(status) if not status.ok and not self._ended.is_set():
+            case messages.RoleExited(status) if not self._ended.is_set() and (
+                not status.ok or role.spec.restart.serves_on
+            ):
                 host.exited(role)
             case messages.RoleRestarting(status=status) if not self._ended.is_set():
                 tell(logger, RoleIsRestarting(host.name_of(role), role.last_error or str(status)), view.notice)

@@ -73,11 +73,9 @@ class ControlPipe(asyncio.Protocol, Generic[_Received]):
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
         self._unparsed += data
         *lines, rest = self._unparsed.split(b"\n")
         self._unparsed = rest
@@ -95,7 +93,6 @@ class ControlPipe(asyncio.Protocol, Generic[_Received]):
             self._abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
         self.closed.set()
 
     def _abort(self) -> None:

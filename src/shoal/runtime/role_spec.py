@@ -13,13 +13,15 @@ from shoal.clock import Backoff
 class RestartPolicy:
     """When a role that failed is started again.
 
-    A role that exits with 0 is done and is not started again. Nor is one that fails by itself before it was ever ready.
+    A role that exits with 0 is done and is not started again, unless it serves on. Nor is one that fails by itself before
+    it was ever ready.
 
     Attributes:
         max_restarts: the most within `window_s`; after that the role is given up. 0 never restarts.
         window_s: the time over which restarts are counted; after a longer run the pauses are short again.
         failed_window_s: the same for those of a role that has failed by itself: it may meet the same again.
         first_delay_s: the pause before the first restart; it doubles with each further one.
+        serves_on: it ends when it is told; if it does so unasked, somebody has sent it a SIGTERM, and it is missed.
         only_killed: restart only a role that was killed; if it fails by itself, its error is its last word.
     """
 
@@ -28,6 +30,7 @@ class RestartPolicy:
     failed_window_s: float = 3600.0
     first_delay_s: float = 0.2
     max_delay_s: float = 10.0
+    serves_on: bool = False
     only_killed: bool = False
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import ConfigError
+from shoal.runtime.file_locks import locked
 from shoal.runtime.run_note import RunNote, read_note, write_note
 
 _LOCK_NAME = "lock"
@@ -46,7 +47,7 @@ class RunDir:
         """
         root = (parent or _default_parent()) / f"shoal-{os.getuid()}"
         _make_private(root)
-        with _locked(root / _LOCK_NAME):
+        with locked(root / _LOCK_NAME):
             _remove_dead(root)
             self._claims: list[socket.socket] = []
             self.path = root / _new_name()
@@ -157,7 +158,7 @@ def found_dirs(parent: Path | None = None) -> list[FoundDir]:
     for root in (each / f"shoal-{os.getuid()}" for each in sorted(parents)):
         if not _is_private(root):
             continue  # no run of this user's can have been in it, and anybody can make one in /tmp
-        with _locked(root / _LOCK_NAME):
+        with locked(root / _LOCK_NAME):
             directories = sorted(path for path in root.iterdir() if path.is_dir())
             found += [FoundDir(path, read_note(path), _is_alive(path)) for path in directories]
     return found
@@ -213,16 +214,6 @@ def _is_private(root: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Generator[None, None, None]:
-    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock_fd)
 
 
 def _remove_dead(root: Path) -> None:

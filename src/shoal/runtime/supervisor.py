@@ -223,7 +223,8 @@ class Supervisor:
             status = await self._follow(handle, launch)
             # What has failed by itself before it ever served would not do better the next time.
             is_hopeless = status.code > 0 and (handle.spec.restart.only_killed or not handle.was_ready)
-            if status.ok or is_hopeless or self._stopping.is_set():
+            is_done = status.ok and not handle.spec.restart.serves_on
+            if is_done or is_hopeless or self._stopping.is_set():
                 break
             again = await self._launch_again(handle, history, status)
             if again is None:

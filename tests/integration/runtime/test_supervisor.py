@@ -197,6 +197,16 @@ async def test_a_role_that_cannot_be_started_again_is_said_to_have_failed(
     assert "role.restart_failed" in caplog.messages
 
 
+async def test_a_role_that_serves_on_is_started_again_when_somebody_has_told_it_to_end() -> None:
+    async with Supervisor() as supervisor:
+        policy = replace(EAGER, serves_on=True)
+        handle = await supervisor.start(RoleSpec("data_server", 0, "roles:steady", restart=policy))
+        await next_event(handle, RoleReady)
+        os.kill(handle.pid, signal.SIGTERM)
+        await next_event(handle, RoleRestarted)
+        await next_event(handle, RoleReady)
+
+
 @pytest.mark.parametrize("error", [RemoteError("cannot fork"), OSError(errno.EMFILE, "too many open files")])
 async def test_a_role_that_cannot_be_started_for_a_moment_is_started_at_the_next_try(
     error: Exception, monkeypatch: pytest.MonkeyPatch
