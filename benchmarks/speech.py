@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,17 +45,16 @@ _MODEL: dict[str, Any] = {
 }
 
 
-def values(folder: Path) -> dict[str, Any]:
-    """What the run is told: all clips are trained on, and the same ones are evaluated."""
-    clips = f"{folder.resolve()}/"
+def values(folder: Path, same: Path) -> dict[str, Any]:
+    """What the run is told: all clips are trained on, and the same ones, copied to another folder, are evaluated."""
     return {
         "wandb": False,
         "device": "cpu",
         "run": {"deterministic": True},
         "data": {
             "task_type": "speech",
-            "dataset_name": clips,
-            "eval_split": clips,
+            "dataset_name": f"{folder.resolve()}/",
+            "eval_split": f"{same.resolve()}/",
             "max_audio_s": 7.2,
             "max_characters": 128,
         },
@@ -78,7 +78,9 @@ def learned(folder: Path, directory: Path, flags: Sequence[str] = ()) -> dict[st
         RunFailed, SystemExit: it does not end as it has to.
     """
     file = directory / "speech.yaml"
-    file.write_text(yaml.safe_dump(values(folder)))
+    # What is evaluated is never trained on, unless it is a copy.
+    same = Path(shutil.copytree(folder, directory / "same"))
+    file.write_text(yaml.safe_dump(values(folder, same)))
     with launched(directory, f"--config-path={file}", *flags) as run:
         if run.ends(ENDS_S) != 0:
             raise SystemExit(run.output)

@@ -16,8 +16,6 @@ from typing import Protocol
 
 import anyio
 
-from shoal.errors import DeadlineExceeded
-
 
 class Clock(Protocol):
     """What every part that needs time takes as an argument."""
@@ -87,18 +85,6 @@ class Deadline:
     def expired(self) -> bool:
         """Return whether the point has been reached."""
         return self.clock.now_s() >= self.expires_at_s
-
-    def check(self, what: str) -> None:
-        """Raise if the deadline has passed.
-
-        Args:
-            what: what did not happen in time, for the message.
-
-        Raises:
-            DeadlineExceeded: the point has been reached.
-        """
-        if self.expired():
-            raise DeadlineExceeded(f"{what}: the deadline passed {self.clock.now_s() - self.expires_at_s:.2f} s ago")
 
 
 @dataclass(slots=True)

@@ -111,11 +111,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class MemberFault(RemoteProtocolError):
-    """A member of a group has sent what an operation does not have.
-
-    Attributes:
-        peer: The member.
-    """
+    """A member of a group has sent what an operation does not have."""
 
     def __init__(self, message: str, peer: str) -> None:
         super().__init__(message)

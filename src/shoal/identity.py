@@ -93,11 +93,6 @@ class Identity:
         return self._peer_id
 
     @property
-    def public_bytes(self) -> bytes:
-        """The public key, 32 bytes."""
-        return self._public_bytes
-
-    @property
     def private_bytes(self) -> bytes:
         """The seed of the private key, 32 bytes; keep it secret."""
         return self._key.private_bytes_raw()
@@ -261,7 +256,6 @@ def seal_content(secret: bytes, label: bytes, content: bytes, bound_to: bytes = 
     """Return content that only who has the secret can read, or write: a nonce, then ChaCha20-Poly1305.
 
     Args:
-        secret, label: as for `derived_key`.
         bound_to: what it is opened with again; it is not in the result.
     """
     nonce = os.urandom(_NONCE_BYTES)

@@ -26,6 +26,7 @@ from shoal.ids import PeerId
 MAX_FILE_BYTES = 8 * 2**20
 NUM_OLD_FILES = 2
 _MAX_FOREIGN_CHARACTERS = 1000
+_WINDOW_S, _LINES = 10.0, 25  # in a window of time, what strangers can cause writes no more lines than that
 
 # What every record carries by itself; everything else was given as a field.
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -65,9 +66,9 @@ class FloodGate:
         logger: logging.Logger,
         clock: Clock | None = None,
         *,
-        window_s: float = 10.0,
+        window_s: float = _WINDOW_S,
         lines_of_source: int = 5,
-        lines: int = 25,
+        lines: int = _LINES,
     ) -> None:
         """Let everything through at first.
 
@@ -103,10 +104,10 @@ class _OtherLibraries(logging.Filter):
     """Lets each library but ours write a bounded number of lines, each of bounded length: strangers in the DHT can make
     hivemind warn."""
 
-    def __init__(self, clock: Clock, *, window_s: float = 10.0, lines: int = 25) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._clock, self._window_s, self._lines = clock, window_s, lines
-        self._began_s = clock.now_s()
+        self._clock = SystemClock()
+        self._began_s = self._clock.now_s()
         self._written: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -114,10 +115,10 @@ class _OtherLibraries(logging.Filter):
         if library == __package__:
             return True
         now_s = self._clock.now_s()
-        if now_s - self._began_s >= self._window_s:
+        if now_s - self._began_s >= _WINDOW_S:
             self._began_s, self._written = now_s, Counter()
         self._written[library] += 1
-        if self._written[library] > self._lines:
+        if self._written[library] > _LINES:
             return False
         # hivemind logs requests as they came; a stranger's may have megabytes.
         record.msg, record.args = record.getMessage()[:_MAX_FOREIGN_CHARACTERS], ()
@@ -316,7 +317,7 @@ def configure(process: str, log_dir: Path | None, level: int | str = logging.INF
         root.removeHandler(old)
         old.close()
     for handler in handlers or [logging.NullHandler()]:
-        handler.addFilter(_OtherLibraries(SystemClock()))
+        handler.addFilter(_OtherLibraries())
         root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("shoal").setLevel(level.upper() if isinstance(level, str) else level)

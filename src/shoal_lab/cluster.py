@@ -112,7 +112,6 @@ class Cluster:
     replicas never overlap, and their seeds hold.
 
     Attributes:
-        network: cuts and heals connections.
         registry: holds the announcements of all peers, and can hide them.
         servers: in the order of `replicas`, then those that were started later.
         mirrors: in the order in which they were started.

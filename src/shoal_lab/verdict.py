@@ -16,6 +16,9 @@ from pathlib import Path
 from shoal.averaging.audit import Audit, audit
 from shoal.averaging.journal import read_genesis, read_records
 from shoal.averaging.signing import unsealer
+from shoal.cli.run_files import CONFIG_FILE
+from shoal.config.load import load_config
+from shoal.config.named_code import naming_options
 from shoal.errors import RunFailed, ShoalError
 from shoal.swarm.records import record_hash
 from shoal.wire.messages.round import StageHashes, StageOutcome
@@ -184,8 +187,10 @@ def is_reproduced(evidence: Evidence) -> tuple[str, Sequence[str]]:
 
 
 def replayed(directory: Path) -> tuple[str, Sequence[str]]:
-    """Run `shoal replay` on a folder and return what it says."""
-    command = [sys.executable, "-m", "shoal", "replay", str(directory), "--json"]
+    """Run `shoal replay` on the folder of a run that this process has begun, and return what it says."""
+    config = directory / CONFIG_FILE
+    named = naming_options(load_config(config, env={})) if config.is_file() else ()
+    command = [sys.executable, "-m", "shoal", "replay", str(directory), "--json", *named]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_REPLAY_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

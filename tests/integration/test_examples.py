@@ -14,6 +14,7 @@ import pytest
 
 from shoal.cli import main
 from shoal.config import load_config
+from shoal.config.named_code import naming_options
 from shoal.model.registry import load_family
 from shoal.model.stage import build_stage
 
@@ -69,4 +70,5 @@ def test_the_command_of_the_page_trains_on_a_swarm(example: str, tmp_path: Path)
     assert (summary["exit"], summary["outer_rounds"], summary["stages"], summary["replicas"]) == ("done", 2, 2, 4)
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
     assert summary["eval_loss_last"] < summary["eval_loss_first"] - FALLS_BY[example]
-    assert "bit for bit" in ended(["-m", "shoal", "replay", str(tmp_path / example)])
+    named = naming_options(load_config(ROOT / "examples" / example / "config.yaml", env={}))
+    assert "bit for bit" in ended(["-m", "shoal", "replay", str(tmp_path / example), *named])

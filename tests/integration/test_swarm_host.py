@@ -19,9 +19,9 @@ from shoal.cli.host_network import HostNetwork
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.config.host import NetworkConfig
+from shoal.config.start import RoleStart
 from shoal.errors import HostFailed
 from shoal.ids import PeerId
-from shoal.mirror.spec import MirrorSpec
 from shoal.runtime.launcher_messages import Adopt, Adoption, AnyReply, LauncherAnswer, RoleAsks, StartTrainer
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import RoleSpec
@@ -126,6 +126,6 @@ async def test_a_mirror_takes_the_ports_after_those_of_the_client_where_both_run
             network = HostNetwork(settings)
             host = SwarmHost(Config(network=settings), "run-1", tmp_path, b"key", run_dir, supervisor, network)
             host.monitor_network = settings if is_clients else None
-            spec = host._spec(MirrorSpec, "mirror", 0)
+            spec = host._spec(RoleStart, "mirror", 0)
             assert (spec.listen_tcp, spec.between_hosts) == (("127.0.0.1", tcp_port), True)
             assert spec.config().network.host_maddrs == (f"/ip4/127.0.0.1/tcp/{dht_port}",)

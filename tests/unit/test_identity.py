@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unowned_keys import NON_CANONICAL, SIGNATURE, SMALL_ORDER, P, peer_id
@@ -23,7 +24,7 @@ def test_keys_are_encoded_as_in_the_test_vectors_of_libp2p() -> None:
     seed = bytes.fromhex("7e0830617c4a7de83925dfb2694556b12936c477a0e1feb2e148ec9da60fee7d")
     public = bytes.fromhex("1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")
     identity = Identity(seed)
-    assert identity.public_bytes == public
+    assert public_key_of(identity.peer_id) == public
     assert identity.p2p_key_bytes == bytes.fromhex("08011240") + seed + public
     assert identity.peer_id.startswith("12D3KooW")
     assert len(identity.peer_id) == 52
@@ -31,7 +32,8 @@ def test_keys_are_encoded_as_in_the_test_vectors_of_libp2p() -> None:
 
 @given(seed=st.binary(min_size=32, max_size=32))
 def test_a_peer_id_contains_its_public_key(seed: bytes) -> None:
-    key = Identity(seed).public_bytes
+    key = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    assert Identity(seed).peer_id == peer_id_of(key)
     assert public_key_of(peer_id_of(key)) == key
 
 

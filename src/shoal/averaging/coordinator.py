@@ -269,7 +269,6 @@ class RoundCoordinator:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self._stages.pop(peer, None)
         if self._is_retired:
             return

@@ -37,7 +37,6 @@ class DigestFetch(ContentFetch):
 
     Args:
         num_bytes: its size, which is allocated at once.
-        givers: returns who offers it.
         heard: is told of each chunk that has come.
     """
 

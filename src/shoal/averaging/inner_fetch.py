@@ -66,7 +66,6 @@ class InnerFetch:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         if self._asked is not None and self._asked[0] == peer:
             self._is_lost = True
             self._changed.notify()

@@ -131,9 +131,6 @@ def genesis_of(content: bytes, name: str) -> Genesis:
 def keep_steps(directory: Path, round: int, digest: str, logs: Logs) -> None:
     """Write the step logs of a record that may be committed from now on, even if this process ends.
 
-    Args:
-        directory: The run's.
-
     Raises:
         StorageError: The file cannot be written.
     """
@@ -172,7 +169,6 @@ def set_aside(directory: Path, record: Record, digest: str) -> None:
     the rounds up to the record if it is among those that are there: then the run goes back to it.
 
     Args:
-        directory: The run's.
         record: The one from which the run goes on.
 
     Raises:

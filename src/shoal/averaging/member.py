@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, TypeVarTuple
 
 import anyio
@@ -68,22 +68,6 @@ _Result = TypeVar("_Result")
 _Args = TypeVarTuple("_Args")
 
 
-class ClosedSteps(Protocol):
-    """What a replica brings to its join."""
-
-    @property
-    def num_samples(self) -> int: ...
-
-    @property
-    def in_doubt(self) -> tuple[StepKey, ...]: ...
-
-    @property
-    def log(self) -> tuple[StepEntry, ...]: ...
-
-    @property
-    def earlier(self) -> tuple[StepsTrained, ...]: ...
-
-
 class StepService(Protocol):
     """The steps of the replica, as the round needs them; `pipeline.StageWorker` is one."""
 
@@ -92,7 +76,7 @@ class StepService(Protocol):
         with round 0 none may begin. `anew`: the inner optimizer has done no step. `keeps_rest`: see `Swap`."""
         ...
 
-    async def close(self, round: int) -> ClosedSteps:
+    async def close(self, round: int) -> StepsClosed:
         """Refuse new steps and return when nothing is open but doubt; again after `resolve`.
 
         Raises:
@@ -321,8 +305,8 @@ class RoundMember:
             return
         self._give(round)
         links = tuple(self._links())[:MAX_LINK_REPORTS]
-        brought = closed.num_samples, closed.in_doubt, closed.log, links, norm, payload, closed.earlier
-        self._do(self._machine.steps_closed(StepsClosed(*brought)))
+        brought = replace(closed, links=links, gradient_norm=norm, payload=payload)
+        self._do(self._machine.steps_closed(brought))
 
     async def _encode(self, round: int) -> None:
         """In pieces: steps go on in between."""

@@ -218,16 +218,12 @@ class ReplicaState:
         """Elements and dtype of the longest pseudo-gradient that there is: that of the first fragment."""
         return self.gradient_size(self.fragment(0)), self._base.parameters_N.dtype
 
-    def gradient_norm(self, fragment: Fragment = WHOLE) -> float:
-        """The length of this replica's pseudo-gradient; NaN or infinite if that is not finite, or anything else of the
-        local parameters or a buffer is not.
-
-        If so, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
-        """
-        return self._measured(fragment)[0]
-
     def _measured(self, fragment: Fragment) -> tuple[float, Tensor]:
-        """`gradient_norm`, and the pseudo-gradient (M) in memory of its own."""
+        """The length of this replica's pseudo-gradient, and the pseudo-gradient (M) in memory of its own.
+
+        The length is NaN or infinite if that is not finite, or anything else of the local parameters or a buffer is
+        not. If so, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
+        """
         local_N, floats_F, _ = self._local()
         is_finite = bool(floats_F.isfinite().all())
         if not fragment.is_whole:
@@ -239,8 +235,8 @@ class ReplicaState:
         return norm, gradient_M
 
     def brought(self, fragment: Fragment = WHOLE) -> tuple[float, Payload | None]:
-        """`gradient_norm`, and what this replica's pseudo-gradient is encoded as; None if it is not finite, or sums are
-        encoded on their way.
+        """The length of this replica's pseudo-gradient, and what that is encoded as; None if it is not finite, or sums
+        are encoded on their way. The length is not finite if that, or anything else that is trained here, is not.
 
         What is left out here is the residual of the next round only once a swap says that this payload has counted.
         """
@@ -336,7 +332,6 @@ class ReplicaState:
             total_weight: Of all members; at least 1.
             gradient_M: Is overwritten with the pseudo-gradient. None makes a new vector.
             scale: A second factor on the pseudo-gradient, in an operation of its own; 1: no operation.
-            fragment: Of the round.
         """
         floats_F, integers_I = self.buffers(weight, total_weight, fragment)
         base_N = self._base.parameters_N
@@ -369,7 +364,6 @@ class ReplicaState:
         Args:
             average: The ring's result; None if no member has trained: the state stays.
             keep_average: `swap` then returns a copy of the averages; the memory of `average` is used again.
-            fragment: Of the round.
         """
         staged = self._base if average is None else self.successor(self._base, average, fragment)
         hashes = staged.hashes()
@@ -381,7 +375,6 @@ class ReplicaState:
         return hashes
 
     def successor(self, state: OuterState, average: Contribution, fragment: Fragment = WHOLE) -> OuterState:
-        """See `outer_step`."""
         return outer_step(self._optimizer, state, average, fragment)
 
     def stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:

@@ -28,12 +28,8 @@ _WARRANTED_AS = "shoal-coordinator"
 class Signer:
     """A peer that may coordinate a run: it has the swarm key.
 
-    Args:
-        authority: Of the swarm (`identity.swarm_authority`).
-
     Attributes:
         authority: D_0 names it; it has warranted this peer, and will warrant its successors.
-        unseal: See `unsealer`.
     """
 
     def __init__(self, identity: Identity, authority: Identity, run_id: str) -> None:

@@ -14,7 +14,6 @@ class SnapshotFetch(DigestFetch):
     """A snapshot whose content is on its way, or here.
 
     Args:
-        givers: returns who offers it.
         heard: is told of each chunk that has come.
     """
 

@@ -126,7 +126,6 @@ class Starts:
         return self._contents.receive(event)
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self._contents.peer_lost(peer)
 
     async def run(self) -> None:

@@ -46,16 +46,13 @@ class StateSource:
         return self._snapshots is not None
 
     async def settled(self, base: Base) -> None:
-        """See `SnapshotExchange.settled`."""
         if self._snapshots is not None:
             await self._snapshots.settled(base)
 
     def resumable(self, base: Base) -> Resumable | None:
-        """See `SnapshotExchange.take`."""
         return None if self._snapshots is None else self._snapshots.take(base)
 
     async def keep_inner(self, round: int, record_hash: str, *, is_wanted: bool) -> None:
-        """See `InnerExchange.keep`."""
         if self._inner is not None:
             await self._inner.keep(round, record_hash, is_wanted=is_wanted)
 

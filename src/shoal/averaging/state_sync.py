@@ -19,14 +19,7 @@ from shoal.averaging.replica_state import Contribution, OuterState
 from shoal.averaging.state_donor import content_of
 from shoal.errors import StateMismatch
 from shoal.events.base import emit
-from shoal.events.state import (
-    StateDonorDistrusted,
-    StateFetched,
-    StateFetching,
-    StateLate,
-    StateNobody,
-    StateOvertaken,
-)
+from shoal.events.state import StateDonorDistrusted, StateFetched, StateFetching, StateLate, StateNobody, StateOvertaken
 from shoal.ids import PeerId
 from shoal.optim.fragments import Fragment
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
@@ -96,7 +89,6 @@ class _PieceFetch(ContentFetch):
         return self._piece.is_average and self.state is not None
 
     def peers(self) -> Mapping[PeerId, Hop]:
-        """See `donors`."""
         return donors(self._sync.view(), self._sync.stage, self._sync.contents.endpoint.peer_id)
 
     async def is_right(self) -> bool:

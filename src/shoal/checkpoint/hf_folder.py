@@ -14,6 +14,7 @@ from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
 from shoal.checkpoint.hf_stored import StoredModel, hf_family
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.checkpoint.model_source import ModelSource
+from shoal.config.named_code import family_problem
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
 from shoal.model.hf.described import FAMILY, of_the_model
@@ -22,6 +23,8 @@ from shoal.model.meta import build_without_values
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatEntry
 
+NAMING: Final = "load_model(..., family='{name}'), or --family {name}"
+"""How a person names the family of a model in a folder, if that is code of somebody's own."""
 _CONTEXT: Final = 1024
 """Tokens of a sample for a model from elsewhere, if it has as many positions."""
 
@@ -54,21 +57,27 @@ class HfForm:
                 yield stored, values.detach().contiguous()
 
 
-def open_hf(folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None) -> ModelSource:
+def open_hf(
+    folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None, named: str | None = None
+) -> ModelSource:
     """Open a folder of transformers as a model of the family hf.
 
     Args:
         described: Its `config.json`.
         configuration: Of the run that it was exported from; None: of a model from elsewhere, which is cut into one
             stage for each unit, so that reading it takes no more memory than a unit.
+        named: The family of somebody's own that the caller has named; the configuration's is imported if it is that.
 
     Raises:
-        ConfigError: It is no causal language model that can be taken apart, or has no tensors in safetensors.
+        ConfigError: It is no causal language model that can be taken apart, has no tensors in safetensors, or is of a
+            family that was not named.
         StateMismatch: The tensors are not those of such a model.
         OSError: A file cannot be read.
     """
     is_ours = configuration is not None
     config = _config(folder, configuration) if configuration is not None else _of_elsewhere(folder, described)
+    if problem := family_problem(config, named, str(folder), NAMING):
+        raise ConfigError(problem)
     family = hf_family(config)
     stored = StoredModel(Repository(str(folder)), family)
     for index in range(family.num_units):

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from shoal.checkpoint.gpt2_folder import MODEL_TYPE, open_gpt2
-from shoal.checkpoint.hf_folder import open_hf
+from shoal.checkpoint.hf_folder import NAMING, open_hf
 from shoal.checkpoint.integer_file import floating
 from shoal.checkpoint.manifest import GENESIS, MANIFEST, stored_layouts
 from shoal.checkpoint.model_folder import CONFIG, FORMAT, RECORD, TENSORS, TOKENIZER
@@ -30,7 +30,7 @@ from shoal.checkpoint.peft_folder import ADAPTER, open_adapter
 from shoal.checkpoint.places import LocalPlace
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.checkpoint.tensor_file import TensorFile
-from shoal.config.model import NATIVE_FAMILIES
+from shoal.config.named_code import family_problem
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
 from shoal.identity import verify
@@ -85,18 +85,18 @@ def open_model(path: Path, *, family: str | None = None) -> ModelSource:
         return _open_export(folder, family)
     described = _json(folder / CONFIG)
     if "format" not in described and "model_type" in described:
-        return _open_transformers(folder, described)
+        return _open_transformers(folder, described, family)
     return _open_native(folder, described, family)
 
 
-def _open_transformers(folder: Path, described: Mapping[str, Any]) -> ModelSource:
+def _open_transformers(folder: Path, described: Mapping[str, Any], family: str | None) -> ModelSource:
     """Open an export of ours, or a model from elsewhere: a GPT-2 as the family gpt, any other as the family hf."""
     configuration = _yaml(folder / YAML) if (folder / YAML).is_file() else None
     model: object = (configuration or {}).get("model")
     is_hf = isinstance(model, dict) and cast("dict[str, Any]", model).get("family") == FAMILY
     if described["model_type"] == MODEL_TYPE and not is_hf:
         return open_gpt2(folder, described, configuration)
-    return open_hf(folder, described, configuration)
+    return open_hf(folder, described, configuration, family)
 
 
 def _open_native(folder: Path, described: Mapping[str, Any], family: str | None) -> ModelSource:
@@ -204,11 +204,8 @@ def _configuration(values: object, family: str | None, path: Path) -> Config:
         config = Config.model_validate({**cast("dict[str, Any]", values), "device": "cpu"})
     except (TypeError, ValidationError) as error:
         raise ConfigError(f"{path} does not describe a model of this version of shoal: {error}") from None
-    if config.model.family not in (*NATIVE_FAMILIES, family):
-        raise ConfigError(
-            f"the model in {path.parent} is of {config.model.family!r}, a family of somebody's own: if that code may "
-            f"run here, say load_model(..., family={config.model.family!r}), or --family {config.model.family}"
-        )
+    if problem := family_problem(config, family, str(path), NAMING):
+        raise ConfigError(problem)
     return config
 
 

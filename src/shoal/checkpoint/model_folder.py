@@ -113,7 +113,6 @@ class ModelFolder:
         """As `commit`, of a model that no run has left.
 
         Args:
-            origin: Where it is from.
             is_bytes: As in `ModelSource`, and `context` too.
 
         Raises:

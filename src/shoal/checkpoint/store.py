@@ -127,7 +127,6 @@ class Written(NamedTuple):
     """What a write has come to.
 
     Attributes:
-        location: Of the new checkpoint.
         size_bytes: Of its files, but the manifest.
         removed: The rounds whose checkpoints are gone.
         problem: Why others that should be gone are not; empty: none.
@@ -183,7 +182,6 @@ class CheckpointStore:
     Args:
         location: `checkpoint_dir`: a folder, or `s3://bucket/prefix`. The run has a folder in it.
         unsealer: Checks records, with the authority that D_0 names; None: whoever signed them is believed.
-        policy: Which checkpoints stay.
         reached: Told each point of a write, with its round, at which `shoal_lab.emulation` lets a mirror die.
 
     Raises:

@@ -71,11 +71,7 @@ class OutFile(Protocol):
 
 
 def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Tensor:
-    """Return the bytes of a file with these tensors, of any device, as a vector on the CPU.
-
-    Args:
-        metadata: Stand in the header.
-    """
+    """Return the bytes of a file with these tensors, of any device, as a vector on the CPU."""
     entries = FlatLayout.of_named(tensors.items()).entries
     places, header = _laid_out(entries, metadata)
     num_bytes = len(header) + sum(tensor.nbytes for tensor in tensors.values())

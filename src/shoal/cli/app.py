@@ -35,7 +35,16 @@ from shoal.cli.doctor.after_join import explaining
 from shoal.cli.exits import guarded
 from shoal.cli.groups import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
 from shoal.cli.key import key_app
-from shoal.cli.model_commands import checkpoints, evaluate, export_model, generate, images, import_model
+from shoal.cli.model_commands import (
+    DatasetName,
+    FamilyName,
+    checkpoints,
+    evaluate,
+    export_model,
+    generate,
+    images,
+    import_model,
+)
 from shoal.cli.remote.commands import hosts_app, machine_script, up
 from shoal.cli.run_commands import (
     checkpoint,
@@ -421,6 +430,8 @@ def replay(
         Path | None,
         Parameter(help="Of the swarm that the run has to be of; else it may be of any."),
     ] = None,
+    family: FamilyName = None,
+    dataset_name: DatasetName = None,
     as_json: AsJson = False,
 ) -> int:
     """Compute a run again from the files that it has left, and compare the hashes of every round, bit for bit.
@@ -429,7 +440,14 @@ def replay(
     """
     from shoal.cli.replay import replay_run
 
-    return replay_run(directory, processes=processes, swarm_key_file=swarm_key_file, as_json=as_json)
+    return replay_run(
+        directory,
+        processes=processes,
+        swarm_key_file=swarm_key_file,
+        family=family,
+        dataset_name=dataset_name,
+        as_json=as_json,
+    )
 
 
 _CHAOS_FLAGS = "seed", "for", "every", "kinds", "emulated-device", "goodput", "config-path", "json"

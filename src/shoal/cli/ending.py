@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.cli.run_row import duration
 from shoal.config import Config
-from shoal.config.model import NATIVE_FAMILIES
+from shoal.config.named_code import naming_options
 from shoal.events.incidents import Cause
 
 _SHOWN = 5
@@ -79,12 +79,11 @@ def _commands(
         elif config.data.task_type == "image_gen":
             yield "images", str(model), "--to", "images.png"
         else:
-            own = () if config.model.family in NATIVE_FAMILIES else ("--family", config.model.family)
-            yield "evaluate", str(model), *own
+            yield "evaluate", str(model), *naming_options(config)
     if checkpoints is not None and summary.get("exit") == "interrupted":
         yield "run-local" if is_local else "start-trainer-client", "--resume", checkpoints
     if summary.get("samples") and is_local:
-        yield "replay", log_dir
+        yield "replay", log_dir, *naming_options(config)
     if failure is not None:
         yield "logs", log_dir, "--level", "warning"
     if summary:

@@ -34,7 +34,6 @@ class Farewell:
         """Have a role leave, and give it time as long as it says that it is at it.
 
         Args:
-            role: None: there is none.
             reason: of a run that has failed.
         """
         if role is None or not role.serves:

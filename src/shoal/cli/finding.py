@@ -59,7 +59,7 @@ async def find_run(
 
     Raises:
         BootstrapError: no initial peer can be joined, or none of them knows a run; the message says why.
-        ConfigError: a shared key differs from the run's.
+        ConfigError: a shared key differs from the run's, or it names code of somebody's own and this host does not.
         RemoteError: the scout failed.
     """
     await require_reachable(config.network.initial_peers, clock, say)

@@ -24,12 +24,17 @@ from shoal.model.stage import checked_unit_costs
 
 
 def forked(
-    config: Config, changed: Iterable[ChangedKey], before: Mapping[str, Any], checkpoint: StoredCheckpoint
+    config: Config,
+    origins: Mapping[str, str],
+    changed: Iterable[ChangedKey],
+    before: Mapping[str, Any],
+    checkpoint: StoredCheckpoint,
 ) -> Config:
     """Return the configuration of a fork, with its cut.
 
     Args:
         config: of this host.
+        origins: the keys that it sets, and where.
         changed: the shared keys that it sets otherwise than the run.
         before: the shared configuration of the run.
         checkpoint: of the run.
@@ -37,7 +42,7 @@ def forked(
     Raises:
         ConfigError: with all that cannot be changed.
     """
-    config = _with_family_cut(fork_shared(config, changed, before))
+    config = _with_family_cut(fork_shared(config, origins, changed, before, told_by="its checkpoint"))
     problems: list[str] = []
     round, last = checkpoint.manifest.round, config.diloco.outer_steps
     if last <= round:

@@ -6,7 +6,7 @@ A KeyboardInterrupt can get lost: in a finalizer, or in a library that is being 
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 
@@ -27,9 +27,7 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._interrupt)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_back()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

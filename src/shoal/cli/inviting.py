@@ -149,7 +149,6 @@ def joining_flags(
     peers.
 
     Args:
-        config: gives the key file.
         origins: names the keys that are set: whoever names another key file, or run, means another swarm than the one
             that is remembered.
         asked: says how the invitation is to be had.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from shoal.control.maddrs import outward
 from shoal.control.peers_file import PEERS_FILE
 from shoal.errors import ConfigError
 from shoal.identity import Identity, create_swarm_key, load_swarm_key
+from shoal.runtime.file_locks import lock
 
 PEERS_VARIABLE: Final = "INITIAL_PEERS"
 _STATE_DIR: Final = Path("~/.config/shoal/identities")
@@ -49,14 +49,11 @@ class LastingIdentities:
             self._folder = root.expanduser() / (command if number == 1 else f"{command}-{number}")
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._lock_fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._lock_fd = lock(self._folder / "lock", waits=False)
+            except BlockingIOError:
+                continue
             except OSError as error:
                 raise ConfigError(f"cannot keep identities in {self._folder}: {error.strerror}") from error
-            try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._lock_fd)
-                continue
             return
         raise ConfigError(f"{_MAX_LAUNCHERS} launchers run on this host already; end some of them")
 

@@ -20,6 +20,10 @@ FamilyName = Annotated[
     str | None,
     Parameter(help="Of a model whose family is your own code, package.module:Class: that it may run here."),
 ]
+DatasetName = Annotated[
+    str | None,
+    Parameter(help="Of data that is a class of your own, package.module:Class: that it may run here."),
+]
 ComputeDevice = Annotated[str, Parameter(help="Where it computes: auto, cpu, or a GPU such as cuda:0.")]
 Force = Annotated[bool, Switch, Parameter(help="Replace a model that is there already.")]
 
@@ -82,6 +86,7 @@ def evaluate(
     model: ModelFolder,
     *,
     family: FamilyName = None,
+    dataset_name: DatasetName = None,
     device: ComputeDevice = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -91,7 +96,7 @@ def evaluate(
     """
     from shoal.cli.trained import evaluate as serve
 
-    serve(model, family, device, as_json=as_json)
+    serve(model, family, device, dataset_name=dataset_name, as_json=as_json)
 
 
 def generate(

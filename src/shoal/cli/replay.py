@@ -12,8 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from shoal.cli.exits import DONE, FAILED
+from shoal.cli.output import without_controls
 from shoal.errors import ConfigError
 from shoal.identity import load_swarm_key, swarm_authority
+from shoal.replay.own_code import NamedCode
 from shoal.replay.replay import Progress as OnProgress
 from shoal.replay.replay import replay
 from shoal.replay.verdict import Verdict
@@ -25,13 +27,23 @@ _STEPS_WORTH_A_PROCESS = 100
 """A process imports torch for two seconds before it computes anything."""
 
 
-def replay_run(directory: Path, *, processes: int | None, swarm_key_file: Path | None, as_json: bool) -> int:
+def replay_run(
+    directory: Path,
+    *,
+    processes: int | None,
+    swarm_key_file: Path | None,
+    family: str | None,
+    dataset_name: str | None,
+    as_json: bool,
+) -> int:
     """Replay a run and print the verdict; return the exit code.
 
     Args:
         directory: `logs/<run_id>`.
         processes: the most that compute; None: one for each core, if there is enough to do.
         swarm_key_file: of the swarm that the run must belong to; None: of the one that its first record names.
+        family: code of somebody's own that the run may import as its model's family.
+        dataset_name: the same, as its data set.
 
     Raises:
         ConfigError: the folder is not one of a run, or the key cannot be read.
@@ -45,9 +57,10 @@ def replay_run(directory: Path, *, processes: int | None, swarm_key_file: Path |
         verdict = replay(
             directory,
             authority=authority,
+            named=NamedCode(family, dataset_name),
             num_processes=processes or num_usable_cores(),
             steps_per_process=_STEPS_WORTH_A_PROCESS if processes is None else 1,
-            note=lambda text: errors.print(f"note: {text}", highlight=False),
+            note=lambda text: errors.print(f"note: {without_controls(text)}", highlight=False, markup=False),
             progress=progress,
         )
     if as_json:

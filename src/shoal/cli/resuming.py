@@ -22,7 +22,7 @@ from shoal.checkpoint.model_folder import has_model_of
 from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.cli.forking import forked
-from shoal.cli.run_files import CONFIG_FILE, LOCAL_KEY, new_run_id, take_log_dir
+from shoal.cli.run_files import CONFIG_FILE, LOCAL_KEY, is_run_id, new_run_id, take_log_dir
 from shoal.cli.runs_here import living_runs
 from shoal.client.forking import write_fork
 from shoal.client.model_export import FOLDER
@@ -35,6 +35,7 @@ from shoal.config.shared import (
     adopt_shared,
     changed_keys,
     has_same_samples,
+    require_shared,
     shared_configuration,
 )
 from shoal.control.initial_peers import look, parse
@@ -128,10 +129,13 @@ def find_resumption(wanted: str, load: LoadHost, say: Callable[[str], None], *, 
     changed: list[ChangedKey] = []
     before: dict[str, Any] = {}
     try:
+        # Who may write at that place may have written it: what it says counts for what a run shares, and code that it
+        # names is imported only if this host's flags, environment or file name it too.
         before = genesis_of(checkpoint.genesis, GENESIS).configuration
+        require_shared(before)
         config, origins = load(before, own if own.exists() else None)
         changed += changed_keys(config, origins, before)
-        config = forked(config, changed, before, checkpoint) if changed else _shared(config, origins, before)
+        config = forked(config, origins, changed, before, checkpoint) if changed else _shared(config, origins, before)
         problems += [] if changed else _has_ended(config, checkpoint, log_dir)
     except (ConfigError, RecordRejected) as error:
         problems.append(str(error))
@@ -160,12 +164,19 @@ def _store(place: str, prefix: str | None) -> tuple[CheckpointStore, int | None]
     folder, _, name = place.rstrip("/").rpartition("/")
     if (round := round_of(name)) is not None:
         location, _, run_id = folder.rpartition("/")
+        if not is_run_id(run_id):
+            raise ConfigError(
+                f"--resume: {folder} is not called as a run is, <name>-<date>-<time>-<4 digits>: the folder of a run "
+                "keeps its name, wherever it is copied to"
+            )
         return CheckpointStore(location, run_id), round
     if "://" not in place and not os.path.isdir(place):
         raise ConfigError(
             f"--resume: there is no {place}: name the folder or URL with the checkpoints, by --resume or checkpoint_dir"
         )
-    stores = [store for store in stores_at(place) if prefix is None or store.run_id.startswith(f"{prefix}-")]
+    # What has the name of another folder of this host's logs would pass for a run with a key and a file of its own.
+    stores = [store for store in stores_at(place) if is_run_id(store.run_id)]
+    stores = [store for store in stores if prefix is None or store.run_id.startswith(f"{prefix}-")]
     if not stores:
         of = "" if prefix is None else f" of a run called {prefix}-..."
         raise ConfigError(f"--resume: there is no checkpoint{of} in {place}")
@@ -199,7 +210,7 @@ def _swarm_key(config: Config, log_dir: Path, *, is_local: bool) -> bytes:
 
 def _shared(config: Config, origins: Mapping[str, str], before: Mapping[str, Any]) -> Config:
     """Return the configuration with the run's shared keys; raises ConfigError."""
-    config = adopt_shared(config, origins, before)
+    config = adopt_shared(config, origins, before, told_by="its checkpoint")
     if shared_configuration(config) != before:
         raise ConfigError("the run was begun with another version of shoal, whose keys are others: use that one")
     return config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,6 +30,11 @@ LOCAL_KEY: Final = "swarm.key"
 def new_run_id(config: Config, clock: Clock) -> RunId:
     """Return `<experiment_prefix>-<UTC>-<4 hex>`."""
     return RunId(f"{config.experiment_prefix}-{utc_stamp(clock.unix_s())}-{secrets.token_hex(2)}")
+
+
+def is_run_id(name: str) -> bool:
+    """Whether a name is one that `new_run_id` gives: no other folder beside those of runs has such a one."""
+    return re.fullmatch(r"[^/]+-\d{8}-\d{6}-[0-9a-f]{4}", name) is not None
 
 
 def make_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Path:

@@ -119,11 +119,7 @@ def _serve(
 
 @dataclass
 class ServerHost:
-    """The servers of one host, or its mirror; `run` is called once.
-
-    Attributes:
-        devices: of the servers.
-    """
+    """The servers of one host, or its mirror; `run` is called once."""
 
     what: Literal["servers", "mirror"]
     config: Config

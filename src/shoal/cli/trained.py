@@ -16,17 +16,12 @@ from shoal.cli.cuts import profiled_device
 from shoal.cli.exporting import opened
 from shoal.cli.output import without_controls
 from shoal.config.load import load_config
+from shoal.config.named_code import dataset_problem
 from shoal.data.catalog import open_source
 from shoal.data.speech import characters_of
 from shoal.errors import ConfigError, StorageError
 from shoal.inference.decoders import require_generates
-from shoal.inference.evaluation import (
-    Transcribed,
-    held_out_accuracy,
-    held_out_figures,
-    held_out_loss,
-    transcribed,
-)
+from shoal.inference.evaluation import Transcribed, held_out_accuracy, held_out_figures, held_out_loss, transcribed
 from shoal.inference.generation import Continuation, Finish, TextRequest
 from shoal.inference.images import image_grid
 from shoal.inference.sampling import Sampling
@@ -39,15 +34,23 @@ _ENDS: dict[Finish, str] = {"stop": "", "length": "", "context": "the context of
 _COLUMNS = 10
 
 
-def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> None:
+def evaluate(
+    model: Path, family: str | None, device: str, *, dataset_name: str | None = None, as_json: bool = False
+) -> None:
     """Print the eval loss of a model on the data of its own configuration, of images the accuracy, and of speech
     the character error rate with some clips.
+
+    Args:
+        dataset_name: the class of somebody's own that the samples may come from.
 
     Raises:
         ConfigError: this is no folder of a model, or its data cannot be opened, or means something else to it.
         ShoalError: the model cannot be read.
     """
     with opened(model, family) as source:
+        where = f"the configuration in {source.folder}"
+        if problem := dataset_problem(source.config, dataset_name, where, "--dataset-name {name}"):
+            raise ConfigError(problem)
         is_own = source.config.data.task_type == "llm" and source.config.data.tokenizer is None
         if is_own and (source.tokenizer is not None or not source.is_bytes):
             raise ConfigError(
@@ -62,7 +65,7 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
     holdout = dataset.holdout
     report = {"eval_loss": held_out_loss(module, holdout)}
     if data.task_type == "cv":
-        report["accuracy"] = held_out_accuracy(module, holdout, next(module.parameters()).device.type)
+        report["accuracy"] = held_out_accuracy(module, holdout, str(next(module.parameters()).device))
     figures = held_out_figures(module, holdout)
     report |= figures
     heard: Transcribed | None = None
@@ -82,7 +85,7 @@ def evaluate(model: Path, family: str | None, device: str, *, as_json: bool) -> 
         accuracy = f", character error rate {100 * heard.character_error_rate:.2f} %,"
     beside = "".join(f", {name} {value:.4f}" for name, value in figures.items())
     loss = f"eval loss {report['eval_loss']:.6f}{accuracy}{beside}"
-    print(f"{loss} over {holdout.num_samples} samples of {data.dataset_name}", flush=True)
+    print(f"{loss} over {holdout.num_samples} samples of {without_controls(data.dataset_name)}", flush=True)
 
 
 def generate(

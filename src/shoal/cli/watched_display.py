@@ -20,7 +20,6 @@ class WatchedDisplay(Display):
     """Shows the row alone until `watch` is called, and where the terminal is small."""
 
     def __init__(self, *, console: Console | None = None, clock: Clock | None = None) -> None:
-        """As `Display`."""
         super().__init__(console=console, clock=clock)
         self._watched: Callable[[], SwarmStatus | None] = lambda: None
 

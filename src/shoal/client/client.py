@@ -45,8 +45,7 @@ from shoal.client.run_driver import RunDriver
 from shoal.client.run_facts import ClientFacts
 from shoal.client.run_status import StatusAnswers
 from shoal.client.saving import Saving
-from shoal.client.stage_watch import StageWatch
-from shoal.client.standstill import Standstill
+from shoal.client.stage_watch import StageWatch, Standstill
 from shoal.client.steering import Steering
 from shoal.client.succession import Succession, TurnTaken
 from shoal.client.summary import build_summary, costs_of
@@ -121,7 +120,6 @@ class Client:
 
     Attributes:
         ledger: what has happened, and what it comes to.
-        slots: its trainers.
         model: what is left of it when the run ends.
         turn_taken: what begins when the run is this client's, and not that of a client before it.
     """

@@ -60,7 +60,6 @@ class Course:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Know nothing yet."""
         self.losses = LossCurve()
         self._clock = clock
         self._events = deque[ToldEvent](maxlen=MAX_TOLD_EVENTS - _ROUTINE)
@@ -105,9 +104,6 @@ class Course:
 
     def left_s(self, round: int, num_rounds: int) -> float | None:
         """Estimate how long the run still takes.
-
-        Args:
-            round: in progress.
 
         Returns:
             None before the record of a round.

@@ -6,8 +6,6 @@ trainers say what they have leased (`data.feed`), so that nothing is trained twi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import anyio
 
 from shoal.client.ledger import Ledger
@@ -38,14 +36,6 @@ _CLIENT = -1
 """Who the client is in a `DataHello`: none of the slots."""
 _FROZEN_S = 1.0
 """A data server that is dialled and neither answers nor refuses for so long is frozen."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OrderedRound:
-    round: int
-    num_slots: int
-    steps: StepRange
-    speeds: tuple[float, ...]
 
 
 class DataLink:
@@ -79,7 +69,7 @@ class DataLink:
         self._ledger = ledger
         self._trainers = trainers
         self._launcher = launcher
-        self._plan: _OrderedRound | None = None
+        self._plan: PlanRound | None = None
         self._recorded: Ranges = ()
         self._base_round = 0
         self._chain = ""
@@ -88,7 +78,7 @@ class DataLink:
         self._released: dict[int, Released] = {}
         self.is_up = True
         self._is_told = False
-        self._sent: tuple[_OrderedRound | None, int, str, bool] = (None, 0, "", False)
+        self._sent: tuple[PlanRound | None, int, str, bool] = (None, 0, "", False)
         self._lost = Signal()
         self.changed = Signal()
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
@@ -152,7 +142,6 @@ class DataLink:
 
         Args:
             base_round: of the newest record.
-            recorded: samples of all records.
             chain: if it differs from the one before, the data server forgets the old chain and begins anew.
         """
         if chain != self._chain:
@@ -176,7 +165,7 @@ class DataLink:
         Args:
             has_dead: trainers have died in the round.
         """
-        self._plan, self._has_dead = _OrderedRound(round, num_slots, steps, speeds), has_dead
+        self._plan, self._has_dead = PlanRound(round, num_slots, steps, speeds), has_dead
         self._tell()
 
     def _tell(self) -> None:
@@ -197,7 +186,7 @@ class DataLink:
 
     def plan(self, round: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...]) -> None:
         """Open a round: its batches may be leased."""
-        self._plan, self._has_dead = _OrderedRound(round, num_slots, steps, speeds), False
+        self._plan, self._has_dead = PlanRound(round, num_slots, steps, speeds), False
         if self.is_up:
             self._post_plan()
 
@@ -255,9 +244,8 @@ class DataLink:
             self._post(RecordSamples(self._base_round, self._recorded, self._chain))
 
     def _post_plan(self) -> None:
-        plan = self._plan
-        if plan is not None:
-            self._post(PlanRound(plan.round, plan.num_slots, plan.steps, plan.speeds))
+        if self._plan is not None:
+            self._post(self._plan)
 
     def _post(
         self, message: PlanRound | ResumeRound | PauseLeases | RecordSamples | ReleaseTrainer | DataHello

@@ -45,7 +45,6 @@ class Homes:
         """Tell nobody yet.
 
         Args:
-            run: has the pipelines.
             left: of the round in which an earlier start of this client was.
         """
         self._run = run

@@ -80,7 +80,6 @@ class Inheritance:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         if peer in self._waiting:
             self._answered(peer, "they were lost")
 

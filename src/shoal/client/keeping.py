@@ -69,7 +69,6 @@ class Keeping:
         Args:
             contents: gives what is kept to newcomers.
             coordinator: names the holders of the newest record, and is told what this client keeps.
-            watch: is told who leaves.
             checkpoint: from which the run was resumed; `run` reads it.
         """
         self._config = config

@@ -84,7 +84,6 @@ class ModelExport:
         """Leave the model when what is done inside is over or has failed, if that is the run's end.
 
         Args:
-            succession: says whether it is.
             checkpoint: is written at the same time.
         """
 

@@ -25,11 +25,7 @@ class Pausing:
     """
 
     def __init__(self, ledger: Ledger, data: DataLink, reports: Reports) -> None:
-        """Go on as the ledger says: it knows what earlier starts of this client were told.
-
-        Args:
-            reports: tell the monitor.
-        """
+        """Go on as the ledger says: it knows what earlier starts of this client were told."""
         self.changed = Signal()
         self._ledger = ledger
         self._data = data

@@ -19,7 +19,7 @@ from shoal.control.membership import Membership
 from shoal.events.stages import MoveEnded, MoveFailed, MoveOrdered
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal, pass_on
-from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, MoveSettings, SendOrder
+from shoal.swarm.move_orders import Begun, Ended, MoveEffect, MoveEnd, MoveOrders, SendOrder
 from shoal.swarm.placement import StageMove
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
@@ -43,7 +43,6 @@ class Reassignment:
         clock: Clock,
         num_stages: int,
         ledger: Ledger,
-        settings: MoveSettings | None = None,
     ) -> None:
         """Order nothing yet; `run` does the work.
 
@@ -55,7 +54,7 @@ class Reassignment:
         self._membership = membership
         self._clock = clock
         self._ledger = ledger
-        self._machine = MoveOrders(num_stages, settings)
+        self._machine = MoveOrders(num_stages)
         self._holders: Mapping[PeerId, int] = {}
         self.moved = Signal()
         self._wake = Signal()

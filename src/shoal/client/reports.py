@@ -12,7 +12,6 @@ from shoal.client.homes import Homes
 from shoal.client.ledger import Ledger
 from shoal.client.progress import Progress
 from shoal.client.shares import Shares
-from shoal.client.swarm_numbers import swarm_numbers
 from shoal.clock import Clock, Deadline
 from shoal.control.membership import Membership
 from shoal.events.base import Event
@@ -199,13 +198,18 @@ class Reports:
             self.tell_swarm()
 
     def _swarm_numbers(self) -> Mapping[str, float]:
-        return swarm_numbers(
-            self._membership.view,
-            self._num_stages,
-            len(self._homes.pipelines),
-            len(self._trainers.present),
-            is_paused=self._ledger.totals.time.is_paused,
-        )
+        """Return the numbers of the swarm as it is now, by name as in `monitor.status.Status`."""
+        view, num_stages = self._membership.view, self._num_stages
+        replicas = view.num_replicas(num_stages)
+        return {
+            # Those of the round, as far as each of their stages has a server.
+            "pipelines": float(min(len(self._homes.pipelines), *replicas)),
+            # The data server and the trainers announce themselves to nobody but this client.
+            "alive_peers": float(view.num_peers + len(self._trainers.present) + 1),
+            "missing_stages": float(len(view.missing_stages(num_stages))),
+            "paused": float(self._ledger.totals.time.is_paused),
+            **{f"replicas/{stage}": float(number) for stage, number in enumerate(replicas)},
+        }
 
     @property
     def is_refused(self) -> bool:

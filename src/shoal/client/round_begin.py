@@ -46,7 +46,6 @@ class RoundBegin:
         """Connect the parts.
 
         Args:
-            run: has formed the pipelines.
             speeds: of the round in which an earlier start of this client was.
         """
         self._run = run

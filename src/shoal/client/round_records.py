@@ -12,11 +12,10 @@ import anyio.to_thread
 
 from shoal.averaging.audit import lost_in
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
-from shoal.averaging.journal import write_round
+from shoal.averaging.journal import follows, write_round
 from shoal.client.checkpointing import Checkpointing
 from shoal.client.data_link import DataLink
 from shoal.client.homes import Homes
-from shoal.client.last_words import write_last
 from shoal.client.ledger import Ledger
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
@@ -24,7 +23,7 @@ from shoal.client.succession import inherit
 from shoal.config.schema import Config
 from shoal.errors import ControlError
 from shoal.events.incidents import StepsLost
-from shoal.events.run import RoundRecorded, RunTakenOver
+from shoal.events.run import RoundNotWritten, RoundRecorded, RunTakenOver
 from shoal.swarm.records import parameters_of
 from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.sample_ranges import count
@@ -33,6 +32,8 @@ from shoal.wire.messages.round import Record
 
 _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
+_PATIENCE_S = 5.0
+"""So long may the disk take at the end; then the client ends without the file of the last record."""
 
 
 class RoundRecords:
@@ -52,11 +53,6 @@ class RoundRecords:
         reassignment: Reassignment,
         checkpointing: Checkpointing,
     ) -> None:
-        """Connect the parts.
-
-        Args:
-            log_dir: where records are written.
-        """
         self._config = config
         self._log_dir = log_dir
         self._coordinator = coordinator
@@ -157,3 +153,35 @@ class RoundRecords:
         )
         if loss is not None:
             self._reports.post({"loss/round": loss, "samples": float(progress.samples)})
+
+
+async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledger) -> bool:
+    """Write the record that the replicas were told to swap to, if it is the next one. Shielded, and bounded in time.
+
+    Between `CommitRecord` and the file of the record there is time for a Ctrl-C. The replicas hold the record then, and
+    without the file nobody could check what they hold.
+
+    Args:
+        standing: what the coordinator knows; None: no round has been committed, and D_0 stands.
+        log_dir: of this client; may hold records of another chain.
+
+    Returns:
+        Whether it was written.
+
+    Raises:
+        RecordRejected: a file that is there is no record.
+        StorageError: it cannot be written.
+    """
+    if standing is None:
+        return False
+
+    def write() -> bool:
+        is_next = follows(log_dir, standing.record)
+        if is_next:
+            write_round(log_dir, standing.record, standing.signed)
+        return is_next
+
+    with anyio.move_on_after(_PATIENCE_S, shield=True):
+        return await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+    ledger.note(RoundNotWritten(standing.record.round, _PATIENCE_S))
+    return False

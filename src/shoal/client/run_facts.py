@@ -93,14 +93,11 @@ class ClientFacts:
         return self._totals.durations_s
 
     def usable(self, known: Mapping[PeerId, int]) -> SwarmView:
-        """See `Homes.usable`."""
         return self._homes.usable(known)
 
     def is_own(self, ready: RoundReady, base: str) -> bool:
-        """See `RunFacts.is_own`."""
         record = self._coordinator.outcome(ready).record
         return record.ballot.peer == self._coordinator.ballot.peer and record.previous == base
 
     def is_evaluated(self, round: int) -> bool:
-        """See `RunFacts.is_evaluated`."""
         return not self._totals.num_holdout or round in self._totals.progress.eval_losses

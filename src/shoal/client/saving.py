@@ -32,7 +32,6 @@ class Saving:
         counters: CounterTotals,
         counts: CheckpointCounts,
     ) -> None:
-        """Put nothing down yet."""
         self._run_id = run_id
         self._diary = diary
         self._ledger = ledger

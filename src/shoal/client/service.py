@@ -36,13 +36,7 @@ from shoal.optim.inner import require_matches
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import (
-    RoleReady,
-    RunSummary,
-    RunUnwanted,
-    StartDataServer,
-    UserNotice,
-)
+from shoal.runtime.launcher_messages import RoleReady, RunSummary, RunUnwanted, StartDataServer, UserNotice
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
 from shoal.transport.base import Endpoint
@@ -58,7 +52,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
     """Run a client.
 
     Args:
-        payload: `ClientSpec` in msgpack.
         control: is asked for a data server and trainers; is told `RoleReady`, and at the end `RunSummary`, also when
             the run is interrupted or fails.
 

@@ -28,7 +28,6 @@ class CastCodec:
     is_elementwise: ClassVar[bool] = True
 
     def wire_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-        """See `Codec.wire_dtypes`; of float32 alone."""
         if dtype != torch.float32:
             raise LocalProtocolError(f"values of {dtype} cannot be cast to {self.name}")
         return (self.dtype,)
@@ -37,7 +36,6 @@ class CastCodec:
         return num_elements * self.dtype.itemsize
 
     def initial_state(self, num_elements: int) -> CodecState:
-        """See `Codec.initial_state`; there is none."""
         return NO_STATE
 
     def encode(self, values_N: Tensor, state: CodecState = NO_STATE) -> Encoded:
@@ -56,7 +54,6 @@ class CastCodec:
         return encoded_N.to(torch.float32) if out_N is None else out_N.copy_(encoded_N)
 
     def sent(self, tensors: tuple[Tensor, ...], num_elements: int) -> Tensor | None:
-        """See `Codec.sent`; all are."""
         return None
 
     def rounded(self, values_N: Tensor) -> Tensor:

@@ -43,13 +43,11 @@ class GatheredCodec:
         return self.form.name
 
     def wire_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-        """See `Codec.wire_dtypes`; of float32 alone."""
         if dtype != torch.float32:
             raise LocalProtocolError(f"values of {dtype} cannot be encoded as {self.name}")
         return (torch.uint8,)
 
     def initial_state(self, num_elements: int) -> CodecState:
-        """See `Codec.initial_state`."""
         return (torch.zeros(num_elements),) if self.feedback else NO_STATE
 
     def max_size_bytes(self, num_elements: int) -> int:
@@ -108,7 +106,6 @@ class GatheredCodec:
         return out_N
 
     def sent(self, tensors: tuple[Tensor, ...], num_elements: int) -> Tensor | None:
-        """See `Codec.sent`."""
         if self.form.sends_all:
             return None
         reader = PayloadReader(_bytes(tensors), self.form, num_elements)

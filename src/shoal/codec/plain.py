@@ -25,7 +25,6 @@ class PlainCodec:
         return num_elements * torch.float32.itemsize
 
     def initial_state(self, num_elements: int) -> CodecState:
-        """See `Codec.initial_state`; there is none."""
         return NO_STATE
 
     def encode(self, values_N: Tensor, state: CodecState = NO_STATE) -> Encoded:
@@ -36,7 +35,6 @@ class PlainCodec:
         return values_N if out_N is None else out_N.copy_(values_N)
 
     def sent(self, tensors: tuple[Tensor, ...], num_elements: int) -> Tensor | None:
-        """See `Codec.sent`; all are."""
         return None
 
     def rounded(self, values_N: Tensor) -> Tensor:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 from shoal.errors import ConfigError
+
+
+def is_class_name(name: str) -> bool:
+    """Whether a name is of the form `package.module:Class`."""
+    module_name, _, class_name = name.partition(":")
+    return class_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))
 
 
 def own_class(name: str, key: str) -> object:
@@ -14,11 +21,14 @@ def own_class(name: str, key: str) -> object:
         key: Of the configuration, which has the name.
 
     Raises:
-        ConfigError: The name is not of this form, its module cannot be imported, or has nothing of that name.
+        ConfigError: The name is not of this form, its module comes with Python, cannot be imported, or has nothing of
+            that name.
     """
-    module_name, _, class_name = name.partition(":")
-    if not class_name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+    if not is_class_name(name):
         raise ConfigError(f"{key}: {name!r} is not of the form package.module:Class")
+    module_name, _, class_name = name.partition(":")
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"{key}: {name!r} is of a module that comes with Python; name a class of your own")
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:

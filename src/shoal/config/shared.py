@@ -12,19 +12,21 @@ from typing import Any, Final, NamedTuple, cast
 from pydantic import ValidationError
 
 from shoal.config.dump import public_values
-from shoal.config.model import NATIVE_FAMILIES
-from shoal.config.schema import FOUND_BY, UNITS_BY, Config
+from shoal.config.named_code import DATASET, FAMILY, dataset_problem, family_problem
+from shoal.config.schema import FOUND_BY, SHARED_SECTIONS, UNITS_BY, Config
 from shoal.config.sources import Layer
 from shoal.errors import ConfigError
 
 _MISSING: Final = object()
 _BATCH: Final = "diloco.batch_size_per_step"
+_SHARED: Final = ("experiment_prefix", *SHARED_SECTIONS)
+_DATA_OF_HOST: Final = ("hf_token", "num_workers", "cache_dir")
 _PIPELINE: Final = ("stages", "cut", "microbatches", "schedule", "activation_checkpointing", "compile", "window")
 _STAGES: Final = "model_pipeline.stages"
 _CUT: Final = "model_pipeline.cut"
 # What a list of stages in DistQat's notation says, see `pipeline_entries`.
 _PIPELINE_SETS: Final = (
-    "model.family",
+    FAMILY,
     "model.num_layers",
     "model.hidden_size",
     "model.num_classes",
@@ -37,11 +39,40 @@ _PIPELINE_SETS: Final = (
 def shared_configuration(config: Config) -> dict[str, Any]:
     """Return, as JSON values, what all peers of a run must agree on; host fields and secrets are left out."""
     values = public_values(config)
-    shared = {name: values[name] for name in ("experiment_prefix", "run", "data", "model", "diloco", "quant", "lora")}
+    shared = {name: values[name] for name in _SHARED}
     shared["model_pipeline"] = {name: values["model_pipeline"][name] for name in _PIPELINE}
-    for host_field in ("hf_token", "num_workers", "cache_dir"):
+    for host_field in _DATA_OF_HOST:
         shared["data"].pop(host_field)
     return shared
+
+
+def require_shared(shared: Mapping[str, Any]) -> None:
+    """Check that a configuration from elsewhere says nothing of what each host decides for itself, as which programs
+    it starts.
+
+    Args:
+        shared: what `shared_configuration` is said to have returned.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if odd := list(_not_shared(shared)):
+        raise ConfigError(
+            f"the configuration of the run says {', '.join(map(repr, odd))}, which no run of this version of shoal "
+            "shares: install the client's version, or begin from another checkpoint"
+        )
+
+
+def _not_shared(shared: Mapping[str, Any]) -> Iterator[str]:
+    yield from (section for section in shared if section not in _SHARED)
+    for section in ("data", "model_pipeline"):
+        content = shared.get(section, {})
+        if not isinstance(content, Mapping):
+            yield section
+            continue
+        for name in cast(Mapping[str, Any], content):
+            if name in _DATA_OF_HOST if section == "data" else name not in _PIPELINE:
+                yield f"{section}.{name}"
 
 
 class ChangedKey(NamedTuple):
@@ -71,7 +102,14 @@ def has_same_samples(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return data[0] == data[1] and one["run"]["seed"] == other["run"]["seed"]
 
 
-def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, Any]) -> Config:
+def adopt_shared(
+    host: Config,
+    origins: Mapping[str, str],
+    shared: Mapping[str, Any],
+    *,
+    told_by: str = "the run",
+    opens_data: bool = True,
+) -> Config:
     """Return a host's configuration with the shared keys from the run.
 
     A `diloco.batch_size_per_step` below the run's is this host's cap of microbatches (as in DistQat), not a difference.
@@ -80,9 +118,12 @@ def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, 
         host: from this host's file, environment and flags.
         origins: the keys that they set, and where.
         shared: what `shared_configuration` returned at the client.
+        told_by: who has told it, in words.
+        opens_data: this host opens the data set; one of servers never does.
 
     Raises:
-        ConfigError: this host sets a shared key to another value, or its version does not know the run's keys.
+        ConfigError: this host sets a shared key to another value, has not named the code of somebody's own that it is
+            to run, or its version does not know the run's keys.
     """
     cap = _batch_cap(host, origins, shared)
     problems = [
@@ -96,20 +137,34 @@ def adopt_shared(host: Config, origins: Mapping[str, str], shared: Mapping[str, 
             f"{_BATCH} = {cap} ({origins[_BATCH]}) and servers.max_microbatch_samples = "
             f"{host.servers.max_microbatch_samples} both cap the microbatches of this host: remove one"
         )
-    return _with_shared(host, shared, problems, cap)
+    config = _with_shared(host, shared, cap)
+    problems += _unnamed(host, origins, config, told_by, opens_data=opens_data)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
 
 
-def fork_shared(host: Config, changed: Iterable[ChangedKey], shared: Mapping[str, Any]) -> Config:
+def fork_shared(
+    host: Config,
+    origins: Mapping[str, str],
+    changed: Iterable[ChangedKey],
+    shared: Mapping[str, Any],
+    *,
+    told_by: str = "the run",
+) -> Config:
     """Return a host's configuration with the shared keys from a run, but for those that it sets otherwise.
 
     The run's cut goes with its number of stages and of units.
 
     Args:
+        origins: the keys that the host sets, and where.
         changed: `changed_keys` of the host.
         shared: what `shared_configuration` returned at the client of the run.
+        told_by: who has told it, in words.
 
     Raises:
-        ConfigError: the keys do not go together, or the host's version does not know the run's.
+        ConfigError: the keys do not go together, the host has not named the code of somebody's own that it is to run,
+            or its version does not know the run's keys.
     """
     layer = Layer(copy.deepcopy(dict(shared)))
     for name, mine, _, origin in changed:
@@ -119,33 +174,44 @@ def fork_shared(host: Config, changed: Iterable[ChangedKey], shared: Mapping[str
             layer.put(found, _at(shared_configuration(host), found), origin)
         layer.put(name, mine, origin)
     config = _with_shared(host, layer.values, misfit="it does not go with the rest of the run's configuration: {}")
-    if problems := config.run_problems():
+    if problems := [*_unnamed(host, origins, config, told_by), *config.run_problems()]:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _unnamed(
+    host: Config, origins: Mapping[str, str], config: Config, told_by: str, *, opens_data: bool = True
+) -> list[str]:
+    """Return what keeps this host from importing code that a run names. Arguments as of `adopt_shared`.
+
+    Args:
+        config: of this host, with what the run shares.
+    """
+    # A host that resumes has in `host` what the checkpoint says: only what has an origin was said here.
+    family = host.model.family if FAMILY in origins else None
+    dataset = host.data.dataset_name if DATASET in origins else None
+    problems = [family_problem(config, family, told_by, "--model.family {name}")]
+    if opens_data:
+        problems.append(dataset_problem(config, dataset, told_by, "--data.dataset-name {name}"))
+    return [problem for problem in problems if problem is not None]
 
 
 def _with_shared(
     host: Config,
     shared: Mapping[str, Any],
-    problems: Iterable[str] = (),
     cap: int | None = None,
     misfit: str = "the run's configuration does not fit this version of shoal ({}): install the client's version",
 ) -> Config:
-    """Return a host's configuration with shared keys; raises ConfigError with the problems that were found before.
+    """Return a host's configuration with shared keys; nothing that it names is imported.
 
     Args:
         cap: of the host's microbatches, if it has one.
         misfit: what it means if this is no configuration, with a place for the reasons.
+
+    Raises:
+        ConfigError: it is none, or says what no run shares.
     """
-    family = shared["model"]["family"] if isinstance(shared.get("model"), Mapping) else None
-    if family not in (*NATIVE_FAMILIES, host.model.family):
-        problems = (
-            *problems,
-            f"the run trains {family!r}, a family of somebody's own: say --model.family {family} here as well, if that "
-            "code may run on this host",
-        )
-    if found := tuple(problems):
-        raise ConfigError("\n".join(found))
+    require_shared(shared)
     values = host.model_dump()
     for section, content in shared.items():
         if section in ("data", "model_pipeline"):

@@ -14,16 +14,7 @@ import yaml
 
 from shoal.config.base import Section
 from shoal.config.distqat_names import FILES_ELSEWHERE, REMOVED, is_of_distqat
-from shoal.config.keys import (
-    ALIASES,
-    Key,
-    flag_names,
-    item_section_of,
-    keys,
-    plain,
-    section_of,
-    unknown_key,
-)
+from shoal.config.keys import ALIASES, Key, flag_names, item_section_of, keys, plain, section_of, unknown_key
 from shoal.errors import ConfigError
 
 ENV_PREFIX = "SHOAL_"

@@ -78,7 +78,7 @@ class DataConfig(Section):
     arguments: dict[str, Any] = Field(
         default={},
         description="Keyword arguments of a class of your own. If it takes split, it gets dataset_split and eval_split "
-        "for what is evaluated on.",
+        "for what is evaluated on. All hosts are told them, so no password belongs here.",
     )
     dataset_config: str | None = Field(default=None, description='Subset of a hub data set, e.g. "wikitext-2-raw-v1".')
     dataset_split: str = Field(default="train", min_length=1, description="Split of a hub data set that is trained on.")

@@ -302,11 +302,7 @@ class DhtNode:
         )
 
     async def get(self, topics: Iterable[str], holders: int | None = None) -> tuple[VerifiedRecord, ...]:
-        """Return all believable records under these topics, the newest of each peer and topic, from all who answer.
-
-        Args:
-            holders: as in `found`.
-        """
+        """Return all believable records under these topics, the newest of each peer and topic, from all who answer."""
         opened = [self.checker.accept(*each) for each in await self.found(tuple(topics), holders)]
         records = tuple(record for record in opened if record is not None)
         if all(record.peer == self.peer_id for record in records):
@@ -357,12 +353,10 @@ class DhtNode:
 
     @property
     def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
-        """See `RecordStore.clock_differences`."""
         return self.checker.clock_differences
 
     @property
     def clock_difference_s(self) -> float | None:
-        """See `RecordStore.clock_difference_s`."""
         return self.checker.clock_difference_s or self._difference_s
 
     async def aclose(self) -> None:

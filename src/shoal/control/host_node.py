@@ -10,11 +10,10 @@ first takes its place. The lock is the kernel's, on a file beside the socket, an
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,6 +32,7 @@ from shoal.errors import BootstrapError
 from shoal.events.base import emit
 from shoal.events.registry import DhtTakenOver
 from shoal.ids import PeerId
+from shoal.runtime.file_locks import lock
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +61,9 @@ class NodePlace:
         """Return whether this process serves the node from now on: no other one does."""
         if self._descriptor is not None:
             return True
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        self._descriptor = descriptor
-        return True
+        with suppress(BlockingIOError):
+            self._descriptor = lock(self._lock_path, waits=False)
+        return self._descriptor is not None
 
     def release(self) -> None:
         """Let another process serve."""
@@ -174,12 +169,10 @@ class HostNode:
 
     @property
     def clock_difference_s(self) -> float | None:
-        """See `RecordStore.clock_difference_s`."""
         return None if self._node is None else self._node.clock_difference_s
 
     @property
     def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
-        """See `RecordStore.clock_differences`."""
         return {} if self._node is None else self._node.clock_differences
 
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:

@@ -41,8 +41,6 @@ class NodeState(msgspec.Struct, frozen=True, tag="state"):
     """How the node is now.
 
     Attributes:
-        alive: as `DhtNode.alive`.
-        maddrs: as `DhtNode.maddrs`.
         ahead_s: as `DhtNode.clock_difference_s`.
     """
 
@@ -192,7 +190,6 @@ class RemoteNode:
 
         Args:
             peer: whose records are stored.
-            checker: verifies what is read.
         """
         self.is_up, self.is_silent = True, False
         self._stream = stream
@@ -237,12 +234,10 @@ class RemoteNode:
 
     @property
     def clock_difference_s(self) -> float | None:
-        """See `RecordStore.clock_difference_s`."""
         return self._checker.clock_difference_s or (None if self._state is None else self._state.ahead_s)
 
     @property
     def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
-        """See `RecordStore.clock_differences`."""
         return self._checker.clock_differences
 
     async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:

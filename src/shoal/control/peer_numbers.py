@@ -62,7 +62,6 @@ class PeerNumbers:
     """The numbers of all peers."""
 
     def __init__(self) -> None:
-        """Start with nothing known."""
         self._peers: dict[PeerId, _Measured] = {}
         self._news: set[PeerId] = set()
 

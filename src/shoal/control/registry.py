@@ -132,7 +132,6 @@ class Registry:
 
     @property
     def clock_difference_s(self) -> float | None:
-        """See `RecordStore.clock_difference_s`."""
         return self._store.clock_difference_s
 
     def advertise(self, record: Record, *, at_once: bool = True) -> None:

@@ -52,7 +52,6 @@ class RunEndListener:
         """Wait for the word.
 
         Args:
-            view: names the run's clients.
             on_over: called once.
             coordinator: returns the run's coordinator, if this server knows it; then only that client's word counts.
         """

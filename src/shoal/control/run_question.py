@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from shoal.clock import Clock, SystemClock
+from shoal.clock import SystemClock
 from shoal.config.start import RoleStart
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_config import pack_configuration
@@ -35,18 +35,11 @@ class RunTeller:
         askers: peers that have asked and are still connected; they are told of the run's end as well.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        shared: Mapping[str, Any],
-        client: Callable[[], PeerId | None],
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, shared: Mapping[str, Any], client: Callable[[], PeerId | None]) -> None:
         """Wait to be asked.
 
         Args:
             client: returns the run's client while this peer is connected with it, or is it.
-            clock: the system's if None; whoever asks compares its own.
 
         Raises:
             ConfigError: the configuration does not fit into an answer.
@@ -55,7 +48,7 @@ class RunTeller:
         self._endpoint = endpoint
         self._packed = pack_configuration(shared)
         self._client = client
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()  # whoever asks compares its own
 
     def receive(self, event: Received) -> bool:
         """Answer."""

@@ -15,7 +15,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import msgspec
@@ -29,13 +28,12 @@ from shoal.control.join import initial_peers_of, open_host_registry, require_sam
 from shoal.control.known_client import keep_known_client
 from shoal.control.membership import Membership
 from shoal.control.peers_file import joinable
-from shoal.control.records import TTL_S, Record, RunRecord
+from shoal.control.records import TTL_S, RunRecord
 from shoal.control.registry import Registry
 from shoal.control.role_endpoint import open_role_endpoint
 from shoal.control.run_config import unpack_configuration
 from shoal.control.run_question import ask_run
 from shoal.control.run_watch import RunWatch
-from shoal.control.scout_spec import ScoutSpec
 from shoal.errors import BootstrapError, ConnectionLost
 from shoal.events.base import emit
 from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent, RunUnconfirmed, ScoutFoundRun, ScoutWatching
@@ -60,7 +58,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     """Run a scout.
 
     Args:
-        payload: `ScoutSpec` in msgpack.
+        payload: `RoleStart` in msgpack; its `run_id` is empty as long as nobody knows it.
         control: is told `ScoutReady`, or `RoleReady` if the run is known; then `RunAnnounced` when that changes,
             `InitialPeers` when the swarm can be joined at other addresses, and in the end `RunConcluded`.
 
@@ -68,7 +66,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         BootstrapError: no initial peer answered, or none of them knows a run.
         RecordRejected: the run's configuration cannot be read.
     """
-    spec = msgspec.msgpack.decode(payload, type=ScoutSpec)
+    spec = msgspec.msgpack.decode(payload, type=RoleStart)
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_scout, spec, control)
@@ -76,7 +74,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
+async def _scout(spec: RoleStart, control: RoleControl) -> None:
     config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
     metrics = MetricRegistry()
     async with _in_the_swarm(spec, identity, control, clock, metrics) as registry:
@@ -111,7 +109,7 @@ async def _scout(spec: ScoutSpec, control: RoleControl) -> None:
 
 @asynccontextmanager
 async def _in_the_swarm(
-    spec: ScoutSpec, identity: Identity, control: RoleControl, clock: Clock, metrics: MetricRegistry
+    spec: RoleStart, identity: Identity, control: RoleControl, clock: Clock, metrics: MetricRegistry
 ) -> AsyncGenerator[Registry]:
     """Have the DHT node of this host, unless another process has it, and watch the swarm.
 
@@ -135,25 +133,8 @@ async def _tell_peers(membership: Membership, control: RoleControl) -> None:
         control.tell(InitialPeers(maddrs))
 
 
-class RunAnnouncer(Protocol):
-    """What `_watch` needs of a `Registry`."""
-
-    @property
-    def membership(self) -> Membership:
-        """What is announced."""
-        ...
-
-    def advertise(self, record: Record) -> None:
-        """Announce the run."""
-        ...
-
-    async def withdraw(self) -> None:
-        """Take that back."""
-        ...
-
-
 async def _watch(
-    registry: RunAnnouncer,
+    registry: Registry,
     kept: RunRecord,
     watch: RunWatch,
     is_replaced_by: Callable[[Run], Awaitable[bool]],

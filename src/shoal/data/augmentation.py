@@ -26,10 +26,6 @@ _DRAWS: Final = 3
 class Augmentation:
     """What is done to the images of a run.
 
-    Args:
-        seed: `run.seed`.
-        shape: Of an image.
-
     Raises:
         ConfigError: Samples are no images (C, H, W), or the padding is not smaller than they are.
     """

@@ -33,7 +33,6 @@ class ChatEncoder:
         self._template = ChatTemplate(kept.folder, name)
 
     def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
-        """See `Encoder`."""
         texts: list[Array] = [np.empty(0, MARKED_DTYPE)]
         refused: list[Unreadable] = []
         for piece in pieces:

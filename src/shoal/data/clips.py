@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
-from shoal.data.huggingface import HubTable, load_table, misfit
+from shoal.data.huggingface import HubTable, load_folder, load_table, misfit, require_apart
 from shoal.errors import ConfigError
 
 _SUFFIXES: Final = (".wav", ".flac", ".ogg", ".opus", ".mp3")
@@ -90,25 +90,56 @@ def open_clips(data: DataConfig, split: str | None) -> Clips:
         split: `data.eval_split`; None: what is trained on.
 
     Raises:
-        ConfigError: There is no such folder or data set, or it has no clips with transcripts.
+        ConfigError: There is no such folder or data set, it has no clips with transcripts, or all of them are held out.
     """
-    is_place = split is not None and "/" in split
-    root = Path(split if is_place and split is not None else data.dataset_name).expanduser()
-    if root.is_dir():
-        inner = root / (data.dataset_split if split is None else split)
-        folder = inner if not is_place and inner.is_dir() else root
-        if split is not None and not is_place and folder is root:
-            raise ConfigError(f"data.eval_split = {split}: {root} has no such folder; give one, as {root}/{split}")
-        if found := dict(_transcripts(folder, data.text_column)):
-            return FileClips(found, folder)
-        if not any(folder.glob("**/*.parquet")):
-            raise ConfigError(
-                f"{'data.dataset_name' if split is None else 'data.eval_split'} = {folder}: this folder has no "
-                f"transcripts of audio: {_FORMS}"
-            )
-    elif is_place:
-        raise ConfigError(f"data.eval_split = {split}: there is no such folder here")
-    return _of_table(data, data.dataset_split if split is None or is_place else split)
+    folder = _folder(data, split)
+    if folder is None:
+        return _of_table(data, split)
+    if found := dict(_transcripts(folder, data.text_column)):
+        return FileClips(_trained_on(found, data) if split is None else found, folder)
+    if not any(folder.glob("**/*.parquet")):
+        raise ConfigError(
+            f"{'data.dataset_name' if split is None else 'data.eval_split'} = {folder}: this folder has no "
+            f"transcripts of audio: {_FORMS}"
+        )
+    return _of_table(data, split)
+
+
+def _folder(data: DataConfig, split: str | None) -> Path | None:
+    """Return the folder of a split; None: it is one of the hub."""
+    if split is not None and "/" in split:
+        folder = Path(split).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"data.eval_split = {split}: there is no such folder here")
+        return folder
+    root = Path(data.dataset_name).expanduser()
+    if not root.is_dir():
+        return None
+    inner = root / (data.dataset_split if split is None else split)
+    if split is not None and not inner.is_dir():
+        raise ConfigError(f"data.eval_split = {split}: {root} has no such folder; give one, as {root}/{split}")
+    return inner if inner.is_dir() else root
+
+
+def _trained_on(found: dict[Path, str], data: DataConfig) -> dict[Path, str]:
+    """Return the clips that are not held out; a link is the file that it leads to."""
+    folder = None if data.eval_split is None else _folder(data, data.eval_split)
+    if folder is None:
+        return found
+    place = folder.resolve()
+    clips = {path.resolve() for path, _ in _transcripts(folder, data.text_column)}
+    left = {
+        path: text
+        for path, text in found.items()
+        if path.resolve() not in clips and not path.resolve().is_relative_to(place)
+    }
+    if not left:
+        raise ConfigError(
+            f"data.eval_split = {data.eval_split} holds out all clips of data.dataset_name = {data.dataset_name}, and "
+            "none is left to train on; name another folder to evaluate on, or leave data.eval_split out, and some "
+            "clips are held out (data.holdout_fraction)"
+        )
+    return left
 
 
 def _transcripts(folder: Path, column: str) -> Iterator[tuple[Path, str]]:
@@ -169,10 +200,15 @@ def _lines(path: Path) -> list[str]:
         raise ConfigError(f"{path} is no text in UTF-8 ({error}); convert it") from error
 
 
-def _of_table(data: DataConfig, split: str) -> Clips:
-    if data.dataset_name in BUILTINS:
+def _of_table(data: DataConfig, split: str | None) -> Clips:
+    if split is not None and "/" in split:
+        table: Any = load_folder(data, split)
+    elif data.dataset_name in BUILTINS:
         raise ConfigError(f"data.dataset_name = {data.dataset_name} has no audio; choose another data set")
-    table: Any = load_table(data, split)
+    else:
+        if split is None:
+            require_apart(data)
+        table = load_table(data, data.dataset_split if split is None else split)
     audio = [name for name, kind in table.features.items() if name == "audio" or type(kind).__name__ == "Audio"]
     texts = [name for name in (data.text_column, *_OTHER_TEXT_COLUMNS) if name in table.column_names]
     if not audio or not texts:

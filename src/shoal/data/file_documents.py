@@ -41,7 +41,11 @@ _SPLITS: Final = {
     "validation": r"validation|valid|val|dev",
     "test": r"test|testing|eval|evaluation",
 }
-"""Words in the names of files and folders that say of which split they are, as `datasets` has them."""
+"""Words in the names of files and folders that say of which split they are, as `datasets` has them.
+
+In the name of a file of rows or tokens they count anywhere. The name of a text file is a document's title, as
+how-training-works.txt, where they count at the end alone, as in wiki.train.txt.
+"""
 
 
 def local_documents(data: DataConfig, split: str | None) -> FileDocuments | None:
@@ -54,22 +58,52 @@ def local_documents(data: DataConfig, split: str | None) -> FileDocuments | None
         ConfigError: There are no such files, or several kinds of them.
     """
     if split is not None and "/" in split:
-        files = _files(split)
-        if not files:
-            raise ConfigError(f"data.eval_split = {split}: there is no such file here; {_what_is_read()}")
-        return FileDocuments(data, files, "data.eval_split")
+        return FileDocuments(data, _files_at(split), "data.eval_split")
     files = _files(data.dataset_name)
     if not files:
         return None
+    chosen = _chosen(data, files, split)
+    if split is None and data.eval_split is not None:
+        chosen = _trained_on(data, chosen, _held_out(data, files, data.eval_split))
+    return FileDocuments(data, chosen, "data.dataset_name")
+
+
+def _held_out(data: DataConfig, files: Sequence[Path], split: str) -> list[Path]:
+    """Return the files of `data.eval_split`, a split of these files or a place of its own."""
+    return _files_at(split) if "/" in split else _chosen(data, files, split)
+
+
+def _files_at(place: str) -> list[Path]:
+    files = _files(place)
+    if not files:
+        raise ConfigError(f"data.eval_split = {place}: there is no such file here; {_what_is_read()}")
+    return files
+
+
+def _chosen(data: DataConfig, files: Sequence[Path], split: str | None) -> list[Path]:
+    """Return the files of a split, of which there is one at least."""
     wanted = data.dataset_split if split is None else split
     chosen = _of_split(data.dataset_name, files, wanted, is_eval=split is not None)
     if not chosen:
         key = "dataset_split" if split is None else "eval_split"
         raise ConfigError(
-            f"data.{key} = {wanted}: no file of {data.dataset_name} has this word in its name, as in {wanted}.jsonl; "
-            f"there are {', '.join(path.name for path in files[:5])}"
+            f"data.{key} = {wanted}: no file of {data.dataset_name} has the name of this split, as "
+            f"{wanted}{files[0].suffix}; there are {', '.join(path.name for path in files[:5])}"
         )
-    return FileDocuments(data, chosen, "data.dataset_name")
+    return chosen
+
+
+def _trained_on(data: DataConfig, files: Sequence[Path], held_out: Sequence[Path]) -> list[Path]:
+    """Return the files that are not held out; a link is the file that it leads to."""
+    places = {path.resolve() for path in held_out}
+    left = [path for path in files if path.resolve() not in places]
+    if not left:
+        raise ConfigError(
+            f"data.eval_split = {data.eval_split} holds out all files of data.dataset_name = {data.dataset_name}, and "
+            "none is left to train on; name other files to evaluate on, or leave data.eval_split out, and the end of "
+            "the text is held out (data.holdout_fraction)"
+        )
+    return left
 
 
 def _files(name: str) -> list[Path]:
@@ -104,9 +138,15 @@ def _of_split(root: str, files: Sequence[Path], split: str, *, is_eval: bool) ->
 
 def _named(files: Sequence[Path], base: Path, split: str) -> list[Path]:
     words = _SPLITS.get(split, re.escape(split))
-    pattern = re.compile(rf"(^|[^a-z0-9])({words})([^a-z0-9]|$)", re.IGNORECASE)
-    inner = [path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name for path in files]
-    return [path for path, name in zip(files, inner, strict=True) if pattern.search(name.removesuffix(path.suffix))]
+    anywhere = re.compile(rf"(^|[^a-z0-9])({words})([^a-z0-9]|$)", re.IGNORECASE)
+    last = re.compile(rf"(^|[._])({words})([-._]?\d+(-of-\d+)?)?$", re.IGNORECASE)
+
+    def is_named(path: Path) -> bool:
+        inner = path.relative_to(base) if path.is_relative_to(base) else Path(path.name)
+        in_file = last if path.suffix in _TEXT else anywhere
+        return bool(anywhere.search(inner.parent.as_posix()) or in_file.search(path.stem))
+
+    return [path for path in files if is_named(path)]
 
 
 class FileDocuments(Documents):

@@ -43,6 +43,10 @@ class HubTable(Protocol):
 
     def cast_column(self, column: str, feature: Any) -> HubTable: ...
 
+    def flatten(self) -> HubTable: ...
+
+    def select(self, indices: Sequence[int], keep_in_memory: bool) -> HubTable: ...
+
 
 class PilImage(Protocol):
     """What is used of `PIL.Image.Image`, as the hub's image columns are decoded."""
@@ -98,9 +102,7 @@ class HubImages(Source):
 
     def name_of(self, index: int) -> str:
         """Return the number of the row, and the file that the image is in, where it is known."""
-        feature = self._table.features[self._image_column]
-        stored = self._table.cast_column(self._image_column, type(feature)(decode=False))
-        path = stored[index][self._image_column].get("path")
+        path = _stored(self._table, self._image_column)[index][self._image_column].get("path")
         return f"{index} ({path})" if path else str(index)
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
@@ -133,13 +135,17 @@ def open_images(data: DataConfig) -> DataSet:
 
     Raises:
         ConfigError: `datasets` is not installed, the data set cannot be reached or does not exist, it has no columns of
-            images and their classes, or what is evaluated on has other classes.
+            images and their classes, what is evaluated on has other classes, or nothing else is there to train on.
     """
-    source, classes = _images(load_table(data, data.dataset_split), data)
+    table = load_table(data, data.dataset_split)
     if data.eval_split is None:
+        source, classes = _images(table, data)
         train, holdout = split(source, data.holdout_fraction, data.holdout_fold)
         return DataSet(data.dataset_name, train, holdout, num_classes=len(classes))
-    holdout, held_out_classes = _images(_held_out(data, data.eval_split), data)
+    is_folder = "/" in data.eval_split
+    held_out = load_folder(data, data.eval_split) if is_folder else load_table(data, data.eval_split)
+    holdout, held_out_classes = _images(held_out, data)
+    source, classes = _images(_trained_on(table, held_out, data), data)
     if held_out_classes != classes:
         raise ConfigError(
             f"data.eval_split = {data.eval_split} has the classes {_listed(held_out_classes)}, and what is trained on "
@@ -148,13 +154,70 @@ def open_images(data: DataConfig) -> DataSet:
     return DataSet(data.dataset_name, source, holdout, num_classes=len(classes))
 
 
-def _held_out(data: DataConfig, name: str) -> HubTable:
-    """Return the table of a split, or of a folder."""
-    if "/" not in name:
-        return load_table(data, name)
-    if not Path(name).is_dir():
+def load_folder(data: DataConfig, name: str) -> HubTable:
+    """Return the table of a folder that `data.eval_split` names.
+
+    Raises:
+        ConfigError: As `load_table`.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
         raise ConfigError(f"data.eval_split = {name}: there is no such folder here")
-    return load_table(data.model_copy(update={"dataset_name": name, "dataset_config": None}), "train")
+    return load_table(data.model_copy(update={"dataset_name": str(folder), "dataset_config": None}), "train")
+
+
+def _trained_on(table: HubTable, held_out: HubTable, data: DataConfig) -> HubTable:
+    """Return the images of a folder that are not held out; a link is the file that it leads to."""
+    if not Path(data.dataset_name).is_dir():
+        return table
+    files = _files_of(table, data)
+    if None in files:
+        require_apart(data)
+    places = set(_files_of(held_out, data)) - {None}
+    left = [index for index, file in enumerate(files) if file not in places]
+    if not left:
+        raise ConfigError(
+            f"data.eval_split = {data.eval_split} holds out all images of data.dataset_name = {data.dataset_name}, and "
+            "none is left to train on; name another folder to evaluate on, or leave data.eval_split out, and some "
+            "images are held out (data.holdout_fraction)"
+        )
+    return table if len(left) == len(files) else table.select(left, keep_in_memory=True)
+
+
+def _files_of(table: HubTable, data: DataConfig) -> list[Path | None]:
+    """Return the file of each image; None: it is within another one, as parquet."""
+    column = image_columns(table, data).image
+    paths: list[str | None] = _stored(table, column).flatten()[f"{column}.path"][:]
+    return [Path(path).resolve() if path and Path(path).is_absolute() else None for path in paths]
+
+
+def _stored(table: HubTable, column: str) -> HubTable:
+    """The table with its images as they are stored, `bytes` and `path`."""
+    return table.cast_column(column, type(table.features[column])(decode=False))
+
+
+def require_apart(data: DataConfig, builder: Any = None) -> None:
+    """Refuse a folder to evaluate on whose files are trained on too: their rows do not say of which file they are.
+
+    Args:
+        builder: Of what is trained on, by `datasets`; None: it is made.
+
+    Raises:
+        ConfigError: There are such files, or as `load_table`.
+    """
+    name = data.eval_split
+    if name is None or "/" not in name or not Path(data.dataset_name).is_dir():
+        return
+    trained: Mapping[str, Sequence[str]] = (builder or _builder(data)).config.data_files or {}
+    places = {path.resolve() for path in Path(name).expanduser().rglob("*")}
+    everything = [file for files in trained.values() for file in files]
+    files = trained.get(data.dataset_split.partition("[")[0], everything)
+    both = [file for file in files if Path(file).resolve() in places]
+    if both:
+        raise ConfigError(
+            f"data.eval_split = {name} holds out {len(both)} of the files that data.dataset_name = {data.dataset_name} "
+            f"trains on, as {both[0]}; move what is held out to a folder elsewhere"
+        )
 
 
 def _listed(classes: Sequence[str]) -> str:
@@ -168,6 +231,7 @@ def load_table(data: DataConfig, split: str) -> HubTable:
     Raises:
         ConfigError: `datasets` is not installed, or the data set cannot be reached or does not exist.
     """
+    _require_two_splits(data)
     require_here(data)
     datasets = _import("datasets", data)
     try:
@@ -183,13 +247,32 @@ def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
     Raises:
         ConfigError: As `load_table`.
     """
-    require_here(data)
-    datasets = _import("datasets", data)
+    _require_two_splits(data)
+    builder = _builder(data, split)
+    if data.dataset_name != data.eval_split:
+        require_apart(data, builder)
     try:
-        builder = datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=_token(data))
         return builder.as_streaming_dataset(split=split), str(builder.hash)
     except (OSError, ValueError) as error:
         raise _not_loaded(data, split, error) from error
+
+
+def _builder(data: DataConfig, split: str | None = None) -> Any:
+    """Return what reads a data set, before it reads it."""
+    require_here(data)
+    datasets = _import("datasets", data)
+    try:
+        return datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=_token(data))
+    except (OSError, ValueError) as error:
+        raise _not_loaded(data, split or data.dataset_split, error) from error
+
+
+def _require_two_splits(data: DataConfig) -> None:
+    if data.eval_split == data.dataset_split:
+        raise ConfigError(
+            f"data.eval_split = {data.eval_split} is data.dataset_split, and so nothing is left to train on; name "
+            "another split to evaluate on, or leave data.eval_split out (data.holdout_fraction)"
+        )
 
 
 def _token(data: DataConfig) -> str | None:
@@ -219,6 +302,13 @@ def _import(package: str, data: DataConfig) -> Any:
         ) from error
 
 
+def _without_postscript(images: Any) -> None:
+    """Have Pillow read no EPS, whatever a file is called: that is a program, which it has Ghostscript carry out."""
+    images.init()
+    if "EPS" in images.ID:
+        images.ID.remove("EPS")
+
+
 class ImageColumns(NamedTuple):
     """Which columns have images and their classes, and what these are called."""
 
@@ -236,13 +326,15 @@ def image_columns(table: HubTable, data: DataConfig) -> ImageColumns:
     image_column = next((name for name in _IMAGE_COLUMNS if name in (table.column_names or ())), None)
     label_column = next((name for name in _LABEL_COLUMNS if name in (table.column_names or ())), None)
     if image_column is None or label_column is None:
-        raise misfit(table, data, f"one of the columns {_IMAGE_COLUMNS} and one of {_LABEL_COLUMNS}")
+        needed = f"one of the columns {_IMAGE_COLUMNS} and one of {_LABEL_COLUMNS}"
+        is_folder = Path(data.dataset_name).is_dir()
+        raise misfit(table, data, f"{needed} (or a folder for each class, all at one depth)" if is_folder else needed)
     classes: Sequence[str] | None = getattr(table.features[label_column], "names", None)
     if classes is None:
         raise misfit(table, data, f'class labels in its column "{label_column}"')
     if data.num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
-    _import("PIL", data)
+    _without_postscript(_import("PIL.Image", data))
     return ImageColumns(image_column, label_column, classes)
 
 

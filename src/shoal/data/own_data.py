@@ -74,14 +74,24 @@ def open_own(config: Config) -> DataSet:
 
 
 class OwnClass:
-    """What `data.dataset_name` names."""
+    """What `data.dataset_name` names.
+
+    Raises:
+        ConfigError: There is no such class or function, it is defined in another module than the one that is named, or
+            it does not take what the configuration says.
+    """
 
     def __init__(self, data: DataConfig) -> None:
         self._name = data.dataset_name
         self._data = data
         found = own_class(self._name, "data.dataset_name")
-        if not callable(found):
+        if not (inspect.isclass(found) or inspect.isfunction(found)):
             raise self.refused(f"is no class but {_kind(found)}")
+        if found.__module__ != self._name.partition(":")[0]:
+            raise self.refused(
+                f"is not defined there: name it as {found.__module__}:{found.__qualname__}, or derive a class of your "
+                "own from it"
+            )
         self._make: Callable[..., object] = found
         self._takes_split = _takes(found, _SPLIT)
         if _SPLIT in data.arguments and self._takes_split:

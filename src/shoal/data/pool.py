@@ -20,8 +20,6 @@ import os
 import tempfile
 import weakref
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,14 +55,6 @@ class Pool:
         # One bit for each place, the lowest for the first.
         self._free = (1 << num_places) - 1
         self._taken: dict[int, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def fd(self) -> int:
@@ -117,11 +107,7 @@ class PoolWriter:
     """The places of a pool in another process of the data server, which says who writes where."""
 
     def __init__(self, fd: int, place_bytes: int) -> None:
-        """Map the segment of an inherited descriptor, and close the descriptor.
-
-        Args:
-            fd: `Pool.fd`.
-        """
+        """Map the segment of an inherited descriptor, and close the descriptor."""
         self._place_bytes = place_bytes
         try:
             self._map = mmap.mmap(fd, os.fstat(fd).st_size)

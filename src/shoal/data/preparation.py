@@ -11,7 +11,7 @@ import numpy as np
 from shoal.data.fields import Fields
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import Array, DataSet, Indices, Source
-from shoal.errors import SampleError
+from shoal.errors import SampleError, StorageError
 from shoal.swarm.sample_ranges import Ranges, count
 
 
@@ -85,7 +85,7 @@ def prepare(dataset: DataSet, content: Content, indices: Indices, batch: Fields[
         source.read_into(indices, batch)
         if dataset.augmentation is not None and not content.is_holdout:
             dataset.augmentation.apply(batch.inputs, indices, _passes_of(content))
-    except SampleError:
+    except (SampleError, StorageError):
         raise
     except Exception as error:  # what a decoder raises is its own business; whoever runs the data set needs the sample
         kind = "held-out sample" if content.is_holdout else "training sample"

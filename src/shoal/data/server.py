@@ -23,13 +23,14 @@ import anyio
 from shoal.clock import Clock, SystemClock
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
-from shoal.data.preparation import Content, Job
-from shoal.data.preparations import open_preparation
+from shoal.data.preparation import Content, Job, Preparation
 from shoal.data.preparer import Preparer
+from shoal.data.preparing_threads import PreparingThreads
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet, Windows
 from shoal.data.worker_messages import Opening
-from shoal.errors import RemoteProtocolError
+from shoal.data.workers import DataWorkers
+from shoal.errors import InvariantViolation, RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.data import SamplesRecorded, TrainerReleased, TrainerResumed
 from shoal.ids import PeerId
@@ -142,15 +143,25 @@ class DataService:
         )
         self.pool = Pool(place_bytes=self._layout.place_bytes, num_places=num_places, directory=pool_directory)
         self._changed = Signal()
-        self.preparation = open_preparation(
-            dataset=dataset,
-            layout=self._layout,
-            pool=self.pool,
-            order=PassOrder.of(dataset, seed),
-            num_workers=num_workers,
-            opening=opening,
-            on_filled=self._on_filled,
-        )
+        order = PassOrder.of(dataset, seed)
+        self.preparation: Preparation
+        if num_workers == 0:
+            self.preparation = PreparingThreads(
+                dataset=dataset, layout=self._layout, pool=self.pool, order=order, on_filled=self._on_filled
+            )
+        elif opening is None:
+            raise InvariantViolation(f"{num_workers} data workers were asked for and not told what to open")
+        else:
+            self.preparation = DataWorkers(
+                num_workers=num_workers,
+                opening=opening,
+                dataset=dataset,
+                layout=self._layout,
+                pool=self.pool,
+                order=order,
+                on_filled=self._on_filled,
+                clock=self._clock,
+            )
         self.preparer = Preparer(self.pool, self._layout, self.preparation)
         self._waiters: list[_Waiter] = []
         self._early: list[tuple[PeerId, Lease]] = []

@@ -32,7 +32,6 @@ class SkippedSamples:
 
     Args:
         num_samples: Of the data set, held-out ones included.
-        max_bad_fraction: `data.max_bad_fraction`.
         say: Told of the first one, and whenever there are twice as many.
     """
 

@@ -12,9 +12,10 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from shoal.config.load import config_from_json
+from shoal.data.failures import kind_of
 from shoal.data.stream_filling import WindowFiller, make_facts
 from shoal.data.stream_messages import (
     FillerEvent,
@@ -29,7 +30,7 @@ from shoal.data.stream_messages import (
 )
 from shoal.data.stream_opening import open_streams
 from shoal.data.stream_store import WindowStore
-from shoal.errors import ConfigError, InvariantViolation, SampleError, ShoalError
+from shoal.errors import InvariantViolation, ShoalError
 from shoal.events.base import Event
 from shoal.runtime.frames import framed, received
 from shoal.runtime.lifeline import watch_in_thread
@@ -70,11 +71,6 @@ def serve(orders: Iterator[FillerOrder], report: Callable[[FillerReport], None])
                 report(WindowFilled(filler.fill(order.number)))
     except ShoalError as error:
         report(StreamFailed(str(error), kind_of(error)))
-
-
-def kind_of(error: ShoalError) -> Literal["config", "sample", "storage"]:
-    """How the other end raises it again."""
-    return "config" if isinstance(error, ConfigError) else "sample" if isinstance(error, SampleError) else "storage"
 
 
 def main() -> None:

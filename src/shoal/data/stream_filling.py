@@ -13,16 +13,7 @@ from contextlib import closing
 from typing import Any, Final, cast
 
 from shoal.data.documents import Unreadable
-from shoal.data.stream_store import (
-    FORMAT,
-    Cursor,
-    StreamFacts,
-    WindowEntry,
-    WindowStore,
-    packed,
-    record_of,
-    stored,
-)
+from shoal.data.stream_store import FORMAT, Cursor, StreamFacts, WindowEntry, WindowStore, packed, record_of, stored
 from shoal.data.streams import RowsRead, SampleStream, StreamPlace, Taken
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import Event
@@ -80,9 +71,6 @@ def make_facts(
 
 class WindowFiller:
     """Makes windows of a stream whose facts are known.
-
-    Args:
-        say: Told what happens.
 
     Raises:
         StorageError: The manifest is not as it was written.

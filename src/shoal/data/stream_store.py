@@ -10,7 +10,6 @@ window is on the disk; of a line that was being written when its process died no
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Generator
@@ -26,11 +25,10 @@ from shoal.data.source import Array, ArraySpec
 from shoal.data.streams import StreamPlace
 from shoal.errors import StorageError
 from shoal.runtime.durable_files import DurableFile, make_directory, put_whole, sync_directory
+from shoal.runtime.file_locks import lock
 
 FORMAT: Final = 1
 """Of the folder; goes up when what is in it, or how samples are made of a stream, is another one."""
-
-_BLOCK_BYTES: Final = 1 << 20
 
 _Line = TypeVar("_Line")
 
@@ -148,9 +146,8 @@ class WindowStore:
         """
         with self._written():
             make_directory(self.folder)
-            descriptor = lock_file(self.folder / "writer.lock")
+            descriptor = lock(self.folder / "writer.lock")
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
@@ -229,14 +226,11 @@ class WindowStore:
 
     def is_whole(self, path: Path, sha256: str) -> bool:
         """Return whether a file of samples is there as it was written."""
-        digest = hashlib.sha256()
         try:
             with path.open("rb", buffering=0) as file:
-                while block := file.read(_BLOCK_BYTES):
-                    digest.update(block)
+                return hashlib.file_digest(file, "sha256").hexdigest() == sha256
         except OSError:
             return False
-        return digest.hexdigest() == sha256
 
     def forget_below(self, number: int) -> None:
         """Give up the files of windows before one of them."""
@@ -265,15 +259,6 @@ class WindowStore:
                 f"cannot write {self.folder} ({error.strerror or error}): free space there, choose another place by "
                 "data.cache_dir, or a smaller data.shuffle_window"
             ) from error
-
-
-def lock_file(path: Path) -> int:
-    """Return the descriptor of a file that is there to be locked; the end of the process gives up the lock.
-
-    Raises:
-        OSError: It cannot be made.
-    """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def stored(spec: ArraySpec) -> StoredSpec:

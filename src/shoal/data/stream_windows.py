@@ -1,7 +1,7 @@
 """A stream as samples by index: windows of it that are made as they are needed, read from the disk, and given up again.
 
     need -> (a process makes it) -> there -> read_into ... -> recorded -> given up
-                  '-- it died --> another one makes it
+                  '-- it died, or stood still --> another one makes it
 
 A window is a pass, for those who lease and record samples: of pass p the samples p * window to (p + 1) * window, which
 are all different. A window is always full, since a stream that has ended begins anew. So nobody has to know how much of
@@ -10,7 +10,6 @@ it there is, and what each position names follows from the stream and the seed, 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import socket
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -28,8 +27,10 @@ from shoal.config.dump import config_to_json
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
+from shoal.data.failures import FAILURES
 from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
+from shoal.data.stopped_processes import said_by
 from shoal.data.stream_messages import (
     FillerOrder,
     FillerReport,
@@ -40,17 +41,17 @@ from shoal.data.stream_messages import (
     StreamOpened,
     WindowFilled,
 )
-from shoal.data.stream_store import FORMAT, StreamFacts, WindowStore, lock_file, record_of
+from shoal.data.stream_store import FORMAT, StreamFacts, WindowStore, record_of
 from shoal.data.text_corpus import Say
-from shoal.errors import ConfigError, RemoteError, SampleError, ShoalError, StorageError
-from shoal.events.data import StreamWindow
+from shoal.errors import ConfigError, RemoteError, ShoalError, StorageError
+from shoal.events.data import DataProcessStopped, StreamWindow
 from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.durable_files import make_directory
-from shoal.runtime.frames import framed, received
+from shoal.runtime.file_locks import lock
+from shoal.runtime.frames import framed
 from shoal.runtime.user_cache import user_cache
 
 _FILLER: Final = "shoal.data.stream_filler"
-_KINDS: Final[dict[str, type[ShoalError]]] = {"config": ConfigError, "sample": SampleError, "storage": StorageError}
 _MAX_DEATHS: Final = 3
 _OPEN_FILES: Final = 4
 
@@ -248,7 +249,7 @@ class StreamWindows:
                 match self._made(number):
                     case WindowFilled():
                         deaths = 0
-                    case None if not self._is_closed:
+                    case "died" if not self._is_closed:
                         deaths += 1
                         if deaths >= _MAX_DEATHS:
                             raise RemoteError(
@@ -271,14 +272,14 @@ class StreamWindows:
             self._condition.notify_all()
         self._changed()
 
-    def _made(self, number: int | None) -> StreamOpened | WindowFilled | None:
-        """Have the filler open the stream, or a window made; returns None if it has died of it, or is not needed."""
+    def _made(self, number: int | None) -> StreamOpened | WindowFilled | Literal["died", "stopped", "closed"]:
+        """Have the filler open the stream, or a window made; returns why it has not."""
         if self._filler is None:
-            filler = _Filler()
+            filler = _Filler(self._say)
             with self._condition:
                 self._filler = filler
                 if self._is_closed:
-                    return None
+                    return "closed"
             filler.tell(self._order)
         elif number is not None:
             self._filler.tell(FillWindow(number))
@@ -287,7 +288,7 @@ class StreamWindows:
                 case FillerTells(event):
                     self._say(event)
                 case StreamFailed(message, kind):
-                    raise _KINDS[kind](message)
+                    raise FAILURES[kind](message)
                 case StreamOpened(facts):
                     with self._condition:
                         self._facts, self._is_opening = facts, False
@@ -302,16 +303,26 @@ class StreamWindows:
                         self._condition.notify_all()
                     self._changed()
                     return report
+        was_stopped = self._filler.was_stopped
         self._filler.close()
         with self._condition:
             self._filler = None
-        return None
+        return "stopped" if was_stopped else "died"
 
 
 class _Filler:
-    """One process."""
+    """One process.
 
-    def __init__(self) -> None:
+    Args:
+        say: Told that it stands still, by whoever waits for its reports.
+
+    Attributes:
+        was_stopped: It was killed because it stood still.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self.was_stopped = False
+        self._say = say
         lifeline_read_fd, self._lifeline_fd = os.pipe()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -324,7 +335,7 @@ class _Filler:
         finally:
             theirs.close()
             os.close(lifeline_read_fd)
-        self.reports: Iterator[FillerReport] = received(self._control, FillerReport)
+        self.reports: Iterator[FillerReport] = said_by(self._process, self._control, FillerReport, self._kill_stopped)
 
     def tell(self, order: FillerOrder) -> None:
         """Give it an order; that it is gone is seen by its reports."""
@@ -335,6 +346,11 @@ class _Filler:
         """Have whoever waits for its reports go on without them."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
+
+    def _kill_stopped(self) -> None:
+        self.was_stopped = True
+        self._say(DataProcessStopped("the process that reads the stream", self._process.pid))
+        self._process.kill()
 
     def close(self) -> None:
         """Kill and reap it."""
@@ -390,12 +406,8 @@ def _free_folder(data: DataConfig) -> tuple[Path, int]:
         for number in count():
             folder = root / str(number)
             make_directory(folder)
-            descriptor = lock_file(folder / "user.lock")
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return folder, descriptor
-            except BlockingIOError:
-                os.close(descriptor)
+            with suppress(BlockingIOError):
+                return folder, lock(folder / "user.lock", waits=False)
     except OSError as error:
         raise StorageError(
             f"cannot write {root} ({error.strerror or error}): choose another place by data.cache_dir"

@@ -58,7 +58,6 @@ class SampleStream(ABC):
     """Samples of one kind, from any place on, to the end of the stream.
 
     Attributes:
-        fields: Of each.
         num_classes: Labels are 0..num_classes-1; for text this is the vocabulary.
         classes: What they are called, where they have names.
     """
@@ -91,7 +90,6 @@ class TokenStream(SampleStream):
         self.num_classes = encoder.vocabulary
 
     def take(self, start: StreamPlace) -> Iterator[Taken | RowsRead]:
-        """See `SampleStream`."""
         tokens = np.empty(0, self._encoder.dtype)
         # Where batches begin in `tokens`, and with which row.
         begins: list[int] = []
@@ -179,7 +177,6 @@ class RowStream(SampleStream):
         self._name = name
 
     def take(self, start: StreamPlace) -> Iterator[Taken | RowsRead]:
-        """See `SampleStream`."""
         for number, row in enumerate(rows_after(self._rows(), self._name, start.row), start.row):
             where = f"{self._name}:{number}"
             try:

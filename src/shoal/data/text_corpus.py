@@ -22,6 +22,7 @@ from shoal.data.file_documents import FileDocuments, local_documents
 from shoal.data.hub_documents import StreamDocuments, TableDocuments, TextDocuments
 from shoal.data.packed_texts import chat_identity, packed_dataset
 from shoal.data.source import DataSet
+from shoal.data.stopped_processes import said_by
 from shoal.data.token_cache import CachedTokens, TokenCache
 from shoal.data.token_messages import (
     MakerFailed,
@@ -46,11 +47,11 @@ from shoal.data.tokenising import (
 from shoal.data.tokenizer_training import trained_before, trained_tokenizer
 from shoal.errors import ConfigError, RemoteError, StorageError
 from shoal.events.base import Event
-from shoal.events.data import DocumentsSkipped
+from shoal.events.data import DocumentsSkipped, TokensStopped
 from shoal.model.hf.described import FAMILY, config_values
 from shoal.model.hf.tokenizer import KeptTokenizer, kept_tokenizer, named_tokenizer, require_hash
 from shoal.runtime.clean_interpreter import start_interpreter
-from shoal.runtime.frames import framed, received
+from shoal.runtime.frames import framed
 
 Say = Callable[[Event], None]
 
@@ -280,7 +281,10 @@ def _order(order: MakerOrder, say: Say) -> MakerReport:
         try:
             with suppress(BrokenPipeError):
                 ours.sendall(framed(order))
-            reports: Iterator[MakerReport] = received(ours, MakerReport)
+            # It is not killed: another one would have to begin anew.
+            reports: Iterator[MakerReport] = said_by(
+                process, ours, MakerReport, lambda: say(TokensStopped(process.pid))
+            )
             for report in reports:
                 match report:
                     case MakerTells(event):
@@ -289,6 +293,9 @@ def _order(order: MakerOrder, say: Say) -> MakerReport:
                         raise (ConfigError if is_config else StorageError)(message)
                     case _:
                         return report
+        except BaseException:  # also a Ctrl-C: one that stands still does not hear that it is over
+            process.kill()
+            raise
         finally:
             os.close(lifeline_fd)
             code = process.wait()

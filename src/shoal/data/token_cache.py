@@ -7,7 +7,6 @@ build: lock, a second builder waits -> .unfinished, on the disk, read back -> .t
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Generator
@@ -20,12 +19,11 @@ import msgspec
 from shoal.config.training import DataConfig
 from shoal.errors import StorageError
 from shoal.runtime.durable_files import DurableFile, make_directory, put_whole, sync_directory
+from shoal.runtime.file_locks import lock
 from shoal.runtime.user_cache import user_cache
 
 FORMAT: Final = 1
 """Of the files, and of how documents become tokens; goes up when the same documents give others."""
-
-_BLOCK_BYTES: Final = 1 << 20
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -106,12 +104,10 @@ class TokenCache:
         """
         try:
             make_directory(self._folder)
-            descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = lock(self.path.with_suffix(".lock"))
         except OSError as error:
             raise self.cannot_write(error) from error
         try:
-            # The end of the process gives it up as well, however it ends.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
@@ -165,8 +161,5 @@ class TokenCache:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

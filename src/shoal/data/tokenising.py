@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from shoal.clock import Clock, SystemClock
+from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.documents import Documents, TextPiece, Unreadable
@@ -74,7 +74,6 @@ class ByteEncoder:
     vocabulary = BYTE_VALUES
 
     def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
-        """See `Encoder`."""
         text = "".join(f"{piece.content}\n" if piece.ends else str(piece.content) for piece in pieces).encode()
         return EncodedTexts(np.frombuffer(text, np.uint8), len(text))
 
@@ -96,7 +95,6 @@ class TokenizerEncoder:
         self.dtype = token_dtype(self.vocabulary)
 
     def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
-        """See `Encoder`."""
         texts = [str(piece.content) for piece in pieces]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         parts: list[Array] = []
@@ -144,19 +142,13 @@ def _num_bytes(text: str) -> int:
 
 
 class TokenBuilding:
-    """Makes the tokens of one split, unless they are there.
+    """Makes the tokens of one split, unless they are there."""
 
-    Args:
-        say: Told what happens.
-    """
-
-    def __init__(
-        self, config: Config, documents: Documents, say: Callable[[Event], None], clock: Clock | None = None
-    ) -> None:
+    def __init__(self, config: Config, documents: Documents, say: Callable[[Event], None]) -> None:
         self._data: DataConfig = config.data
         self._documents = documents
         self._say = say
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
 
     def cache(self, encoder_identity: str) -> TokenCache:
         """Where the tokens are, or will be."""

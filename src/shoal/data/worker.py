@@ -14,19 +14,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from shoal.data.failures import kind_of
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import PoolWriter
 from shoal.data.preparation import prepare
 from shoal.data.source import DataSet
-from shoal.data.worker_messages import (
-    DataSetOpened,
-    Fill,
-    Filled,
-    OpenDataSet,
-    Order,
-    Report,
-    WorkerFailed,
-)
+from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, Order, Report, WorkerFailed
 from shoal.errors import ConfigError, InvariantViolation, ShoalError
 from shoal.runtime.frames import framed, received
 from shoal.runtime.lifeline import watch_in_thread
@@ -79,7 +72,7 @@ def serve(orders: Iterator[Order], pool_fd: int) -> Iterator[Report]:
                 raise InvariantViolation(f"a data worker cannot do {type(order).__name__} twice")
             yield worker.fill(order)
     except ShoalError as error:
-        yield WorkerFailed(str(error), is_config=isinstance(error, ConfigError))
+        yield WorkerFailed(str(error), kind_of(error))
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import cast
 
 import msgspec
 
+from shoal.data.failures import FailureKind
 from shoal.data.preparation import Content
 from shoal.data.skipped_samples import UnreadableSample
 from shoal.data.source import DataSet
@@ -88,11 +89,11 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """The worker cannot do what was ordered, and ends; the message is for people.
 
     Attributes:
-        is_config: the data set cannot be opened; False: a sample cannot be prepared.
+        kind: "config": the data set cannot be opened; else a sample cannot be prepared, or the disk gives nothing.
     """
 
     message: str
-    is_config: bool
+    kind: FailureKind
 
 
 Order = OpenDataSet | Fill

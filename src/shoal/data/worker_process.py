@@ -13,9 +13,11 @@ from typing import cast
 
 import anyio
 
+from shoal.data.failures import FailureKind
 from shoal.data.preparation import Job
 from shoal.data.skipped_samples import UnreadableSample
 from shoal.data.source import Indices
+from shoal.data.stopped_processes import Stillness
 from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, Report, WorkerFailed
 from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.frames import FrameReader, framed
@@ -30,7 +32,9 @@ class WorkerProcess(asyncio.Protocol):
         opened: what the process said of the data set; None until then.
         failed: why it gave up; None: it did not.
         skipped: samples that it has met during the job that it has reported last, and cannot read.
-        job: the job that it has been given and has not reported; None: it is idle.
+        job: the job that it has been given and has not reported; None: it has none.
+        job_since_s: when it was given that one.
+        was_stopped: it was killed because it stood still.
         ended: set when the process is gone or has given up.
     """
 
@@ -41,7 +45,6 @@ class WorkerProcess(asyncio.Protocol):
 
         Args:
             index: the worker's number, for the title of its process.
-            pool_fd: `Pool.fd`.
             lifeline_fd: read end of the lifeline.
             changed: is told that this worker has done a job, or (None) has opened the data set.
 
@@ -52,7 +55,10 @@ class WorkerProcess(asyncio.Protocol):
         self.failed: WorkerFailed | None = None
         self.skipped: tuple[UnreadableSample, ...] = ()
         self.job: Job | None = None
+        self.job_since_s = 0.0
+        self.was_stopped = False
         self.ended = anyio.Event()
+        self.index = index
         self._changed = changed
         self._frames: FrameReader[Report] = FrameReader(Report)
         self._transport: asyncio.Transport | None = None
@@ -66,6 +72,22 @@ class WorkerProcess(asyncio.Protocol):
         finally:
             theirs.close()
         self.pid = self._process.pid
+        self._stillness = Stillness(self.pid)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be given a job."""
+        return self.opened is not None and self.job is None and not self.has_ended
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it opens the data set or has a job."""
+        return not (self.has_ended or self.is_idle)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone or about to be, or has given up."""
+        return self.was_stopped or self.ended.is_set()
 
     async def open(self, order: OpenDataSet) -> None:
         """Have it open the data set; `opened` or `failed` follows."""
@@ -73,14 +95,25 @@ class WorkerProcess(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._control)
         self._send(framed(order))
 
-    def fill(self, job: Job, indices: Indices) -> None:
+    def fill(self, job: Job, indices: Indices, now_s: float) -> None:
         """Give it a job, when it has none: to write samples `indices` (n) into the place."""
-        self.job = job
+        self.job, self.job_since_s = job, now_s
+        # What was seen before it was idle says nothing of this job.
+        self._stillness = Stillness(self.pid)
         self._send(framed(Fill(job.place, job.content, indices.tobytes())))
 
-    def give_up(self, why: str, *, is_config: bool) -> None:
+    def stands_still(self, now_s: float) -> bool:
+        """Look at the process; see `Stillness.look`."""
+        return self._stillness.look(now_s)
+
+    def kill_stopped(self) -> None:
+        """Kill it because it stands still; `ended` follows."""
+        self.was_stopped = True
+        self._process.kill()
+
+    def give_up(self, why: str, kind: FailureKind) -> None:
         """End it because of what it has reported."""
-        self.failed = WorkerFailed(why, is_config=is_config)
+        self.failed = WorkerFailed(why, kind)
         self.ended.set()
 
     async def aclose(self) -> ExitStatus:
@@ -97,11 +130,9 @@ class WorkerProcess(asyncio.Protocol):
         return ExitStatus(self._process.wait())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
         for report in self._frames.feed(data):
             match report:
                 case DataSetOpened() as opened:
@@ -116,7 +147,6 @@ class WorkerProcess(asyncio.Protocol):
                     self.ended.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
         self.ended.set()
 
     def _send(self, frame: bytes) -> None:

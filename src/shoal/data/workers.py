@@ -1,8 +1,10 @@
-"""Batches prepared in processes: hands out jobs, replaces processes that die, and has their jobs done anew.
+"""Batches prepared in processes: hands out jobs, replaces processes that die or stand still, and has their jobs done
+anew.
 
     begin --> (order of the pass is drawn) --> waiting --> with a worker --Filled--> reported, once
                                                   ^             |
                                                   '-- it died --'
+                                                      '-- it was killed because it stood still
 
 What a dead worker was writing is nobody's batch yet: its place belongs to the job, and is filled again from the start
 once the process is gone. Which worker does a job has no influence on its bytes.
@@ -18,22 +20,29 @@ from collections.abc import Callable
 import anyio
 import anyio.to_thread
 
+from shoal.clock import Clock, SystemClock
+from shoal.data.failures import FAILURES
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
 from shoal.data.preparation import Job, indices_of
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
+from shoal.data.stopped_processes import LOOK_S
 from shoal.data.worker_messages import DataSetOpened, OpenDataSet, Opening
 from shoal.data.worker_process import WorkerProcess
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import emit
-from shoal.events.data import DataWorkerDied
+from shoal.events.data import DataProcessStopped, DataWorkerDied, DataWorkerSlow
 from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Signal
 
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
 """So many workers may die in a row while they open the data set, or over the same batch."""
+
+SLOW_S = 60.0
+"""A job that takes longer is said."""
 
 
 class DataWorkers:
@@ -54,6 +63,7 @@ class DataWorkers:
         pool: Pool,
         order: PassOrder,
         on_filled: Callable[[Job], None],
+        clock: Clock | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -61,6 +71,7 @@ class DataWorkers:
             dataset: the same data set, as this process has opened it.
             order: of the passes; only this preparation may draw from it.
             on_filled: called on the event loop for each job that is done.
+            clock: says when to look at the workers, and how long jobs take.
         """
         self.num_jobs = num_workers
         self._first_order = OpenDataSet(opening, layout.place_bytes, layout.max_samples)
@@ -70,16 +81,19 @@ class DataWorkers:
         self._pool = pool
         self._order = order
         self._on_filled = on_filled
+        self._clock = clock or SystemClock()
         self._undrawn = Mailbox[Job]()
         self._waiting: deque[Job] = deque()
         self._workers: list[WorkerProcess] = []
+        self._work_begun = Signal()
+        self._said_slow: set[Job] = set()
         self._deaths_by_place: dict[int, int] = {}
         self._deaths_opening = 0
 
     @property
     def pids(self) -> list[int]:
         """Of the processes that have opened the data set."""
-        return [worker.pid for worker in self._workers]
+        return [worker.pid for worker in self._workers if worker.opened is not None]
 
     def begin(self, job: Job) -> None:
         if job.content.is_holdout or self._order.drawn(job.content.samples):
@@ -99,6 +113,7 @@ class DataWorkers:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._draw)
+                group.start_soon(self._watch)
                 for index in range(self.num_jobs):
                     group.start_soon(self._keep, index, lifeline_read_fd)
         finally:
@@ -116,13 +131,14 @@ class DataWorkers:
         """Keep one worker running."""
         while True:
             worker = WorkerProcess(index, self._pool.fd, lifeline_read_fd, self._changed)
+            self._workers.append(worker)
+            self._work_begun.notify()
             try:
                 await worker.open(self._first_order)
                 await worker.ended.wait()
             finally:
                 status = await worker.aclose()
-                if worker in self._workers:
-                    self._workers.remove(worker)
+                self._workers.remove(worker)
             self._check(worker, str(status))
             emit(logger, DataWorkerDied(index, worker.pid, str(status)))
             # Before what has not been begun: somebody may be waiting for these.
@@ -130,10 +146,35 @@ class DataWorkers:
                 self._waiting.appendleft(worker.job)
                 self._hand_out()
 
+    async def _watch(self) -> None:
+        """Look at the workers as long as one of them is busy: a process that is stopped does not end by itself."""
+        while True:
+            while not any(worker.is_busy for worker in self._workers):
+                await self._work_begun.wait()
+            await self._clock.sleep_s(LOOK_S)
+            for worker in self._workers:
+                if worker.is_busy:
+                    self._look_at(worker, self._clock.now_s())
+
+    def _look_at(self, worker: WorkerProcess, now_s: float) -> None:
+        if worker.stands_still(now_s):
+            emit(logger, DataProcessStopped(f"data worker {worker.index}", worker.pid))
+            worker.kill_stopped()
+        elif (job := worker.job) is not None and now_s - worker.job_since_s > SLOW_S and job not in self._said_slow:
+            self._said_slow.add(job)
+            took_s = round(now_s - worker.job_since_s, 1)
+            emit(
+                logger,
+                DataWorkerSlow(self._dataset_name, worker.index, worker.pid, job.content.num_samples, took_s),
+            )
+
     def _check(self, worker: WorkerProcess, status: str) -> None:
         """Count the death of a worker, and raise if another one would only die of the same."""
         if worker.failed is not None:
-            raise (ConfigError if worker.failed.is_config else SampleError)(worker.failed.message)
+            raise FAILURES[worker.failed.kind](worker.failed.message)
+        if worker.was_stopped:
+            # Of what somebody did to it, and not of its batch.
+            return
         if worker.opened is None:
             self._deaths_opening += 1
             if self._deaths_opening >= MAX_DEATHS:
@@ -155,17 +196,17 @@ class DataWorkers:
         """A worker has opened the data set, or (`job`) filled a place."""
         if job is not None:
             self._deaths_by_place.pop(job.place, None)
+            self._said_slow.discard(job)
             self._count_skipped(worker)
             self._on_filled(job)
         elif worker.opened != self._opened:
             worker.give_up(
                 f"data.dataset_name = {self._dataset_name} has {worker.opened} in a data worker and {self._opened} in "
                 "its data server: it must not change during a run",
-                is_config=True,
+                "config",
             )
         else:
             self._deaths_opening = 0
-            self._workers.append(worker)
         self._hand_out()
 
     def _count_skipped(self, worker: WorkerProcess) -> None:
@@ -175,11 +216,12 @@ class DataWorkers:
         try:
             self._skipped.add_all(worker.skipped)
         except SampleError as error:
-            worker.give_up(str(error), is_config=False)
+            worker.give_up(str(error), "sample")
 
     def _hand_out(self) -> None:
         """Give waiting jobs to workers that have none."""
-        idle = [worker for worker in self._workers if worker.job is None and not worker.ended.is_set()]
+        idle = [worker for worker in self._workers if worker.is_idle]
         while self._waiting and idle:
             job = self._waiting.popleft()
-            idle.pop().fill(job, indices_of(job.content, self._order))
+            idle.pop().fill(job, indices_of(job.content, self._order), self._clock.now_s())
+            self._work_begun.notify()

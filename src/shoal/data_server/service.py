@@ -35,7 +35,6 @@ async def main(spec: bytes, control: RoleControl) -> None:
     """Run a data server.
 
     Args:
-        spec: `DataServerSpec` in msgpack.
         control: is told `RoleReady` once batches can be asked for.
 
     Raises:

@@ -113,9 +113,9 @@ def emit(logger: logging.Logger, event: Event, *, error: BaseException | None = 
         logger.log(level, event.name, extra=event.fields(), exc_info=error)
 
 
-def tell(logger: logging.Logger, event: Event, show: Callable[[str], None], *, level: int | None = None) -> None:
+def tell(logger: logging.Logger, event: Event, show: Callable[[str], None]) -> None:
     """Write an event to the log and show a person the same: what has happened, and below it what to do."""
-    emit(logger, event, level=level)
+    emit(logger, event)
     show(event.say())
     if event.do:
         show(f"  {event.do}")

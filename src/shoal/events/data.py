@@ -76,6 +76,40 @@ class DataWorkerDied(Event, frozen=True, tag="data_worker.died"):
     status: str
 
 
+class DataProcessStopped(Event, frozen=True, tag="data_process.stopped"):
+    """A process that prepares batches, or reads a stream, stands still; it is killed, and another one does its work."""
+
+    level = WARNING
+    says = "{what} stands still (process {pid} is stopped): it is killed, and another one does its work"
+    why = "It was sent SIGSTOP: by hand, by a debugger, or by what saves energy or memory."
+    do = "Nothing is lost; if it happens again and again, find what stops it."
+    what: str
+    pid: int
+
+
+class DataWorkerSlow(Event, frozen=True, tag="data_worker.slow"):
+    """A process has not prepared a batch within a minute; said once for each batch, which is waited for."""
+
+    level = WARNING
+    why = "A disk or a network does not answer, or the code that reads the samples waits for something."
+    do = "See what the process waits for (`py-spy dump --pid`); if it is killed, another one prepares the batch anew."
+    dataset: str
+    index: int
+    pid: int
+    samples: int
+    seconds: float
+
+
+class TokensStopped(Event, frozen=True, tag="tokens.stopped"):
+    """The process that makes tokens stands still. It is not killed: what it has made would be lost."""
+
+    level = WARNING
+    says = "the process that makes tokens stands still (process {pid} is stopped), and the run waits for it"
+    why = "It was sent SIGSTOP: by hand, by a debugger, or by what saves energy or memory."
+    do = "Let it go on by `kill -CONT` with its number."
+    pid: int
+
+
 class TokensProgress(Event, frozen=True, tag="tokens.progress"):
     """Text is made into tokens, which is done once and kept on the disk."""
 

@@ -27,7 +27,6 @@ class Sampling:
         top_k: Only this many of the likeliest; None: all.
         top_p: Only the likeliest ones that together have this probability; None: all.
         min_p: Only those that have this share of the likeliest one's probability; None: all.
-        seed: Of the draws.
 
     Raises:
         ConfigError: Values make no sense; all of them are named.

@@ -64,7 +64,6 @@ class ByteTokens:
         return list(text.encode("utf-8", "surrogateescape"))
 
     def stream(self, after: Sequence[int] = ()) -> TextStream:
-        """See `Tokens`."""
         return _ByteStream()
 
 
@@ -107,7 +106,6 @@ class FileTokens:
         return self._tokenizer.get_vocab_size(with_added_tokens=False)
 
     def encode(self, text: str) -> list[int]:
-        """See `Tokens`."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -115,7 +113,6 @@ class FileTokens:
         return list(self._tokenizer.encode(text, add_special_tokens=self._adds_tokens).ids)
 
     def stream(self, after: Sequence[int] = ()) -> TextStream:
-        """See `Tokens`."""
         return _FileStream(self._tokenizer, after[-1:])
 
     def _named_end(self, folder: Path) -> tuple[int, ...]:

@@ -35,8 +35,8 @@ def tokens_of(source: ModelSource, model: StageModule) -> Tokens:
                 "there, which AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes"
             )
         return ByteTokens()
-    is_known = isinstance(model.assembled, Part) and not source.has_tokenizer_of_run
-    ends = ends_of(model.assembled) if is_known else ()
+    whole = model.assembled
+    ends = ends_of(whole) if isinstance(whole, Part) and not source.has_tokenizer_of_run else ()
     # Training puts no token before a text; what is from elsewhere may.
     tokens = FileTokens(source.tokenizer, ends, adds_tokens=source.config.data.tokenizer is None)
     known = model.output_spec.shape[-1]

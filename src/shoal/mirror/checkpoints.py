@@ -82,7 +82,6 @@ class Checkpoints:
         inner: gets what members know.
         is_idle: returns whether no bytes are on their way here.
         on_last: told what was kept of the last record.
-        metrics: of this process.
     """
 
     config: Config

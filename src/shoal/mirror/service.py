@@ -18,6 +18,7 @@ from shoal.averaging.signing import unsealer
 from shoal.checkpoint.store import CheckpointStore
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
+from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import join_swarm
 from shoal.control.records import MirrorRecord
@@ -30,7 +31,6 @@ from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId
 from shoal.mirror.checkpoints import kept_of
 from shoal.mirror.mirror import Mirror
-from shoal.mirror.spec import MirrorSpec
 from shoal.pipeline.role_hooks import RoleHooks, role_hooks
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
@@ -45,14 +45,13 @@ async def main(payload: bytes, control: RoleControl) -> None:
     """Run a mirror.
 
     Args:
-        payload: `MirrorSpec` in msgpack.
         control: is told `RoleReady` once it is announced.
 
     Raises:
         BootstrapError: no initial peer answered.
         ConfigError: a port to listen on is taken.
     """
-    spec = msgspec.msgpack.decode(payload, type=MirrorSpec)
+    spec = msgspec.msgpack.decode(payload, type=RoleStart)
     log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
     mirrors: list[Mirror] = []
     async with anyio.create_task_group() as tasks:
@@ -66,7 +65,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def _serve(spec: MirrorSpec, control: RoleControl, begun: Callable[[Mirror], None]) -> None:
+async def _serve(spec: RoleStart, control: RoleControl, begun: Callable[[Mirror], None]) -> None:
     config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
     authority = swarm_authority(spec.swarm_key).peer_id
 

@@ -12,7 +12,6 @@ the servers of a host share them. Torch's own caches of what it has traced are p
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
 import shutil
@@ -30,6 +29,7 @@ from shoal.errors import ConfigError
 from shoal.model.cpp_compiler import require_compiler
 from shoal.model.seeding import seeded
 from shoal.model.stage import StageModule, TensorSpec
+from shoal.runtime.file_locks import locked
 
 _COMPILERS = ("_dynamo", "_functorch", "_inductor")
 _MANY = 1_000_000
@@ -133,27 +133,16 @@ def _work_folder(cache: Path, stage: int) -> Generator[Path]:
     """
     kept = cache / "kept"
     with ExitStack() as stack:
-        with _locked(cache / "lock"):
+        with locked(cache / "lock"):
             for left in cache.glob(f"{_WORK}*"):
-                with suppress(BlockingIOError), _locked(left / "lock", fcntl.LOCK_NB):
+                with suppress(BlockingIOError), locked(left / "lock", waits=False):
                     shutil.rmtree(left, ignore_errors=True)
             work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_WORK, dir=cache)))
-            stack.enter_context(_locked(work / "lock"))
-        stack.enter_context(_locked(cache / f"stage-{stage}.lock"))
+            stack.enter_context(locked(work / "lock"))
+        stack.enter_context(locked(cache / f"stage-{stage}.lock"))
         _link(kept, work)
         yield work
         _link(work, kept)
-
-
-@contextmanager
-def _locked(path: Path, how: int = 0) -> Generator[None]:
-    """Hold a lock, which ends with this process at the latest."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -112,7 +112,6 @@ class Block(nn.Module):
 
     @property
     def heads(self) -> tuple[int, int]:
-        """See `DecodingUnit`."""
         return self.attention.num_heads, self.attention.qkv.in_features // self.attention.num_heads
 
     def decode(self, rows: Tensor, spans: Sequence[Span], kept: KeyValues | None) -> Tensor:
@@ -191,7 +190,6 @@ class GptFamily(Family):
 
     @property
     def loss_chunk_tokens(self) -> int | None:
-        """See `chunk_tokens`."""
         return chunk_tokens(self.shape.vocab_size, self._loss_chunk)
 
     def activation_bytes(self, index: int) -> int:

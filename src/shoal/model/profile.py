@@ -53,16 +53,14 @@ class ProfileLimits:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What the units take.
+    """What the units take. Each is measured once for all that are like it.
 
     Attributes:
         costs_s: Of each unit of the model: seconds of forward and backward of one microbatch.
-        num_kinds: Different units; each is measured once for all that are like it.
         num_estimated: Units for which there was no time: their costs follow from the family's own figures.
     """
 
     costs_s: tuple[float, ...]
-    num_kinds: int
     num_estimated: int
     elapsed_s: float
 
@@ -103,7 +101,7 @@ def profile_units(
             share_s = (deadline_s - stopwatch()) / (len(groups) - position)
             _Group(family, group, samples, seed, device, limits, stopwatch).measure(stopwatch() + share_s)
     costs_s, num_estimated = _costs(kinds, static)
-    return Profile(costs_s, len(kinds), num_estimated, stopwatch() - begun_s)
+    return Profile(costs_s, num_estimated, stopwatch() - begun_s)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,6 @@ async def main(spec: bytes, control: RoleControl) -> None:
     """Run a monitor.
 
     Args:
-        spec: `MonitorSpec` in msgpack.
         control: is told `MonitorReady` once others can join the DHT through this peer; later `StatusChanged` and
             `UserNotice`.
 

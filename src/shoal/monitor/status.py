@@ -26,7 +26,6 @@ class Status:
     """
 
     def __init__(self, num_stages: int) -> None:
-        """Start with nothing known."""
         self._num_stages = num_stages
         self._values: dict[str, float] = {}
         self._at_s: dict[str, float] = {}

@@ -109,7 +109,6 @@ def operate(
         inputs: Of a forward what the stage takes and the context, of a backward the gradient, of a loss the labels,
             behind those of a forward where none was done before.
         targets: Of each microbatch of the step.
-        loss_scale: Of the step.
 
     Returns:
         What the neighbour gets; None: it gets nothing.

@@ -1,6 +1,6 @@
 """The trainer's end of the training step: connects the machine and the network. No torch.
 
-train -> StepTrainer -> Open, inputs, labels, Commit -> replicas -> receive -> StepTrainer -> ... -> StepResult
+train -> StepTrainer -> Open, inputs, labels, Commit -> replicas -> receive -> StepTrainer -> ... -> Finished
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from shoal.clock import Clock
 from shoal.data.microbatch import Microbatch
@@ -34,7 +33,7 @@ from shoal.swarm.step_trainer import (
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.drive import drive
 from shoal.wire.messages import Hop, SampleRange, Traffic
-from shoal.wire.messages.base import ReplicaRef, Replicas, RouterReport
+from shoal.wire.messages.base import ReplicaRef, Replicas
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.messages.step import (
     Aborted,
@@ -53,32 +52,6 @@ from shoal.wire.messages.step import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """How a step ended.
-
-    Attributes:
-        key: The step with its last attempt.
-        loss: Mean over the step's targets.
-        grad_norm: Over all stages, before clipping.
-        skipped: Committed without effect, because a gradient was not finite.
-        path: The replicas of the last attempt.
-        committed: Some replica has applied it. Otherwise none of the path could say, and the round's record decides.
-        routers: Of all layers with experts, in order.
-    """
-
-    key: StepKey
-    loss: float
-    grad_norm: float
-    skipped: bool
-    num_samples: int
-    num_targets: int
-    attempts: int
-    path: tuple[PeerId, ...]
-    committed: bool
-    routers: tuple[RouterReport, ...] = ()
 
 
 class StepDriver:
@@ -160,7 +133,7 @@ class StepDriver:
         note: Callable[[StepKey, tuple[PeerId, ...]], None],
         base: str = "",
         loss_scale: float = 1.0,
-    ) -> StepResult:
+    ) -> Finished:
         """Trains one step, over other replicas where those of `path` fail, until it is applied or skipped.
 
         The same `number` may be given again after NoPipeline; its attempts count on. If the waiting task is cancelled
@@ -204,18 +177,7 @@ class StepDriver:
                 names = ", ".join(map(str, stages))
                 raise NoPipeline(f"no replica can be used of stage {names}: start servers there, or wait for them")
             case Finished():
-                return StepResult(
-                    key=end.key,
-                    loss=end.loss,
-                    grad_norm=end.grad_norm,
-                    skipped=end.skipped,
-                    num_samples=sum(microbatch.num_samples for microbatch in microbatches),
-                    num_targets=sum(map(sum, targets)),
-                    attempts=end.attempts,
-                    path=end.path,
-                    committed=end.committed,
-                    routers=end.routers,
-                )
+                return end
 
     async def evaluate(
         self,

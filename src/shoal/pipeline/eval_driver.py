@@ -58,7 +58,6 @@ class EvalDriver:
         path: tuple[Hop, ...],
         refuses: Callable[[PeerId], None],
     ) -> tuple[float, int]:
-        """See `StepDriver.evaluate`."""
         for hop in path:
             self._endpoint.introduce(hop)
         self._path = tuple(hop.peer for hop in path)

@@ -132,7 +132,6 @@ class ReplicaLog:
     Args:
         directory: The run's, on this host.
         hashes: Of the state that the replica holds.
-        metrics: Of this process.
 
     Attributes:
         generation: Which replica of this peer this is, counted in its log files; None: there is no file.

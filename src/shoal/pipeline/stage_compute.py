@@ -96,9 +96,7 @@ class StageCompute:
     """One replica's module and optimizer.
 
     Attributes:
-        stage: Which one it is.
         module: Its part of the model. Its parameters change in `commit`; loaders change them between rounds.
-        parts: What this replica is.
         version: Commits since the round started, including skipped ones.
         base_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
         cut: A copy (N, on the CPU) of what the parameters were at the round's cut (`swarm.cut_rule`), from there on;
@@ -166,7 +164,6 @@ class StageCompute:
             weight: The microbatch's share of the step's targets; scales the gradients of the stage's routers' loss.
             context: (B, ...) each, as the module's `forward_specs` have them behind the input.
             is_head: Of the head that this stage hosts, and not of its own units.
-            loss_scale: Of the step.
 
         Returns:
             (B, *output_spec.shape), on the CPU, without gradient.
@@ -218,7 +215,6 @@ class StageCompute:
             weight: The microbatch's share of the step's targets; scales loss and gradients. Without a target there is
                 no loss, and its gradients are zeros.
             context: As in `forward`; nothing if that was run before.
-            loss_scale: Of the step.
 
         Returns:
             As `backward`.
@@ -244,11 +240,7 @@ class StageCompute:
         return self._input_gradient(received)
 
     def weights(self, key: StepKey, microbatch: int, *, is_head: bool = False) -> None:
-        """Computes what the backward of a microbatch has put off, if anything; microbatches of a step come in order.
-
-        Args:
-            is_head: As in `forward`.
-        """
+        """Computes what the backward of a microbatch has put off, if anything; microbatches of a step come in order."""
         step = self._steps[key]
         later = step.later.pop((is_head, microbatch), None)
         if later is not None:
@@ -423,7 +415,6 @@ class StageCompute:
         Args:
             input: (B, *input_spec.shape).
             labels: (B, *label_spec.shape) for what computes the loss, the last stage or the head; else None.
-            context: As in `forward`.
 
         Returns:
             (B, *output_spec.shape) without labels, else the mean loss, a scalar; on the CPU.

@@ -36,6 +36,7 @@ from shoal.runtime.waking import Signal
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.microbatch_pass import Payload
+from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, SendStepMessage
 from shoal.swarm.step_replica import StepReplica
 from shoal.transport.base import Endpoint, Received
@@ -63,17 +64,6 @@ logger = logging.getLogger(__name__)
 
 # Gradients kept per step to answer a repeated backward; repeats are rare and refer to what was sent last.
 _KEPT_GRADIENTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """What a replica brings to its join: the samples and the log of the round, the steps whose fate is open, and what
-    it has trained earlier (`StepReplica.earlier`)."""
-
-    num_samples: int
-    in_doubt: tuple[StepKey, ...]
-    log: tuple[StepEntry, ...]
-    earlier: tuple[StepsTrained, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +216,6 @@ class StageWorker:
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
         self._evaluator.peer_lost(peer)
         self._do(self._machine.lost(peer, self._clock.now_s()))
 
@@ -274,7 +263,7 @@ class StageWorker:
             await self._changed.wait()
         return True
 
-    async def close(self, round: int) -> Closed:
+    async def close(self, round: int) -> StepsClosed:
         """Refuses new steps, finishes those that have begun, and returns when nothing but doubt is open.
 
         From then on nothing is committed but by `resolve`, until `start_round`. To be called again after `resolve`: it
@@ -289,7 +278,7 @@ class StageWorker:
             await self._changed.wait()
             self._check_round(round)
         self._machine.join()
-        return Closed(self.num_samples, self.in_doubt, self.log, self._machine.earlier)
+        return StepsClosed(self.num_samples, self.in_doubt, self.log, earlier=self._machine.earlier)
 
     def resolve(self, key: StepKey, commit: bool, scale: float = 0.0, lr: float = 0.0, skipped: bool = False) -> None:
         """The round has settled a step in doubt; with `commit`, by the numbers of the log entry that holds it."""

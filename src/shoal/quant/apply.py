@@ -31,7 +31,7 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
     if quant is None:
         return
     stage: int = getattr(stage_module, "stage", 0)
-    parts_of: Callable[..., int] = getattr(stage_module, "parts_of", lambda _unit, is_of_experts: 1)
+    parts_of: Callable[..., int] = getattr(stage_module, "parts_of", _whole)
     found = list(cast("Iterable[tuple[str, nn.Module]]", stage_module.named_modules()))
     for name, module in found:
         if weight_quantisers(module) or hasattr(module, "input_quantiser"):
@@ -65,6 +65,11 @@ def apply_quant(stage_module: nn.Module, quant: QuantConfig | None) -> None:
             # Experts ask for their matrices one by one, and each time for all of them.
             module.register_forward_pre_hook(_hold_weights)
             module.register_forward_hook(_release_weights, always_call=True)
+
+
+def _whole(unit_name: str, *, is_of_experts: bool) -> int:
+    """Of a module that is no stage: each sample comes as one."""
+    return 1
 
 
 def _quantise_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

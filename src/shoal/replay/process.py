@@ -16,15 +16,9 @@ from shoal.errors import ConnectionLost, Contradiction, ShoalError
 from shoal.replay.engine import Engine
 from shoal.replay.links import Crew, ProcessLink
 from shoal.replay.order import Average, Compute
+from shoal.replay.own_code import require_named
 from shoal.replay.plan import plan_of
-from shoal.replay.process_messages import (
-    Found,
-    Reached,
-    ReplayFailed,
-    ReplayStart,
-    Report,
-    StepDone,
-)
+from shoal.replay.process_messages import Found, Reached, ReplayFailed, ReplayStart, Report, StepDone
 from shoal.replay.run_files import read_run
 from shoal.replay.samples import Samples
 from shoal.runtime.frames import framed, received
@@ -55,6 +49,8 @@ def main() -> None:
 
 def _compute(start: ReplayStart, say: Callable[[Report], None]) -> None:
     files = read_run(Path(start.directory))
+    # The folder may have changed since the replay has read it.
+    require_named(files, start.named)
     plan = plan_of(files)
     links = {process: ProcessLink(socket.socket(fileno=fd), process) for process, fd in start.link_fds.items()}
     crew = Crew(start.homes, start.process, links)

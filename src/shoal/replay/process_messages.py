@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.replay.own_code import NamedCode
 from shoal.replay.verdict import Difference
 
 
@@ -21,12 +22,14 @@ class ReplayStart(msgspec.Struct, frozen=True):
         process: the number of the receiver.
         homes: the process of each generation.
         link_fds: the receiver's ends of the sockets to all other processes.
+        named: it may import.
     """
 
     directory: str
     process: int
     homes: list[int]
     link_fds: dict[int, int]
+    named: NamedCode
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):

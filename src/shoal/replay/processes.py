@@ -22,14 +22,8 @@ from typing import Self
 
 from shoal.errors import InvariantViolation, RemoteError
 from shoal.replay.order import Action, Average
-from shoal.replay.process_messages import (
-    Found,
-    Reached,
-    ReplayFailed,
-    ReplayStart,
-    Report,
-    StepDone,
-)
+from shoal.replay.own_code import NOTHING_NAMED, NamedCode
+from shoal.replay.process_messages import Found, Reached, ReplayFailed, ReplayStart, Report, StepDone
 from shoal.replay.verdict import Difference
 from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.frames import FrameReader, framed
@@ -54,10 +48,14 @@ class Processes:
     Args:
         homes: the process of each generation; see `sharing.share_generations`.
         on_step: is told the round of each step that is computed.
+        named: they may import.
     """
 
-    def __init__(self, directory: Path, homes: Sequence[int], on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self, directory: Path, homes: Sequence[int], on_step: Callable[[int], None], named: NamedCode = NOTHING_NAMED
+    ) -> None:
         self._directory = directory
+        self._named = named
         self._homes = list(homes)
         self._on_step = on_step
         self._processes: list[_Process] = []
@@ -169,7 +167,7 @@ class Processes:
                 self._processes.append(_Process(popen, ours))
                 # If the process has ended, its missing answer says so.
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    ours.sendall(framed(ReplayStart(str(self._directory), process, self._homes, fds)))
+                    ours.sendall(framed(ReplayStart(str(self._directory), process, self._homes, fds, self._named)))
         finally:
             os.close(read_fd)
             for end in (end for links in ends for end in links.values()):

@@ -23,6 +23,7 @@ from shoal.pipeline.replica_log import place_of
 from shoal.replay.claims import logs_agree, record_follows
 from shoal.replay.engine import Engine
 from shoal.replay.order import Action, Average, Compute
+from shoal.replay.own_code import NOTHING_NAMED, NamedCode, require_named
 from shoal.replay.plan import ReplayPlan, plan_of
 from shoal.replay.processes import Processes
 from shoal.replay.run_files import RunFiles, read_run
@@ -42,6 +43,7 @@ def replay(
     config: Config | None = None,
     dataset: DataSet | None = None,
     authority: PeerId | None = None,
+    named: NamedCode = NOTHING_NAMED,
     num_processes: int = 1,
     steps_per_process: int = 1,
     note: Callable[[str], None] = lambda text: None,
@@ -57,13 +59,15 @@ def replay(
         config: replaces the one in `config.yaml`.
         dataset: replaces the one that the configuration names.
         authority: of the swarm that the run must belong to; None: of the one that D_0 names.
+        named: code that may be imported if `config.yaml` names it; what `config` names may be.
         num_processes: the most that may compute; with `config` or `dataset` only this process does.
         steps_per_process: another process is only started for this many steps.
         note: is told, before any comparison, what may keep the bits from being the same here.
 
     Raises:
-        ConfigError: the folder is not one of a run, or its data set cannot be opened.
-        RecordRejected: the run belongs to another swarm than that of `authority`.
+        ConfigError: the folder is not one of a run, names code that is not `named`, or its data set cannot be opened.
+        RecordRejected: the run belongs to another swarm than that of `authority`, or names code while its first record
+            is none of the run.
         ShoalError: the replay cannot be carried out.
     """
     clock = clock or SystemClock()
@@ -74,6 +78,8 @@ def replay(
             f"{directory} is of a run of another swarm: its first record lets {files.genesis.authority} say who may "
             f"sign, and the swarm key that was given {authority}: compare the keys with `shoal key fingerprint`"
         )
+    if config is None:
+        require_named(files, named, opens_data=dataset is None)
     notes = tuple(_circumstances(files))
     for text in notes:
         note(text)
@@ -84,7 +90,7 @@ def replay(
     num_threads = torch.get_num_threads()
     try:
         if any(homes):
-            with Processes(files.directory, homes, run.has_computed) as engines:
+            with Processes(files.directory, homes, run.has_computed, named) as engines:
                 differences = list(run.differences(engines))
         else:
             differences = list(

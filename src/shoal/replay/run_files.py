@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from shoal.averaging.journal import (
-    Genesis,
-    left_folders,
-    read_genesis,
-    read_records,
-    read_steps,
-    rounds_with_steps,
-)
+from shoal.averaging.journal import Genesis, left_folders, read_genesis, read_records, read_steps, rounds_with_steps
 from shoal.averaging.signing import unsealer
 from shoal.checkpoint.store import CheckpointStore
 from shoal.checkpoint.stored import StoredCheckpoint

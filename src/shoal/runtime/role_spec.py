@@ -13,8 +13,8 @@ from shoal.clock import Backoff
 class RestartPolicy:
     """When a role that failed is started again.
 
-    A role that exits with 0 is done and is not started again, unless it serves on. Nor is one that fails by itself before
-    it was ever ready.
+    A role that exits with 0 is done and is not started again, unless it serves on. Nor is one that fails by itself
+    before it was ever ready.
 
     Attributes:
         max_restarts: the most within `window_s`; after that the role is given up. 0 never restarts.

@@ -9,14 +9,12 @@ other commands of its user find it.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,7 +169,7 @@ def remove_dead_dir(path: Path) -> bool:
         ConfigError: its parent belongs to another user.
     """
     _make_private(path.parent)
-    with _locked(path.parent / _LOCK_NAME):
+    with locked(path.parent / _LOCK_NAME):
         if path.is_dir() and not _is_alive(path):
             shutil.rmtree(path, ignore_errors=True)
     return not path.exists()

@@ -7,11 +7,11 @@ from typing import Protocol
 import msgspec
 
 from shoal.control.records import Record, StageRecord
-from shoal.server.hosted_replica import HostedReplica
+from shoal.server.replica import LocalReplica
 
 
 class Advertises(Protocol):
-    """Where records are announced; `control.registry.Registry` is one."""
+    """Where records are announced; `control.registry.Registry` is one, a swarm in one process has another."""
 
     def advertise(self, record: Record) -> None:
         """Announce a record in place of the one of the same kind."""
@@ -35,7 +35,7 @@ class Announcer:
         """Whether the server's user has given it its stage."""
         return self._record.pinned
 
-    def announce(self, replica: HostedReplica, *, serving: bool = True) -> None:
+    def announce(self, replica: LocalReplica, *, serving: bool = True) -> None:
         """Announce a replica as it is now.
 
         Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterable, Callable, Collection
-from typing import Protocol
 
 import anyio
 
@@ -18,7 +17,7 @@ from shoal.events.servers import ServerCanLeave
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave, ToRole
 from shoal.runtime.waking import Signal
-from shoal.swarm.snapshots import Base
+from shoal.server.replica import LocalReplica
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.control import Leave as AskToLeave
@@ -29,25 +28,6 @@ logger = logging.getLogger(__name__)
 _REPEAT_S = 0.5
 _NO_CLIENT_S = 3.0
 """Without an answer for so long, there is no client that could be reached."""
-
-
-class _LeavingMember(Protocol):
-    @property
-    def coordinator(self) -> PeerId | None: ...
-
-    @property
-    def is_closing(self) -> bool: ...
-
-    @property
-    def base(self) -> Base: ...
-
-
-class _LeavingReplica(Protocol):
-    @property
-    def stage(self) -> int: ...
-
-    @property
-    def member(self) -> _LeavingMember: ...
 
 
 class Leaving:
@@ -61,7 +41,7 @@ class Leaving:
         self,
         endpoint: Endpoint,
         *,
-        replica: Callable[[], _LeavingReplica],
+        replica: Callable[[], LocalReplica],
         view: Callable[[], SwarmView],
         clock: Clock,
         tell: Callable[[LastOfStage | ServerMayLeave], None],
@@ -135,11 +115,11 @@ class Leaving:
             if answer is not None or problem:
                 self._tell(LastOfStage(replica.stage, base.round, problem))
 
-    def _go(self, replica: _LeavingReplica, *, is_kept: bool) -> None:
+    def _go(self, replica: LocalReplica, *, is_kept: bool) -> None:
         self.has_left = True
         self._tell(ServerMayLeave(replica.stage, replica.member.base.round, is_kept))
 
-    def _is_safe(self, replica: _LeavingReplica, answer: MayLeave | None) -> bool:
+    def _is_safe(self, replica: LocalReplica, answer: MayLeave | None) -> bool:
         """Whether this server may go: not with a record that is being committed, of which it may be the only holder."""
         if answer is None or not answer.is_safe:
             return False

@@ -31,7 +31,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
     """Run a profiler.
 
     Args:
-        payload: `ProfilerSpec` in msgpack.
         control: is told `CostsFound`.
 
     Raises:

@@ -40,7 +40,7 @@ from shoal.wire.messages.round import Record
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 5.0
+_DRAIN_S = 5.0
 """How long begun steps, and the end of a round that has begun, are waited for: then trainers go on over another one."""
 
 _MISFITS = (MemoryError, RuntimeError, ShoalError)
@@ -71,7 +71,6 @@ class ReassignmentMonitor:
         rebuild: Rebuild,
         view: Callable[[], SwarmView],
         num_stages: int,
-        drain_s: float = DRAIN_S,
         on_record: Callable[[Record], None] = lambda _: None,
     ) -> None:
         """Announce a replica; `run` hosts it.
@@ -79,7 +78,6 @@ class ReassignmentMonitor:
         Args:
             endpoint: this monitor takes its events.
             view: returns the swarm as it is now.
-            drain_s: how long to wait for steps that have begun.
             on_record: is told of each record that the replica has come to hold.
         """
         self._endpoint = endpoint
@@ -88,7 +86,6 @@ class ReassignmentMonitor:
         self._rebuild = rebuild
         self._view = view
         self._num_stages = num_stages
-        self._drain_s = drain_s
         self._on_record = on_record
         self._connected: set[PeerId] = set()
         self._hosts: dict[int, _Host] = {}
@@ -227,7 +224,7 @@ class ReassignmentMonitor:
 
     async def _drain(self, old: LocalReplica, urgent: bool) -> None:
         """Finish what has begun: the round, if it is ending, and then the steps."""
-        with anyio.move_on_after(self._drain_s) as timer:
+        with anyio.move_on_after(_DRAIN_S) as timer:
             # A stage without a replica keeps every round from ending.
             while old.member.is_closing and not urgent:
                 if isinstance(await old.events.receive(), RoundSwapped):

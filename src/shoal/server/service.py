@@ -65,7 +65,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
     """Run a server.
 
     Args:
-        payload: `ServerSpec` in msgpack.
         control: is told `ServerReady` once the replica can be used, and `RunConcluded` when the client says so; between
             them what `WorkReport` says.
 

@@ -14,7 +14,7 @@ from shoal.clock import Clock
 from shoal.ids import PeerId
 from shoal.log import is_failing
 from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
-from shoal.server.hosted_replica import HostedReplica
+from shoal.server.replica import LocalReplica
 from shoal.swarm.records import outcome_of
 from shoal.swarm.view import SwarmView
 from shoal.telemetry.registry import MetricRegistry, base_name
@@ -31,7 +31,7 @@ class WorkReport:
         self,
         *,
         peer: PeerId,
-        replica: Callable[[], HostedReplica],
+        replica: Callable[[], LocalReplica],
         view: Callable[[], SwarmView],
         metrics: MetricRegistry,
         clock: Clock,

@@ -54,11 +54,6 @@ class CutRule:
         """After how many commits of this round a replica is cut; None: at its join."""
         return None if round == self.last_round else self.cut_after
 
-    def is_cut(self, round: int, num_commits: int) -> bool:
-        """Whether a replica that has so many commits of the round has been cut."""
-        commits = self.commits(round)
-        return commits is not None and num_commits >= commits
-
     def brought(self, round: int, log: Sequence[StepEntry], earlier: Iterable[StepsTrained]) -> StepsTrained:
         """What a replica brings to a round: what it has done since it took part in averaging this fragment."""
         parts = (*earlier, self._parts(round, log)[0])

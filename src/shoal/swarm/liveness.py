@@ -4,21 +4,27 @@ Silence is added up tick by tick, and one tick counts for at most `MAX_TICKS_AT_
 itself stopped or blocked has not listened meanwhile, so that time proves nothing about its peers. Between two ticks the
 event loop reads what has arrived; a peer that is alive has therefore been heard before enough ticks come together.
 
-How much silence is too much is learnt for each peer (`rhythm`), between two bounds. Only the receipt of bytes counts as
+How much silence is too much is learnt for each peer (`Rhythm`), between two bounds. Only the receipt of bytes counts as
 a sign of life, and it is the event loop that sends heartbeats: a peer that computes for a minute is not silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from shoal.errors import InvariantViolation
-from shoal.swarm.rhythm import Rhythm
 
 MAX_TICKS_AT_ONCE = 2
 """A tick that comes later than so many intervals counts as if it had come then."""
+K: Final = 8.0
+"""Deviations above the median; of normally distributed gaps this is more than five standard deviations."""
+WINDOW_TICKS: Final = 120
+"""What was longer ago is forgotten: half a minute of usual heartbeats."""
+MIN_TICKS: Final = 40
+"""Until so much is known, `least_s` is the deadline."""
 
 _Link = TypeVar("_Link", bound=Hashable)
 
@@ -45,6 +51,61 @@ class Pulse(Generic[_Link]):
 
     idle: tuple[_Link, ...]
     dead: tuple[tuple[_Link, float], ...]
+
+
+class Rhythm:
+    """How regularly one peer gives signs of life, over all its connections, and so how long a silence means nothing.
+
+        deadline = median + K * MAD of the gaps between signs of life, within [least_s, most_s]
+
+    Each gap counts for as long as it lasted. Counted one by one, the many short gaps of a peer that is heard in bursts
+    would hide the long ones, in which most of its time passes. Half a tick is the least deviation, since gaps are
+    measured in ticks. On a regular link the estimate lies far below `least_s`, which is then the deadline; it is longer
+    for a peer that computes on a starved machine, or whose link delivers in bursts, and never longer than `most_s`,
+    whatever the peer does to look irregular.
+    """
+
+    def __init__(self, tick_s: float, least_s: float, most_s: float) -> None:
+        """Know nothing yet.
+
+        Args:
+            tick_s: how often silence is looked at; heartbeats come as often.
+            least_s: deadline of a regular peer.
+            most_s: deadline of the most irregular peer, at least `least_s`.
+        """
+        self._tick_s = tick_s
+        self._least_s = least_s
+        self._most_s = most_s
+        self._gaps_s: deque[float] = deque()
+        self._total_s = 0.0
+
+    def heard_after(self, gap_s: float) -> None:
+        """Note that the peer was heard, or given up, so many seconds after the sign of life before."""
+        self._gaps_s.append(gap_s)
+        self._total_s += gap_s
+        while self._total_s - self._gaps_s[0] > WINDOW_TICKS * self._tick_s:
+            self._total_s -= self._gaps_s.popleft()
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds of silence after which the peer counts as dead."""
+        if self._total_s < MIN_TICKS * self._tick_s:
+            return self._least_s
+        median_s = _median((gap_s, gap_s) for gap_s in self._gaps_s)
+        deviation_s = _median((abs(gap_s - median_s), gap_s) for gap_s in self._gaps_s)
+        usual_s = median_s + K * max(deviation_s, self._tick_s / 2)
+        return min(max(usual_s, self._least_s), self._most_s)
+
+
+def _median(weighted: Iterable[tuple[float, float]]) -> float:
+    """Return the value up to which half of the weight of (value, weight) lies; there is at least one weight."""
+    ordered = sorted(weighted)
+    half = sum(weight for _, weight in ordered) / 2
+    for value, weight in ordered:
+        half -= weight
+        if half <= 0:
+            return value
+    return ordered[-1][0]
 
 
 class Liveness(Generic[_Link]):

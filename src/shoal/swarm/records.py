@@ -17,16 +17,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.sample_ranges import Ranges, merge, subtract
 from shoal.wire.messages.base import Era
-from shoal.wire.messages.round import (
-    Basis,
-    Join,
-    Origin,
-    Payload,
-    Record,
-    SignedRecord,
-    StageHashes,
-    StageOutcome,
-)
+from shoal.wire.messages.round import Basis, Join, Origin, Payload, Record, SignedRecord, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry, StepsTrained
 
 Sign = Callable[[bytes], bytes]
@@ -51,22 +42,6 @@ class Tip(NamedTuple):
     round: int
     hash: str
     signed: SignedRecord | None
-
-
-class FinalQuorum(NamedTuple):
-    """One stage's ring as it ended: members in ring order, their weights (samples), and the bytes they all staged.
-
-    `scales`, `differed` and `payloads` are those of `StageOutcome`.
-    """
-
-    stage: int
-    epoch: int
-    members: tuple[PeerId, ...]
-    weights: tuple[int, ...]
-    hashes: StageHashes
-    scales: tuple[float, ...] = ()
-    differed: tuple[PeerId, ...] = ()
-    payloads: tuple[Payload | None, ...] = ()
 
 
 def genesis_hash(run_id: str, seed: int, configuration: Mapping[str, object], authority: PeerId) -> str:
@@ -213,7 +188,7 @@ def build_record(
     run_id: str,
     previous: Tip,
     ballot: Ballot,
-    quorums: Sequence[FinalQuorum],
+    quorums: Sequence[StageOutcome],
     joins: Mapping[PeerId, Join],
     recorded: Ranges,
     generations: Mapping[int, int],
@@ -226,7 +201,7 @@ def build_record(
     A step that any member of a stage holds is recorded; a stage in which no member holds it has lost its share.
 
     Args:
-        quorums: the final quorum of each stage.
+        quorums: the final quorum of each stage; how many steps it has lost is counted here.
         joins: of the members at least; other joins are ignored.
         recorded: samples of all earlier records, which are never recorded again.
         generations: the lowest of each trainer that may still act.
@@ -241,10 +216,7 @@ def build_record(
         without = uncounted(quorum.members, quorum.scales)
         held = steps_held(logs[peer] for peer in quorum.members if peer not in without)
         lost = len(steps.keys() - held.keys())
-        basis = restored.get(quorum.stage)
-        ring = quorum.stage, quorum.epoch, quorum.members, quorum.weights
-        judged = quorum.scales, quorum.differed, quorum.payloads
-        stages.append(StageOutcome(*ring, quorum.hashes, lost, basis, *judged))
+        stages.append(msgspec.structs.replace(quorum, steps_lost=lost, restored=restored.get(quorum.stage)))
     if not eras or eras[-1].ballot != ballot:
         eras = (*eras, Era(previous.round + 1, ballot))
     trained = merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)

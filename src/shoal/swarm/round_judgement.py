@@ -31,7 +31,6 @@ class Judgement:
     Args:
         ballot: Any of this start of the client.
         genesis: Hash that stands for D_0.
-        unseal: Decodes a record.
 
     Attributes:
         heard: The records that replicas and mirrors have said they hold since the last choice. Each was committed, even
@@ -81,11 +80,7 @@ class Judgement:
         return record.previous == standing.hash and record.ballot != ballot
 
     def chose(self, states: Iterable[RoundState], choice: Choice, mirrored: Iterable[Tip]) -> list[ChainLeft]:
-        """Take note of what was chosen among; returns the chains that are left and were not before.
-
-        Args:
-            mirrored: What mirrors hold.
-        """
+        """Take note of what was chosen among; returns the chains that are left and were not before."""
         # Who was heard for an earlier choice and not for this one may hold more by now.
         self._judged = {(tip.hash, MIRRORED) for tip in (*self.heard, *mirrored)}
         self._judged_prepared.clear()

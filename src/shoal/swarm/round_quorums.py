@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.contribution_guard import scales_of
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
-from shoal.swarm.records import FinalQuorum
 from shoal.swarm.ring_order import ring_order
 from shoal.swarm.round_effects import Send, TrainedTwice
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.trained_twice import trained_twice
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Join, Payload, Propose, StageHashes
+from shoal.wire.messages.round import Join, Payload, Propose, StageHashes, StageOutcome
 
 
 @dataclass(slots=True)
@@ -53,12 +52,12 @@ class StageQuorum:
         """Whether all members have staged the same bytes."""
         return len(self.staged) == len(self.members) and len(set(self.staged.values())) == 1
 
-    def final(self) -> FinalQuorum:
-        """The quorum as the record names it; only when it is agreed."""
+    def final(self) -> StageOutcome:
+        """The quorum as the record names it, but for the steps that are lost; only when it is agreed."""
         weights = tuple(self.weights[peer] for peer in self.members)
         hashes, differed = self.staged[self.members[0]], tuple(sorted(self.differed))
         said = self.member_scales, differed, self.member_payloads
-        return FinalQuorum(self.stage, self.epoch, self.members, weights, hashes, *said)
+        return StageOutcome(self.stage, self.epoch, self.members, weights, hashes, 0, None, *said)
 
     @property
     def member_scales(self) -> tuple[float, ...]:

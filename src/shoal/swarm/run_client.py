@@ -28,8 +28,7 @@ from shoal.events.trainers import TrainersSilent
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.client_turn import ClientTurn, TakeTurn
 from shoal.swarm.records import Tip
-from shoal.swarm.round_boundary import RoundBoundary, RunTime
-from shoal.swarm.round_deadline import boundary_s
+from shoal.swarm.round_boundary import RoundBoundary, RunTime, boundary_s
 from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.routing import Pipeline, form_pipelines
 from shoal.swarm.run_effects import (
@@ -63,6 +62,10 @@ RETURN_S = 5.0
 GONE_S = 5.0
 """So long may a server take to end that may leave."""
 MAX_EVALUATIONS = 3
+MAX_STARTS = 5
+"""Of trainers, in a round of a run that has trained: what hinders all of them may be gone a moment later."""
+AGAIN_S = 1.0
+"""So long after one start the next one follows."""
 
 
 class RunClient:
@@ -111,7 +114,7 @@ class RunClient:
         self._seen: object = None  # what the phase waits for to stay as it is, or to be another, and since when it is
         self._seen_s = 0.0
         self._is_carried_out = self._has_said = False
-        self._is_overtaken = self._has_led = False
+        self._is_overtaken = self._has_led = self._has_trained = False
         self._led = RoundReady(Tip(0, "", None), {}, {})  # from which record it has gone on last
         self._round, self._steps, self._begun_s = 0, StepRange(0, 0), 0.0
         self._has_begun = False  # it was this client, or an earlier start of it, that has begun the round
@@ -122,6 +125,7 @@ class RunClient:
         self._closed_s: float | None = None
         self._evaluating_s: list[float] = []  # how long those rounds have taken that began with an evaluation
         self._evaluations_left = MAX_EVALUATIONS
+        self._starts_left = 1
         self._begins: dict[RunPhase, Callable[[RunFacts, float], RunEffects]] = {
             RunPhase.LEAD: self._begin_lead,
             RunPhase.FORM: self._begin_form,
@@ -326,6 +330,7 @@ class RunClient:
         none = StepRange(rules.total_steps, rules.total_steps)
         self._steps = rules.steps_of(round) if round <= rules.num_rounds else none
         self._evaluations_left = MAX_EVALUATIONS
+        self._starts_left = MAX_STARTS if self._has_trained else 1
         return self._enter(RunPhase.FORM)
 
     def _begin_form(self, facts: RunFacts, now_s: float) -> RunEffects:
@@ -368,6 +373,8 @@ class RunClient:
         is_waiting = any(not slots.refusal(slot) for slot in slots.silent(awaited))
         if is_waiting and not self._has_passed(now_s, RETURN_S if left else slots.start_timeout_s):
             return []
+        if awaited and not slots.present and self._starts_left > 1 and not self._has_passed(now_s, AGAIN_S):
+            return []
         missing = slots.forgo(awaited)
         if left is not None:
             return self._enter(RunPhase.TRAIN)
@@ -375,6 +382,9 @@ class RunClient:
         silent = [slot for slot in missing if not slots.refusal(slot)]
         if missing and not slots.present and not self._is_all_new:
             return self._enter(RunPhase.STAFF)  # some were there before: one that hangs, or was lost meanwhile
+        if missing and not slots.present and self._starts_left > 1:
+            self._starts_left -= 1
+            return self._enter(RunPhase.STAFF)
         if missing and not slots.present:
             unheard = f"trainers {silent} were started but did not report within {waited_s:.0f} s; see their logs"
             refusals = [slots.refusal(slot) for slot in missing if slots.refusal(slot)]
@@ -386,7 +396,7 @@ class RunClient:
         return self._enter(RunPhase.TRAIN) if self._is_carried_out else []
 
     def _begin_train(self, facts: RunFacts, now_s: float) -> RunEffects:
-        left, self._left, rules = self._left, None, self._rules
+        left, self._left, rules, self._has_trained = self._left, None, self._rules, True
         if left is None:
             self.base = self._led.tip.hash
         is_limited = math.isfinite(rules.first_deadline_s)

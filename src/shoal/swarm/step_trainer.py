@@ -99,7 +99,17 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The step is over. Without `committed` no replica of its path could say: the round's record decides."""
+    """The step is over.
+
+    Attributes:
+        key: The step with its last attempt.
+        path: The replicas of the last attempt.
+        loss: Mean over the step's targets.
+        grad_norm: Over all stages, before clipping.
+        skipped: Committed without effect, because a gradient was not finite.
+        committed: Some replica has applied it. Otherwise none of the path could say, and the round's record decides.
+        routers: Of all layers with experts, in order.
+    """
 
     key: StepKey
     path: tuple[PeerId, ...]
@@ -108,6 +118,8 @@ class Finished:
     skipped: bool
     committed: bool
     attempts: int
+    num_samples: int
+    num_targets: int
     routers: tuple[RouterReport, ...] = ()
 
 
@@ -397,6 +409,8 @@ class StepTrainer:
             skipped=self._commit is not None and self._commit.skipped,
             committed=any(self._answers.values()),
             attempts=self._attempts,
+            num_samples=sum(map(len, plan.microbatch_targets)),
+            num_targets=sum(map(sum, plan.microbatch_targets)),
             routers=tuple(router for stage in range(len(self._path)) for router in self._prepared[stage].routers),
         )
         self._end(finished)

@@ -95,7 +95,6 @@ class Candidate:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """See `hosts_of`."""
         return hosts_of(self.hop)
 
 
@@ -104,7 +103,6 @@ class Replica(Candidate):
     """One server's copy of one stage.
 
     Attributes:
-        stage: which one.
         load: steps that are open there.
         step: steps that it has committed since it joined.
         base_round: the last round whose record it holds (`NO_BASE`: none).

@@ -97,7 +97,6 @@ class MetricRegistry:
     """
 
     def __init__(self) -> None:
-        """Start without any number."""
         self.began_unix_s = SystemClock().unix_s()
         self._lock = threading.Lock()
         self._counters: dict[str, Counter] = {}

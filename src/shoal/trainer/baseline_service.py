@@ -27,7 +27,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
     """Run the baseline beside a swarm.
 
     Args:
-        payload: `BaselineSpec` in msgpack.
         control: is told `RoleReady` at once.
     """
     spec = msgspec.msgpack.decode(payload, type=BaselineSpec)

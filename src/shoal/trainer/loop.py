@@ -26,8 +26,9 @@ from shoal.events.steps import (
 from shoal.ids import PeerId, StepKey
 from shoal.optim.loss_scale import LossScale
 from shoal.optim.schedule import LrSchedule
-from shoal.pipeline.driver import StepDriver, StepResult
+from shoal.pipeline.driver import StepDriver
 from shoal.runtime.waking import Signal
+from shoal.swarm.step_trainer import Finished
 from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
@@ -183,7 +184,7 @@ class TrainerLoop:
         self._waits.observe(self._clock.now_s() - asked_s)
         return batch
 
-    async def _train(self, start: StartRound, number: int, batch: LeasedBatch) -> StepResult | None:
+    async def _train(self, start: StartRound, number: int, batch: LeasedBatch) -> Finished | None:
         lr = self._schedule.lr(number)
         microbatches = batch.microbatches(self._config)
         begun_s = self._clock.now_s()

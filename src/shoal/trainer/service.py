@@ -23,7 +23,6 @@ async def main(payload: bytes, control: RoleControl) -> None:
     """Run a trainer.
 
     Args:
-        payload: `TrainerSpec` in msgpack.
         control: is told `RoleReady` once it works; its client hears from it when it has found the data server.
     """
     spec = msgspec.msgpack.decode(payload, type=TrainerSpec)

@@ -18,14 +18,7 @@ from shoal.ids import PeerId
 from shoal.log import FloodGate, is_failing
 from shoal.runtime.process_info import resident_bytes
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
-from shoal.wire.messages.control import (
-    MAX_COUNTERS,
-    MAX_GAUGES,
-    MAX_HISTOGRAMS,
-    AskCounters,
-    MetricReport,
-    RunOver,
-)
+from shoal.wire.messages.control import MAX_COUNTERS, MAX_GAUGES, MAX_HISTOGRAMS, AskCounters, MetricReport, RunOver
 
 _T = TypeVar("_T")
 
@@ -77,7 +70,6 @@ class Rest:
     """Takes what no handler before it has taken, and does nothing with it: for a role that is about to end."""
 
     def receive(self, event: Received) -> bool:
-        """See `Handler`."""
         return True
 
     def peer_lost(self, peer: PeerId) -> None:

@@ -25,7 +25,6 @@ async def drive(
 
     Args:
         changed: notified when `until` may hold, or the machine is due earlier than before; more often does no harm.
-        do: carries effects out.
         until: whether to return; without it this goes on until it is cancelled.
     """
     while not until():

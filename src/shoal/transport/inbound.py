@@ -23,7 +23,6 @@ class Inbound:
     """
 
     def __init__(self, events: EventQueue, limits: TransportLimits) -> None:
-        """Start with nothing received."""
         self.pool = BufferPool(limits.max_pooled_bytes)
         self.received_bytes = 0
         self._events = events

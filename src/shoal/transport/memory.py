@@ -42,17 +42,16 @@ class MemoryNetwork:
             replace it.
     """
 
-    def __init__(self, *, encode: bool = True, limits: WireLimits | None = None, seed: int | None = None) -> None:
+    def __init__(self, *, encode: bool = True, seed: int | None = None) -> None:
         """Make an empty network.
 
         Args:
             encode: pass every message through its encoded form; otherwise only tensors are copied.
-            limits: of the frames, if they are encoded.
             seed: of the choice of control messages that overtake tensors; None: none do.
         """
         self.encode = encode
         self.overtaking = None if seed is None else random.Random(seed)
-        self.limits = limits or WireLimits()
+        self.limits = WireLimits()
         self.before_delivery: DeliverHook | None = None
         self.is_one_host: Callable[[PeerId, PeerId], bool] = lambda _here, _there: False
         self._endpoints: dict[PeerId, MemoryEndpoint] = {}

@@ -21,7 +21,7 @@ from typing import Self
 
 import anyio
 
-from shoal.clock import Clock, SystemClock
+from shoal.clock import SystemClock
 from shoal.errors import ConfigError, HandshakeError, Offence
 from shoal.events.base import emit
 from shoal.events.links import TransportUp
@@ -62,7 +62,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         role: str,
         carriers: Sequence[Carrier],
         limits: TransportLimits,
-        clock: Clock | None = None,
         metrics: MetricRegistry | None = None,
     ) -> None:
         """Open nothing yet; use `open_endpoint` or `open_unix_endpoint`.
@@ -78,7 +77,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._role = role
         self._carriers = tuple(carriers)
         self._limits = limits
-        self._clock: Clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._generation = secrets.randbits(63)
         self._events = EventQueue()
         self._peers = defaultdict[PeerId, PeerState](lambda: PeerState(LinkMeter(self._clock)))
@@ -137,7 +136,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     @property
     def received_bytes(self) -> int:
-        """See `Endpoint.received_bytes`."""
         return self._inbound.received_bytes
 
     @property

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine
-from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
@@ -39,9 +38,7 @@ class HivemindEnd:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._p2p is not None:
             self._run(self._p2p.shutdown())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -38,9 +37,7 @@ class RawEnd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._connected is not None:
             self._connected.close()
         self._linked.close()

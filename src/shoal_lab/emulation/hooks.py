@@ -19,7 +19,6 @@ class EmulatedRole(RoleHooks):
     """Hooks with deaths, a pace, or both."""
 
     def __init__(self, clock: Clock, *, deaths: DeathPoints | None = None, pace: DevicePace | None = None) -> None:
-        """Take no hold yet."""
         self._clock, self._deaths, self._pace = clock, deaths, pace
 
     def handlers(self, handlers: Sequence[Handler]) -> Sequence[Handler]:

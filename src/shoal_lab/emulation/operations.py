@@ -47,7 +47,6 @@ class PacedOperations(_Decorated):
     """Operations that last at least as long as on an emulated device; what they compute stays the same, to the bit."""
 
     def __init__(self, plain: Operations, pace: DevicePace, clock: Clock) -> None:
-        """Slow nothing down yet."""
         super().__init__(plain)
         self._pace, self._clock = pace, clock
         self._num_operations = 0
@@ -74,7 +73,6 @@ class MortalOperations(_Decorated):
     """Operations under which the process may die."""
 
     def __init__(self, plain: Operations, deaths: DeathPoints) -> None:
-        """Die of nothing yet."""
         super().__init__(plain)
         self._deaths = deaths
 

@@ -18,14 +18,7 @@ from shoal.transport.limits import TransportLimits
 from shoal.transport.link_meter import LinkMeter
 from shoal.wire.frame import FRAME_VERSION, HEADER, MAGIC, MIN_PIECE_BYTES, PIECE_HEADER, PIECE_MAGIC, Frame
 from shoal.wire.frame_decoder import FrameDecoder
-from shoal.wire.handshake import (
-    PREFIX,
-    HandshakeDecoder,
-    Hello,
-    Refusal,
-    check_hello,
-    encode_handshake,
-)
+from shoal.wire.handshake import PREFIX, HandshakeDecoder, Hello, Refusal, check_hello, encode_handshake
 from shoal.wire.limits import NO_TENSORS, TENSORS_OF, WireLimits
 from shoal.wire.messages import Message
 from shoal.wire.tensors import empty_bytes

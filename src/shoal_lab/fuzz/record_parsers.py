@@ -17,9 +17,7 @@ from shoal.errors import RemoteProtocolError, SignatureError
 from shoal.identity import Identity, verify
 from shoal.swarm.records import seal, unseal
 from shoal.telemetry.registry import MetricRegistry
-from shoal.wire.handshake import (
-    PROTOCOL_VERSION,
-)
+from shoal.wire.handshake import PROTOCOL_VERSION
 from shoal.wire.messages.round import QuorumTag, Record, SignedRecord
 from shoal_lab.fuzz.frame_parsers import RUN, SAMPLES_EACH
 from shoal_lab.fuzz.grammar import tree_of

@@ -64,14 +64,14 @@ def test_a_ctrl_c_ends_with_130_and_leaves_no_process() -> None:
         deadline = Deadline.after(SystemClock(), 60)
         pause = threading.Event()
         while not descendants(command.pid):  # the peers of the calibration, or of the benchmark
-            deadline.check("no peer was started")
+            assert not deadline.expired(), "no peer was started"
             pause.wait(0.02)
         command.send_signal(signal.SIGINT)
         output, errors = command.communicate(timeout=240)
     assert (command.returncode, output, errors) == (130, "", "")
     # A peer whose start was interrupted ends by its lifeline, a moment later.
     while with_environment(f"TAG_OF_TEST={tag}"):
-        deadline.check("a process is left")
+        assert not deadline.expired(), "a process is left"
         pause.wait(0.02)
 
 

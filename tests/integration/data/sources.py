@@ -23,14 +23,18 @@ class Trap(msgspec.Struct, frozen=True):
         fails: reading it raises.
         kills: reading it kills the process, after half of the batch has been written as rubbish.
         once: the file that is removed by a killing, which does not happen without it; empty: it always happens.
+        stops: reading it stops the process, after half of the batch has been written as rubbish.
+        left: the file that has how often processes are to be stopped yet.
         hangs: reading it takes for ever.
-        unopened: opening the data set in a worker fails ("error") or kills it ("kill").
+        unopened: opening the data set in a worker fails ("error"), kills it ("kill") or stops it ("stop").
     """
 
     num_samples: int = 50
     fails: int = -1
     kills: int = -1
     once: str = ""
+    stops: int = -1
+    left: str = ""
     hangs: int = -1
     unopened: str = ""
 
@@ -58,6 +62,9 @@ class Trapped(Source):
             raise ValueError("broken picture")
         if trap.kills in indices:
             self._kill(batch.inputs)
+        if trap.stops in indices:
+            batch.inputs[: len(indices) // 2] = -7
+            stop(trap)
         if trap.hangs in indices:
             threading.Event().wait()
         batch.inputs[...] = indices[:, None] + np.arange(5)
@@ -73,6 +80,14 @@ class Trapped(Source):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop(trap: Trap) -> None:
+    """Stop this process, unless that was done as often as it is to be."""
+    left = int(Path(trap.left).read_text())
+    if left:
+        Path(trap.left).write_text(str(left - 1))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def trapped(trap: Trap) -> DataSet:
     """Return the data set without opening it as a worker does."""
     return DataSet("trapped", Trapped(trap, trap.num_samples), Trapped(Trap(), 30, 1000), num_classes=2000)
@@ -83,6 +98,8 @@ def open_trapped(payload: bytes) -> DataSet:
     trap = msgspec.msgpack.decode(payload, type=Trap)
     if trap.unopened == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if trap.unopened == "stop":
+        stop(trap)
     if trap.unopened == "error":
         raise ConfigError("data.dataset_name = trapped is gone")
     return trapped(trap)

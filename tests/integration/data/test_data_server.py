@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ async def test_a_trainer_leases_over_a_socket_and_another_process_sees_the_same_
 
 def test_a_batch_written_here_is_read_by_another_process_without_a_name_in_shared_memory() -> None:
     segments = set(os.listdir("/dev/shm"))
-    with Pool(place_bytes=4096, num_places=4) as pool:
+    with closing(Pool(place_bytes=4096, num_places=4)) as pool:
         pool.memory(2)[:80] = np.arange(10, dtype=np.int64).view(np.uint8)
         where = json.dumps([pool.path, pool.num_bytes, pool.offset_bytes(2), 10])
         done = subprocess.run([sys.executable, "-c", CHILD, where], capture_output=True, check=True, timeout=240)

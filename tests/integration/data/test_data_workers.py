@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -14,17 +15,46 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
+from tests.alongside import until
 from tests.integration.data.sources import Trap, trapped
 from tests.unit.data.host import Host, host, settle
 from tests.windows import num_free
 
-from shoal.data.workers import MAX_DEATHS, DataWorkers
+from shoal.clock import SystemClock
+from shoal.data import workers
+from shoal.data.workers import MAX_DEATHS, SLOW_S, DataWorkers
 from shoal.errors import ConfigError, SampleError
 from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
 
 MODULE = "tests.integration.data.orphaned_workers"
 STEPS = 4
+
+
+class FastClock(SystemClock):
+    """A second of it is over in ten milliseconds."""
+
+    def __init__(self) -> None:
+        self.slept_s = 0.0
+
+    def now_s(self) -> float:
+        return self.slept_s
+
+    async def sleep_s(self, duration_s: float) -> None:
+        await super().sleep_s(duration_s / 100)
+        self.slept_s += duration_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FastClock:
+    """That of data workers."""
+    clock = FastClock()
+    monkeypatch.setattr(workers, "SystemClock", lambda: clock)
+    return clock
+
+
+def said(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.getMessage() == name]
 
 
 async def all_batches(at: Host, num_slots: int = 2) -> list[bytes]:
@@ -83,6 +113,54 @@ async def test_a_batch_whose_worker_is_killed_is_prepared_anew_and_seen_once(num
     assert not once.exists()
 
 
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.usefixtures("clock")
+async def test_a_worker_that_stands_still_is_killed_and_its_batch_prepared_anew_however_often(
+    num_workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    undisturbed = Trap()
+    async with host(batch=7, seed=5, dataset=trapped(undisturbed)) as at:
+        expected = await all_batches(at)
+    left = tmp_path / "left"
+    left.write_text(str(MAX_DEATHS + 1))
+    trap = Trap(stops=11, left=str(left))
+    async with host(batch=7, seed=5, dataset=trapped(trap), num_workers=num_workers, opening=trap.opening()) as at:
+        assert await all_batches(at) == expected
+    assert left.read_text() == "0"
+    stopped = said(caplog, "data_process.stopped")
+    assert len(stopped) == MAX_DEATHS + 1
+    assert {record.levelname for record in stopped} == {"WARNING"}
+
+
+@pytest.mark.usefixtures("clock")
+async def test_a_worker_that_stands_still_while_it_opens_the_data_set_is_killed_too_and_others_open_it(
+    tmp_path: Path,
+) -> None:
+    left = tmp_path / "left"
+    left.write_text(str(MAX_DEATHS + 1))
+    trap = Trap(unopened="stop", left=str(left))
+    async with host(batch=7, dataset=trapped(trap), num_workers=1, opening=trap.opening()) as at:
+        at.tell(PlanRound(1, 1, StepRange(0, STEPS)))
+        assert await at.trainer(0).lease(1, 0) is not None
+    assert left.read_text() == "0"
+
+
+async def test_of_a_batch_that_takes_long_it_is_said_once_who_prepares_it(
+    clock: FastClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    trap = Trap(hangs=2)
+    async with host(batch=50, dataset=trapped(trap), num_workers=1, opening=trap.opening()) as at:
+        await until(lambda: said(caplog, "data_worker.slow"))
+        at_s = clock.slept_s
+        await until(lambda: clock.slept_s > at_s + 3 * SLOW_S)
+        preparation = at.service.preparation
+        assert isinstance(preparation, DataWorkers)
+        [slow] = said(caplog, "data_worker.slow")
+        assert (slow.levelname, [slow.__dict__["pid"]]) == ("WARNING", preparation.pids)
+        assert slow.__dict__["seconds"] > SLOW_S
+    assert not said(caplog, "data_process.stopped")
+
+
 async def test_idle_workers_that_are_killed_are_replaced() -> None:
     trap = Trap()
     async with host(batch=7, dataset=trapped(trap), num_workers=2, opening=trap.opening()) as at:
@@ -90,16 +168,16 @@ async def test_idle_workers_that_are_killed_are_replaced() -> None:
         at.tell(PlanRound(1, 1, StepRange(0, STEPS)))
         assert await feed.lease(1, 0) is not None
         await settle(lambda: num_free(at.service.pool) == 13)
-        workers = at.service.preparation
-        assert isinstance(workers, DataWorkers)
-        before = set(workers.pids)
+        preparation = at.service.preparation
+        assert isinstance(preparation, DataWorkers)
+        before = set(preparation.pids)
         assert before
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         # Two batches lie ready; the others need workers.
         for step in range(1, STEPS):
             assert await feed.lease(1, step) is not None
-        assert set(workers.pids) - before
+        assert set(preparation.pids) - before
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

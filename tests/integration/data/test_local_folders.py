@@ -98,6 +98,27 @@ def test_images_are_evaluated_on_a_split_or_a_folder_of_their_own(tmp_path: Path
     assert "digits has no splits" in _opened(tmp_path, "digits", "cv", eval_split="test", num_channels=1)
 
 
+def test_images_that_are_evaluated_are_not_trained_on(tmp_path: Path) -> None:
+    _write_photos(tmp_path / "photos" / "some")
+    _write_photos(tmp_path / "photos" / "held", first=100)
+    for number in (4, 5):
+        (tmp_path / "photos" / "some" / "cats" / f"{number}.png").unlink()
+        (tmp_path / "photos" / "some" / "cats" / f"{number}.png").symlink_to(f"../../held/cats/{number}.png")
+    sizes, train, holdout = _opened(tmp_path, "./photos", "cv", eval_split="./photos/held").splitlines()
+    assert sizes == "2 18 20"
+    assert _numbers(train) == [grey for grey in range(20) if grey not in (8, 10)]
+    assert _numbers(holdout) == list(range(100, 120))
+    said = _opened(tmp_path, "./photos", "cv", eval_split="./photos")
+    assert "holds out all images of data.dataset_name = ./photos, and none is left to train on" in said
+    assert "is data.dataset_split, and so nothing is left" in _opened(tmp_path, "./photos", "cv", eval_split="train")
+    stream = _opened(tmp_path, "./photos", "cv", eval_split="./photos/held", streaming=True, shuffle_window=64)
+    assert "./photos/held holds out 22 of the files" in stream
+    assert "move what is held out to a folder elsewhere" in stream
+    _write_photos(tmp_path / "photos", first=200)
+    said = _opened(tmp_path, "./photos", "cv", eval_split="./photos/held")
+    assert "a folder for each class, all at one depth" in said
+
+
 def test_an_image_that_is_damaged_is_named_and_another_one_stands_in_its_place(tmp_path: Path) -> None:
     _write_photos(tmp_path / "photos")
     (tmp_path / "photos" / "cats" / "3.png").write_bytes(b"no image")

@@ -18,13 +18,14 @@ from tests.unit.data.host import Host, host, settle
 
 from shoal.config import Config
 from shoal.config.dump import config_to_json
+from shoal.data import stopped_processes
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.feed import LeasedBatch
 from shoal.data.shuffle import PassOrder, permutation
 from shoal.data.source import DataSet
 from shoal.errors import ConfigError, RemoteError, SampleError, ShoalError
 from shoal.events.base import Event
-from shoal.events.data import SamplesSkipped, StreamRepeats, StreamWindow
+from shoal.events.data import DataProcessStopped, SamplesSkipped, StreamRepeats, StreamWindow
 from shoal.replay.samples import Samples
 from shoal.wire.messages.base import SampleRange, StepRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
@@ -184,6 +185,20 @@ async def test_a_process_that_dies_is_replaced_and_one_that_dies_again_and_again
         dataset.windows.wait({2})
         with pytest.raises(RemoteError, match=r"reads data\.dataset_name = .*:Deadly has died 3 times in a row"):
             dataset.windows.wait({4})
+
+
+async def test_a_process_that_stands_still_is_killed_and_replaced_however_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopped_processes, "LOOK_S", 0.01)
+    monkeypatch.setattr(stopped_processes, "STILL_S", 0.02)
+    left, said = tmp_path / "left", list[Event]()
+    left.write_text("4")
+    with opened(config("Stopping", {"arguments": {"left": str(left)}}), said) as dataset:
+        async with host(batch=4, seed=5, dataset=dataset) as at:
+            assert await trained(at, range(1, 6)) == expected(5, 5)
+    assert left.read_text() == "0"
+    assert len([event for event in said if isinstance(event, DataProcessStopped)]) == 4
 
 
 async def test_a_stream_that_cannot_be_read_any_further_ends_the_data_server_with_what_was_raised() -> None:

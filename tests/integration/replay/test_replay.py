@@ -88,7 +88,7 @@ def test_a_record_that_nobody_has_signed_is_none(
     assert "round 3: the record is not signed by who may" in capsys.readouterr().out
 
 
-def _signed_by_a_stranger(folder: Path, *, also_the_first: bool) -> None:
+def signed_by_a_stranger(folder: Path, *, also_the_first: bool) -> None:
     """Sign all records anew, with a key of nobody's, which warrants itself; and let D_0 name that as the authority."""
     stranger = Identity.generate()
     signer = Signer(stranger, stranger, RUN_ID)
@@ -109,7 +109,7 @@ def _signed_by_a_stranger(folder: Path, *, also_the_first: bool) -> None:
 def test_a_chain_that_a_stranger_has_signed_throughout_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _signed_by_a_stranger(folder, also_the_first=False)
+    signed_by_a_stranger(folder, also_the_first=False)
     assert main(["replay", str(folder)]) == 1
     assert "round 1: the record is not signed by who may" in capsys.readouterr().out
 
@@ -121,7 +121,7 @@ def test_a_run_with_a_first_record_of_its_own_is_refused_by_who_knows_the_swarm_
     key_file.write_bytes(bytes(32))
     key_file.chmod(0o600)
     assert main(["replay", str(folder), "--swarm-key-file", str(key_file)]) == 0
-    _signed_by_a_stranger(folder, also_the_first=True)
+    signed_by_a_stranger(folder, also_the_first=True)
     capsys.readouterr()
     assert main(["replay", str(folder), "--swarm-key-file", str(key_file)]) == 1
     assert "is of a run of another swarm" in capsys.readouterr().err

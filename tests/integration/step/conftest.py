@@ -22,11 +22,12 @@ from shoal.data.microbatch import Microbatch
 from shoal.ids import PeerId, StepKey
 from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.inner import build_inner_optimizer
-from shoal.pipeline.driver import StepDriver, StepResult
+from shoal.pipeline.driver import StepDriver
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker, StepLimits
 from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.step_operations import Schedule
+from shoal.swarm.step_trainer import Finished
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Hop, SampleRange
@@ -86,7 +87,7 @@ class Swarm:
         home: int = 0,
         round: int = 1,
         loss_scale: float = 1.0,
-    ) -> StepResult:
+    ) -> Finished:
         return await self.drivers[trainer].train(
             round=round,
             number=number,

@@ -11,7 +11,7 @@ from tests.simulation.homes.world import Decisions, World
 from shoal.ids import PeerId
 from shoal.swarm.contribution_guard import scales_of
 from shoal.swarm.ring_order import Links, ring_order
-from shoal.swarm.round_deadline import boundary_s, deadline_s
+from shoal.swarm.round_boundary import boundary_s, deadline_s
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
 from shoal.swarm.view import SwarmView
 from shoal.wire.messages.base import Replicas

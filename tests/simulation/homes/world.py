@@ -1,7 +1,7 @@
 """Rounds of a swarm whose machines come, go, hang and differ: who trains together, how long all wait, what counts.
 
 What is simulated are the decisions that a client makes around a round: `swarm.routing` forms the pipelines,
-`swarm.round_deadline` says how long their trainers are waited for, `swarm.ring_order` orders those who average, and
+`swarm.round_boundary` says how long their trainers are waited for, `swarm.ring_order` orders those who average, and
 `swarm.contribution_guard` says what each counts. The round itself is the matter of the world `round`.
 """
 
@@ -19,7 +19,7 @@ from tests.simulation.safety import Broken
 from shoal.ids import NO_BALLOT, PeerId, StageIndex, StepKey
 from shoal.swarm.contribution_guard import scales_of
 from shoal.swarm.ring_order import PART_BYTES, Links, ring_order
-from shoal.swarm.round_deadline import boundary_s
+from shoal.swarm.round_boundary import boundary_s
 from shoal.swarm.routing import Pipeline, form_pipelines, replicas_for
 from shoal.swarm.view import Replica, SwarmView
 from shoal.wire.messages.base import Hop

@@ -24,8 +24,7 @@ from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.runtime.launcher_messages import StartTrainer
 from shoal.swarm.client_turn import AskClient, ClientTurn, TakeTurn
 from shoal.swarm.records import Tip
-from shoal.swarm.round_boundary import RunTime
-from shoal.swarm.round_deadline import boundary_s
+from shoal.swarm.round_boundary import RunTime, boundary_s
 from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.run_client import MAX_EVALUATIONS, NO_FURTHER_S, SETTLE_S, RunClient

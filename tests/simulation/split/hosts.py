@@ -8,15 +8,7 @@ from tests.simulation.round.hosts import ClientHost, ReplicaHost
 
 from shoal.ids import PeerId
 from shoal.swarm.records import used_samples
-from shoal.swarm.round_effects import (
-    ChainLeft,
-    CoordinatorEffect,
-    Deposed,
-    Fetch,
-    MemberEffect,
-    Overtaken,
-    RoundReady,
-)
+from shoal.swarm.round_effects import ChainLeft, CoordinatorEffect, Deposed, Fetch, MemberEffect, Overtaken, RoundReady
 from shoal.swarm.run_effects import RunPhase
 
 if TYPE_CHECKING:

@@ -25,14 +25,7 @@ from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.view import Replica, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import StageHashes
-from shoal.wire.messages.snapshot import (
-    AskSnapshot,
-    NoSnapshot,
-    OfferSnapshot,
-    Snapshot,
-    SnapshotKept,
-    SnapshotMessage,
-)
+from shoal.wire.messages.snapshot import AskSnapshot, NoSnapshot, OfferSnapshot, Snapshot, SnapshotKept, SnapshotMessage
 from shoal.wire.messages.step import Commit, StepMessage
 from shoal.wire.messages.transfer import Chunk, Missing, TransferMessage, Want
 

@@ -36,6 +36,7 @@ from shoal.optim.parts import AveragedParts
 from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.records import Logs
+from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.view import Replica as SeenReplica
 from shoal.swarm.view import SwarmView
@@ -86,9 +87,9 @@ class FakeSteps:
         self.earlier = self.cuts.still_earlier(self.round, self.earlier, self.log) if keeps_rest else ()
         self.round, self.log, self.in_doubt = round, (), ()
 
-    async def close(self, round: int) -> FakeSteps:
+    async def close(self, round: int) -> StepsClosed:
         await anyio.lowlevel.checkpoint()
-        return FakeSteps(round, self.cuts, self.earlier, self.log, self.in_doubt)
+        return StepsClosed(self.num_samples, self.in_doubt, self.log, earlier=self.earlier)
 
     def resolve(self, key: StepKey, commit: bool, scale: float, lr: float, skipped: bool) -> None:
         self.fates[key] = (commit, scale, lr, skipped)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from tests.foreign_code import NAME, lay_trap
 from tests.unit.checkpoint.folders import assert_same, make_config, write_model
 from tests.unit.model.hf.families import EXACT, own_class, values_of
 
 import shoal
 from shoal.checkpoint.exporting import export_model, import_model
 from shoal.checkpoint.loading import open_model
+from shoal.cli import main
 from shoal.config import Config
 from shoal.errors import ConfigError, StateMismatch
 from shoal.model.hf.family import HfFamily
@@ -69,6 +71,26 @@ def test_a_model_from_elsewhere_in_many_files_is_read_unit_by_unit(kind: str, tm
     import_model(source, tmp_path / "ours")
     with torch.no_grad():
         assert torch.equal(shoal.load_model(tmp_path / "ours")(TOKENS), expected)
+
+
+def test_a_family_that_the_file_beside_a_model_names_is_imported_only_if_the_caller_names_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = lay_trap(tmp_path, monkeypatch)
+    source = open_model(write_model(tmp_path / "model", config_of("llama", 1)))
+    export_model(source, out := tmp_path / "out")
+    written = (out / "config.yaml").read_text()
+    assert "family: hf\n" in written
+    (out / "config.yaml").write_text(written.replace("family: hf\n", f"family: {NAME}:X\n"))
+    with pytest.raises(ConfigError, match=rf"names '{NAME}:X' by .* say load_model\(\.\.\., family='{NAME}:X'\)"):
+        shoal.load_model(out)
+    for command in (("generate", str(out), "--prompt=x"), ("export", str(out), f"--to={tmp_path / 'to'}")):
+        assert main(command) == 2
+        assert f"or --family {NAME}:X" in " ".join(capsys.readouterr().err.split())
+    assert not trace.exists()
+    own = "shoal.model.hf.family:HfFamily"
+    (out / "config.yaml").write_text(written.replace("family: hf\n", f"family: {own}\n"))
+    assert_same(shoal.load_model(out, family=own), source.whole())
 
 
 def test_tied_embeddings_stand_in_the_files_once(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
         ({}, "generate"),
         ({"model": {"family": "mlp"}, "data": {"task_type": "cv", "dataset_name": "digits"}}, "evaluate"),
         ({"model": {"family": "theirs.model:Mlp"}}, "evaluate"),
+        ({"model": {"family": "theirs.model:Mlp"}, "data": {"dataset_name": "theirs.data:Set"}}, "evaluate"),
         ({"model": {"family": "biggan"}, "data": {"task_type": "image_gen", "dataset_name": "digits"}}, "images"),
     ],
 )
@@ -67,7 +68,9 @@ def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], 
     lines = list(next_lines(config, summary, None, Path("/logs/a run"), is_local=True))
     assert lines[0].startswith(f"next: shoal {command} '/logs/a run/model'")
     # Code of somebody else is run where it is named alone.
-    assert ("--family theirs.model:Mlp" in lines[0]) == (config.model.family == "theirs.model:Mlp")
+    for line in lines[:2]:
+        assert ("--family theirs.model:Mlp" in line) == (config.model.family == "theirs.model:Mlp")
+        assert ("--dataset-name theirs.data:Set" in line) == (config.data.dataset_name == "theirs.data:Set")
     assert [line.split()[1] for line in lines[1:]] == ["replay", "events"]
     assert [problem_of(line.removeprefix("next:").strip()) for line in lines] == [None] * 3
 

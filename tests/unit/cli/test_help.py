@@ -16,9 +16,9 @@ from shoal.config.keys import keys
 COMMANDS = sorted(name for name in app if not name.startswith("-"))
 LONG = [name for name in COMMANDS if len(name) > 2]  # with a letter changed, `ps` is like anything
 FLAGS = {
-    "evaluate": ["device", "family"],
+    "evaluate": ["device", "family", "dataset-name"],
     "generate": ["max-tokens", "temperature", "stop"],
-    "replay": ["processes", "swarm-key-file"],
+    "replay": ["processes", "swarm-key-file", "dataset-name"],
     "events": ["follow", "log-dir"],
     "chaos": ["every", "kinds", "emulated-device", "goodput"],
     "benchmark": ["repeat", "ignore-busy"],

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 import torch
+from tests.foreign_code import NAME, lay_trap
 from tests.unit.checkpoint.checkpoints import checkpoint_of as made_of
 from tests.unit.checkpoint.checkpoints import hashes
 from tests.unit.checkpoint.folders import GPT
@@ -60,11 +61,19 @@ class Runs:
         create_swarm_key(self.path / run_id / LOCAL_KEY)
         return config
 
-    def keep(self, config: Config, *rounds: int, run_id: str = RUN, unix_s: float = 1.75e9) -> None:
+    def keep(
+        self,
+        config: Config,
+        *rounds: int,
+        run_id: str = RUN,
+        unix_s: float = 1.75e9,
+        said: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write checkpoints, whose D_0 says of the configuration what is `said`, or what it is."""
         authority = swarm_authority(load_swarm_key(self.path / run_id / LOCAL_KEY))
         seal = Signer(CLIENT, authority, run_id).seal
         store = CheckpointStore(config.checkpoint_location, run_id, policy=KeepPolicy(keep_last=9))
-        genesis = Genesis(0, authority.peer_id, shared_configuration(config), (1,), {})
+        genesis = Genesis(0, authority.peer_id, {**(said or shared_configuration(config))}, (1,), {})
         content = msgspec.json.encode({"form": 2} | msgspec.to_builtins(genesis))
         layouts = stage_layouts(config)
         for round in rounds:
@@ -219,6 +228,71 @@ def test_a_run_is_gone_on_with_by_the_key_of_its_swarm_alone(runs: Runs, tmp_pat
     with pytest.raises(ConfigError, match="no good checkpoint"):
         runs.resume()
     assert "without having the swarm key" in runs.said[0]
+
+
+@pytest.mark.parametrize("flags", [(), ("--diloco.outer-steps=200",)], ids=["the same run", "a fork"])
+@pytest.mark.parametrize(("section", "key"), [("data", "dataset_name"), ("model", "family")])
+def test_code_that_a_checkpoint_names_is_imported_only_if_this_host_names_it_too(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, key: str, flags: tuple[str, ...]
+) -> None:
+    trace = lay_trap(tmp_path, monkeypatch)
+    config = runs.begin()
+    forged = shared_configuration(config)
+    forged[section][key] = f"{NAME}:X"
+    runs.keep(config, 4, said=forged)
+    flag = f"--{section}.{key.replace('_', '-')}"
+    with pytest.raises(
+        ConfigError, match=rf"its checkpoint names '{NAME}:X' by {section}\.{key}, .* say {flag} {NAME}:X"
+    ):
+        runs.resume(*flags)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["its own file", "a flag"])
+def test_a_run_with_data_of_ones_own_goes_on_by_the_file_that_it_has_left_here_or_by_a_flag(
+    runs: Runs, is_here: bool
+) -> None:
+    own = {"dataset_name": "own.sets:Texts", "arguments": {"count": 3}, "seq_len": 32}
+    config = runs.begin(data=own)
+    runs.keep(config, 4)
+    if is_here:
+        (runs.path / RUN / "config.yaml").write_text(dump_config(config))
+    found = runs.resume(*(() if is_here else ("--data.dataset-name=own.sets:Texts",)))
+    assert (found.run_id, found.config.data.dataset_name, found.config.data.arguments) == (
+        RUN,
+        "own.sets:Texts",
+        {"count": 3},
+    )
+
+
+def test_the_file_of_a_run_here_counts_and_not_what_a_checkpoint_says_in_its_place(runs: Runs) -> None:
+    config = runs.begin(data={"dataset_name": "own.sets:Texts", "arguments": {"path": "mine"}, "seq_len": 32})
+    (runs.path / RUN / "config.yaml").write_text(dump_config(config))
+    forged = shared_configuration(config)
+    forged["data"] |= {"dataset_name": f"{NAME}:X", "arguments": {"path": "theirs"}}
+    runs.keep(config, 4, said=forged)
+    found = runs.resume().config.data
+    assert (found.dataset_name, found.arguments) == ("own.sets:Texts", {"path": "mine"})
+
+
+@pytest.mark.parametrize("flags", [(), ("--diloco.outer-steps=200",)], ids=["the same run", "a fork"])
+def test_a_checkpoint_starts_no_program_of_its_own(runs: Runs, flags: tuple[str, ...]) -> None:
+    config = runs.begin()
+    runs.keep(config, 4, said={**shared_configuration(config), "notify": {"command": ["touch", "it_has_run"]}})
+    with pytest.raises(ConfigError, match="says 'notify', which no run"):
+        runs.resume(*flags)
+
+
+def test_a_checkpoint_that_is_called_as_the_folder_with_checkpoints_brings_no_key_and_no_file(runs: Runs) -> None:
+    """They would lie where the checkpoints do, and who writes those can write them."""
+    name = "checkpoints"
+    config = runs.begin(name, data={"dataset_name": f"{NAME}:X", "seq_len": 32})
+    (runs.path / name / "config.yaml").write_text(dump_config(config))
+    runs.keep(config, 4, run_id=name)
+    with pytest.raises(ConfigError, match="there is no checkpoint in"):
+        runs.resume()
+    with pytest.raises(ConfigError, match="is not called as a run is"):
+        runs.resume(wanted=str(runs.folder(4, name)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.run_files import remove_empty_outputs
+from shoal.cli.run_files import is_run_id, new_run_id, remove_empty_outputs
+from shoal.clock import SystemClock
+from shoal.config import Config
 
 
 def test_only_outputs_that_are_empty_are_removed(tmp_path: Path) -> None:
@@ -28,3 +30,10 @@ def test_a_disk_that_has_become_read_only_hides_no_reason_behind_its_own(
 
     monkeypatch.setattr(Path, "unlink", unlink)
     remove_empty_outputs(tmp_path)
+
+
+def test_no_other_folder_beside_those_of_runs_is_called_as_a_run_is() -> None:
+    run_id = new_run_id(Config(experiment_prefix="a.b-c"), SystemClock())
+    assert is_run_id(run_id)
+    others = ("checkpoints", ".", "..", f"{run_id}.servers", f"{run_id}.mirror", f"{run_id}-2", f"x/{run_id}", "a.b-c")
+    assert [name for name in others if is_run_id(name)] == []

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.client.noted import NotedLedger
 
 from shoal.averaging.coordinator import RoundOutcome
-from shoal.client import last_words
+from shoal.client import round_records
 from shoal.client.model_export import ModelExport
 from shoal.events.run import ModelFetching, RoundNotWritten
 
@@ -21,11 +21,11 @@ async def test_a_client_that_ends_does_not_wait_for_a_disk_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(last_words, "follows", lambda *_: answers.wait() and False)
-    monkeypatch.setattr(last_words, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(round_records, "follows", lambda *_: answers.wait() and False)
+    monkeypatch.setattr(round_records, "_PATIENCE_S", 0.01)
     ledger, standing = NotedLedger(), SimpleNamespace(record=SimpleNamespace(round=5), signed=None)
     try:
-        assert not await last_words.write_last(cast(RoundOutcome, standing), tmp_path, ledger)
+        assert not await round_records.write_last(cast(RoundOutcome, standing), tmp_path, ledger)
     finally:
         answers.set()
     assert ledger.noted == [RoundNotWritten(5, 0.01)]

@@ -17,14 +17,7 @@ from shoal.client.divergence import Divergence
 from shoal.client.reports import Reports
 from shoal.clock import SystemClock
 from shoal.config.diloco import DilocoConfig
-from shoal.events.run import (
-    DataSized,
-    EvaluationDone,
-    RoundBegun,
-    ShareEvaluated,
-    StepReported,
-    TrainerFinished,
-)
+from shoal.events.run import DataSized, EvaluationDone, RoundBegun, ShareEvaluated, StepReported, TrainerFinished
 from shoal.events.trainers import StepRefused
 from shoal.ids import PeerId, StageIndex, StepKey
 from shoal.runtime.waking import Signal
@@ -35,14 +28,7 @@ from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
 from shoal.wire.messages.base import Hop, RouterReport
-from shoal.wire.messages.control import (
-    EvalReport,
-    Metrics,
-    StepReport,
-    TrainerDone,
-    TrainerStuck,
-    UpdateReplicas,
-)
+from shoal.wire.messages.control import EvalReport, Metrics, StepReport, TrainerDone, TrainerStuck, UpdateReplicas
 
 pytestmark = pytest.mark.anyio
 

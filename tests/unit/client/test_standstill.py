@@ -9,7 +9,7 @@ import anyio
 import pytest
 from tests.alongside import alongside, until
 
-from shoal.client.standstill import Standstill
+from shoal.client.stage_watch import Standstill
 from shoal.errors import ControlError
 from shoal.runtime.waking import Signal
 

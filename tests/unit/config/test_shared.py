@@ -144,10 +144,58 @@ def test_a_shared_key_that_agrees_may_be_said() -> None:
 def test_code_of_somebody_else_runs_only_where_its_name_was_said() -> None:
     shared: dict[str, Any] = shared_configuration(RUN)
     shared["model"]["family"] = "somebody.models:Theirs"
-    with pytest.raises(ConfigError, match=r"say --model\.family somebody\.models:Theirs here as well"):
+    with pytest.raises(
+        ConfigError, match=r"names 'somebody\.models:Theirs' by .* say --model\.family somebody\.models"
+    ):
         adopt_shared(Config(), {}, shared)
     host, origins = load_with_origins(None, ("--model.family=somebody.models:Theirs",), {})
     assert adopt_shared(host, origins, shared).model.family == "somebody.models:Theirs"
+
+
+def test_a_host_that_takes_a_run_over_names_its_data_if_that_is_code_and_one_of_servers_need_not() -> None:
+    shared: dict[str, Any] = shared_configuration(RUN)
+    shared["data"] |= {"dataset_name": "somebody.data:Theirs", "arguments": {"path": "x"}}
+    said = (
+        r"the run names 'somebody\.data:Theirs' by data\.dataset_name.* say --data\.dataset-name somebody\.data:Theirs"
+    )
+    with pytest.raises(ConfigError, match=said):
+        adopt_shared(Config(), {}, shared)
+    for flags, opens_data in (((), False), (("--data.dataset-name=somebody.data:Theirs",), True)):
+        host, origins = load_with_origins(None, flags, {})
+        adopted = adopt_shared(host, origins, shared, opens_data=opens_data)
+        assert adopted.data.dataset_name == "somebody.data:Theirs"
+
+
+def test_what_a_checkpoint_names_was_not_said_here_though_the_host_is_read_over_it() -> None:
+    run: dict[str, Any] = shared_configuration(RUN)
+    run["data"]["dataset_name"], run["model"]["family"] = "somebody.data:Theirs", "somebody.models:Theirs"
+    host, origins = load_with_origins(None, ("--diloco.inner-steps=9",), {}, run=run)
+    for adopt in (
+        lambda: adopt_shared(host, {}, run, told_by="its checkpoint"),
+        lambda: fork_shared(host, origins, changed_keys(host, origins, run), run, told_by="its checkpoint"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            adopt()
+        for key in ("--model.family somebody.models:Theirs", "--data.dataset-name somebody.data:Theirs"):
+            assert key in str(error.value)
+        assert str(error.value).count("its checkpoint names") == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "content"),
+    [
+        ("notify", {"command": ["sh", "-c", "touch x"]}),
+        ("log_dir", "/tmp"),
+        ("data", {"cache_dir": "/tmp"}),
+        ("model_pipeline", {"pipeline": []}),
+        ("data", 5),
+    ],
+)
+def test_what_each_host_decides_for_itself_no_run_says(section: str, content: object) -> None:
+    shared: dict[str, Any] = shared_configuration(RUN)
+    shared[section] = {**shared.get(section, {}), **content} if isinstance(content, dict) else content
+    with pytest.raises(ConfigError, match=rf"says '{section}.*, which no run of this version of shoal shares"):
+        adopt_shared(Config(), {}, shared)
 
 
 def test_keys_of_another_version_are_an_error_of_the_user() -> None:
@@ -176,5 +224,5 @@ def test_what_a_model_of_transformers_is_travels_with_the_run() -> None:
 def test_a_run_that_goes_on_reads_the_model_again_only_if_it_is_another_one(flag: str, known: bool) -> None:
     run = shared_configuration(_hf_run(commit="c0ffee", weights=["0" * 32], pretrained=True))
     host, origins = load_with_origins(None, (flag,), {}, run=run)
-    for model in (host.model, fork_shared(host, changed_keys(host, origins, run), run).model):
+    for model in (host.model, fork_shared(host, origins, changed_keys(host, origins, run), run).model):
         assert [value is not None for value in (model.hf_config, model.commit, model.weights)] == 3 * [known]

@@ -16,6 +16,7 @@ from tests.alongside import alongside, until
 from shoal.clock import SystemClock
 from shoal.config import config_to_json
 from shoal.config.load import load_config
+from shoal.config.start import RoleStart
 from shoal.control import run_watch, scout
 from shoal.control.membership import Membership
 from shoal.control.records import (
@@ -31,7 +32,6 @@ from shoal.control.registry import Registry
 from shoal.control.run_question import RunTeller
 from shoal.control.run_watch import RunWatch
 from shoal.control.scout import _running, _tell_peers, _watch
-from shoal.control.scout_spec import ScoutSpec
 from shoal.errors import BootstrapError, ConnectionLost
 from shoal.identity import Identity
 from shoal.ids import PeerId
@@ -65,9 +65,9 @@ class Board:
 KEPT = RunRecord("r", 2, 5.0, kept=True)
 
 
-def _start(timeout_s: float) -> ScoutSpec:
+def _start(timeout_s: float) -> RoleStart:
     config = load_config(None, [f"--network.bootstrap-timeout-s={timeout_s}", "--experiment-prefix=sandbox"])
-    return ScoutSpec(
+    return RoleStart(
         run_id="",
         role="scout",
         index=0,

@@ -22,10 +22,7 @@ from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
 from shoal.wire.messages import Message
 from shoal.wire.messages.base import StepRange
-from shoal.wire.messages.feed import (
-    PlanRound,
-    RecordSamples,
-)
+from shoal.wire.messages.feed import PlanRound, RecordSamples
 
 CLIENT = PeerId("client")
 SERVER = PeerId("data")

@@ -107,6 +107,21 @@ class Deadly(Pictures):
             yield row
 
 
+class Stopping(Pictures):
+    """Stops who reads row 60, as often as a file says yet."""
+
+    def __init__(self, left: str) -> None:
+        super().__init__()
+        self._left = Path(left)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, row in enumerate(super().__iter__()):
+            if number == 60 and (left := int(self._left.read_text())):
+                self._left.write_text(str(left - 1))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            yield row
+
+
 class Ending(Pictures):
     """Cannot be read to its end."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import anyio
 import pytest
 from tests.linux_calls import needs
@@ -144,12 +146,12 @@ async def test_a_batch_is_that_of_the_data_server_that_has_sent_it_though_anothe
         at.group.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
         places = TensorPlace("float32", (2, 3), 0), TensorPlace("int64", (2,), 64)
-        with Pool(place_bytes=4096, num_places=1) as pool:
+        with closing(Pool(place_bytes=4096, num_places=1)) as pool:
             pool.memory(0)[64:] = 1
             ready = BatchReady(0, pool.path, pool.num_bytes, 7, *places, (SampleRange(0, 0, 2),), 2, {})
             feed.receive(Received(SERVER, ready))
             feed.peer_lost(SERVER)
-        with Pool(place_bytes=4096, num_places=1) as other:
+        with closing(Pool(place_bytes=4096, num_places=1)) as other:
             # A file has a name of its own each time.
             assert other.path == pool.path or not has(LinuxCall.MEMFD)
             await settle(lambda: bool(got))

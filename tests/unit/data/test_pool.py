@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from shoal.runtime.linux_calls import LinuxCall
 
 
 def test_places_are_taken_from_the_front_and_come_back() -> None:
-    with Pool(place_bytes=64, num_places=3) as pool:
+    with closing(Pool(place_bytes=64, num_places=3)) as pool:
         assert [pool.take() for _ in range(4)] == [0, 1, 2, None]
         pool.release(1)
         pool.release(0)
@@ -28,7 +29,7 @@ def test_places_are_taken_from_the_front_and_come_back() -> None:
 
 
 def test_a_large_batch_gets_places_in_a_row_and_gives_them_all_back() -> None:
-    with Pool(place_bytes=64, num_places=6) as pool:
+    with closing(Pool(place_bytes=64, num_places=6)) as pool:
         assert [pool.take() for _ in range(4)] == [0, 1, 2, 3]
         pool.release(1)
         assert pool.take(2) == 4
@@ -41,12 +42,12 @@ def test_a_large_batch_gets_places_in_a_row_and_gives_them_all_back() -> None:
 
 
 def test_a_place_cannot_be_released_twice() -> None:
-    with Pool(place_bytes=64, num_places=2) as pool, pytest.raises(InvariantViolation, match="twice"):
+    with closing(Pool(place_bytes=64, num_places=2)) as pool, pytest.raises(InvariantViolation, match="twice"):
         pool.release(1)
 
 
 def test_what_is_written_to_a_place_is_seen_through_the_mapping_and_nowhere_else() -> None:
-    with Pool(place_bytes=64, num_places=3) as pool:
+    with closing(Pool(place_bytes=64, num_places=3)) as pool:
         seen = np.frombuffer(map_pool(pool.path, pool.num_bytes), dtype=np.uint8)
         pool.memory(1)[:] = 7
         assert np.flatnonzero(seen).tolist() == list(range(64, 128))
@@ -55,7 +56,7 @@ def test_what_is_written_to_a_place_is_seen_through_the_mapping_and_nowhere_else
 
 @needs(LinuxCall.MEMFD, "a file has no seals, and is copied from")
 def test_the_segment_cannot_change_its_size() -> None:
-    with Pool(place_bytes=64, num_places=2) as pool:
+    with closing(Pool(place_bytes=64, num_places=2)) as pool:
         fd = os.open(pool.path, os.O_RDWR)
         try:
             for size_bytes in (0, 4096):
@@ -76,7 +77,7 @@ def test_the_segment_has_no_name_and_is_gone_when_closed() -> None:
 
 @pytest.mark.usefixtures("portable")
 def test_without_memfd_a_private_file_takes_its_place_and_is_removed(tmp_path: Path) -> None:
-    with Pool(place_bytes=64, num_places=2, directory=tmp_path) as pool:
+    with closing(Pool(place_bytes=64, num_places=2, directory=tmp_path)) as pool:
         assert Path(pool.path).stat().st_mode & 0o777 == 0o600
         pool.memory(1)[:] = 9
         assert map_pool(pool.path, pool.num_bytes)[64:128] == b"\x09" * 64
@@ -84,7 +85,7 @@ def test_without_memfd_a_private_file_takes_its_place_and_is_removed(tmp_path: P
 
 
 def test_the_file_of_a_pool_may_be_cut_and_its_reader_gets_an_error(portable: None, tmp_path: Path) -> None:
-    with Pool(place_bytes=8192, num_places=2, directory=tmp_path) as pool:
+    with closing(Pool(place_bytes=8192, num_places=2, directory=tmp_path)) as pool:
         pool.memory(1)[:] = 9
         reader = PoolReader(pool.path, pool.num_bytes)
         content = reader.read(8192, 8192)
@@ -99,7 +100,7 @@ def test_the_file_of_a_pool_may_be_cut_and_its_reader_gets_an_error(portable: No
 
 @pytest.mark.usefixtures("either_way")
 def test_a_reader_has_the_bytes_of_a_place_and_can_outlive_the_pool(tmp_path: Path) -> None:
-    with Pool(place_bytes=64, num_places=2, directory=tmp_path) as pool:
+    with closing(Pool(place_bytes=64, num_places=2, directory=tmp_path)) as pool:
         pool.memory(1)[:] = range(64)
         reader = PoolReader(pool.path, pool.num_bytes)
     assert list(reader.read(80, 4)) == [16, 17, 18, 19]
@@ -109,7 +110,7 @@ def test_a_reader_has_the_bytes_of_a_place_and_can_outlive_the_pool(tmp_path: Pa
 
 def test_a_segment_smaller_than_said_is_refused() -> None:
     with (
-        Pool(place_bytes=64, num_places=2) as pool,
+        closing(Pool(place_bytes=64, num_places=2)) as pool,
         pytest.raises(RemoteProtocolError, match="has 128 bytes, not 129"),
     ):
         map_pool(pool.path, 129)
@@ -121,7 +122,7 @@ def test_the_fields_of_a_batch_do_not_overlap_and_lie_where_they_are_said_to_be(
     layout = BatchLayout(Fields(ArraySpec("float32", (3,)), ArraySpec("int64", ()), context), max_samples=5)
     num_places = layout.num_places(num_samples)
     assert num_places == -(-num_samples // 5)
-    with Pool(place_bytes=layout.place_bytes, num_places=4) as pool:
+    with closing(Pool(place_bytes=layout.place_bytes, num_places=4)) as pool:
         memory = pool.memory(1, num_places)
         memory[:] = 255
         batch = layout.arrays(memory, num_samples)

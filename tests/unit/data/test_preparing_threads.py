@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import anyio
 import numpy as np
@@ -43,7 +43,7 @@ def preparing(source: Numbers) -> Iterator[tuple[PreparingThreads, list[Job], an
         any_filled.set()
 
     order = PassOrder(3, NUM_SAMPLES)
-    with Pool(place_bytes=layout.place_bytes, num_places=2) as pool:
+    with closing(Pool(place_bytes=layout.place_bytes, num_places=2)) as pool:
         yield (
             PreparingThreads(dataset=dataset, layout=layout, pool=pool, order=order, on_filled=on_filled),
             filled,

@@ -13,12 +13,7 @@ from tests.windows import leased, num_free, num_preparing
 from shoal.data.feed import LeasedBatch
 from shoal.swarm.sample_ranges import count
 from shoal.wire.messages.base import SampleRange, StepRange
-from shoal.wire.messages.feed import (
-    PauseLeases,
-    PlanRound,
-    RecordSamples,
-    ReleaseTrainer,
-)
+from shoal.wire.messages.feed import PauseLeases, PlanRound, RecordSamples, ReleaseTrainer
 
 
 @pytest.mark.parametrize(("num_slots", "deterministic"), [(1, True), (2, True), (3, True), (1, False)])

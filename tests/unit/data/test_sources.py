@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -302,15 +303,23 @@ class FakeImage:
         return np.full(shape, self.value, dtype=dtype)
 
 
+def use_pillow(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stand in for the library that decodes images."""
+    pillow = SimpleNamespace(init=lambda: None, ID=["PNG", "EPS"])
+    monkeypatch.setitem(sys.modules, "PIL.Image", pillow)  # type: ignore[arg-type]
+    return pillow
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_of_the_hub_are_resized_and_scaled(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
     table = FakeTable(img=[FakeImage(255), *(FakeImage(0) for _ in range(9))], label=list(range(10)))
     table.features = {"label": type("ClassLabel", (), {"names": list("0123456789")})}
     use_hub(monkeypatch, table)
-    monkeypatch.setitem(sys.modules, "PIL", object())  # type: ignore[arg-type]
+    pillow = use_pillow(monkeypatch)
     data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": channels}
     dataset = open_source(config(data, RESNET))
     assert dataset.num_classes == 10
+    assert pillow.ID == ["PNG"], "an EPS is a program"
     everything = [source.read(np.arange(source.num_samples)) for source in (dataset.train, dataset.holdout)]
     values = {
         int(label): pixels for inputs, labels, _ in everything for pixels, label in zip(inputs, labels, strict=True)
@@ -329,7 +338,7 @@ def test_of_images_that_are_to_be_made_the_middle_is_taken(
     table = FakeTable(img=[FakeImage(1, size=sizes[i % 2]) for i in range(10)], label=list(range(10)))
     table.features = {"label": type("ClassLabel", (), {"names": list("0123456789")})}
     use_hub(monkeypatch, table)
-    monkeypatch.setitem(sys.modules, "PIL", object())  # type: ignore[arg-type]
+    use_pillow(monkeypatch)
     dataset = open_source(config({"dataset_name": "cifar10", "task_type": task, "img_size": 8}, {"family": family}))
     cropped.clear()
     dataset.train.read(np.arange(dataset.train.num_samples))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shoal.config import Config
 from shoal.data.audio import audio_length, normalised, read_audio, resampled
 from shoal.data.catalog import open_source
+from shoal.data.clips import open_clips
 from shoal.data.source import DataSet
 from shoal.data.speech import decoded, with_characters
 from shoal.errors import ConfigError, SampleError, UnreadableAudio
@@ -176,6 +177,61 @@ def test_what_is_evaluated_may_be_a_folder_of_its_own(tmp_path: Path) -> None:
         opened(config(tmp_path, eval_split="validation"))
 
 
+def write_spoken(folder: Path, *names: str) -> None:
+    """Clips, each of which says the name of its folder."""
+    for name in names:
+        write_wav(folder / f"{name}.wav")
+        (folder / f"{name}.txt").write_text(Path(name).parent.name)
+
+
+@pytest.mark.parametrize("eval_split", ["dev", "{}/dev", "{}/linked"])
+def test_a_folder_that_is_evaluated_is_not_trained_on(eval_split: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    write_spoken(root, "clean/a", "clean/b", "dev/19/a", "dev/20/b")
+    (root / "clean" / "c.wav").symlink_to("../dev/19/a.wav")
+    (root / "clean" / "c.txt").write_text("dev")
+    if "linked" in eval_split:
+        (root / "linked").symlink_to("dev")
+    given = with_characters(config(root, eval_split=eval_split.format(root)))
+    dataset = opened(given)
+    trained = [dataset.train.sample(index) for index in range(dataset.train.num_samples)]
+    assert given.data.characters is not None
+    assert [decoded(each.labels.tolist(), given.data.characters) for each in trained] == ["clean", "clean"]
+    assert dataset.holdout.num_samples == 2
+
+
+def test_a_clip_of_a_folder_that_is_evaluated_is_not_trained_on_though_only_the_whole_one_has_its_text(
+    tmp_path: Path,
+) -> None:
+    write_spoken(tmp_path, "dev/a")
+    write_wav(tmp_path / "dev" / "b.wav")
+    write_wav(tmp_path / "c.wav")
+    (tmp_path / "metadata.csv").write_text("file_name,text\ndev/b.wav,dev\nc.wav,on\n")
+    assert open_clips(config(tmp_path, eval_split="dev").data, None).names == ["c.wav"]
+
+
+def test_where_all_clips_are_evaluated_it_is_said_that_nothing_is_left_to_train_on(tmp_path: Path) -> None:
+    of_texts_beside(tmp_path / "train")
+    for eval_split in ("train", f"{tmp_path}/"):
+        with pytest.raises(ConfigError, match=r"holds out all clips of .* none is left to train on; name another"):
+            opened(config(tmp_path, eval_split=eval_split))
+
+
+def test_a_folder_of_tables_is_evaluated_on_and_refused_where_it_is_trained_on_too(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    write_wav(tmp_path / "a.wav")
+    for place, text in (("table", "to be"), ("held", "or not"), ("table/inner", "a bee")):
+        (tmp_path / place).mkdir()
+        row = {"audio": [{"bytes": (tmp_path / "a.wav").read_bytes(), "path": None}], "text": [text]}
+        datasets.Dataset.from_dict(row).to_parquet(str(tmp_path / place / "rows.parquet"))
+    beside = config(tmp_path / "table", eval_split=f"{tmp_path}/held").data
+    assert open_clips(beside, beside.eval_split).texts == ["or not"]
+    assert open_clips(beside, None).texts == ["a bee", "to be"]
+    inside = config(tmp_path / "table", eval_split=f"{tmp_path}/table/inner").data
+    with pytest.raises(ConfigError, match=r"holds out 1 of the files that .*inner/rows\.parquet; move what"):
+        open_clips(inside, None)
+
+
 def test_bad_clips_are_left_out_named_and_counted_until_they_are_too_many(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,17 +278,19 @@ def test_what_is_too_long_is_left_out_and_is_not_bad(tmp_path: Path) -> None:
 
 
 def test_in_place_of_a_clip_that_cannot_be_decoded_when_it_is_read_stands_the_next_one(tmp_path: Path) -> None:
-    of_texts_beside(tmp_path)
+    clips = tmp_path / "clips"
+    for folder in (clips, tmp_path / "held"):
+        of_texts_beside(folder)
     heard: list[Event] = []
-    dataset = opened(config(tmp_path, eval_split=f"{tmp_path}/", max_bad_fraction=0.2), heard)
-    (tmp_path / "c2.wav").unlink()
+    dataset = opened(config(clips, eval_split=f"{tmp_path}/held", max_bad_fraction=0.2), heard)
+    (clips / "c2.wav").unlink()
     gone, following = dataset.train.sample(1), dataset.train.sample(2)
     assert all(np.array_equal(mine, other) for mine, other in zip(gone.everything, following.everything, strict=True))
     [skipped] = heard
     assert isinstance(skipped, SamplesSkipped)
     assert skipped.which == "training sample c2.wav"
-    (tmp_path / "c3.wav").write_bytes(b"no audio any more")
-    (tmp_path / "c1.wav").write_bytes(b"nor this")
+    (clips / "c3.wav").write_bytes(b"no audio any more")
+    (clips / "c1.wav").write_bytes(b"nor this")
     with pytest.raises(SampleError, match=r"more than data\.max_bad_fraction = 0\.2"):
         dataset.train.read(np.arange(3))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,15 +23,19 @@ from tokenizers import Tokenizer
 from shoal.config import Config
 from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
-from shoal.data import text_corpus
+from shoal.data import stopped_processes, text_corpus
 from shoal.data.catalog import log_event, open_source
+from shoal.data.documents import TextPiece
+from shoal.data.file_documents import local_documents
 from shoal.data.shuffle import PassOrder, permutation
 from shoal.data.source import Source
+from shoal.data.stream_opening import open_streams
+from shoal.data.streams import StreamPlace, Taken
 from shoal.data.text_corpus import with_tokenizer
 from shoal.data.token_cache import TokenCache
 from shoal.errors import ConfigError, RemoteError
 from shoal.events.base import Event
-from shoal.events.data import DocumentsSkipped, TokenizerTraining, TokensBuilt, TokensDamaged
+from shoal.events.data import DocumentsSkipped, TokenizerTraining, TokensBuilt, TokensDamaged, TokensStopped
 from shoal.model.hf.tokenizer import kept_tokenizer
 from shoal.runtime.linux_calls import LinuxCall
 from shoal.wire.messages.base import SampleRange
@@ -237,6 +242,83 @@ def test_another_column_a_split_for_evaluation_and_a_number_of_documents_are_tak
     assert bytes(tokens_of(dataset.holdout)) == "".join(f"{text}\n" for text in TEXTS[10:13]).encode()[:-1]
     by_file = {**data, "eval_split": str(tmp_path / "corpus" / "validation.parquet")}
     assert tokens_of(open_source(of_folder(tmp_path / "corpus", by_file)).holdout) == tokens_of(dataset.holdout)
+
+
+def files_of(dataset_name: Path, split: str | None = None, **data: Any) -> list[str]:
+    """Which files of text are read; each holds its own name."""
+    documents = local_documents(of_folder(dataset_name, data).data, split)
+    assert documents is not None
+    return [str(piece.content) for piece in documents if isinstance(piece, TextPiece)]
+
+
+def write_named(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".jsonl"):
+            write_json_lines(folder / name, [name])
+        else:
+            (folder / name).write_text(name)
+
+
+@pytest.mark.parametrize("dataset_name", [".", "*.jsonl"])
+@pytest.mark.parametrize("eval_split", ["validation", "{}/validation.jsonl", "{}/val*.jsonl", "{}/link.jsonl"])
+def test_what_is_held_out_of_a_folder_or_a_pattern_is_not_trained_on(
+    tmp_path: Path, dataset_name: str, eval_split: str
+) -> None:
+    corpus, split = tmp_path / "corpus", eval_split.format(tmp_path / "corpus")
+    write_named(corpus, "train.jsonl", "validation.jsonl")
+    if "link" in eval_split:
+        (corpus / "link.jsonl").symlink_to("validation.jsonl")
+    assert files_of(corpus / dataset_name, eval_split=split) == ["train.jsonl"]
+    assert files_of(corpus / dataset_name, split, eval_split=split) == ["validation.jsonl"]
+
+
+def test_a_file_that_is_held_out_of_a_folder_of_text_is_not_trained_on_also_by_a_link_and_in_a_stream(
+    tmp_path: Path,
+) -> None:
+    corpus, held = tmp_path / "corpus", str(tmp_path / "corpus" / "a.txt")
+    write_named(corpus, "a.txt", "b.txt", "c.txt")
+    (corpus / "again.txt").symlink_to("a.txt")
+    dataset = open_source(of_folder(corpus, {"seq_len": 1, "eval_split": held}))
+    assert bytes(tokens_of(dataset.train)) == b"b.txt\nc.txt"
+    assert bytes(tokens_of(dataset.holdout)) == b"a.txt"
+    streams = open_streams(of_folder(corpus, {"seq_len": 1, "eval_split": held, "streaming": True}), print)
+    taken = [each.sample.inputs[0] for each in streams.train.take(StreamPlace(0, 0)) if isinstance(each, Taken)]
+    assert bytes(taken) == b"b.txt\nc.txt"
+
+
+@pytest.mark.parametrize(
+    ("dataset_name", "eval_split"), [(".", "{}/"), (".", "train"), ("train.txt", "{}/*.txt"), ("train.txt", "train")]
+)
+def test_where_all_is_held_out_it_is_said_that_nothing_is_left_to_train_on(
+    tmp_path: Path, dataset_name: str, eval_split: str
+) -> None:
+    write_named(tmp_path / "corpus", "train.txt", "b.txt")
+    data = {"eval_split": eval_split.format(tmp_path / "corpus")}
+    with pytest.raises(ConfigError, match=r"holds out all files of .* none is left to train on; name other files"):
+        open_source(of_folder(tmp_path / "corpus" / dataset_name, data))
+
+
+def test_the_name_of_a_text_file_says_its_split_at_its_end_alone(tmp_path: Path) -> None:
+    titles = ["a.txt", "dev-guide.txt", "how-training-works.txt", "test-plan.text", "the-test.txt", "train.of.it.txt"]
+    write_named(tmp_path / "txt", *titles)
+    assert files_of(tmp_path / "txt") == titles
+    held = ["corpus_validation.txt", "dev/a.txt", "my-dev/b.txt", "valid.txt", "wiki.Val-2.txt"]
+    write_named(tmp_path / "txt", "test.txt", *held)
+    assert files_of(tmp_path / "txt") == titles
+    assert files_of(tmp_path / "txt", "validation", eval_split="validation") == held
+    assert files_of(tmp_path / "txt", eval_split="validation") == titles
+    named = ["my-train/a.txt", "train-00001-of-00004.txt", "train.txt", "training_3.txt", "wiki.train.txt"]
+    write_named(tmp_path / "txt", *named)
+    assert files_of(tmp_path / "txt") == named
+    with pytest.raises(ConfigError, match=r"guide: no file of .* has the name of this split, as guide\.txt"):
+        files_of(tmp_path / "txt", "guide")
+
+
+def test_a_word_anywhere_in_the_name_of_a_file_of_rows_says_its_split(tmp_path: Path) -> None:
+    write_named(tmp_path / "rows", "a.jsonl", "dev-guide.jsonl", "my-test-rows.jsonl")
+    assert files_of(tmp_path / "rows") == ["a.jsonl"]
+    assert files_of(tmp_path / "rows", "validation") == ["dev-guide.jsonl"]
 
 
 def test_a_pattern_names_files_and_a_text_that_shoal_carries_has_a_tokenizer_too(tmp_path: Path) -> None:
@@ -457,6 +539,28 @@ def test_another_process_makes_the_tokens_and_says_what_is_wrong(
     (tmp_path / "corpus" / "c.csv").write_text("n\n1\n")
     with pytest.raises(ConfigError, match=r"no column"):
         all_tokens(config)
+
+
+def test_of_a_process_that_makes_tokens_and_stands_still_it_is_said_and_what_it_has_made_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(text_corpus, "_MAKER", "tests.unit.data.stopped_maker")
+    monkeypatch.setattr(stopped_processes, "LOOK_S", 0.01)
+    monkeypatch.setattr(stopped_processes, "STILL_S", 0.02)
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
+    said: list[Event] = []
+
+    def say(event: Event) -> None:
+        log_event(event)
+        said.append(event)
+        if isinstance(event, TokensStopped):
+            os.kill(event.pid, signal.SIGCONT)
+
+    open_source(of_folder(tmp_path / "corpus"), say)
+    assert [type(event) for event in said] == [TokensStopped, TokensBuilt]
+    assert [record.levelname for record in caplog.records if record.getMessage() == "tokens.stopped"] == ["WARNING"]
 
 
 def test_when_the_process_that_makes_tokens_is_killed_the_message_says_so(

@@ -11,15 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from tests.alongside import until
-from tests.unit.checkpoint.checkpoints import (
-    LAYOUTS,
-    RUN_ID,
-    hashes,
-    inner_of,
-    open_record,
-    signed_record,
-    vectors_of,
-)
+from tests.unit.checkpoint.checkpoints import LAYOUTS, RUN_ID, hashes, inner_of, open_record, signed_record, vectors_of
 from torch import Tensor
 
 from shoal.averaging.inner_fetch import InnerFetch

@@ -139,16 +139,20 @@ def test_units_that_do_not_fit_together_are_measured_one_after_the_other() -> No
     assert profile.costs_s == pytest.approx((0.008, 0.024))
 
 
-def test_units_that_are_alike_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _measured(family: Family, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], Profile]:
+    """Measure the units; return also which were built for that, one of each kind."""
     built: list[int] = []
-    family = GptFamily(GptShape(seq_len=8, width=16, num_layers=5, num_heads=2))
     real: Callable[[int], nn.Module] = family.build_unit
     monkeypatch.setattr(
         family, "build_unit", lambda index: (built.append(index) if not _on_meta() else None, real(index))[1]
     )
-    profile = profile_units(family, samples=2, seed=0, device=CPU, clock=SystemClock())
+    return built, profile_units(family, samples=2, seed=0, device=CPU, clock=SystemClock())
+
+
+def test_units_that_are_alike_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = GptFamily(GptShape(seq_len=8, width=16, num_layers=5, num_heads=2))
+    built, profile = _measured(family, monkeypatch)
     assert built == [0, 1, 6]
-    assert profile.num_kinds == 3
     assert len(set(profile.costs_s[1:6])) == 1
     assert all(cost_s > 0 for cost_s in profile.costs_s)
 
@@ -157,10 +161,10 @@ def _on_meta() -> bool:
     return torch.empty(0).is_meta
 
 
-def test_blocks_with_other_strides_or_sizes_are_not_alike() -> None:
+def test_blocks_with_other_strides_or_sizes_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     family = ResNet18Family(ResNetShape((2, 2, 2, 2), False, "cifar", num_channels=1, img_size=8, num_classes=10))
-    profile = profile_units(family, samples=1, seed=0, device=CPU, clock=SystemClock())
-    assert profile.num_kinds == 9, "only the two blocks of the first group are alike"
+    built, _ = _measured(family, monkeypatch)
+    assert len(built) == 9, "only the two blocks of the first group are alike"
 
 
 class Varied(GptFamily):
@@ -170,9 +174,10 @@ class Varied(GptFamily):
         return GptFamily(replace(self.shape, dropout=0.1 * index)).build_unit(index)
 
 
-def test_blocks_with_other_settings_are_not_alike() -> None:
+def test_blocks_with_other_settings_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     family = Varied(GptShape(seq_len=4, width=8, num_layers=3, num_heads=2))
-    assert profile_units(family, samples=1, seed=0, device=CPU, clock=SystemClock()).num_kinds == 5
+    built, _ = _measured(family, monkeypatch)
+    assert len(built) == 5
 
 
 def test_torchs_generator_and_default_dtype_stay_as_they_were() -> None:

@@ -207,7 +207,8 @@ def test_the_step_size_of_experts_inputs_counts_the_positions_of_a_sample_which_
     apply_quant(stage, quant)
     quantisers = {name: module for name, module in stage.named_modules() if isinstance(module, lsq.ActivationQuantiser)}
     of_experts = {name for name in quantisers if name.endswith("experts.input_quantiser")}
-    assert of_experts and of_experts < quantisers.keys()
+    assert of_experts
+    assert of_experts < quantisers.keys()
     values = torch.randn(2, TOKENS, 32)
     for name, quantiser in quantisers.items():
         given = values.flatten(0, 1) if name in of_experts else values

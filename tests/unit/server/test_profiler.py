@@ -27,7 +27,7 @@ async def test_what_was_estimated_for_lack_of_time_and_what_is_odd_is_logged_and
         names=["a", "b"],
         is_tied=False,
         warnings=["b is odd"],
-        profile=Profile((1.0, 2.0), num_kinds=2, num_estimated=1, elapsed_s=0.5),
+        profile=Profile((1.0, 2.0), num_estimated=1, elapsed_s=0.5),
     )
     monkeypatch.setattr(profiler, "unit_costs", lambda *_, **__: found)
     monkeypatch.setattr(profiler, "log", SimpleNamespace(configure=lambda *_: None))

@@ -7,12 +7,7 @@ from shoal.pipeline.schedule import choose
 from shoal.swarm.step_operations import Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.wire.messages.base import Hop, SampleRange
-from shoal.wire.messages.step import (
-    Backward,
-    Forward,
-    Open,
-    StepMessage,
-)
+from shoal.wire.messages.step import Backward, Forward, Open, StepMessage
 
 T, U, A, B, C = PeerId("T"), PeerId("U"), PeerId("A"), PeerId("B"), PeerId("C")
 PATH = tuple(Hop(peer, ()) for peer in (A, B, C))

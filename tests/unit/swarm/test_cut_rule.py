@@ -54,9 +54,7 @@ def test_the_last_round_of_a_run_leaves_nothing_to_a_later_one() -> None:
     found = brought(cuts, ROUNDS)
     assert sum(found) == first(15)
     assert found[-1] == 1024 + 2048 + 4096 + 8192
-    assert not cuts.is_cut(5, 3)
-    assert cuts.is_cut(4, 1)
-    assert not cuts.is_cut(4, 0)
+    assert (cuts.commits(4), cuts.commits(5)) == (1, None)
 
 
 def test_a_round_with_fewer_steps_than_its_cut_has_all_of_them() -> None:

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from shoal.swarm.rhythm import MIN_TICKS, WINDOW_TICKS, K, Rhythm
+from shoal.swarm.liveness import MIN_TICKS, WINDOW_TICKS, K, Rhythm
 
 TICK_S, LEAST_S, MOST_S = 0.25, 2.0, 6.0
 

@@ -13,15 +13,7 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Deposed, Overtaken, RoundReady, Send, Stuck
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.wire.messages.base import Hop, SampleRange
-from shoal.wire.messages.round import (
-    AskRound,
-    CommitRecord,
-    Record,
-    SignedRecord,
-    StageOutcome,
-    StaleBallot,
-    Swapped,
-)
+from shoal.wire.messages.round import AskRound, CommitRecord, Record, SignedRecord, StageOutcome, StaleBallot, Swapped
 
 
 @pytest.fixture

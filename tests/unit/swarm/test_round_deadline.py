@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.swarm.round_deadline import boundary_s, deadline_s
+from shoal.swarm.round_boundary import boundary_s, deadline_s
 
 
 def test_the_first_deadline_holds_until_three_rounds_are_known() -> None:

@@ -22,8 +22,10 @@ from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.run_client import (
+    AGAIN_S,
     GONE_S,
     MAX_EVALUATIONS,
+    MAX_STARTS,
     NO_FURTHER_S,
     PATIENCE_S,
     RETURN_S,
@@ -568,6 +570,37 @@ def second_round(*names: str, durations_s: Sequence[float]) -> Desk:
     desk.done()
     desk.facts.view, desk.facts.durations_s = view_of(*names), durations_s
     return desk
+
+
+def refused_starts(desk: Desk, count: int) -> list[RunEffect]:
+    """The launcher refuses so many starts of the only trainer, one after the other."""
+    effects: list[RunEffect] = []
+    for _ in range(count):
+        generation = desk.slots.generations[0]
+        desk.slots.launched(0, generation, "cannot fork", desk.now_s)
+        assert desk.look() == []
+        assert desk.wakes() <= AGAIN_S
+        effects += desk.look()
+    return effects
+
+
+@pytest.mark.parametrize("num_refused", [MAX_STARTS - 1, MAX_STARTS])
+def test_trainers_that_cannot_be_started_for_a_moment_end_no_run_that_has_trained(num_refused: int) -> None:
+    desk = Desk()
+    desk.trains()
+    desk.done()
+    desk.slots.lost(PeerId("T0.1"), desk.now_s)
+    desk.launches = False
+    desk.committed(1)
+    assert desk.run.phase is RunPhase.STAFF
+    effects = refused_starts(desk, MAX_STARTS - 1)
+    assert effects == [StartTrainer(0, generation) for generation in range(3, 3 + MAX_STARTS - 1)]
+    if num_refused == MAX_STARTS:
+        desk.slots.launched(0, desk.slots.generations[0], "cannot fork", desk.now_s)
+        assert str(failure(desk.look())) == "cannot fork"
+    else:
+        desk.hello(0, desk.slots.generations[0])
+        assert begun(desk.look()).round == 2
 
 
 def test_a_spare_that_comes_a_moment_later_trains_in_the_round() -> None:

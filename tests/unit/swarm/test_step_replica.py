@@ -3,22 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.swarm.step_by_hand import (
-    KEY,
-    NUM,
-    OTHER,
-    PATH,
-    A,
-    B,
-    C,
-    T,
-    U,
-    begun,
-    prepared,
-    replica,
-    request,
-    run,
-)
+from tests.unit.swarm.step_by_hand import KEY, NUM, OTHER, PATH, A, B, C, T, U, begun, prepared, replica, request, run
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey

@@ -3,20 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.swarm.step_by_hand import (
-    KEY,
-    OTHER,
-    A,
-    C,
-    T,
-    U,
-    begun,
-    prepared,
-    replica,
-    replies,
-    request,
-    run,
-)
+from tests.unit.swarm.step_by_hand import KEY, OTHER, A, C, T, U, begun, prepared, replica, replies, request, run
 
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose

@@ -7,13 +7,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from shoal.events.trainers import (
-    TrainerFenced,
-    TrainerGivenUp,
-    TrainerNotReplaced,
-    TrainerReplaced,
-    TrainerStale,
-)
+from shoal.events.trainers import TrainerFenced, TrainerGivenUp, TrainerNotReplaced, TrainerReplaced, TrainerStale
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.launcher_messages import StartTrainer
 from shoal.swarm.step_operations import SendStepMessage

@@ -18,7 +18,7 @@ from shoal.data.feed import LeasedBatch
 from shoal.data.fields import Fields
 from shoal.errors import NoPipeline, RemoteProtocolError, RoundAborted, RoundClosed
 from shoal.ids import PeerId, StepKey
-from shoal.pipeline.driver import StepResult
+from shoal.swarm.step_trainer import Finished
 from shoal.trainer.loop import TrainerLoop
 from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
@@ -55,7 +55,7 @@ def ref(name: str, cap: int | None = None) -> ReplicaRef:
 HOME = (hop("a0"), hop("b0"))
 REPLICAS = ((ref("a0"), ref("a1", cap=2)), (ref("b0", cap=3), ref("b1")))
 HOME_REFS = (ref("a0"), ref("b0", cap=3))
-RESULT = StepResult(StepKey(SLOT, 1, 0, 0), 2.0, 1.0, False, 4, 4, 1, (PeerId("a0"), PeerId("b0")), True)
+RESULT = Finished(StepKey(SLOT, 1, 0, 0), (PeerId("a0"), PeerId("b0")), 2.0, 1.0, False, True, 1, 4, 4)
 
 
 @dataclass
@@ -101,19 +101,19 @@ class Feed:
 class Driver:
     """Does in turn what is listed: a result to return, an error to raise, or something to call before the next."""
 
-    steps: list[StepResult | Exception | Callable[[], None]] = field(default_factory=list)
+    steps: list[Finished | Exception | Callable[[], None]] = field(default_factory=list)
     evaluations: list[Callable[[], None]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     paths: list[tuple[ReplicaRef, ...]] = field(default_factory=list)
 
-    async def train(self, **plan: Any) -> StepResult:
+    async def train(self, **plan: Any) -> Finished:
         self.asked.append(plan)
         await anyio.lowlevel.checkpoint()
         while self.steps:
             what = self.steps.pop(0)
             if isinstance(what, Exception):
                 raise what
-            if isinstance(what, StepResult):
+            if isinstance(what, Finished):
                 return what
             what()
         return RESULT

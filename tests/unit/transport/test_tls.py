@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from tests.unowned_keys import SMALL_ORDER
 
 from shoal.errors import HandshakeError, Offence
-from shoal.identity import Identity, peer_id_of
+from shoal.identity import Identity, peer_id_of, public_key_of
 from shoal.transport import tls
 from shoal.transport.tls import TlsContexts, explained, peer_of, tls_contexts
 
@@ -93,7 +93,7 @@ def test_what_is_no_identity_certificate_names_nobody() -> None:
     builder = x509.CertificateBuilder(name, name, key.public_key(), 1, tls._NOT_BEFORE, tls._NOT_AFTER)
     with pytest.raises(HandshakeError, match="Ed25519"):
         peer_of(builder.sign(tls._authority_key(KEY), None).public_bytes(Encoding.DER))
-    assert peer_id_of(ALICE.public_bytes) == ALICE.peer_id
+    assert peer_id_of(public_key_of(ALICE.peer_id)) == ALICE.peer_id
 
 
 @pytest.mark.parametrize("key", SMALL_ORDER, ids=bytes.hex)

@@ -46,9 +46,6 @@ async def see_joined(
 ) -> Config | None:
     """Join the DHT without being seen, and note what the swarm and its client say; return the configuration of this
     host in the run.
-
-    Args:
-        run_dir: for the sockets.
     """
     unknown = skipped(f"the swarm has not said within {facts.within_s:.0f} s what goes on there")
     facts.joined = facts.swarm = facts.client = unknown
@@ -144,7 +141,7 @@ async def _client(facts: Facts, observer: Observer, view: SwarmView, origins: Ma
         return None
     misfit, adopted = "", None
     try:
-        adopted = adopt_shared(observer.config, origins, unpack_configuration(told.config))
+        adopted = adopt_shared(observer.config, origins, unpack_configuration(told.config), opens_data=False)
     except (ConfigError, RecordRejected) as error:
         misfit = str(error)
     facts.client = ClientSeen(client, name, "", misfit)

@@ -64,11 +64,7 @@ def print_diagnosis(load: LoadConfig, check: str = "", *, as_json: bool) -> int:
 
 
 def print_findings(load: LoadConfig) -> None:
-    """Examine this host and print on standard error what there is to do something about.
-
-    Args:
-        load: as for `print_diagnosis`.
-    """
+    """Examine this host and print on standard error what there is to do something about."""
     found = _examined(*load()).findings
     if found:
         print("shoal doctor finds on this host:", file=sys.stderr)

@@ -32,7 +32,6 @@ async def see_swarm(
     """Go as far into the swarm as it goes, and note what is there; return the configuration of this host in its run.
 
     Args:
-        swarm_key: None: there is none.
         tasks: in which peers are looked at that take longer than the first one that can be joined at.
     """
     peers = config.network.initial_peers

@@ -36,7 +36,6 @@ class RemoteMachine:
 
     Attributes:
         install: what pip installs, as it stands on its command line; empty: the script is given it.
-        num_servers: that the host runs.
         first_port: the first of those at which others reach them: one each for tensors, then one each for the DHT, and
             one for the scout. Below 32768, where Linux takes the ports of connections that it makes: a server that is
             started again has to find its port free.

@@ -27,7 +27,6 @@ async def serve_page(
     """Serve the page until Ctrl-C.
 
     Args:
-        swarm: what the file says.
         read: returns what it says now.
         port: of this machine; if it is taken, any that is free.
         say: prints a line for a host.

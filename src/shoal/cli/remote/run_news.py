@@ -44,7 +44,6 @@ class RunNews:
 
         Args:
             ssh: to the client's host.
-            client: how that is called.
         """
         self._ssh = ssh
         self._client = client

@@ -54,7 +54,6 @@ class ChatTemplate:
     """The template of a tokenizer.
 
     Args:
-        folder: Of the tokenizer.
         name: For messages.
 
     Raises:

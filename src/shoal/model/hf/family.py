@@ -209,7 +209,6 @@ class HfFamily(Family):
 
     @property
     def loss_chunk_tokens(self) -> int | None:
-        """See `chunk_tokens`."""
         return chunk_tokens(self.config.vocab_size, self._loss_chunk)
 
     def activation_bytes(self, index: int) -> int:

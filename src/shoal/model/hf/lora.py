@@ -55,9 +55,6 @@ def lora_of(config: Config, family: Family) -> Lora | None:
 class Lora:
     """The adapters of one model.
 
-    Args:
-        seed: Of the run.
-
     Attributes:
         targets: By the number of a unit, the names in it of what gets an adapter.
 

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from shoal.cli.screen.layout import render
-from shoal.control.swarm_status import (
-    ClientStatus,
-    EventStatus,
-    MirrorStatus,
-    ServerStatus,
-    StageStatus,
-    SwarmStatus,
-)
+from shoal.control.swarm_status import ClientStatus, EventStatus, MirrorStatus, ServerStatus, StageStatus, SwarmStatus
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SIZES = [(80, 24), (200, 50), (40, 15)]
