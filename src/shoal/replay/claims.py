@@ -17,7 +17,7 @@ from shoal.replay.verdict import Difference
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import Logs, Tip, build_record, record_hash
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.round import Basis, Join, Record, SignedRecord, StageOutcome
+from shoal.wire.messages.round import Basis, Join, Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
 
@@ -64,7 +64,7 @@ def record_follows(record: Record, previous: Tip, logs: Logs, recorded: Ranges) 
         run_id=record.run_id,
         previous=previous,
         ballot=record.ballot,
-        quorums=[StageOutcome(o.stage, o.epoch, o.members, o.weights, o.hashes, 0) for o in record.stages],
+        quorums=record.stages,
         joins=joins,
         recorded=recorded,
         generations=record.generations,

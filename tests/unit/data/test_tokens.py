@@ -548,7 +548,7 @@ def test_of_a_process_that_makes_tokens_and_stands_still_it_is_said_and_what_it_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(text_corpus, "_MAKER", "tests.unit.data.stopped_maker")
     monkeypatch.setattr(stopped_processes, "LOOK_S", 0.01)
-    monkeypatch.setattr(stopped_processes, "STILL_S", 0.02)
+    monkeypatch.setattr(stopped_processes, "STILL_S", 0.0)
     write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
     said: list[Event] = []
 
