@@ -160,7 +160,6 @@ class DataService:
                 pool=self.pool,
                 order=order,
                 on_filled=self._on_filled,
-                clock=self._clock,
             )
         self.preparer = Preparer(self.pool, self._layout, self.preparation)
         self._waiters: list[_Waiter] = []

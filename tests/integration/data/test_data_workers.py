@@ -129,7 +129,7 @@ async def test_a_worker_that_stands_still_is_killed_and_its_batch_prepared_anew_
     assert left.read_text() == "0"
     stopped = said(caplog, "data_process.stopped")
     assert len(stopped) == MAX_DEATHS + 1
-    assert {record.levelname for record in stopped} == {"WARNING"}
+    assert {record.levelno for record in stopped} == {logging.WARNING}
 
 
 @pytest.mark.usefixtures("clock")
@@ -156,7 +156,7 @@ async def test_of_a_batch_that_takes_long_it_is_said_once_who_prepares_it(
         preparation = at.service.preparation
         assert isinstance(preparation, DataWorkers)
         [slow] = said(caplog, "data_worker.slow")
-        assert (slow.levelname, [slow.__dict__["pid"]]) == ("WARNING", preparation.pids)
+        assert (slow.levelno, [slow.__dict__["pid"]]) == (logging.WARNING, preparation.pids)
         assert slow.__dict__["seconds"] > SLOW_S
     assert not said(caplog, "data_process.stopped")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -560,7 +561,7 @@ def test_of_a_process_that_makes_tokens_and_stands_still_it_is_said_and_what_it_
 
     open_source(of_folder(tmp_path / "corpus"), say)
     assert [type(event) for event in said] == [TokensStopped, TokensBuilt]
-    assert [record.levelname for record in caplog.records if record.getMessage() == "tokens.stopped"] == ["WARNING"]
+    assert [record.levelno for record in caplog.records if record.getMessage() == "tokens.stopped"] == [logging.WARNING]
 
 
 def test_when_the_process_that_makes_tokens_is_killed_the_message_says_so(

@@ -233,7 +233,9 @@ def test_containers_mount_what_there_is_and_the_key_is_written_by_the_client_alo
                 keys[name] = mode[0] if mode else "rw"
                 assert target == "/key"
     assert keys == {"client": "rw", "servers-a": "ro", "servers-b": "ro"}
-    assert "environment" not in json.dumps(compose)
+    others = {name: service for name, service in compose["services"].items() if name != "grafana"}
+    assert "environment" not in json.dumps({**compose, "services": others}), "a key in one is for all to see"
+    assert all(name.startswith("GF_AUTH_") for name in compose["services"]["grafana"]["environment"])
 
 
 def test_prometheus_looks_where_the_client_tells_its_numbers() -> None:
