@@ -363,9 +363,13 @@ class HostRun:
             await self._ended_early(role, host)
         elif self._ended.is_set():
             return
-        elif self.invite is None and role.spec.role == "server" and self._num_servers(host) < self.config.num_stages:
+        elif (
+            self.invite is None
+            and role.spec.role == "server"
+            and (left := self._num_servers(host)) < self.config.num_stages
+        ):
             name = host.name_of(role)
-            left, lost = self._num_servers(host), f"{name} has ended ({role.last_error or status})"
+            lost = f"{name} has ended ({role.last_error or status})"
             self._fail(f"{left} of the {self.config.num_stages} servers that it takes are left, and none comes: {lost}")
         elif not status.ok:
             tell(logger, RoleLost(host.name_of(role), str(status), role.last_error or str(status)), view.notice)

@@ -121,6 +121,13 @@ class Reports:
         return next(iter(self._refusals.values()), "")
 
     @property
+    def is_refused(self) -> bool:
+        """Whether all trainers that have something left wait for a server that takes their step."""
+        present = self._trainers.present.keys() & {pipeline.slot for pipeline in self._homes.pipelines}
+        left = [slot for slot in present if not self._trainers.is_done(slot)]
+        return bool(left) and self._waiting.issuperset(left)
+
+    @property
     def progress(self) -> Progress:
         """What the trainers have achieved so far."""
         return self._ledger.totals.progress
@@ -210,13 +217,6 @@ class Reports:
             "paused": float(self._ledger.totals.time.is_paused),
             **{f"replicas/{stage}": float(number) for stage, number in enumerate(replicas)},
         }
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether all trainers that have something left wait for a server that takes their step."""
-        present = self._trainers.present.keys() & {pipeline.slot for pipeline in self._homes.pipelines}
-        left = [slot for slot in present if not self._trainers.is_done(slot)]
-        return bool(left) and self._waiting.issuperset(left)
 
     def _stuck(self, message: TrainerStuck) -> None:
         self._waiting.add(message.slot)

@@ -378,25 +378,32 @@ class RunClient:
         missing = slots.forgo(awaited)
         if left is not None:
             return self._enter(RunPhase.TRAIN)
-        waited_s = slots.start_timeout_s
-        silent = [slot for slot in missing if not slots.refusal(slot)]
-        if missing and not slots.present and not self._is_all_new:
+        if missing and not slots.present:
+            return self._start_again(missing)
+        silent = tuple(slot for slot in missing if not slots.refusal(slot))
+        said = [TrainersSilent(silent, slots.start_timeout_s)] if silent else []
+        return self._enter(RunPhase.GIVE, *said, GiveInner(self._led.tip.hash))
+
+    def _start_again(self, missing: Sequence[int]) -> RunEffects:
+        """No trainer is there: start all of them once more, or fail with what has hindered them."""
+        if not self._is_all_new:
             return self._enter(RunPhase.STAFF)  # some were there before: one that hangs, or was lost meanwhile
-        if missing and not slots.present and self._starts_left > 1:
+        if self._starts_left > 1:
             self._starts_left -= 1
             return self._enter(RunPhase.STAFF)
-        if missing and not slots.present:
-            unheard = f"trainers {silent} were started but did not report within {waited_s:.0f} s; see their logs"
-            refusals = [slots.refusal(slot) for slot in missing if slots.refusal(slot)]
-            return self._fail(ControlError("; ".join([*refusals, *([unheard] if silent else [])])))
-        said = [TrainersSilent(tuple(silent), waited_s)] if silent else []
-        return self._enter(RunPhase.GIVE, *said, GiveInner(self._led.tip.hash))
+        slots = self._slots
+        reasons = [slots.refusal(slot) for slot in missing if slots.refusal(slot)]
+        if silent := [slot for slot in missing if not slots.refusal(slot)]:
+            within = f"within {slots.start_timeout_s:.0f} s"
+            reasons.append(f"trainers {silent} were started but did not report {within}; see their logs")
+        return self._fail(ControlError("; ".join(reasons)))
 
     def _give(self, facts: RunFacts, _: float) -> RunEffects:
         return self._enter(RunPhase.TRAIN) if self._is_carried_out else []
 
     def _begin_train(self, facts: RunFacts, now_s: float) -> RunEffects:
-        left, self._left, rules, self._has_trained = self._left, None, self._rules, True
+        left, self._left, rules = self._left, None, self._rules
+        self._has_trained = True
         if left is None:
             self.base = self._led.tip.hash
         is_limited = math.isfinite(rules.first_deadline_s)

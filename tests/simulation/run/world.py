@@ -125,10 +125,9 @@ class World:
         if self.turn_rng.random() < 0.1:
             self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.deposes)
         self.is_unfed = self.is_refused = False
-        if self.turn_rng.random() < 0.3:
-            self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.starves)
-        if self.turn_rng.random() < 0.3:
-            self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.refuses)
+        for fact in ("is_unfed", "is_refused"):
+            if self.turn_rng.random() < 0.3:
+                self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.is_hindered, fact)
         for name in self.names:
             self.network.at(rng.uniform(0.0, 8.0), self.arrives, name)
         self.begin()
@@ -633,24 +632,14 @@ class World:
                 pass
         self.look()
 
-    def starves(self) -> None:
-        """The data server is lost, and back after a while."""
-        self.is_unfed = True
-        self.network.after(self.turn_rng.choice((0.5, START_S, 2 * DEADLINE_S)), self.is_fed)
+    def is_hindered(self, fact: str) -> None:
+        """For a while it is so that nobody can train: the data server is lost, or servers refuse all steps."""
+        setattr(self, fact, True)
+        self.network.after(self.turn_rng.choice((0.5, START_S, 2 * DEADLINE_S)), self.is_relieved, fact)
         self.look_again()
 
-    def is_fed(self) -> None:
-        self.is_unfed = False
-        self.look_again()
-
-    def refuses(self) -> None:
-        """Servers refuse all steps for a while."""
-        self.is_refused = True
-        self.network.after(self.turn_rng.choice((0.5, START_S, 2 * DEADLINE_S)), self.takes_steps)
-        self.look_again()
-
-    def takes_steps(self) -> None:
-        self.is_refused = False
+    def is_relieved(self, fact: str) -> None:
+        setattr(self, fact, False)
         self.look_again()
 
     def look_again(self) -> None:
