@@ -146,7 +146,7 @@ class FormsOnce(RunClient):
     """Goes on with the pipelines of the round before, whoever is lost."""
 
     def _form(self, facts: RunFacts, now_s: float) -> RunEffects:
-        if self._before:
+        if self._before and not facts.is_unfed:
             self.pipelines = self._before
             return self._enter(RunPhase.STAFF)
         return super()._form(facts, now_s)
