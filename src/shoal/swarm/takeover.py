@@ -95,11 +95,12 @@ class TakeoverMachine:
         return [SendStepMessage(peer, Fence({self._slot: self._lowest})) for peer in live]
 
     def is_over(self, live: Collection[PeerId], now_s: float) -> bool:
-        """Whether nothing more is waited for. A replica that cannot be reached is not, though it may have committed."""
+        """Whether nothing more is waited for. A replica that cannot be reached is not, though it may have committed; but
+        while none can be, nobody trains, and the first that comes back says more than a settlement without any."""
         waited_s = now_s - self._begun_s
         if waited_s > _SILENCE_S:
             return True
-        have_answered = self._answers.keys() >= set(live)
+        have_answered = bool(self._answers) and self._answers.keys() >= set(live)
         return have_answered and (not self._in_doubt() or waited_s > _DOUBT_S)
 
     def settled(self, everyone: Collection[PeerId] | None, steady: Collection[PeerId]) -> Settled:

@@ -245,7 +245,7 @@ class ClientHost:
             world.settings,
             world.seal_as(peer),
             world.unseal,
-            () if peer in world.mirrors.forgetful else world.pool_of(peer).recorded_ranges(),
+            () if world.knows_nothing(peer) else world.pool_of(peer).recorded_ranges(),
             world.ballot_of(peer),
             world.resumption.tip_of(peer),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.round.hosts import hashes_of
@@ -292,7 +293,7 @@ class Mirrors:
         if rng.random() < 0.5:
             network.pause(keepers[0].peer, rng.uniform(0.5, 3.5))
         clients = [host.peer for host in world.client_hosts()] if rng.random() < 0.7 else []
-        self.forgetful |= world.resumption.lost_with(clients)
+        self._forget(world.resumption.lost_with(clients))
         for client in clients:
             world.crash_client(client, loses_power=False)
         for host in world.replica_hosts():
@@ -303,7 +304,13 @@ class Mirrors:
     def alone_without(self, clients: list[PeerId]) -> None:
         """Only mirrors are left, and these clients will know of nothing."""
         self._is_alone = True
+        self._forget(clients)
+
+    def _forget(self, clients: Collection[PeerId]) -> None:
+        """They begin on other hosts: no round, and no samples."""
         self.forgetful |= set(clients)
+        for client in clients:
+            self.world.forget(client)
 
     def keepers(self) -> list[MirrorHost]:
         """Those that alone could give all that anybody knows."""

@@ -188,6 +188,10 @@ class World:
         """A client has begun a round."""
         self._diaries[client] = left
 
+    def knows_nothing(self, client: PeerId) -> bool:
+        """Whether a client is on another host than before, and has begun no round there."""
+        return client in self.mirrors.forgetful and client not in self._diaries
+
     def forget(self, client: PeerId) -> None:
         """The next start of a client knows nothing."""
         self._diaries.pop(client, None)

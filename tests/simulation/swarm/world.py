@@ -116,7 +116,7 @@ class World(RoundWorld):
 
     def left_to(self, client: PeerId) -> Left | None:
         """The trainers are those of one host, on which one client after the other is started."""
-        return self._left
+        return None if self.knows_nothing(client) else self._left
 
     def leaves(self, client: PeerId, left: Left) -> None:
         self._left = left

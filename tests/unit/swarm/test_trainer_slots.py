@@ -184,10 +184,20 @@ def test_a_replica_that_is_lost_meanwhile_is_not_waited_for_and_does_not_count_a
     assert not said.complete
 
 
-def test_without_any_replica_in_reach_nothing_is_waited_for_and_nothing_is_settled() -> None:
+def test_without_any_replica_in_reach_nobody_trains_and_the_first_that_is_back_is_asked() -> None:
     desk = Desk()
     desk.slots.replicas([], 1.5)
-    _, said = desk.lose()
+    assert not only(desk.lose(), TrainerFenced)
+    assert only(desk.slots.replicas([A], 2.5), SendStepMessage) == [SendStepMessage(A, Fence({1: 2}))]
+    assert only(desk.answer(A, fenced(KEY), 2.6), TrainerFenced)
+
+
+def test_replicas_that_stay_away_are_waited_for_as_long_as_silent_ones() -> None:
+    desk = Desk()
+    desk.slots.replicas([], 1.5)
+    desk.lose()
+    assert not desk.slots.tick(6.9)
+    [said] = desk.slots.tick(7.1)
     assert isinstance(said, TrainerFenced)
     assert not said.complete
 
