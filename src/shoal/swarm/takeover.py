@@ -95,8 +95,10 @@ class TakeoverMachine:
         return [SendStepMessage(peer, Fence({self._slot: self._lowest})) for peer in live]
 
     def is_over(self, live: Collection[PeerId], now_s: float) -> bool:
-        """Whether nothing more is waited for. A replica that cannot be reached is not, though it may have committed; but
-        while none can be, nobody trains, and the first that comes back says more than a settlement without any."""
+        """Whether nothing more is waited for. A replica that cannot be reached is not, though it may have committed.
+
+        While none can be reached nobody trains either, and the first one that is back says more than nobody does.
+        """
         waited_s = now_s - self._begun_s
         if waited_s > _SILENCE_S:
             return True
