@@ -158,7 +158,7 @@ class StepDriver:
         if self._note is not None or not microbatches:
             raise LocalProtocolError(f"step {number} cannot start: one at a time, with at least one microbatch")
         targets = tuple(microbatch.targets for microbatch in microbatches)
-        for hop in (*(replica.hop for stage in replicas for replica in stage), *path):
+        for hop in (*path, *(replica.hop for stage in replicas for replica in stage)):  # these are known since later
             self._endpoint.introduce(hop)
         self._microbatches, self._note = microbatches, note
         try:

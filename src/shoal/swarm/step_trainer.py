@@ -213,7 +213,8 @@ class StepTrainer:
         self._plan = plan
         self._caps.told(plan.replicas)
         listed = [replica.hop for stage in plan.replicas for replica in stage]
-        self._hops = {hop.peer: hop for hop in (*listed, *plan.home)}
+        # A home replica that was started again since the round began is elsewhere now.
+        self._hops = {hop.peer: hop for hop in (*plan.home, *listed)}
         self._attempts = self._busy = self._refusals = 0
         self._give_up_s = now_s + self._timeout_s
         dials = [Dial(peer) for peer in self._avoidance.look_for([hop.peer for hop in listed], now_s)]

@@ -22,7 +22,7 @@ from shoal.optim.inner import build_inner_optimizer
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.swarm.step_operations import Schedule
 from shoal.trainer.baseline import PlainLoop
-from shoal.wire.messages import Message
+from shoal.wire.messages import Hop, Message
 from shoal.wire.messages.step import Backward, Commit, Forward, Labels, MicrobatchDone, Open, Prepared
 
 SEED = 7
@@ -87,6 +87,17 @@ POINTS = {
     "prepared": lambda a, b, m: isinstance(m, Prepared) and a == "R1.0",
     "microbatch done": lambda a, b, m: isinstance(m, MicrobatchDone) and m.microbatch == 0,
 }
+
+
+async def test_a_home_replica_that_was_started_again_in_the_round_is_reached_where_it_is_now(
+    make_swarm: MakeSwarm,
+) -> None:
+    async with make_swarm(family(), 2) as swarm:
+        # On another host it listens on another port; the round was begun before.
+        before = tuple(Hop(hop.peer, ("memory:before",)) for hop in swarm.path())
+        swarm.path = lambda _home: before
+        result = await swarm.train(batch(0), 0, 0.1)
+        assert (result.committed, result.key.attempt) == (True, 0)
 
 
 @pytest.mark.usual(

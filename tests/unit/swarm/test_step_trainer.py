@@ -87,6 +87,14 @@ def test_the_lease_is_noted_before_anything_is_opened() -> None:
     assert sent(effects) == [(A, Open), (B, Open)]
 
 
+def test_where_a_home_replica_is_the_client_says_later_than_the_round_began() -> None:
+    now = Hop(A, ("tcp:10.0.0.9:7",))
+    listed = ((ReplicaRef(now), *refs(A2)), refs(B))
+    the_plan = StepPlan(1, 7, ((3,),), (), 0.1, (Hop(A, ("tcp:10.0.0.9:5",)), *hops(B)), listed)
+    opens = [effect.message for effect in trainer().start(the_plan, 0.0) if isinstance(effect, SendStepMessage)]
+    assert [message.path for message in opens if isinstance(message, Open)] == [(now, *hops(B))] * 2
+
+
 def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> None:
     machine = trainer()
     machine.start(plan(), 0.0)
