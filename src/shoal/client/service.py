@@ -76,7 +76,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         turn, end = client.turn_taken.event, RunEnd()
 
         async def take_part() -> None:
-            async with join_swarm(spec, identity, control, clock, endpoint.metrics, membership) as registry:
+            async with join_swarm(spec, identity, control, clock, endpoint, membership) as registry:
                 run = RunRecord(spec.run_id, spec.config().num_stages, clock.unix_s())
                 me = ClientRecord(
                     endpoint.addresses,

@@ -23,6 +23,7 @@ from shoal.identity import Identity, namespace
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, JoinedDht
 from shoal.telemetry.registry import MetricRegistry
+from shoal.transport.base import Endpoint
 
 _MAX_ASKED = 8
 
@@ -62,7 +63,7 @@ async def join_swarm(
     identity: Identity,
     control: RoleControl,
     clock: Clock,
-    metrics: MetricRegistry | None = None,
+    endpoint: Endpoint,
     membership: Membership | None = None,
 ) -> AsyncGenerator[Registry]:
     """Take part in the swarm through the DHT node of this host until the context is left, see `control.host_node`;
@@ -71,7 +72,7 @@ async def join_swarm(
     Args:
         start: its configuration says where to listen with a node of its own.
         control: the pipe to the launcher, which says when there is a node; is told `JoinedDht` of one of this process.
-        metrics: counts the records that are dropped.
+        endpoint: of this peer, wherever it is; its numbers count the records that are dropped.
         membership: the registry feeds it; None: a new one.
 
     Raises:
@@ -85,7 +86,7 @@ async def join_swarm(
     async def start_own(peers: Sequence[str], gone: Sequence[str]) -> DhtNode:
         where = config.network.host_maddrs
         try:
-            return await _start_node(start, identity, clock, metrics, peers, where, strays=True, gone=gone)
+            return await _start_node(start, identity, clock, endpoint.metrics, peers, where, strays=True, gone=gone)
         except ConfigError as error:
             # The port may be free again later, and this role goes on meanwhile.
             raise BootstrapError(str(error)) from error
@@ -95,12 +96,13 @@ async def join_swarm(
         control.tell(JoinedDht(maddrs))
 
     directory = Path(start.socket_path).parent
-    checker = RecordChecker(swarm, str.encode, clock, metrics or MetricRegistry())
+    checker = RecordChecker(swarm, str.encode, clock, endpoint.metrics)
     async with HostNode(
         directory, identity.peer_id, checker, clock, start_own, initial_peers, lambda: membership.view.maddrs, tell
     ) as node:
         await node.join(config.network.bootstrap_timeout_s)
-        registry = Registry(node, identity, swarm, config.num_stages, clock, membership)
+        stages = config.num_stages
+        registry = Registry(node, identity, swarm, stages, clock, membership, lambda: endpoint.addresses)
         with _named(registry):
             async with taking_part(registry):
                 yield registry

@@ -233,6 +233,13 @@ def with_maddrs(record: Record, maddrs: tuple[str, ...]) -> Record:
     return record
 
 
+def with_addresses(record: Record, addresses: tuple[str, ...]) -> Record:
+    """Return a record that says where its peer can be dialled, if it is of a kind that says so."""
+    if isinstance(record, StageRecord | ClientRecord | MonitorRecord | MirrorRecord):
+        return msgspec.structs.replace(record, addresses=addresses)
+    return record
+
+
 def topics(num_stages: int) -> tuple[str, ...]:
     """Return every topic of a run."""
     return ("monitor", "run", "client", "mirror", stage_topic(None), *(stage_topic(s) for s in range(num_stages)))

@@ -7,7 +7,7 @@ as often as `read_pace` says, which depends on whether somebody waits for others
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import anyio
@@ -24,6 +24,7 @@ from shoal.control.records import (
     seal,
     topic_of,
     topics,
+    with_addresses,
     with_maddrs,
 )
 from shoal.control.view_builder import is_server_topic
@@ -109,6 +110,7 @@ class Registry:
         num_stages: int,
         clock: Clock,
         membership: Membership | None = None,
+        addresses: Callable[[], tuple[str, ...]] | None = None,
     ) -> None:
         """Prepare; `run` does the work.
 
@@ -116,6 +118,7 @@ class Registry:
             num_stages: gives the number of topics to watch.
             clock: for expiries and sequence numbers.
             membership: the registry feeds it; None: a new one.
+            addresses: returns where this peer can be dialled now; None: always where its records say.
         """
         self.membership = membership or Membership(clock)
         self._store = store
@@ -123,6 +126,7 @@ class Registry:
         self._namespace = namespace
         self._topics = topics(num_stages)
         self._clock = clock
+        self._addresses = addresses
         self._own: dict[str, Record] = {}
         self._dirty: set[str] = set()
         self._wake = Signal()
@@ -202,6 +206,8 @@ class Registry:
         self._last_expiry_unix_s[topic] = expires_unix_s
         peer = self._identity.peer_id
         record = with_maddrs(record, self._store.maddrs)
+        if self._addresses is not None:
+            record = with_addresses(record, self._addresses())
         # The own view need not wait for the network.
         self.membership.update([VerifiedRecord(topic, peer, self._sequence, expires_unix_s, record)])
         value = seal(

@@ -75,7 +75,7 @@ async def _serve(spec: RoleStart, control: RoleControl, begun: Callable[[Mirror]
     async with (
         DeviceThread(device_initialiser("cpu", 1), name="device") as device,
         open_role_endpoint(spec, identity) as endpoint,
-        join_swarm(spec, identity, control, clock, endpoint.metrics) as registry,
+        join_swarm(spec, identity, control, clock, endpoint) as registry,
         counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
         anyio.create_task_group() as tasks,
     ):

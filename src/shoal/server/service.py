@@ -95,7 +95,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
     async with (
         DeviceThread(initialiser, name="device") as device,
         open_role_endpoint(spec, identity) as endpoint,
-        join_swarm(spec, identity, control, clock, endpoint.metrics) as registry,
+        join_swarm(spec, identity, control, clock, endpoint) as registry,
         counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
         dial_back_heard(registry.membership, endpoint.peer_id, lambda reason: control.tell(DialledBack(reason))),
     ):

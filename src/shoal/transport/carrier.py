@@ -16,8 +16,13 @@ class Carrier(Protocol):
         """How its addresses begin, with the colon."""
         ...
 
-    async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
-        """Take connections from now on, each with a new object of `make`; return the addresses to announce.
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach it now, best first; none before it listens. A host may get other addresses meanwhile."""
+        ...
+
+    async def listen(self, make: Callable[[], Connection]) -> None:
+        """Take connections from now on, each with a new object of `make`.
 
         Raises:
             ConfigError: the address cannot be used.

@@ -41,7 +41,7 @@ from shoal.transport.losses import Loss, Losses
 from shoal.transport.peer_state import PeerState
 from shoal.transport.refusals import Refusals
 from shoal.wire.frame import EncodedFrame, Frame, encode_frame
-from shoal.wire.handshake import Hello, Refusal, check_hello
+from shoal.wire.handshake import MAX_ADDRESSES, Hello, Refusal, check_hello
 from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.messages.control import Heartbeat
 from shoal.wire.tensors import WireTensor
@@ -72,7 +72,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             carriers: one for each kind of address, in the order in which a peer's addresses are tried.
         """
         self._tasks = anyio.create_task_group()
-        self._hop = Hop(peer_id, ())
+        self._peer_id = peer_id
         self._run_id = run_id
         self._role = role
         self._carriers = tuple(carriers)
@@ -91,14 +91,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._refusals = Refusals(self._metrics)
 
     async def __aenter__(self) -> Self:
-        addresses: list[str] = []
         try:
             for carrier in self._carriers:
-                addresses += await carrier.listen(lambda: Connection(self, self._limits))
+                await carrier.listen(lambda: Connection(self, self._limits))
         except ConfigError:
             self._stop_listening()
             raise
-        self._hop = Hop(self._hop.peer, tuple(addresses))
         await self._tasks.__aenter__()
         self._tasks.start_soon(beat, self._standing, self._on_silent, self._limits, self._clock, self._on_stall)
         self._tasks.start_soon(keep_trimmed, self._inbound.pool, self._limits.pool_trim_s, self._clock)
@@ -118,17 +116,17 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     @property
     def peer_id(self) -> PeerId:
         """Who this endpoint is."""
-        return self._hop.peer
+        return self._peer_id
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens."""
-        return self._hop.addresses
+        """Where it listens: as many as a peer takes."""
+        return tuple(address for carrier in self._carriers for address in carrier.addresses)[:MAX_ADDRESSES]
 
     @property
     def hop(self) -> Hop:
         """Peer id and addresses."""
-        return self._hop
+        return Hop(self._peer_id, self.addresses)
 
     @property
     def sent_bytes(self) -> Mapping[Traffic, int]:
@@ -163,7 +161,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         traffic: Traffic = Traffic.CONTROL,
     ) -> None:
         frame = encode_frame(message, tensors, traffic, self._limits.wire)
-        if peer == self._hop.peer:
+        if peer == self._peer_id:
             self._events.put(Received(peer, message, tuple(tensor.copy() for tensor in tensors)))
             return
         state = self._peers[peer]
@@ -261,14 +259,14 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         if isinstance(said, Refusal):
             connection.close(f"refused by the peer: {said.reason}")
             return
-        check_hello(said, run_id=self._run_id, own_peer=self._hop.peer, expected=connection.dialled)
+        check_hello(said, run_id=self._run_id, own_peer=self._peer_id, expected=connection.dialled)
         if connection.proven is not None and connection.proven != said.peer:
             raise HandshakeError(
                 f"the certificate is for {connection.proven}, the hello is of {said.peer}", Offence.IDENTITY
             )
         state = self._peers[said.peer]
         if connection.dialled is None:
-            duplicate = state.duplicate(said, self._hop.peer)
+            duplicate = state.duplicate(said, self._peer_id)
             if duplicate is not None:
                 connection.say(Refusal(duplicate, duplicate=True))
                 connection.close(duplicate, flush=True)
@@ -305,7 +303,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _hello(self, peer: PeerId, number: int) -> Hello:
         previous = self._peers[peer].previous
-        return Hello(self._run_id, self._hop.peer, self._role, self._hop.addresses, self._generation, number, previous)
+        return Hello(self._run_id, self._peer_id, self._role, self.addresses, self._generation, number, previous)
 
     def _up(self, connection: Connection, state: PeerState, theirs: Hello) -> None:
         """Use this connection from now on."""

@@ -30,6 +30,8 @@ _CONGESTION_CONTROL: Final = b"bbr"
 at 20 Mbit/s, 150 ms and 0.5 % loss it brings 12 times what cubic does."""
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _UNKNOWN: Final = "0.0.0.0"
+_ELSEWHERE: Final = ("192.0.2.1", 9)
+"""Of nobody (RFC 5737)."""
 # From <linux/sockios.h>: the IPv4 address of a network interface.
 _SIOCGIFADDR: Final = 0x8915
 
@@ -59,10 +61,18 @@ class TcpCarrier:
         self._announce = tuple(announce)
         self._uplink = uplink
         self._server: asyncio.Server | None = None
+        self._port = 0
+        self._hosts: tuple[str, ...] = ()
 
-    async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
-        if self._listen_on is None:
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        if self._server is None:
             return ()
+        return tuple(_SCHEME + _with_port(host, self._port) for host in self._announce or self._reached())
+
+    async def listen(self, make: Callable[[], Connection]) -> None:
+        if self._listen_on is None:
+            return
         host, port = self._listen_on
 
         def accept() -> TlsStream:
@@ -76,9 +86,7 @@ class TcpCarrier:
             self._server = await loop.create_server(accept, host, port, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(f"cannot listen on {join_host_port(host, port)}: {error.strerror or error}") from error
-        bound_port = int(self._server.sockets[0].getsockname()[1])
-        hosts = self._announce or (own_hosts() if host in _WILDCARDS else (host,))
-        return tuple(_SCHEME + _with_port(host, bound_port) for host in hosts)
+        self._port = int(self._server.sockets[0].getsockname()[1])
 
     async def connect(self, address: str, connection: Connection) -> None:
         host, port = split_host_port(address.removeprefix(_SCHEME))
@@ -92,6 +100,15 @@ class TcpCarrier:
     def stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
+
+    def _reached(self) -> tuple[str, ...]:
+        """Return the addresses of this host, which its network may change at any time."""
+        host = "" if self._listen_on is None else self._listen_on[0]
+        found = own_hosts() if host in _WILDCARDS else (host,)
+        # Without a network it will most likely be again where it was.
+        if not self._hosts or not all(map(_is_loopback, found)):
+            self._hosts = found
+        return self._hosts
 
     def _prepare_accepted(self, connection: Connection, sock: socket.socket) -> None:
         self._prepare(sock)
@@ -151,10 +168,25 @@ def _with_port(announced: str, port: int) -> str:
 
 
 def own_hosts() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this host's interfaces; the loopback one only if there is no other."""
-    found = _interface_addresses()
-    outside = tuple(host for host in found if not host.startswith("127."))
-    return outside or tuple(found) or ("127.0.0.1",)
+    """Return the IPv4 addresses of this host's interfaces; the loopback one only if there is no other.
+
+    First the one of the way out: bridges of containers lead nobody here, and there may be more than a peer can name.
+    """
+    found, way_out = _interface_addresses(), _way_out()
+    outside = sorted((host for host in found if not _is_loopback(host)), key=lambda host: host != way_out)
+    return tuple(outside or found) or ("127.0.0.1",)
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.")
+
+
+def _way_out() -> str:
+    """Return the address from which this host would send to others; empty: to none. Nothing is sent."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(_ELSEWHERE)
+        return str(probe.getsockname()[0])
+    return ""
 
 
 def _interface_addresses() -> list[str]:

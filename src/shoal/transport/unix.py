@@ -50,18 +50,22 @@ class UnixCarrier:
         self._socket_buffer_bytes = socket_buffer_bytes
         self._server: asyncio.Server | None = None
 
-    async def listen(self, make: Callable[[], Connection]) -> tuple[str, ...]:
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        if self._path is None:
+            return ()
+        return (f"{_SCHEME}{self._machine}:{self._path}" if self._machine else f"{_SCHEME}{self._path}",)
+
+    async def listen(self, make: Callable[[], Connection]) -> None:
 
         def accept() -> Connection:
             connection = make()
             connection.prepare = partial(self._prepare, connection)
             return connection
 
-        if self._path is None:
-            return ()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(accept, sock=_bind(self._path), backlog=_BACKLOG)
-        return (f"{_SCHEME}{self._machine}:{self._path}" if self._machine else f"{_SCHEME}{self._path}",)
+        if self._path is not None:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_unix_server(accept, sock=_bind(self._path), backlog=_BACKLOG)
 
     async def connect(self, address: str, connection: Connection) -> None:
         path = address.removeprefix(_SCHEME)

@@ -35,6 +35,8 @@ _REFUSAL: Final = 1
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
+MAX_ADDRESSES: Final = 8
+"""Of a peer; who says more is refused."""
 
 
 class Hello(Struct, frozen=True):
@@ -48,7 +50,7 @@ class Hello(Struct, frozen=True):
     run_id: RunId
     peer: PeerId
     role: _Text
-    addresses: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=8)]
+    addresses: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
     generation: _Number
     connection: _Number
     previous: _Number

@@ -225,7 +225,9 @@ async def test_what_is_announced_and_what_cannot_be_listened_on(host: Any, folde
         ),
     ):
         carrier = TcpCarrier(contexts, listen_on=("0.0.0.0", 0), announce=announce, uplink=Uplink())
-        addresses = await carrier.listen(lambda: pytest.fail("nobody dials"))
+        assert carrier.addresses == ()
+        await carrier.listen(lambda: pytest.fail("nobody dials"))
+        addresses = carrier.addresses
         port = split_host_port(addresses[0].removeprefix("tcp:"))[1]
         assert addresses == tuple(address.format(port=port) for address in expected)
         carrier.stop_listening()
@@ -234,3 +236,38 @@ async def test_what_is_announced_and_what_cannot_be_listened_on(host: Any, folde
     assert f"{ALICE.peer_id[-8:]}.sock" not in os.listdir(folder)
     with pytest.raises(ConfigError, match="shoal key new"):
         open_endpoint(identity=ALICE, run_id=RunId("run"), role="test", unix_path=folder / "x", tcp=("127.0.0.1", 0))
+
+
+async def test_a_host_whose_network_gives_it_another_address_says_that_one_from_then_on(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_at(*addresses: str) -> None:
+        monkeypatch.setattr(tcp, "own_hosts", lambda: addresses)
+
+    is_at("10.0.0.5")
+    end = await host(ALICE, tcp=("0.0.0.0", 0))
+    unix, there = end.addresses
+    is_at("10.0.0.9", "10.1.0.2")
+    port = split_host_port(there.removeprefix("tcp:"))[1]
+    assert end.hop == Hop(ALICE.peer_id, (unix, f"tcp:10.0.0.9:{port}", f"tcp:10.1.0.2:{port}"))
+    # Cut off for a moment it has none, and will most likely have the same again.
+    is_at("127.0.0.1")
+    assert end.addresses[1:] == (f"tcp:10.0.0.9:{port}", f"tcp:10.1.0.2:{port}")
+
+
+async def test_a_host_with_many_networks_names_as_many_addresses_as_a_peer_takes(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "own_hosts", lambda: tuple(f"172.{16 + number}.0.1" for number in range(12)))
+    a, b = await host(ALICE, tcp=("0.0.0.0", 0)), await host(BOB, tcp=("0.0.0.0", 0))
+    a.introduce(Hop(b.peer_id, (f"tcp:127.0.0.1:{port_of(b)}",)))
+    a.post(b.peer_id, Opened(step()))
+    assert await take(b, 2) == [PeerUp(a.peer_id), Received(a.peer_id, Opened(step()))]
+
+
+def test_the_address_of_the_way_out_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_interface_addresses", lambda: ["127.0.0.1", "172.17.0.1", "172.18.0.1", "10.0.0.5"])
+    monkeypatch.setattr(tcp, "_way_out", lambda: "10.0.0.5")
+    assert own_hosts() == ("10.0.0.5", "172.17.0.1", "172.18.0.1")
+    monkeypatch.setattr(tcp, "_way_out", lambda: "")
+    assert own_hosts() == ("172.17.0.1", "172.18.0.1", "10.0.0.5")

@@ -20,6 +20,7 @@ from shoal.errors import BootstrapError, InvariantViolation
 from shoal.identity import Identity
 from shoal.ids import StageIndex
 from shoal.swarm.assignment import StageNeed
+from shoal.swarm.view import SwarmView
 from shoal.telemetry.registry import MetricRegistry
 
 NAMESPACE = "n" * 64
@@ -112,6 +113,25 @@ async def test_each_record_of_a_peer_says_where_the_dht_can_be_joined_through_it
         store.maddrs = ("/another",)
         mine.advertise(StageRecord(ADDRESSES, 1.0, stage=1, step=1))
         await theirs.membership.wait_for(lambda v: v.maddrs == ("/another",))
+
+
+async def test_a_record_that_is_renewed_says_where_its_peer_can_be_dialled_now() -> None:
+    shelf: Shelf = {}
+    (_, store, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
+    found = [("tcp:10.0.0.5:7",)]
+    mine = Registry(store, me, NAMESPACE, 2, _Clock(), addresses=lambda: found[-1])
+
+    def is_at(view: SwarmView) -> bool:
+        return [replica.hop.addresses for replica in view.replicas] == [found[-1]]
+
+    async with alongside(mine.run, theirs.run):
+        mine.advertise(StageRecord(("tcp:10.0.0.5:7",), 1.0, stage=1))
+        await theirs.membership.wait_for(is_at)
+        found.append(("tcp:10.0.0.9:7",))
+        mine.advertise(StageRecord(("tcp:10.0.0.5:7",), 1.0, stage=1, step=1))
+        await theirs.membership.wait_for(is_at)
+        mine.advertise(RunRecord("r", 2, 1.0))
+        await theirs.membership.wait_for(lambda view: view.run is not None)
 
 
 async def test_a_last_word_stands_after_the_farewell() -> None:
