@@ -113,7 +113,7 @@ class ClientHost:
         """End the client as SIGKILL would; `run_client` starts it again after so long, unless the host is lost."""
         self._client_away_s = away_s
         self.diary.close()
-        self.launcher.losses.append(LostProcess("client", self._age_s()))
+        self.launcher.losses.append(LostProcess("client", self._clock.now_s()))
         self.client_process.kill()
 
     def kill_data_server(self) -> None:

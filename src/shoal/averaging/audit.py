@@ -7,7 +7,7 @@ rounds whose logs another host has, a client's journal holds a record at most: t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         RecordRejected: A file is no step log, or no record; or its signer may not coordinate the run by D_0.
         OSError: A file cannot be read; D_0 is one of them, where there is a record.
     """
-    lines = {round: read_steps(directory, round) for round in rounds_with_steps(directory)}
+    lines = _StepLogs(directory)
     records = list(read_records(directory))
     if not records:
         return audit_of(lines, (), num_samples_per_pass, 0)
@@ -95,6 +95,29 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         raise RecordRejected(f"{directory} has a record that is none of this run: {error}") from error
     cuts = CutRule.said(genesis.configuration["diloco"])
     return audit_of(lines, opened, num_samples_per_pass, cuts.last_round, cuts)
+
+
+class _StepLogs(Mapping[int, Sequence[StepLine]]):
+    """The step logs of a run, each read whenever it is asked for: all of a long run take more memory than its client
+    has. Raises as `read_steps`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._rounds = dict.fromkeys(rounds_with_steps(directory))
+
+    def __getitem__(self, round: int) -> Sequence[StepLine]:
+        if round not in self._rounds:
+            raise KeyError(round)
+        return read_steps(self._directory, round)
+
+    def __contains__(self, round: object) -> bool:
+        return round in self._rounds
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rounds)
+
+    def __len__(self) -> int:
+        return len(self._rounds)
 
 
 def lost_in(directory: Path, record: Record) -> tuple[LostSteps, ...]:
@@ -228,13 +251,15 @@ def _lost_in_part(lines: Mapping[int, Sequence[StepLine]], records: Sequence[Rec
     in this one, it has lost what was left.
     """
     lost = Counter[int]()
+    if not cuts.keeps_own:
+        return {}
     logs: defaultdict[tuple[int, int, PeerId], list[StepEntry]] = defaultdict(list)
     for round, of_round in lines.items():
         for line in of_round:
             logs[round, line.stage, line.peer].append(line.entry)
     # By stage and peer, round after round, what is still to be averaged in some fragment.
     left: dict[tuple[int, PeerId], tuple[StepsTrained, ...]] = {}
-    for record in records if cuts.keeps_own else ():
+    for record in records:
         before, left = left, {}
         if record.round not in lines:
             continue  # another host knows

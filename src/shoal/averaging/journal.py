@@ -12,7 +12,6 @@ A file is there as a whole or not at all: it is written under another name, forc
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,7 +178,7 @@ def set_aside(directory: Path, record: Record, digest: str) -> None:
     if not here or here[-1] in (record.previous, digest):
         return
     kept_rounds = record.round if digest in here else 0
-    files = [*sorted((directory / _ROUNDS).glob("round_*.json")), *sorted((directory / _STEPS).glob("round_*"))]
+    files = [*_record_files(directory), *sorted((directory / _STEPS).glob("round_*"), key=_round_of)]
     files = [path for path in files if _round_of(path) > kept_rounds]
     number = len(list((directory / _LEFT).glob("*"))) + 1
     aside = directory / _LEFT / str(number)
@@ -207,21 +206,32 @@ def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
         RecordRejected: A file is none of these.
         OSError: A file cannot be read.
     """
-    for path in sorted((directory / _ROUNDS).glob("round_*.json")):
-        try:
-            content = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-            if "body" not in content:
-                continue  # D_0
-            signed = signed_from_json(content)
-            yield msgspec.msgpack.decode(signed.body, type=Record), signed
-        except (msgspec.MsgspecError, ValueError, KeyError) as error:
-            raise RecordRejected(f"{path} is no round record: {error}; remove it or restore it from a copy") from error
+    for path in _record_files(directory):
+        if (found := _read_record(path)) is not None:
+            yield found
 
 
 def last_record(directory: Path) -> tuple[Record, SignedRecord] | None:
-    """The newest record of a run; None if there is none but D_0. Raises as `read_records` does."""
-    newest = deque(read_records(directory), maxlen=1)
-    return newest[0] if newest else None
+    """The newest record of a run; None if there is none but D_0. Raises as `read_records` does, if it is the newest."""
+    files = reversed(_record_files(directory))
+    return next((found for path in files if (found := _read_record(path)) is not None), None)
+
+
+def _record_files(directory: Path) -> list[Path]:
+    """The files of D_0 and of all records, in the order of their rounds; names have more digits from 10000 on."""
+    return sorted((directory / _ROUNDS).glob("round_*.json"), key=_round_of)
+
+
+def _read_record(path: Path) -> tuple[Record, SignedRecord] | None:
+    """The record in a file; None: it is that of D_0. Raises as `read_records` does."""
+    try:
+        content = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+        if "body" not in content:
+            return None
+        signed = signed_from_json(content)
+        return msgspec.msgpack.decode(signed.body, type=Record), signed
+    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+        raise RecordRejected(f"{path} is no round record: {error}; remove it or restore it from a copy") from error
 
 
 def follows(directory: Path, record: Record) -> bool:
@@ -250,7 +260,8 @@ def rounds_with_steps(directory: Path) -> list[int]:
 
 
 def _round_of(path: Path) -> int:
-    return int(path.name.partition(".")[0].removeprefix("round_"))
+    number = path.name.partition(".")[0].removeprefix("round_")
+    return int(number) if number.isdecimal() else -1
 
 
 def _round_file(directory: Path, round: int) -> Path:

@@ -20,6 +20,7 @@ import msgspec
 from shoal.cli.devices import devices_of_servers
 from shoal.cli.host_network import LOOPBACK_MADDRS, HostNetwork, local_maddrs
 from shoal.client.spec import ClientSpec, ResumedFrom
+from shoal.clock import Clock, SystemClock
 from shoal.config import Config, config_to_json
 from shoal.config.host import NetworkConfig
 from shoal.config.per_server import of_server
@@ -34,7 +35,6 @@ from shoal.identity import Identity
 from shoal.monitor.spec import MonitorSpec
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.memory import free_memory_bytes
-from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import NEVER_RESTART, RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
@@ -89,6 +89,7 @@ class SwarmHost:
     network: HostNetwork | None = None
     identity_of: Callable[[str, int], Identity] | None = None
     monitor_network: NetworkConfig | None = None
+    clock: Clock = field(default_factory=SystemClock)
     _identities: dict[tuple[str, int], Identity] = field(default_factory=dict[tuple[str, int], Identity])
     _waiting_for_peers: list[RoleHandle] = field(default_factory=list[RoleHandle])
     _initial_peers: tuple[str, ...] | None = None
@@ -296,7 +297,7 @@ class SwarmHost:
         role, index = handle.spec.role, handle.spec.index
         if role in ("client", "data_server", "server", "trainer"):
             peer = self.hop(role, index).peer if role == "server" else None
-            self._losses.append(messages.LostProcess(role, process_age_s(os.getpid()), index, peer))
+            self._losses.append(messages.LostProcess(role, self.clock.now_s(), index, peer))
 
     async def _start(self, entry: str, spec: RoleStart, *, nice: int = 0) -> RoleHandle:
         output = self.log_dir / f"{spec.role}_{spec.index}.log"

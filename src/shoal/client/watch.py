@@ -132,13 +132,12 @@ class Watch:
                 self._ledger.note(loss)
 
     def _found(self, lost: LostProcess, slots: tuple[int, ...]) -> LossFound:
-        at_s = (self._ledger.totals.launched_s or 0.0) + lost.at_s
         who = f"the {lost.role.replace('_', ' ')}"
         if lost.role == "trainer":
             who, slots = f"trainer {lost.index}", (lost.index,)
         if lost.peer is not None:
             who, slots = self._membership.view.name_of(lost.peer), tuple(self._homes.slots_of(lost.peer))
-        return LossFound(lost.role, who, slots, at_s, self._ledger.now_s(), lost.peer or PeerId(""), self._host)
+        return LossFound(lost.role, who, slots, lost.at_s, self._ledger.now_s(), lost.peer or PeerId(""), self._host)
 
     def found(self, peer: PeerId) -> None:
         """There is a connection with a peer."""

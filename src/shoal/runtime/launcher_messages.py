@@ -154,7 +154,7 @@ class StartTrainer(LauncherRequest[LauncherAnswer], frozen=True):
 
 class LostProcess(msgspec.Struct, frozen=True):
     role: str
-    at_s: float  # since the launch
+    at_s: float  # monotonic, which all processes of a host share
     index: int = 0  # a trainer's is its slot
     peer: PeerId | None = None  # of a server
 

@@ -121,6 +121,11 @@ class Incident:
             return False
         return not self.is_loss or (bool(self.recorded_in) and not self.due_in)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no event changes it any more; one that has left may yet come back."""
+        return self.is_closed and self.back_s is not None
+
     def closed(self, number: int) -> IncidentClosed:
         """Return what is told at its end."""
         return IncidentClosed(
@@ -166,13 +171,19 @@ class Incidents:
     _round: int = 0
     _steps_s: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
 
+    def __post_init__(self) -> None:
+        # Each step looks at these alone: in weeks there are ten thousands, of links that come and go.
+        self._unsettled = {number: each for number, each in enumerate(self.all, 1) if not each.is_settled}
+
     def apply(self, event: Event) -> Sequence[Event]:
         """Take what has happened; return what follows from it."""
         following = [*self._take(event)]
-        for number, incident in enumerate(self.all, 1):
+        for number, incident in list(self._unsettled.items()):
             if not incident.is_closed and incident.is_over:
                 incident.is_closed = True
                 following.append(incident.closed(number))
+            if incident.is_settled:
+                del self._unsettled[number]
         return following
 
     def _take(self, event: Event) -> Sequence[Event]:
@@ -232,7 +243,7 @@ class Incidents:
     @property
     def wants_costs(self) -> bool:
         """Whether the next record tells what a loss has cost."""
-        return any(each.is_loss and (not each.recorded_in or each.due_in) for each in self.all)
+        return any(each.is_loss and (not each.recorded_in or each.due_in) for each in self._unsettled.values())
 
     def end(self, costs: Sequence[int]) -> Sequence[IncidentClosed]:
         """The run ends: return what is told of those that are open.
@@ -289,13 +300,13 @@ class Incidents:
 
     def stage_left_by(self, peer: PeerId) -> int | None:
         """Return the stage of a server that leaves, and is not gone yet."""
-        return next((each.stage for each in self.all if _leaves(each, peer)), None)
+        return next((each.stage for each in self._unsettled.values() if _leaves(each, peer)), None)
 
     def returning(self) -> set[PeerId]:
         """The servers that were lost and are heard again, but do not take part yet."""
         return {
             PeerId(each.key)
-            for each in self.all
+            for each in self._unsettled.values()
             if each.kind == "server" and each.is_loss and each.is_heard and each.back_s is None
         }
 
@@ -305,7 +316,7 @@ class Incidents:
 
     def troubled(self, cause: Cause) -> set[PeerId]:
         """With whom this is wrong now."""
-        return {PeerId(each.key) for each in self.all if each.cause == cause and each.back_s is None}
+        return {PeerId(each.key) for each in self._unsettled.values() if each.cause == cause and each.back_s is None}
 
     def began_s(self, peer: PeerId) -> float:
         """Return when a server that is away was heard last. It may have been lost again before it took part."""
@@ -317,6 +328,7 @@ class Incidents:
         if not incident.waiting and incident.is_loss:
             incident.recovered_s = incident.noticed_s
         self.all.append(incident)
+        self._unsettled[len(self.all)] = incident
         return IncidentOpened(
             number=len(self.all),
             kind=incident.kind,
@@ -346,7 +358,7 @@ class Incidents:
 
     def _server_lost(self, event: ServerLost) -> Sequence[Event]:
         self._trouble_over(event.peer, event.at_s, (Cause.MEMORY, Cause.DISK))
-        leaving = [each for each in self.all if _leaves(each, event.peer)]
+        leaving = [each for each in self._unsettled.values() if _leaves(each, event.peer)]
         for incident in leaving:
             incident.gone_s, incident.gone_in = event.at_s, self._round
             incident.waiting, incident.hit = set(event.slots), len(event.slots)
@@ -356,12 +368,12 @@ class Incidents:
     def _go_on_without(self) -> None:
         """A slot that has had no step in a whole round since a server left has no pipeline any more, and may never have
         one: nobody comes back in the place of that server."""
-        for incident in self.all:
+        for incident in self._unsettled.values():
             if incident.cause == Cause.LEFT and incident.waiting and self._round > incident.gone_in + 1:
                 incident.waiting = {_ANY_SLOT}
 
     def _leaving(self, event: ServerLeaving) -> Sequence[Event]:
-        if any(_leaves(each, event.peer) for each in self.all):
+        if any(_leaves(each, event.peer) for each in self._unsettled.values()):
             return ()
         incident = Incident("server", event.who, 0, event.at_s, event.at_s, set(), event.peer, event.stage)
         incident.cause, incident.host = Cause.LEFT, event.host
@@ -383,42 +395,44 @@ class Incidents:
 
     def _apart(self, event: ChainLost) -> IncidentOpened:
         """Nobody can know of two sides that have all they need before they meet: until then the other one is lost."""
-        away = [each.began_s for each in self.all if each.kind == "server" and each.is_loss and not each.is_closed]
-        began_s = min((event.at_s, *away))
+        away = [each for each in self._unsettled.values() if each.kind == "server" and each.is_loss]
+        began_s = min((event.at_s, *(each.began_s for each in away if not each.is_closed)))
         incident = Incident("swarm", "two sides of the swarm", 0, began_s, event.at_s, {_ANY_SLOT})
         incident.cause = Cause.SPLIT
         return self._open(incident, event.told())
 
     def _trouble(self, event: TroubleSeen) -> Sequence[Event]:
-        if any(_troubles(each, event.peer, (event.cause,)) for each in self.all):
+        if any(_troubles(each, event.peer, (event.cause,)) for each in self._unsettled.values()):
             return ()
         incident = Incident(event.kind, event.who, 0, event.began_s, event.at_s, set(), event.peer, event.stage)
         incident.cause, incident.host = event.cause, event.host
         return (self._open(incident, event.what),)
 
     def _trouble_over(self, peer: PeerId, at_s: float, causes: Sequence[Cause]) -> None:
-        for incident in self.all:
+        for incident in self._unsettled.values():
             if _troubles(incident, peer, causes):
                 incident.back_s = at_s
 
     def _recorded(self, event: StepsLost) -> None:
-        for incident in self.all:
+        for incident in self._unsettled.values():
             incident.recorded_in = incident.recorded_in or event.round * incident.is_loss
             incident.due_in = incident.due_in if incident.due_in > event.round else 0
+        causes = _Causes(self.all if event.lost else ())
         for round, stage, peer, steps in event.lost:
-            index = _cause(self.all, LostStep(round, stage, peer, event.round))
+            index = causes.of(LostStep(round, stage, peer, event.round))
             if index is not None:
                 self.all[index].steps_lost += steps
 
     def _begins_anew(self, event: StageBeganAnew) -> None:
         """What that costs is found with the round's record: it is put down to a loss whose end is not told yet."""
-        known = [each for each in self.all if each.kind == "server" and each.stage == event.stage and each.is_loss]
-        for incident in [each for each in known if not each.is_closed][-1:]:
+        known = [each for each in self._unsettled.values() if each.kind == "server" and each.stage == event.stage]
+        for incident in [each for each in known if each.is_loss and not each.is_closed][-1:]:
             incident.due_in = event.in_round
             incident.anew_in.append(event.in_round)
 
     def _away(self, kind: str, key: str) -> list[Incident]:
-        return [each for each in self.all if (each.kind, each.key, each.back_s) == (kind, key, None) and each.is_loss]
+        unsettled = self._unsettled.values()
+        return [each for each in unsettled if (each.kind, each.key, each.back_s) == (kind, key, None) and each.is_loss]
 
     def _back(self, kind: str, key: str, at_s: float) -> None:
         for incident in self._away(kind, key):
@@ -430,7 +444,7 @@ class Incidents:
         steps_s = self._steps_s.setdefault(slot, [])
         steps_s.append(at_s)
         del steps_s[:-_NUM_STEPS]
-        waiting = [each for each in self.all if each.waiting]
+        waiting = [each for each in self._unsettled.values() if each.waiting]
         due = [each for each in waiting if {slot, _ANY_SLOT} & each.waiting and at_s >= each.noticed_s]
         # Trainers do not stop for a client.
         stopped = [each for each in due if each.is_loss and each.kind != "client" and slot in each.waiting]
@@ -480,8 +494,9 @@ def steps_lost_by(incidents: Sequence[Incident], lost: Iterable[LostStep]) -> tu
     """
     costs = [0] * len(incidents)
     others = 0
+    causes = _Causes(incidents)
     for step in lost:
-        index = _cause(incidents, step)
+        index = causes.of(step)
         if index is None:
             others += 1
         else:
@@ -489,17 +504,21 @@ def steps_lost_by(incidents: Sequence[Incident], lost: Iterable[LostStep]) -> tu
     return costs, others
 
 
-def _cause(incidents: Sequence[Incident], step: LostStep) -> int | None:
-    servers = [
-        (index, each, each.recorded_in or each.round)
-        for index, each in enumerate(incidents)
-        if each.kind == "server" and each.is_loss
-    ]
-    if step.in_round == step.round:
-        found = [index for index, each, round in servers if (each.key, round) == (step.peer, step.round)]
-    else:
-        found = [index for index, each, _ in servers if each.stage == step.stage and step.in_round in each.anew_in]
-    return found[-1] if found else None
+class _Causes:
+    """Which losses have cost steps, by their indices: of several the last one."""
+
+    def __init__(self, incidents: Sequence[Incident]) -> None:
+        self._recorded: dict[tuple[str, int], int] = {}
+        self._anew: dict[tuple[int | None, int], int] = {}
+        for index, each in enumerate(incidents):
+            if each.kind == "server" and each.is_loss:
+                self._recorded[each.key, each.recorded_in or each.round] = index
+                self._anew |= {(each.stage, round): index for round in each.anew_in}
+
+    def of(self, step: LostStep) -> int | None:
+        if step.in_round == step.round:
+            return self._recorded.get((step.peer, step.round))
+        return self._anew.get((step.stage, step.in_round))
 
 
 def _longest_pause_s(steps_s: Sequence[float], since_s: float) -> float:

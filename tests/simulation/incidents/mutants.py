@@ -59,10 +59,10 @@ class SeesTroubleAnew(Incidents):
     """Opens an incident for each report of the same trouble."""
 
     def _trouble(self, event: TroubleSeen) -> Sequence[Event]:
-        known, self.all = self.all, []
-        super()._trouble(event)
-        self.all, [incident] = [*known], self.all
-        return (self._open(incident, event.what),)
+        known, self._unsettled = self._unsettled, {}
+        opened = super()._trouble(event)
+        self._unsettled = known | self._unsettled
+        return opened
 
 
 class DoesNotWaitForWhatBeginsAnew(Incidents):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from shoal.averaging.audit import audit, audit_of
 from shoal.averaging.journal import (
     Genesis,
     StepLine,
+    follows,
     keep_steps,
+    last_record,
     read_genesis,
     read_records,
     read_steps,
@@ -89,6 +92,29 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert content["record"]["stages"][0]["members"] == {"R0": 3, "R1": 0}
     assert content["record"]["samples"] == [[0, 0, 4]]
     assert content["record"]["ballot"] == {"number": 1, "peer": CLIENT, "generation": 1}
+
+
+def test_records_are_in_the_order_of_their_rounds_also_where_names_get_another_digit(tmp_path: Path) -> None:
+    begin(tmp_path)
+    rounds = (1000, 1001, 9999, 10000, 10001, 100000)
+    for round in reversed(rounds):
+        write(tmp_path, round, {})
+    assert [record.round for record, _ in read_records(tmp_path)] == [*rounds]
+    newest = last_record(tmp_path)
+    assert newest is not None
+    assert newest[0].round == 100000
+    # Nor is a run of weeks read from its first record on to know the last one.
+    (tmp_path / "rounds/round_1000.json").write_text("{")
+    assert last_record(tmp_path) == newest
+    record = msgspec.structs.replace(newest[0], round=100001, previous=record_hash(newest[1]))
+    assert follows(tmp_path, record)
+    (tmp_path / "rounds/round_1000.json").unlink()
+    write(tmp_path, 10000, both(entry(0, 0, 4)))
+    tenth = next(record for record, _ in read_records(tmp_path) if record.round == 10000)
+    digest = next(record_hash(signed) for record, signed in read_records(tmp_path) if record.round == 10000)
+    set_aside(tmp_path, tenth, digest)
+    assert [record.round for record, _ in read_records(tmp_path)] == [1001, 9999, 10000]
+    assert [record.round for record, _ in read_records(tmp_path / "left/1")] == [10001, 100000]
 
 
 def test_steps_are_one_line_each_with_peer_and_stage(tmp_path: Path) -> None:
@@ -204,6 +230,29 @@ def test_an_audit_of_a_run_without_faults(tmp_path: Path) -> None:
     found = audit(tmp_path, 10)
     assert (found.rounds, found.steps, found.samples, found.skipped) == (2, 4, 14, 0)
     assert (found.duplicates, found.missing, found.steps_lost) == (0, 0, {0: 0, 1: 0})
+
+
+def test_an_audit_of_a_long_run_has_one_step_log_in_memory_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for round in (1, 2, 3):
+        write(tmp_path, round, both(entry(round, 4 * round - 4, 4 * round)), [SampleRange(0, 4 * round - 4, 4 * round)])
+    alive: weakref.WeakSet[_Lines] = weakref.WeakSet()
+
+    def read(directory: Path, round: int) -> list[StepLine]:
+        assert len(alive) <= 1, "that of the round before is let go when this one is there"
+        alive.add(lines := _Lines(read_steps(directory, round)))
+        return lines
+
+    monkeypatch.setattr("shoal.averaging.audit.read_steps", read)
+    found = audit(tmp_path, 12)
+    assert (found.rounds, found.steps, found.samples, found.missing, found.first_round) == (3, 3, 12, 0, 1)
+
+
+class _Lines(list[StepLine]):
+    """That can be seen to be let go."""
+
+    __hash__ = object.__hash__
 
 
 def test_an_audit_counts_samples_in_two_steps(tmp_path: Path) -> None:

@@ -46,6 +46,10 @@ class Clock(SystemClock):
         return 7 * 3600 + self.time_s - 1000
 
 
+def lost(role: str, at_s: float, index: int = 0, peer: PeerId | None = None) -> LostProcess:
+    return LostProcess(role, 1000 + at_s, index, peer)
+
+
 @dataclass
 class Story:
     """A client with three servers and two trainers; times are seconds after the launch."""
@@ -132,7 +136,7 @@ async def test_a_lost_trainer_is_a_loss_and_any_other_peer_is_none(story: Story)
 
 
 async def test_a_step_counts_from_when_it_was_committed_whenever_it_is_heard_of(story: Story) -> None:
-    story.watch.processes_ended([LostProcess("client", 2.0)], (0,))
+    story.watch.processes_ended([lost("client", 2.0)], (0,))
     story.clock.time_s = 1005.0
     story.step(0, 1.5)
     assert story.failovers() == [("client", 2.0, None)], "it was committed before"
@@ -145,12 +149,12 @@ async def test_a_step_counts_from_when_it_was_committed_whenever_it_is_heard_of(
 async def test_what_the_launcher_tells_is_noted_once_and_not_what_an_earlier_start_has_seen(story: Story) -> None:
     story.lose(FIRST, 3.0)
     ended = [
-        LostProcess("server", 2.5, 0, FIRST),
-        LostProcess("trainer", 2.0, 1),
-        LostProcess("client", 2.9),
-        LostProcess("client", 2.95),
-        LostProcess("data_server", 4.0),
-        LostProcess("server", 9.0, 2, OTHER),
+        lost("server", 2.5, 0, FIRST),
+        lost("trainer", 2.0, 1),
+        lost("client", 2.9),
+        lost("client", 2.95),
+        lost("data_server", 4.0),
+        lost("server", 9.0, 2, OTHER),
     ]
     for _ in range(2):
         story.watch.processes_ended(ended, (0, 1))
@@ -164,15 +168,23 @@ async def test_what_the_launcher_tells_is_noted_once_and_not_what_an_earlier_sta
     ]
 
 
+async def test_what_ends_after_a_resume_is_known_by_its_own_time_and_not_by_that_since_the_launch(story: Story) -> None:
+    # Ten hours were trained before; the launcher of the resumed run is young.
+    story.ledger.totals.move(story.clock.time_s + 36000.0, story.clock.time_s)
+    story.watch.processes_ended([lost("client", 5.0), lost("trainer", 4.0, 1)], (0, 1))
+    assert story.failovers() == [("trainer", 4.0, None), ("client", 5.0, None)]
+    assert story.ledger.totals.since_launch_s(1005.0) == 36005.0
+
+
 async def test_what_a_start_has_missed_that_ended_at_once_the_next_one_notes(story: Story) -> None:
-    story.watch.processes_ended([LostProcess("trainer", 1.0, 0), LostProcess("client", 5.0)], (0,))
+    story.watch.processes_ended([lost("trainer", 1.0, 0), lost("client", 5.0)], (0,))
     story.ledger.noted.clear()
     ended = [
-        LostProcess("trainer", 1.0, 0),  # of which connections have told a client that has lived
-        LostProcess("client", 5.0),
-        LostProcess("client", 7.0),
-        LostProcess("data_server", 7.1),
-        LostProcess("client", 7.2),
+        lost("trainer", 1.0, 0),  # of which connections have told a client that has lived
+        lost("client", 5.0),
+        lost("client", 7.0),
+        lost("data_server", 7.1),
+        lost("client", 7.2),
     ]
     story.watch.processes_ended(ended, (0,))
     found = [event for event in story.ledger.noted if isinstance(event, LossFound)]
@@ -198,15 +210,15 @@ async def test_a_server_that_the_registry_has_forgotten_before_its_connection_en
 
 async def test_of_two_that_end_at_once_the_one_that_an_earlier_start_has_not_seen_is_noted(story: Story) -> None:
     story.lose(FIRST, 3.0)
-    story.watch.processes_ended([LostProcess("client", 3.0), LostProcess("server", 3.0, 1, SECOND)], (0, 1))
+    story.watch.processes_ended([lost("client", 3.0), lost("server", 3.0, 1, SECOND)], (0, 1))
     story.lose(PeerId("T0"), 4.0)
-    story.watch.processes_ended([LostProcess("client", 4.0), LostProcess("trainer", 4.0, 1)], (0, 1))
+    story.watch.processes_ended([lost("client", 4.0), lost("trainer", 4.0, 1)], (0, 1))
     found = [event for event in story.ledger.noted if isinstance(event, LossFound) and event.kind != "client"]
     assert [(event.kind, event.who) for event in found] == [("server", "second"), ("trainer", "trainer 1")]
 
 
 async def test_what_broke_shortly_before_the_client_on_a_busy_host_is_noted_once(story: Story) -> None:
-    ended = [LostProcess("server", 2.7, 1, SECOND), LostProcess("server", 4.9, 0, FIRST), LostProcess("client", 4.0)]
+    ended = [lost("server", 2.7, 1, SECOND), lost("server", 4.9, 0, FIRST), lost("client", 4.0)]
     story.lose(FIRST, 3.0, silent_s=1.0)
     story.watch.processes_ended(ended, (0, 1))
     found = [event for event in story.ledger.noted if isinstance(event, LossFound)]

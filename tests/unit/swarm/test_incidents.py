@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
@@ -347,3 +348,23 @@ def test_what_only_the_launcher_says_on_the_screen_is_in_the_file_all_the_same()
         "trainer 1 on box1 is gone: its connection has closed; its client replaces it, unless it was lost too often in "
         "this round"
     )
+
+
+class _Put(list[Incident]):
+    """What was put away, and is not looked through."""
+
+    def __iter__(self) -> Iterator[Incident]:
+        pytest.fail("a step has looked through all that ever happened")
+
+
+def test_no_step_looks_at_what_is_over() -> None:
+    lost = (server_lost(A, 1.0, 0), step(0, 2.0), ServerHeard(A, "", 1.0), ServerBack(A, "", 0, 2.0, 3.0))
+    trouble = TroubleSeen("server", Cause.DISK, B, "server 1@box", "box", "it is full", 4.0, 4.0)
+    incidents = after(*lost, StepsLost(1, ()), trouble, TroubleOver(Cause.DISK, B, 5.0))
+    assert [each.is_closed for each in incidents.all] == [True, True]
+    written = msgspec.msgpack.encode(incidents)
+    for machine in (incidents, msgspec.msgpack.decode(written, type=Incidents)):
+        machine.all = _Put(machine.all)
+        again = [following for event in (step(0, 6.0), trouble, *lost) for following in machine.apply(event)]
+        assert [each.number for each in again if isinstance(each, IncidentOpened)] == [3, 4]
+        assert (machine.wants_costs, machine.returning(), machine.is_away("server", A)) == (True, set(), False)
