@@ -94,8 +94,8 @@ async def test_a_server_that_is_stopped_is_said_on_its_host_once_and_so_is_that_
         said: list[str] = []
         monkeypatch.setattr(host, "_say", said.append)
         names: Any = SimpleNamespace(name_of=lambda _: "server 1")
-        state_of = server_host._state_of
-        monkeypatch.setattr(server_host, "_state_of", lambda role: (looks.append(1), state_of(role))[1])
+        read_stat = server_host.read_stat
+        monkeypatch.setattr(server_host, "read_stat", lambda pid: (looks.append(1), read_stat(pid))[1])
         async with alongside(lambda: host._watch_stopped(names)):
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 process.send_signal(number)

@@ -95,7 +95,8 @@ def start_trainer_client(
             if resumption is None:
                 log_dir, source = make_log_dir(config, run_id), None
             else:
-                log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=False)
+                claim = early.run_dir.claim_folder
+                log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=False, claim=claim)
                 source = resumption.source
             log.configure("launcher", log_dir, config.log_level)
 

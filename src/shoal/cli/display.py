@@ -75,9 +75,12 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            try:
+                live.stop()
+            except OSError:
+                self._is_over()  # the terminal is gone, and a run that was to outlive it has yet to be summed up
 
     async def run(self) -> None:
         """Print the row every few seconds where there is no terminal that would show it, until cancelled."""
@@ -105,8 +108,12 @@ class Display:
         try:
             self._console.print(what, highlight=False, soft_wrap=True)
         except OSError:
-            self._console.quiet = True
-            discard_stdout()
+            self._is_over()
+
+    def _is_over(self) -> None:
+        """Standard output takes nothing any more."""
+        self._console.quiet = True
+        discard_stdout()
 
     def _screen(self) -> RenderableType:
         return Text() if self.shown is None else screen(self.shown, self._clock.now_s(), self._console.width)

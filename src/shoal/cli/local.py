@@ -63,6 +63,8 @@ WATCH_INTERVAL_S = 1.0
 """Between looks at the run for the screen."""
 ESSENTIAL = ("client", "data_server")
 """Roles whose end ends the run."""
+_STAY = ("server", "mirror")
+"""Roles that end by themselves only when somebody has sent them a SIGTERM, an order to leave for good."""
 STOP_ORDER = (("client",), ("trainer", "baseline"), ("data_server",), ("server",), ("mirror",), ("monitor",))
 
 
@@ -89,7 +91,8 @@ def run_local(
         swarm_key = create_swarm_key(log_dir / LOCAL_KEY)
     else:
         run_id, source, swarm_key = resumption.run_id, resumption.source, resumption.swarm_key
-        log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=True)
+        claim = early.run_dir.claim_folder
+        log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=True, claim=claim)
     log.configure("launcher", log_dir, config.log_level)
 
     async def run() -> int:
@@ -108,7 +111,10 @@ class _PeakUsage:
     pss_bytes: int = 0
 
     def sample(self) -> None:
-        usage = tree_usage(os.getpid())
+        try:
+            usage = tree_usage(os.getpid())
+        except OSError:
+            return  # no file can be opened for a moment, which is no reason to end anything
         self.processes = max(self.processes, usage.num_processes)
         self.pss_bytes = max(self.pss_bytes, usage.pss_bytes)
 
@@ -178,9 +184,10 @@ class HostRun:
                 tasks.cancel_scope.cancel()
         if self.summary is None and self.exit_code == DONE:
             self._fail("the client has ended without a summary; its log says why")
+        # First what is worth most: whoever stops the run may be impatient.
+        path = self._write_summary()
         curves = self._draw_curves()
         report = self._write_report()
-        path = self._write_summary()
         view.finish(self.summary, self.failure, path, self.log_dir, curves=curves, report=report)
         return self.exit_code
 
@@ -371,7 +378,7 @@ class HostRun:
             name = host.name_of(role)
             lost = f"{name} has ended ({role.last_error or status})"
             self._fail(f"{left} of the {self.config.num_stages} servers that it takes are left, and none comes: {lost}")
-        elif not status.ok:
+        elif not status.ok or role.spec.role in _STAY:
             tell(logger, RoleLost(host.name_of(role), str(status), role.last_error or str(status)), view.notice)
 
     def _num_servers(self, host: SwarmHost) -> int:

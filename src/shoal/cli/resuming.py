@@ -69,13 +69,23 @@ class Resumption:
     checkpoint: StoredCheckpoint
     source: ResumedFrom
 
-    def prepare(self, clock: Clock, say: Callable[[str], None], *, is_local: bool) -> Path:
+    def prepare(
+        self,
+        clock: Clock,
+        say: Callable[[str], None],
+        *,
+        is_local: bool,
+        claim: Callable[[Path], bool] = lambda _: True,
+    ) -> Path:
         """Return the run's folder, as its client would have left it at the checkpoint.
 
+        Args:
+            claim: as `RunDir.claim_folder`.
+
         Raises:
-            ConfigError: it cannot be made, written or read.
+            ConfigError: it cannot be made, written or read, or another launcher has it.
         """
-        log_dir = take_log_dir(self.config, self.run_id, is_local=is_local)
+        log_dir = take_log_dir(self.config, self.run_id, claim, is_local=is_local)
         try:
             problem = go_back(log_dir, self._first_checkpoint(log_dir, clock, is_local=is_local), clock.now_s())
             # Who starts would wait for the peers of then; none of them is there any more.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -48,21 +47,29 @@ def make_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Pa
     Raises:
         ConfigError: the directory cannot be made or written.
     """
-    path = _unused(config.log_dir.absolute() / run_id)
+    path = _made(config.log_dir.absolute() / run_id)
     _fill(path, config, is_local=is_local)
     return path
 
 
-def take_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Path:
+def take_log_dir(config: Config, run_id: RunId, claim: Callable[[Path], bool], *, is_local: bool = False) -> Path:
     """Make `log_dir/<run_id>`, or take it as an earlier launcher has left it, and write the resolved configuration.
 
     Args:
+        claim: as `RunDir.claim_folder`; of two launchers that start at once, neither sees the other one's run.
         is_local: as in `make_log_dir`.
 
     Raises:
-        ConfigError: the directory cannot be made or written.
+        ConfigError: the directory cannot be made or written, or another launcher has it.
     """
     path = config.log_dir.absolute() / run_id
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        is_ours = claim(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    if not is_ours:
+        raise ConfigError(f"{path} is in use: another process goes on with run {run_id} at this moment, or ends it")
     _fill(path, config, is_local=is_local)
     return path
 
@@ -70,7 +77,6 @@ def take_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Pa
 def _fill(path: Path, config: Config, *, is_local: bool) -> None:
     link = path.parent / config.experiment_prefix
     try:
-        path.mkdir(parents=True, exist_ok=True)
         if is_local:
             (path / LOCAL_MARK).touch()
         put_private(path / CONFIG_FILE, dump_config(config).encode())
@@ -117,19 +123,32 @@ def make_joining_log_dir(config: Config, run_id: str, hosts: str) -> Path:
     Raises:
         ConfigError: the directory cannot be made or written.
     """
-    path = _unused(config.log_dir.absolute() / f"{run_id}.{hosts}")
+    path = _made(config.log_dir.absolute() / f"{run_id}.{hosts}")
     try:
-        path.mkdir(parents=True)
         put_private(path / CONFIG_FILE, dump_config(config).encode())
     except OSError as error:
         raise _cannot_write(path, error) from error
     return path
 
 
-def _unused(path: Path) -> Path:
-    """Return the path, or if it exists the first one with a number that does not."""
-    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(candidate for candidate in itertools.chain((path,), names) if not candidate.exists())
+def _made(path: Path) -> Path:
+    """Make this folder, or if it exists the first one with a number that does not: another launcher may do the same at
+    this moment.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    made, number = path, 1
+    while True:
+        try:
+            made.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            made = path.with_name(f"{path.name}-{number}")
+        except OSError as error:
+            raise _cannot_write(made, error) from error
+        else:
+            return made
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:

@@ -30,7 +30,7 @@ from shoal.cli.leaving import HostLeaves
 from shoal.cli.run_files import make_joining_log_dir, remove_empty_outputs
 from shoal.cli.servers_row import ServersRow
 from shoal.cli.watched_display import WatchedDisplay
-from shoal.clock import Clock, SystemClock
+from shoal.clock import Backoff, Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
 from shoal.control.initial_peers import require_reachable
@@ -53,7 +53,7 @@ from shoal.events.hosts import (
 )
 from shoal.events.links import ServerDialled, ServerUndialled
 from shoal.events.mirror import MirrorServes
-from shoal.events.processes import RoleIsRestarting, RoleLost
+from shoal.events.processes import RoleIsRestarting, RoleLost, RoleRestartFailed
 from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent
 from shoal.identity import Identity
 from shoal.ids import PeerId
@@ -67,7 +67,6 @@ logger = logging.getLogger(__name__)
 _CLIENTS_HOST = "the client's host"
 
 _WATCH_INTERVAL_S = 2.0
-_STOPPED = "T"
 _STATE_INTERVAL_S = 2.0
 """Between looks at the processes of servers: one that is stopped says nothing."""
 _STOP_ORDER = (("server", "mirror"), ("scout",))
@@ -242,14 +241,26 @@ class ServerHost:
         """Hear from the scout how the run goes, and if it dies from its successor, which is started again."""
         async for event in scout.events:
             self._hear(event, scout, host)
-        if not self._ended.is_set():
-            emit(logger, ScoutLost(str(await scout.wait())))
-            # The first one was started to find the run. This one only watches it, however often it has to be started.
-            scout = await host.start_scout()
-            async for event in scout.events:
-                self._hear(event, scout, host)
+        if self._ended.is_set():
+            return
+        emit(logger, ScoutLost(str(await scout.wait())))
+        # The first one was started to find the run. This one only watches it, however often it has to be started.
+        scout = await self._next_scout(host)
+        async for event in scout.events:
+            self._hear(event, scout, host)
         if not self._ended.is_set():
             self._tell(ScoutGivenUp(str(await scout.wait()), host.run_id))
+
+    async def _next_scout(self, host: SwarmHost) -> RoleHandle:
+        """Start it as soon as the system lets it: what has ended the one before may be a lack of memory."""
+        backoff = Backoff(first_s=0.2, max_s=30.0)
+        while True:
+            try:
+                return await host.start_scout()
+            except ShoalError as error:
+                if not self._ended.is_set():
+                    emit(logger, RoleRestartFailed("scout:0", str(error)))
+                await backoff.wait(self.clock)
 
     async def _watch_swarm(self, config: Config) -> None:
         """Ask the client how the run is, for as long as there is a screen to show it on."""
@@ -267,14 +278,15 @@ class ServerHost:
         stopped: dict[tuple[RoleHandle, int], float] = {}
         while True:
             now_s = self.clock.now_s()
-            states = {(role, role.pid): _state_of(role) for role in self._servers if role.running}
+            found = {(role, role.pid): read_stat(role.pid) for role in self._servers if role.running}
+            states = {server: stat.is_stopped for server, stat in found.items() if stat and not stat.has_ended}
             for (role, pid), since_s in list(stopped.items()):
-                state = states.get((role, pid), "")
-                if state != _STOPPED:
+                is_stopped = states.get((role, pid))
+                if not is_stopped:
                     del stopped[role, pid]
-                if state not in ("", _STOPPED):
+                if is_stopped is False:
                     self._tell(ServerGoesOn(host.name_of(role), now_s - since_s))
-            for role, pid in [server for server, state in states.items() if state == _STOPPED]:
+            for role, pid in [server for server, is_stopped in states.items() if is_stopped]:
                 if (role, pid) not in stopped:
                     stopped[role, pid] = now_s
                     self._tell(ServerStopped(host.name_of(role), pid))
@@ -377,9 +389,3 @@ class ServerHost:
 
     def _say(self, text: str) -> None:
         self._display.notice(text)
-
-
-def _state_of(role: RoleHandle) -> str:
-    """Return a letter as `ProcessStat.state`; empty: its process has ended."""
-    stat = read_stat(role.pid)
-    return "" if stat is None or stat.state == "Z" else stat.state

@@ -24,7 +24,6 @@ LOOK_S: Final = 1.0
 STILL_S: Final = 2.0
 """So long a process has to stand still before something is done about it."""
 
-_STOPPED: Final = "Tt"
 _READ_BYTES: Final = 1 << 16
 
 _Message = TypeVar("_Message")
@@ -41,7 +40,7 @@ class Stillness:
     def look(self, now_s: float) -> bool:
         """Look, and return whether it stands still for `STILL_S`, as far as looks tell."""
         stat = read_stat(self._pid)
-        if stat is None or stat.state not in _STOPPED:
+        if stat is None or not stat.is_stopped:
             self._since_s = None
             return False
         computed_s = cpu_s(self._pid)

@@ -14,7 +14,12 @@ import psutil
 from shoal.clock import SystemClock
 from shoal.runtime.process_stat import ProcessStat
 
-_LETTERS = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_STOPPED: "T", psutil.STATUS_RUNNING: "R"}
+_LETTERS = {
+    psutil.STATUS_ZOMBIE: "Z",
+    psutil.STATUS_STOPPED: "T",
+    psutil.STATUS_TRACING_STOP: "t",
+    psutil.STATUS_RUNNING: "R",
+}
 
 
 def all_pids() -> list[int]:

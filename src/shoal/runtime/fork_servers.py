@@ -123,4 +123,4 @@ class ForkServers:
             return found
         known = {os.getpid(), *(stat.pid for stat in found)}
         tagged = [read_stat(pid) for pid in with_environment(self._tag) if pid not in known]
-        return found + [stat for stat in tagged if stat is not None and stat.state != "Z"]
+        return found + [stat for stat in tagged if stat is not None and not stat.has_ended]

@@ -57,4 +57,4 @@ def wait_until_ended(pid: int) -> None:
 
 def _lives(pid: int) -> bool:
     stat = read_stat(pid)
-    return stat is not None and stat.state != "Z"
+    return stat is not None and not stat.has_ended

@@ -84,7 +84,7 @@ def resident_bytes() -> int:
 
 def tree_usage(pid: int) -> TreeUsage:
     """Return the number and the memory of a process and its descendants; ended processes do not count."""
-    living = [stat.pid for stat in descendants(pid) if stat.state != "Z"]
+    living = [stat.pid for stat in descendants(pid) if not stat.has_ended]
     return TreeUsage(1 + len(living), sum(pss_bytes(each) for each in [pid, *living]))
 
 

@@ -10,7 +10,7 @@ class ProcessStat:
     """The fields of /proc/<pid>/stat (proc_pid_stat(5)) that shoal reads.
 
     Attributes:
-        state: one letter; "Z" for a process that has ended and is not reaped yet, "T" for one that is stopped.
+        state: one letter, which `has_ended` and `is_stopped` know.
         parent_pid: the nearest subreaper once the parent has ended.
         session: which its children inherit.
         started_s: when it started, on a clock of the system's that is never set: seconds after the machine did, and
@@ -25,3 +25,13 @@ class ProcessStat:
     started_s: float
     args_start: int
     args_end: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended and is not reaped yet."""
+        return self.state == "Z"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it stands still, by a signal or a debugger, until somebody lets it go on."""
+        return self.state in "Tt"

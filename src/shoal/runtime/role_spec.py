@@ -79,7 +79,9 @@ class ExitStatus:
     def __str__(self) -> str:
         if self.code >= 0:
             return f"exit code {self.code}"
-        return f"killed by {signal.Signals(-self.code).name}"
+        # Those of the real-time range have no names.
+        named = -self.code in set(signal.Signals)
+        return f"killed by {signal.Signals(-self.code).name if named else f'signal {-self.code}'}"
 
 
 KILLED = ExitStatus(-signal.SIGKILL)

@@ -1,10 +1,10 @@
 """What one run has of its machine for itself: a directory with a short private path for Unix sockets, and ports.
 
-`$XDG_RUNTIME_DIR/shoal-<uid>/<8 hex>` or, where that variable is not usable, `/tmp/shoal-<uid>/<8 hex>`. A run holds a
-lock on a file in its directory for as long as it lives, so a directory that nobody locks is a dead run's and is removed
-by the next one. Creating and removing are serialised by a lock on the parent. Ports are claimed by sockets that the run
-holds as long. All of it is gone when the run is. A launcher leaves a note there of what it runs (`RunNote`), so that
-other commands of its user find it.
+`$XDG_RUNTIME_DIR/shoal-<uid>/<8 hex>` or, where that variable is not usable or names what is gone with the login,
+`/tmp/shoal-<uid>/<8 hex>`. A run holds a lock on its directory for as long as it lives, so one that nobody locks is a
+dead run's and is removed by the next one. Creating and removing are serialised by a lock on the parent. Ports are
+claimed by sockets that the run holds as long, folders by locks. All of it is gone when the run is. A launcher leaves a
+note there of what it runs (`RunNote`), so that other commands of its user find it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from shoal.runtime.file_locks import locked
 from shoal.runtime.run_note import RunNote, read_note, write_note
 
 _LOCK_NAME = "lock"
+_TMP = Path("/tmp")
+_OF_LOGINS = Path("/run/user")
+"""Here a login manager gives each user a directory, and removes it when the user has logged out."""
 # sockaddr_un(7): 108 bytes with the closing zero; macOS has 104.
 _MAX_SOCKET_PATH_BYTES = 103
 
@@ -38,7 +41,7 @@ class RunDir:
         """Make the directory, after removing those of dead runs.
 
         Args:
-            parent: by default $XDG_RUNTIME_DIR if it is ours, else /tmp.
+            parent: by default $XDG_RUNTIME_DIR if it is ours and stays, else /tmp.
 
         Raises:
             ConfigError: the parent cannot be written or belongs to another user.
@@ -48,6 +51,7 @@ class RunDir:
         with locked(root / _LOCK_NAME):
             _remove_dead(root)
             self._claims: list[socket.socket] = []
+            self._folders: list[int] = []
             self.path = root / _new_name()
             self.path.mkdir(mode=0o700)
             # Not a file in it: of what nobody touches for days /tmp is cleared, unless the directory is locked.
@@ -79,6 +83,26 @@ class RunDir:
         self._claims.append(claim)
         return True
 
+    def claim_folder(self, folder: Path) -> bool:
+        """Claim a folder until the end of the run: what two launchers write into one is of neither.
+
+        Returns:
+            False if another process has it. On a disk that knows no locks nobody is refused.
+
+        Raises:
+            OSError: there is no such folder.
+        """
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError:  # as of some file servers
+            pass
+        self._folders.append(descriptor)
+        return True
+
     def announce(self, note: RunNote) -> None:
         """Say what runs here, to other commands of this user on this host.
 
@@ -91,6 +115,8 @@ class RunDir:
         """Remove the directory, and give up what was claimed; the second call does nothing."""
         while self._claims:
             self._claims.pop().close()
+        while self._folders:
+            os.close(self._folders.pop())
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
@@ -151,7 +177,7 @@ def found_dirs(parent: Path | None = None) -> list[FoundDir]:
     Args:
         parent: by default $XDG_RUNTIME_DIR and /tmp: another shell may have had that variable, or not.
     """
-    parents = {_default_parent(), Path("/tmp")} if parent is None else {parent}
+    parents = {*_parents()} if parent is None else {parent}
     found: list[FoundDir] = []
     for root in (each / f"shoal-{os.getuid()}" for each in sorted(parents)):
         if not _is_private(root):
@@ -180,6 +206,11 @@ def _new_name() -> str:
 
 
 def _default_parent() -> Path:
+    return _parents()[0]
+
+
+def _parents() -> list[Path]:
+    """Return where the runs of this user are, first where the next one is."""
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR", "")
     # After `su` and in some containers the variable names another user's directory, or none; a relative path is not
     # valid there (XDG Base Directory Specification), and would mean something else to p2pd.
@@ -188,8 +219,17 @@ def _default_parent() -> Path:
         and os.access(runtime_dir, os.W_OK | os.X_OK)
         and os.stat(runtime_dir).st_uid == os.getuid()
     ):
-        return Path(runtime_dir)
-    return Path("/tmp")
+        own = Path(runtime_dir)
+        # A run may outlive the login in which it was started, by nohup or tmux.
+        goes = own.resolve() == _OF_LOGINS / str(os.getuid())
+        return [_TMP, own] if goes and _takes_runs(_TMP) else [own, _TMP]
+    return [_TMP]
+
+
+def _takes_runs(parent: Path) -> bool:
+    """Whether this user can have a directory there, or has one."""
+    root = parent / f"shoal-{os.getuid()}"
+    return _is_private(root) if os.path.lexists(root) else os.access(parent, os.W_OK | os.X_OK)
 
 
 def _make_private(root: Path) -> None:

@@ -21,7 +21,7 @@ import anyio
 import anyio.abc
 
 from shoal.clock import Clock, Deadline, SystemClock
-from shoal.errors import ConnectionLost, ShoalError
+from shoal.errors import ConnectionLost, RemoteError, ShoalError
 from shoal.events.base import emit
 from shoal.events.processes import RoleProcessEnded, RoleRestartFailed, RoleStarted, SupervisorKilling
 from shoal.runtime.control_pipe import ControlPipe
@@ -98,14 +98,17 @@ class Supervisor:
         """Start a role; returns as soon as its process exists, see `RoleHandle.ready` for more.
 
         Raises:
-            RemoteError: the fork server cannot preload or cannot fork.
+            RemoteError: the fork server cannot preload or cannot fork, or no more files may be opened.
             ConnectionLost: the fork server is gone, or the supervisor is stopping.
         """
         self._running_tasks(spec)
         await self.preloaded()
         tasks = self._running_tasks(spec)
         handle = RoleHandle(spec)
-        launch = await self._launch(handle)
+        try:
+            launch = await self._launch(handle)
+        except OSError as error:
+            raise RemoteError(f"{spec} cannot be started: {error.strerror or error}") from error
         self._handles.append(handle)
         tasks.start_soon(self._keep, handle, launch, name=f"keep {spec}")
         return handle

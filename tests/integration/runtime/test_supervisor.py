@@ -197,6 +197,19 @@ async def test_a_role_that_cannot_be_started_again_is_said_to_have_failed(
     assert "role.restart_failed" in caplog.messages
 
 
+async def test_a_role_for_which_no_file_is_left_is_refused_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async with Supervisor() as supervisor:
+        handle = await supervisor.start(RoleSpec("server", 0, "roles:steady"))
+        with monkeypatch.context() as patch:
+            patch.setattr("shoal.runtime.supervisor.socket.socketpair", fails)
+            with pytest.raises(RemoteError, match="trainer:0 cannot be started: too many open files"):
+                await supervisor.start(RoleSpec("trainer", 0, "roles:steady"))
+        await next_event(handle, RoleReady)
+
+
 async def test_a_role_that_serves_on_is_started_again_when_somebody_has_told_it_to_end() -> None:
     async with Supervisor() as supervisor:
         policy = replace(EAGER, serves_on=True)

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+from shoal.cli import local
 from shoal.cli.host import SwarmHost
 from shoal.cli.local import HostRun
 from shoal.cli.server_host import ServerHost
@@ -78,6 +80,13 @@ def test_a_disk_that_is_full_is_said_on_the_host_that_has_it_and_so_is_its_end(
     assert "cannot write to /logs/mine-1: the disk is full" in said[0]
 
 
+class _Hurried(SystemClock):
+    """Whose pauses take no time."""
+
+    async def sleep_s(self, duration_s: float) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
 class _Gone:
     """A role that has said all that it had to say, and has ended."""
 
@@ -110,6 +119,21 @@ async def test_a_scout_that_ends_has_one_successor_and_is_then_given_up(
     assert "killed by SIGKILL" in " ".join(said)
 
 
+async def test_a_scout_that_cannot_be_started_for_a_moment_costs_no_server(caplog: pytest.LogCaptureFixture) -> None:
+    host, _ = _servers("servers")
+    host.clock = cast(Any, _Hurried())
+    refusals = [RemoteError("cannot fork scout: no memory"), RemoteError("scout:0 cannot be started: too many files")]
+
+    async def start_scout() -> _Gone:
+        if refusals:
+            raise refusals.pop()
+        return _Gone()
+
+    await host._watch_run(cast(Any, _Gone()), _host(start_scout=start_scout))
+    failed = "role.restart_failed"
+    assert caplog.messages == ["scout.lost", failed, failed, "scout.given_up"]
+
+
 def test_only_a_data_server_that_serves_is_killed_when_another_one_is_wanted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -137,6 +161,44 @@ async def test_a_swarm_that_cannot_be_announced_on_the_local_network_trains_all_
     run = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
     await run._announce_on_lan(("/ip4/192.168.1.2/tcp/4000/p2p/12D3",), anyio.CancelScope())
     assert caplog.messages == ["lan.unannounced"]
+
+
+@pytest.mark.parametrize(("role", "says"), [("mirror", ["mirror 0 has ended (exit code 0)"]), ("trainer", [])])
+async def test_a_mirror_that_somebody_has_told_to_leave_is_said(tmp_path: Any, role: str, says: list[str]) -> None:
+    run, said = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b""), list[str]()
+    ended: Any = _Gone()
+    ended.spec, ended.was_ready, ended.last_error = SimpleNamespace(role=role), True, ""
+
+    async def wait() -> ExitStatus:
+        return ExitStatus(0)
+
+    ended.wait = wait
+    for _ in range(2):
+        await run._follow(ended, _host(), cast(Any, SimpleNamespace(notice=said.append)))
+        run._ended.set()  # what leaves with the run is not lost
+    assert [line.partition(";")[0] for line in said] == says
+
+
+def test_when_a_process_has_ended_is_told_by_the_clock_of_its_client(tmp_path: Any) -> None:
+    clock, nothing = SystemClock(), cast(Any, None)
+    host = SwarmHost(Config(), "mine-1", tmp_path, b"", nothing, nothing, clock=clock)
+    before_s = clock.now_s()
+    host.exited(cast(Any, SimpleNamespace(spec=SimpleNamespace(role="trainer", index=1))))
+    [lost] = host._losses
+    # Not by its launcher's age: a host that has slept is older than its clock, which stood still.
+    assert before_s <= lost.at_s <= clock.now_s()
+
+
+def test_nothing_ends_because_memory_cannot_be_counted_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_pid: int) -> None:
+        raise OSError(24, "too many open files")
+
+    usage = local._PeakUsage()
+    usage.sample()
+    before = usage.processes
+    monkeypatch.setattr(local, "tree_usage", fails)
+    usage.sample()
+    assert usage.processes == before > 0
 
 
 def test_the_first_reason_why_a_host_of_servers_has_to_end_is_the_one_that_is_told(

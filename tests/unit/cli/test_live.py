@@ -69,6 +69,15 @@ class _Screen:
             await self.view.run()
 
 
+class _Terminal(io.StringIO):
+    is_gone = False
+
+    def write(self, text: str, /) -> int:
+        if self.is_gone:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
 class _FullDisk(io.StringIO):
     def write(self, text: str, /) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -191,6 +200,19 @@ def test_a_run_goes_on_when_nobody_takes_what_is_printed(monkeypatch: pytest.Mon
     with LiveView(load_config(), "test-run", Path("/logs"), console=Console(file=_FullDisk())) as view:
         view.update(STATUS)
         view.notice("a notice")
+    view.finish({"samples": 1}, "a failure", None, Path("/logs"))
+    assert discarded == [True]
+
+
+def test_a_run_that_outlives_its_terminal_is_summed_up_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    discarded: list[bool] = []
+    monkeypatch.setattr("shoal.cli.display.discard_stdout", lambda: discarded.append(True))
+    terminal = _Terminal()
+    console = Console(file=terminal, force_terminal=True, color_system=None)
+    with LiveView(load_config(), "test-run", Path("/logs"), console=console) as view:
+        view.update(STATUS)
+        assert view.is_screen
+        terminal.is_gone = True
     view.finish({"samples": 1}, "a failure", None, Path("/logs"))
     assert discarded == [True]
 

@@ -35,6 +35,7 @@ from shoal.control.peers_file import PEERS_FILE
 from shoal.errors import ConfigError
 from shoal.identity import Identity, create_swarm_key, load_swarm_key, swarm_authority
 from shoal.ids import Ballot, PeerId
+from shoal.runtime.run_dir import RunDir
 from shoal.runtime.run_note import RunNote
 from shoal.swarm.records import used_samples
 from shoal.wire.messages.base import Era, SampleRange
@@ -366,6 +367,18 @@ def test_nobody_waits_for_the_peers_of_before(runs: Runs) -> None:
     assert left.exists(), "until it begins, nothing is changed"
     assert found.prepare(SystemClock(), runs.said.append, is_local=True) == runs.path / RUN
     assert not left.exists()
+
+
+def test_of_two_that_resume_a_run_at_once_one_has_its_folder(runs: Runs, tmp_path: Path) -> None:
+    runs.keep(runs.begin(), 4)
+    one, other = runs.resume(), runs.resume()
+    config = runs.path / RUN / "config.yaml"
+    with RunDir(tmp_path) as first, RunDir(tmp_path) as second:
+        one.prepare(SystemClock(), runs.said.append, is_local=True, claim=first.claim_folder)
+        config.write_text("of the first one")
+        with pytest.raises(ConfigError, match=f"{RUN} is in use"):
+            other.prepare(SystemClock(), runs.said.append, is_local=True, claim=second.claim_folder)
+        assert config.read_text() == "of the first one"
 
 
 def test_another_number_of_units_is_refused_by_tensors_and_not_by_the_cut_of_the_run(runs: Runs) -> None:

@@ -53,7 +53,12 @@ def test_without_a_policy_nothing_is_restarted() -> None:
 
 @pytest.mark.parametrize(
     ("code", "ok", "text"),
-    [(0, True, "exit code 0"), (2, False, "exit code 2"), (-signal.SIGSEGV, False, "killed by SIGSEGV")],
+    [
+        (0, True, "exit code 0"),
+        (2, False, "exit code 2"),
+        (-signal.SIGSEGV, False, "killed by SIGSEGV"),
+        (-signal.SIGRTMIN - 2, False, f"killed by signal {signal.SIGRTMIN + 2}"),
+    ],
 )
 def test_an_exit_status_reads_as_what_happened(code: int, ok: bool, text: str) -> None:
     assert ExitStatus(code).ok is ok

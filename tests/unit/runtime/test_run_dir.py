@@ -51,6 +51,24 @@ def test_a_port_that_one_run_has_claimed_no_other_gets_until_it_has_ended(tmp_pa
         assert second.claim_port(port)
 
 
+def test_a_folder_that_one_run_has_claimed_no_other_gets_until_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    with RunDir(tmp_path) as second:
+        with RunDir(tmp_path) as first:
+            assert first.claim_folder(folder)
+            assert not second.claim_folder(folder)
+        assert second.claim_folder(folder)
+
+        def has_no_locks(_descriptor: int, _operation: int) -> None:
+            raise OSError(errno.EBADF, "a folder of a file server")
+
+        monkeypatch.setattr("shoal.runtime.run_dir.fcntl.flock", has_no_locks)
+        assert second.claim_folder(tmp_path)
+
+
 def test_a_directory_that_was_removed_meanwhile_is_closed_without_error(tmp_path: Path) -> None:
     with RunDir(tmp_path) as run_dir:
         run_dir.close()
@@ -89,6 +107,26 @@ def test_the_users_runtime_directory_is_used_if_it_is_usable(tmp_path: Path, mon
         monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
         with RunDir() as run_dir:
             assert run_dir.path.parent.parent == Path("/tmp")
+
+
+def test_what_is_gone_with_the_login_is_not_used_if_a_run_can_be_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, tmp = tmp_path / "logins" / str(os.getuid()), tmp_path / "tmp"
+    for path in (own, tmp):
+        path.mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr("shoal.runtime.run_dir._OF_LOGINS", tmp_path / "logins")
+    monkeypatch.setattr("shoal.runtime.run_dir._TMP", tmp)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    with RunDir() as outlives:
+        assert outlives.path.is_relative_to(tmp)
+        with RunDir(own) as before:  # of an earlier version
+            assert [found.path for found in found_dirs()] == [before.path, outlives.path]
+    (tmp / f"shoal-{os.getuid()}" / "lock").unlink()
+    (tmp / f"shoal-{os.getuid()}").rmdir()
+    (tmp / f"shoal-{os.getuid()}").touch()  # by somebody else
+    with RunDir() as run_dir:
+        assert run_dir.path.is_relative_to(own)
 
 
 def test_other_commands_find_a_run_by_its_note_and_know_whether_it_lives(tmp_path: Path) -> None:
