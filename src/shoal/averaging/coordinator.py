@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
-import anyio.to_thread
 
 from shoal.averaging.signing import Signer
 from shoal.clock import Clock
@@ -24,6 +23,7 @@ from shoal.events.rounds import (
 )
 from shoal.ids import Ballot, PeerId
 from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.patient_thread import run_in_thread
 from shoal.runtime.waking import Signal
 from shoal.swarm.contribution_guard import suspects
 from shoal.swarm.records import Logs, Tip, record_hash
@@ -287,7 +287,7 @@ class RoundCoordinator:
     async def _write_journal(self) -> None:
         async for each in self._to_journal:
             # It is forced to the disk, which may take long; the event loop has connections to keep.
-            await anyio.to_thread.run_sync(self._journal, each.record.round, each.digest, each.logs)
+            await run_in_thread(self._journal, each.record.round, each.digest, each.logs)
             self._do(self._machine.journaled(each.digest))
 
     # -- effects

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 
 from shoal.averaging.audit import audit
 from shoal.averaging.contents import Contents
@@ -63,6 +62,7 @@ from shoal.ids import PeerId
 from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, Adoption, Launcher
+from shoal.runtime.patient_thread import run_in_thread
 from shoal.swarm.client_turn import ClientTurn
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
@@ -442,7 +442,7 @@ class Client:
         """
         self.counters.settle()
         totals = self.ledger.totals
-        found = await anyio.to_thread.run_sync(audit, self._log_dir, totals.num_train)
+        found = await run_in_thread(audit, self._log_dir, totals.num_train)
         costs = costs_of(totals, found)
         self.ledger.end(costs.steps_lost)
         return build_summary(

@@ -35,7 +35,9 @@ from shoal.wire.messages.feed import (
 _CLIENT = -1
 """Who the client is in a `DataHello`: none of the slots."""
 _FROZEN_S = 1.0
-"""A data server that is dialled and neither answers nor refuses for so long is frozen."""
+"""A data server that is dialled and neither answers nor refuses for so long is frozen, or its host is so busy that the
+next one would not answer either: that one has twice as long."""
+_MOST_FROZEN_S = 30.0
 
 
 class DataLink:
@@ -82,6 +84,7 @@ class DataLink:
         self._lost = Signal()
         self.changed = Signal()
         self._backoff = Backoff(first_s=0.1, max_s=1.0)
+        self._patience_s = _FROZEN_S
         endpoint.introduce(data_server)
 
     def receive(self, event: Received) -> bool:
@@ -116,12 +119,13 @@ class DataLink:
             await self._backoff.wait(self._clock)
             self._tell()
             if not await self._is_heard():
-                self._ledger.note(DataServerFrozen(_FROZEN_S))
+                self._ledger.note(DataServerFrozen(self._patience_s))
+                self._patience_s = min(2 * self._patience_s, _MOST_FROZEN_S)
                 await self._launcher.request(ReplaceDataServer())
 
     async def _is_heard(self) -> bool:
         """Wait for an answer, or for the end of the connection: a dead one cannot be dialled, a frozen one can."""
-        with anyio.move_on_after(_FROZEN_S):
+        with anyio.move_on_after(self._patience_s):
             while not self.is_up and not self._lost.is_kept:
                 await self.changed.wait()
             return True
@@ -229,6 +233,7 @@ class DataLink:
         if self.is_up:
             return
         self._backoff.reset()
+        self._patience_s = _FROZEN_S
         self.is_up = True
         plan, base_round, chain, is_paused = self._sent
         if is_paused != self._is_paused:

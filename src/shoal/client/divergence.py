@@ -6,11 +6,16 @@ become so large that every step is skipped do not come back by themselves.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal.config.diloco import DilocoConfig
 from shoal.errors import TrainingDiverged
 
 MANY_IN_A_ROW = 10
 """After so many skipped steps the user is told."""
+ALONE_IN_A_ROW = 20
+"""After so many skipped steps of one slot while others train the user is told. A loss scale that begins anew is at its
+least after seventeen."""
 MAX_SKIPPED_ROUNDS = 3
 """After so many rounds of nothing but skipped steps the run fails; after fewer if it has no more."""
 
@@ -49,3 +54,33 @@ class Divergence:
                 f"training has diverged: in {self._rounds_in_a_row} rounds in a row every step was skipped, because "
                 f"loss or gradient was not finite; {self._advice} and start again"
             )
+
+
+@dataclass
+class _Skipping:
+    """A slot whose last steps were all skipped, and how many of other slots were trained meanwhile."""
+
+    skipped: int = 0
+    trained: int = 0
+    is_told: bool = False
+
+
+class SkipsAlone:
+    """Notices a slot whose steps are skipped while those of others are trained: a server of it computes what is no
+    number, and its samples would be passed over for good, without a word."""
+
+    def __init__(self) -> None:
+        self._skipping: dict[int, _Skipping] = {}
+
+    def step(self, slot: int, *, skipped: bool) -> bool:
+        """Count a step; returns whether the user should be told of its slot."""
+        if not skipped:
+            self._skipping.pop(slot, None)
+            for each in self._skipping.values():
+                each.trained += 1
+            return False
+        own = self._skipping.setdefault(slot, _Skipping())
+        own.skipped += 1
+        is_due = not own.is_told and min(own.skipped, own.trained) >= ALONE_IN_A_ROW
+        own.is_told |= is_due
+        return is_due

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
-from shoal.client.divergence import Divergence
+from shoal.client.divergence import ALONE_IN_A_ROW, Divergence, SkipsAlone
 from shoal.client.homes import Homes
 from shoal.client.ledger import Ledger
 from shoal.client.progress import Progress
@@ -15,7 +15,14 @@ from shoal.client.shares import Shares
 from shoal.clock import Clock, Deadline
 from shoal.control.membership import Membership
 from shoal.events.base import Event
-from shoal.events.run import RoundShared, ShareEvaluated, StepReported, TrainerFinished, TrainingDiverging
+from shoal.events.run import (
+    PipelineSkips,
+    RoundShared,
+    ShareEvaluated,
+    StepReported,
+    TrainerFinished,
+    TrainingDiverging,
+)
 from shoal.events.trainers import ReportOfStranger, StepRefused, TrainerWithoutPath
 from shoal.ids import PeerId
 from shoal.log import FloodGate
@@ -79,6 +86,7 @@ class Reports:
         self._ledger = ledger
         self._gate = FloodGate(logger, clock)
         self.divergence = divergence
+        self._skips_alone = SkipsAlone()
         self._clock = clock
         self._monitor_rests = Deadline.after(clock, 0.0)
         self._monitor_lost = Signal()
@@ -265,6 +273,8 @@ class Reports:
         )
         if (warning := self.divergence.step(report.skipped)) is not None:
             self._ledger.note(TrainingDiverging(warning))
+        if self._skips_alone.step(report.slot, skipped=report.skipped):
+            self._ledger.note(PipelineSkips(report.slot, ALONE_IN_A_ROW, ", ".join(self._servers_of(report.slot))))
         progress = self.progress
         self.post(
             {
@@ -281,6 +291,11 @@ class Reports:
                 **self._swarm_numbers(),
             }
         )
+
+    def _servers_of(self, slot: int) -> list[str]:
+        """Return what the home servers of a slot are called."""
+        homes = [pipeline.peers for pipeline in self._homes.pipelines if pipeline.slot == slot]
+        return [self._membership.view.name_of(peer) for peers in homes for peer in peers]
 
     def _evaluated(self, report: EvalReport) -> None:
         losses = self.progress.eval_losses

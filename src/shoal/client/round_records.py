@@ -24,6 +24,7 @@ from shoal.config.schema import Config
 from shoal.errors import ControlError
 from shoal.events.incidents import StepsLost
 from shoal.events.run import RoundNotWritten, RoundRecorded, RunTakenOver
+from shoal.runtime.patient_thread import run_in_thread
 from shoal.swarm.records import parameters_of
 from shoal.swarm.round_effects import RoundReady
 from shoal.swarm.sample_ranges import count
@@ -88,7 +89,7 @@ class RoundRecords:
         self._checkpointing.recorded(record)
         # It is forced to the disk, which may take long; the event loop has connections to keep.
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(write_round, self._log_dir, record, outcome.signed)
+            await run_in_thread(write_round, self._log_dir, record, outcome.signed)
         self._note(outcome, begun_s, closed_s)
         await self._count_costs(record)
         self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
@@ -123,7 +124,7 @@ class RoundRecords:
     async def _count_costs(self, record: Record) -> None:
         """Of what was lost, note what it has cost; raises as `audit.lost_in` does."""
         if self._ledger.totals.incidents.wants_costs:
-            lost = await anyio.to_thread.run_sync(lost_in, self._log_dir, record)
+            lost = await run_in_thread(lost_in, self._log_dir, record)
             self._ledger.note(StepsLost(record.round, lost))
 
     def _note(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None) -> None:

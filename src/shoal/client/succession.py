@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
@@ -27,6 +26,7 @@ from shoal.control.run_end import RunEndListener
 from shoal.data.feed import Feed
 from shoal.events.run import DataSized
 from shoal.ids import PeerId
+from shoal.runtime.patient_thread import run_in_thread
 from shoal.runtime.waking import Signal
 from shoal.swarm.client_turn import ClientTurn
 from shoal.swarm.records import GENERATIONS_APART, parameters_of, record_hash, used_samples
@@ -168,8 +168,8 @@ async def inherit(outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, 
         StorageError: the record cannot be written.
     """
     record, digest = outcome.record, record_hash(outcome.signed)
-    await anyio.to_thread.run_sync(set_aside, log_dir, record, digest)
-    await anyio.to_thread.run_sync(write_round, log_dir, record, outcome.signed)
+    await run_in_thread(set_aside, log_dir, record, digest)
+    await run_in_thread(write_round, log_dir, record, outcome.signed)
     trainers.begin_above(record.generations, GENERATIONS_APART)
     data.know(record.round, used_samples(record), digest)
     return parameters_of(record)

@@ -14,6 +14,9 @@ from shoal.data.source import Array, DataSet, Indices, Source
 from shoal.errors import SampleError, StorageError
 from shoal.swarm.sample_ranges import Ranges, count
 
+SLOW_S = 60.0
+"""A job that takes longer is said."""
+
 
 @dataclass(frozen=True, slots=True)
 class Content:

@@ -8,6 +8,8 @@ itself: handing it to the thread would take the loop longer than copying it.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import queue
 import threading
 from collections import deque
@@ -16,11 +18,16 @@ from collections.abc import Callable
 import anyio
 import anyio.to_thread
 
+from shoal.clock import SystemClock
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
-from shoal.data.preparation import Content, Job, indices_of, prepare
+from shoal.data.preparation import SLOW_S, Content, Job, indices_of, prepare
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
+from shoal.events.base import emit
+from shoal.events.data import DataWorkerSlow
+
+logger = logging.getLogger(__name__)
 
 QUICK_BYTES = 128 << 10
 """Batches in memory up to this size are copied at once: 64 KB take 10 us, waking a thread and the loop takes 80."""
@@ -47,6 +54,7 @@ class PreparingThreads:
             order: of the passes; only this preparation may draw from it.
             on_filled: called on the event loop for each job that is done.
         """
+        self._clock = SystemClock()
         self._dataset = dataset
         self._layout = layout
         self._pool = pool
@@ -55,6 +63,7 @@ class PreparingThreads:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._filled: deque[Job] = deque()
         self._report_due = False
+        self._begun_s: dict[Job, float] = {}  # of those that a thread is at
         self._error: Exception | None = None
         self._failed = anyio.Event()
 
@@ -79,7 +88,10 @@ class PreparingThreads:
         for thread in threads:
             thread.start()
         try:
-            await self._failed.wait()
+            while not self._failed.is_set():
+                with anyio.move_on_after(SLOW_S):
+                    await self._failed.wait()
+                self._say_slow()
             if self._error is not None:
                 raise self._error
         finally:
@@ -98,18 +110,28 @@ class PreparingThreads:
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (job := self._jobs.get()) is not None:
+            self._begun_s[job] = self._clock.now_s()
             try:
                 self._fill(job)
             except Exception as error:  # noqa: BLE001 - the edge of the thread: `run` raises it
                 self._error = error
                 loop.call_soon_threadsafe(self._failed.set)
                 return
+            self._begun_s.pop(job, None)
             self._filled.append(job)
             # One call of the loop for all that is done before it gets there. `_report` puts the flag down before it
             # looks, so nothing is left lying.
             if not self._report_due:
                 self._report_due = True
                 loop.call_soon_threadsafe(self._report)
+
+    def _say_slow(self) -> None:
+        """Say which batches have been waited for too long; each of them once."""
+        for job, begun_s in list(self._begun_s.items()):
+            if (took_s := self._clock.now_s() - begun_s) >= SLOW_S:
+                self._begun_s.pop(job, None)
+                name, num_samples = self._dataset.name, job.content.num_samples
+                emit(logger, DataWorkerSlow(name, 0, os.getpid(), num_samples, round(took_s, 1)))
 
     def _fill(self, job: Job) -> None:
         content = job.content

@@ -18,12 +18,15 @@ from shoal.events.data import (
     SamplesSkipped,
     StreamRepeats,
     TokenizerTraining,
+    TokensAwaited,
     TokensBuilt,
     TokensDamaged,
     TokensProgress,
 )
 
-FillerEvent = SamplesSkipped | StreamRepeats | TokenizerTraining | TokensBuilt | TokensDamaged | TokensProgress
+FillerEvent = (SamplesSkipped | StreamRepeats | TokenizerTraining) | (
+    TokensAwaited | TokensBuilt | TokensDamaged | TokensProgress
+)
 
 
 class OpenStream(msgspec.Struct, frozen=True, tag=True):

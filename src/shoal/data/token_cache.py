@@ -96,15 +96,23 @@ class TokenCache:
         return noted
 
     @contextmanager
-    def locked(self) -> Generator[None]:
+    def locked(self, awaits: Callable[[str], None] = lambda path: None) -> Generator[None]:
         """Be the only process of this host that builds these tokens; waits for another one that does.
+
+        Args:
+            awaits: Told which lock it is waited for.
 
         Raises:
             StorageError: The folder cannot be written.
         """
+        path = self.path.with_suffix(".lock")
         try:
             make_directory(self._folder)
-            descriptor = lock(self.path.with_suffix(".lock"))
+            try:
+                descriptor = lock(path, waits=False)
+            except BlockingIOError:
+                awaits(str(path))
+                descriptor = lock(path)
         except OSError as error:
             raise self.cannot_write(error) from error
         try:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import msgspec
 
 from shoal.data.token_cache import CachedTokens
-from shoal.events.data import TokenizerTraining, TokensBuilt, TokensDamaged, TokensProgress
+from shoal.events.data import TokenizerTraining, TokensAwaited, TokensBuilt, TokensDamaged, TokensProgress
 
-MakerEvent = TokenizerTraining | TokensBuilt | TokensDamaged | TokensProgress
+MakerEvent = TokenizerTraining | TokensAwaited | TokensBuilt | TokensDamaged | TokensProgress
 
 
 class MakeTokens(msgspec.Struct, frozen=True, tag=True):

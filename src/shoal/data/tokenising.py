@@ -22,7 +22,7 @@ from shoal.data.token_cache import CachedTokens, TokenCache
 from shoal.data.token_windows import token_dtype
 from shoal.errors import ConfigError
 from shoal.events.base import Event
-from shoal.events.data import TokensBuilt, TokensDamaged, TokensProgress
+from shoal.events.data import TokensAwaited, TokensBuilt, TokensDamaged, TokensProgress
 from shoal.model.hf.tokenizer import TOKENIZER_FILE, KeptTokenizer, read_tokenizer
 
 _BATCH_CHARACTERS: Final = 4 << 20
@@ -162,7 +162,7 @@ class TokenBuilding:
             StorageError: The tokens cannot be kept.
         """
         cache = self.cache(encoder.identity)
-        with cache.locked():
+        with cache.locked(lambda lock: self._say(TokensAwaited(self._data.dataset_name, lock))):
             found = cache.find(lambda reason: self._say(TokensDamaged(reason)))
             return cache, found or self._build(cache, encoder)
 

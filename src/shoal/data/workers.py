@@ -24,7 +24,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.data.failures import FAILURES
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
-from shoal.data.preparation import Job, indices_of
+from shoal.data.preparation import SLOW_S, Job, indices_of
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
 from shoal.data.stopped_processes import LOOK_S
@@ -40,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
 """So many workers may die in a row while they open the data set, or over the same batch."""
-
-SLOW_S = 60.0
-"""A job that takes longer is said."""
 
 
 class DataWorkers:

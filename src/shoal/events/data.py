@@ -88,7 +88,8 @@ class DataProcessStopped(Event, frozen=True, tag="data_process.stopped"):
 
 
 class DataWorkerSlow(Event, frozen=True, tag="data_worker.slow"):
-    """A process has not prepared a batch within a minute; said once for each batch, which is waited for."""
+    """A process, the data server's own where it has no workers, has not prepared a batch within a minute; said once for
+    each batch, which is waited for."""
 
     level = WARNING
     why = "A disk or a network does not answer, or the code that reads the samples waits for something."
@@ -108,6 +109,15 @@ class TokensStopped(Event, frozen=True, tag="tokens.stopped"):
     why = "It was sent SIGSTOP: by hand, by a debugger, or by what saves energy or memory."
     do = "Let it go on by `kill -CONT` with its number."
     pid: int
+
+
+class TokensAwaited(Event, frozen=True, tag="tokens.awaited"):
+    """Another process of this host makes the same tokens, and is waited for."""
+
+    says = "another process of this host makes the tokens of {dataset}, and is waited for"
+    do = "If it has been stopped, let it go on or end it: it has the lock {lock}."
+    dataset: str
+    lock: str
 
 
 class TokensProgress(Event, frozen=True, tag="tokens.progress"):

@@ -241,6 +241,22 @@ class TrainingDiverging(Event, frozen=True, tag="training.diverging"):
     reason: str
 
 
+class PipelineSkips(Event, frozen=True, tag="pipeline.skips"):
+    """Many steps in a row of one pipeline were skipped, because loss or gradient was not finite, while those of others
+    were trained."""
+
+    level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "the memory, processor or GPU of one of its servers is faulty, or its library is"
+    do: ClassVar[str] = "stop these servers one after the other, until steps are trained again"
+    says: ClassVar[str] = (
+        "pipeline {slot} trains nothing: {steps} steps in a row were skipped, because loss or gradient was not finite, "
+        "and those of others were not; one of its servers computes wrongly: {servers}"
+    )
+    slot: int
+    steps: int
+    servers: str
+
+
 class RunTakenOver(Event, frozen=True, tag="run.taken_over"):
     """This client goes on with a run that clients of other hosts have trained until now.
 

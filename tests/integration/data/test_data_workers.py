@@ -22,7 +22,8 @@ from tests.windows import num_free
 
 from shoal.clock import SystemClock
 from shoal.data import workers
-from shoal.data.workers import MAX_DEATHS, SLOW_S, DataWorkers
+from shoal.data.preparation import SLOW_S
+from shoal.data.workers import MAX_DEATHS, DataWorkers
 from shoal.errors import ConfigError, SampleError
 from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import anyio
@@ -189,6 +190,27 @@ def test_a_missing_package_is_said_once_and_numbers_are_dropped(
     assert "shoal[wandb]" in remedy
 
 
+def test_whatever_wandb_fails_with_is_said_and_numbers_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused(Exception):
+        """As its users know it."""
+
+    def log(_values: object, step: int) -> None:
+        raise EOFError("0 bytes read on a total of 5 expected bytes")  # its own process was killed
+
+    settings = SimpleNamespace(mode="disabled")
+    run = SimpleNamespace(step=0, log=log, settings=settings, define_metric=lambda *_args, **_more: None)
+    errors = SimpleNamespace(UsageError=Refused, CommError=Refused)
+    fake = SimpleNamespace(Error=Refused, errors=errors, init=lambda **_: run, Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    notices: list[str] = []
+    export = WandbRun(WandbSettings("test", tmp_path, {}, "test"), notices.append)
+    export.row(MetricRow(datetime.now(UTC), {"loss/train": 1.0}))
+    assert export.close(5.0)
+    assert [line for line in notices if "stopped logging (0 bytes read" in line]
+
+
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_monitor_that_is_started_again_goes_on_with_the_same_wandb_run(
@@ -236,6 +258,9 @@ def test_rows_go_on_from_what_wandb_knows_of_other_hosts(tmp_path: Path) -> None
         assert rows.next() == 2
     with open_rows(tmp_path, first=40) as rows:
         assert rows.next() == 40
+    (tmp_path / "wandb.rows").write_bytes(bytes(12))
+    with open_rows(tmp_path, first=7) as rows:
+        assert rows.next() == 7
 
 
 def test_the_monitor_port_replaces_any_free_port_only() -> None:

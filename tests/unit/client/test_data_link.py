@@ -13,6 +13,7 @@ from shoal.client import data_link
 from shoal.client.data_link import DataLink
 from shoal.clock import SystemClock
 from shoal.events.losses import DataServerBack, LossFound
+from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import ReplaceDataServer
 from shoal.transport.base import Received
@@ -58,6 +59,22 @@ async def test_a_data_server_that_is_dialled_and_says_nothing_is_replaced(monkey
         desk.link.peer_lost(SERVER)
         await desk.asked.wait()
         assert desk.replaced == 1
+
+
+async def test_each_that_follows_one_that_was_replaced_has_twice_as_long_until_one_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(data_link, "_FROZEN_S", 0.01)
+    desk = Desk()
+    async with alongside(desk.link.run):
+        for is_back in (False, False, True, False):
+            if is_back:
+                desk.link.receive(Received(SERVER, HoldoutInfo(1, 1, 1)))
+            desk.asked = anyio.Event()
+            desk.link.peer_lost(SERVER)
+            await desk.asked.wait()
+    frozen = [event.waited_s for event in desk.ledger.noted if isinstance(event, DataServerFrozen)]
+    assert frozen == [0.01, 0.02, 0.01, 0.02]
 
 
 @pytest.mark.parametrize("is_back", [True, False])

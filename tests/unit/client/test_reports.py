@@ -13,11 +13,19 @@ from tests.unit.client.noted import NotedLedger
 from tests.unit.client.present import present_trainers
 
 from shoal.client.counters import CounterTotals
-from shoal.client.divergence import Divergence
+from shoal.client.divergence import ALONE_IN_A_ROW, Divergence
 from shoal.client.reports import Reports
 from shoal.clock import SystemClock
 from shoal.config.diloco import DilocoConfig
-from shoal.events.run import DataSized, EvaluationDone, RoundBegun, ShareEvaluated, StepReported, TrainerFinished
+from shoal.events.run import (
+    DataSized,
+    EvaluationDone,
+    PipelineSkips,
+    RoundBegun,
+    ShareEvaluated,
+    StepReported,
+    TrainerFinished,
+)
 from shoal.events.trainers import StepRefused
 from shoal.ids import PeerId, StageIndex, StepKey
 from shoal.runtime.waking import Signal
@@ -235,6 +243,25 @@ async def test_that_no_server_can_compute_a_step_is_said_once_until_one_can(desk
     assert desk.swarm.times_told == 3
     told = [event for event in desk.ledger.noted if isinstance(event, StepRefused)]
     assert told == [StepRefused(0, "ValueError: odd number")] * 2
+
+
+async def test_a_pipeline_that_alone_computes_no_numbers_is_said_once_with_its_servers(desk: Desk) -> None:
+    def hear(slot: int, number: int, *, skipped: bool) -> list[PipelineSkips]:
+        report = structs.replace(step(slot, number), skipped=skipped)
+        assert desk.hear(slot, report)
+        told = [event for event in desk.ledger.noted if isinstance(event, PipelineSkips)]
+        desk.ledger.noted.clear()
+        return told
+
+    told = [hear(slot, number, skipped=slot == 1) for number in range(3 * ALONE_IN_A_ROW) for slot in (0, 1)]
+    assert [index for index, each in enumerate(told) if each] == [2 * ALONE_IN_A_ROW + 1], "as many of the other one"
+    [said] = told[2 * ALONE_IN_A_ROW + 1]
+    assert said == PipelineSkips(1, ALONE_IN_A_ROW, desk.swarm.view.name_of(HOPS[1].peer))
+    # Where all skip it is no fault of a server; and a step that is trained begins the row anew.
+    last = 3 * ALONE_IN_A_ROW
+    assert not hear(1, last, skipped=False)
+    alike = range(last + 1, last + 2 * ALONE_IN_A_ROW)
+    assert not [event for number in alike for slot in (0, 1) for event in hear(slot, number, skipped=True)]
 
 
 def waits(desk: Desk, slots: frozenset[int]) -> bool:

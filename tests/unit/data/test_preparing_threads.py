@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import anyio
 import numpy as np
 import pytest
-from tests.alongside import alongside
+from tests.alongside import alongside, until
 from tests.unit.data.host import Numbers
 
+from shoal.data import preparing_threads
+from shoal.data.fields import Fields
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
 from shoal.data.preparation import Content, Job
 from shoal.data.preparing_threads import QUICK_BYTES, PreparingThreads
 from shoal.data.shuffle import PassOrder
-from shoal.data.source import DataSet
+from shoal.data.source import Array, DataSet, Indices
 from shoal.wire.messages.base import SampleRange
 
 NUM_SAMPLES = QUICK_BYTES // 20 + 1  # one more than what is copied at once
@@ -76,3 +79,24 @@ async def test_what_is_large_or_has_to_be_waited_for_is_prepared_in_the_thread(
         await run_until_filled(thread, any_filled)
         thread.begin(Job(content, 1))
         assert len(filled) == 1
+
+
+async def test_a_batch_that_a_disk_does_not_give_is_said_once_and_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hung(Numbers):
+        def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+            answers.wait()
+            super().read_into(indices, batch)
+
+    answers = threading.Event()
+    monkeypatch.setattr(preparing_threads, "SLOW_S", 0.01)
+    with preparing(Hung(NUM_SAMPLES)) as (thread, filled, any_filled):
+        thread.begin(Job(FEW, 0))
+        async with alongside(thread.run):
+            await until(lambda: "data_worker.slow" in caplog.messages)
+            await anyio.sleep(0.03)
+            answers.set()
+            await any_filled.wait()
+        assert len(filled) == 1
+    assert caplog.messages == ["data_worker.slow"]

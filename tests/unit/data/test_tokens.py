@@ -36,7 +36,14 @@ from shoal.data.text_corpus import with_tokenizer
 from shoal.data.token_cache import TokenCache
 from shoal.errors import ConfigError, RemoteError
 from shoal.events.base import Event
-from shoal.events.data import DocumentsSkipped, TokenizerTraining, TokensBuilt, TokensDamaged, TokensStopped
+from shoal.events.data import (
+    DocumentsSkipped,
+    TokenizerTraining,
+    TokensAwaited,
+    TokensBuilt,
+    TokensDamaged,
+    TokensStopped,
+)
 from shoal.model.hf.tokenizer import kept_tokenizer
 from shoal.runtime.linux_calls import LinuxCall
 from shoal.wire.messages.base import SampleRange
@@ -201,9 +208,9 @@ def test_of_two_who_make_the_same_tokens_at_once_one_waits_and_finds_them(tmp_pa
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive()
-        assert not said
+        assert said == [TokensAwaited(config.data.dataset_name, str(cache.path.with_suffix(".lock")))]
     waiting.join()
-    assert [type(event) for event in said] == [TokensBuilt]
+    assert [type(event) for event in said] == [TokensAwaited, TokensBuilt]
 
 
 def test_documents_that_cannot_be_read_are_left_out_counted_and_named(

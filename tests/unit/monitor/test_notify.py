@@ -47,6 +47,25 @@ def test_a_program_that_fails_hangs_or_is_not_there_is_named_and_the_next_warnin
         assert [reason in notice for notice in notices if "notify.command" in notice] == [True, True], notices
 
 
+def test_a_program_of_another_user_that_hangs_keeps_no_warning_from_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_pid: int, _number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    notices: list[str] = []
+    monkeypatch.setattr(notify.os, "killpg", refused)
+    monkeypatch.setattr(notify, "_END_TIMEOUT_S", 0.05)
+    told = NotifyCommand((sys.executable, "-c", "import signal; signal.pause()"), notices.append, timeout_s=0.1)
+    for _ in range(2):
+        told.event(noted_event(_line("WARNING")))
+    assert told.close(LONG_S)
+    for process in told._hanging:
+        process.kill()
+        process.communicate()
+    assert ["not ended within" in notice for notice in notices if "notify.command" in notice] == [True, True]
+
+
 def test_without_a_warning_nothing_is_started_and_of_a_flood_only_the_first_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from shoal.events.base import tell
@@ -27,6 +28,7 @@ LEVELS: Final = frozenset({"WARNING", "ERROR", "CRITICAL"})
 TIMEOUT_S: Final = 30.0
 MAX_QUEUED: Final = 100
 """So many warnings wait for the program; of more than that only the first ones are told."""
+_END_TIMEOUT_S: Final = 1.0
 _MAX_REASON_CHARS: Final = 200
 
 
@@ -46,6 +48,7 @@ class NotifyCommand:
         self._timeout_s = timeout_s
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._hanging: list[subprocess.Popen[bytes]] = []
 
     def row(self, row: MetricRow) -> None:
         """Numbers are no warnings."""
@@ -76,6 +79,7 @@ class NotifyCommand:
 
     def _problem_with(self, line: bytes) -> str:
         """Start the program with a line; return why that did not work, or nothing."""
+        self._hanging = [each for each in self._hanging if each.poll() is None]
         try:
             process = subprocess.Popen(
                 self._command,
@@ -86,13 +90,17 @@ class NotifyCommand:
             )
         except (OSError, ValueError) as error:
             return (error.strerror if isinstance(error, OSError) else None) or str(error)
-        with process:
-            try:
-                _, said = process.communicate(line + b"\n", self._timeout_s)
-            except subprocess.TimeoutExpired:
-                # With what it has started itself.
+        try:
+            _, said = process.communicate(line + b"\n", self._timeout_s)
+        except subprocess.TimeoutExpired:
+            # With what it has started itself; one that runs as another user (sudo) ends when it likes.
+            with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
-                return f"it has not ended within {self._timeout_s:g} s"
+            try:
+                process.communicate(timeout=_END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._hanging.append(process)
+            return f"it has not ended within {self._timeout_s:g} s"
         if process.returncode == 0:
             return ""
         lines = said.decode(errors="replace").strip().splitlines()

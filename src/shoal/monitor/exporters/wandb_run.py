@@ -65,7 +65,9 @@ class Rows:
     def __init__(self, file: int, first: int) -> None:
         """Go on after the last number in this file, and from `first` on at least: W&B may have rows of other hosts."""
         self._file = file
-        self._next = max(first, int(os.pread(file, _ROW_DIGITS, 0) or b"0"))
+        kept = os.pread(file, _ROW_DIGITS, 0)
+        # A loss of power may have left what is no number.
+        self._next = max(first, int(kept) if kept.isdigit() else 0)
 
     def next(self) -> int:
         """Return the number of the next row."""
@@ -180,7 +182,7 @@ class WandbRun:
         try:
             with _temporary_files_in(self._settings.directory):
                 self._write(api, rows)
-        except (api.Error, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - of its own process that was killed it says a dozen things
             tell(logger, WandbStopped(_first_line(error)), self._notice)
             return False
         return True
