@@ -31,7 +31,7 @@ from pathlib import Path
 import pytest
 from tests.commit import present_commit
 
-SHARE = 10
+SHARE = 20
 """Of long tests, `usual` has one in so many."""
 THOROUGH_SHARE = 5
 """Where not everything is checked thoroughly, one in so many is."""
