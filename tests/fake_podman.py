@@ -10,6 +10,7 @@ and a runtime directory of its own, which needs root.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,13 +79,12 @@ def state(name: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def note(name: str, **changes: Any) -> dict[str, Any]:
-    """Change how a container is."""
+def note(name: str, **changes: Any) -> None:
+    """Change how a container is; whoever has started it alone does."""
     path = folder(name) / "state.json"
     found = (json.loads(path.read_text()) if path.exists() else {}) | changes
     path.with_suffix(".new").write_text(json.dumps(found))
     path.with_suffix(".new").rename(path)
-    return found
 
 
 def is_there(name: str) -> bool:
@@ -122,12 +122,11 @@ def separated(argv: list[str]) -> list[str]:
 def first_process(found: dict[str, Any]) -> int:
     """Return the process of a container that has the number 1 there."""
     pid = found["pid"]
-    children = Path(f"/proc/{pid}/task/{pid}/children")
     if not found["apart"]:
         return pid
-    while not (found := children.read_text().split()):
+    while not (children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
         time.sleep(0.01)
-    return int(found[0])
+    return int(children[0])
 
 
 def run(words: list[str]) -> int:
@@ -141,11 +140,12 @@ def run(words: list[str]) -> int:
     if (folder(name) / "state.json").exists():
         fail(f'the container name "{name}" is already in use')
     folder(name).mkdir(parents=True, exist_ok=True)
-    (folder(name) / "log").unlink(missing_ok=True)
+    for each in ("log", "stopped"):
+        (folder(name) / each).unlink(missing_ok=True)
     labels = dict(each.split("=", 1) for each in flags.get("label", ()))
     policy, _, most = flags.get("restart", ["no"])[0].partition(":")
     retries = int(most) if policy == "on-failure" else 0
-    note(name, labels=labels, image=rest[0], status="created", code=0, pid=0, restarts=0, started="", is_stopped=False)
+    note(name, labels=labels, image=rest[0], status="created", code=0, pid=0, restarts=0, started="")
     note(
         name,
         apart=image().get("apart", False),
@@ -177,26 +177,26 @@ def run(words: list[str]) -> int:
                 begins = 0
             code = process.wait()
             code = 128 - code if code < 0 else code
-            found = state(name)
-            if not code or found["is_stopped"] or found["restarts"] >= retries:
+            restarts = state(name)["restarts"]
+            if not code or (folder(name) / "stopped").exists() or restarts >= retries:
                 note(name, status="exited", code=code, pid=0)
                 os._exit(0)
-            note(name, restarts=found["restarts"] + 1)
+            note(name, restarts=restarts + 1)
 
 
 def stop(words: list[str]) -> int:
     """End containers, by their signal and then by SIGKILL."""
     flags, names = parsed("stop", words)
     for name in names:
-        found = note(name, is_stopped=True) if state(name) else {}
-        if found["status"] == "running":
-            os.kill(first_process(found), signal.Signals[found["signal"]])
-        tries = 0
-        while state(name)["status"] == "running":
+        tries, found = 0, state(name)
+        (folder(name) / "stopped").touch()
+        while found["status"] == "running":
+            number = {0: signal.Signals[found["signal"]], 10 * int(flags["time"][0]): signal.SIGKILL}.get(tries)
+            if number is not None:
+                with contextlib.suppress(OSError):  # it has just ended
+                    os.kill(first_process(found), number)
             time.sleep(0.1)
-            tries += 1
-            if tries == 10 * int(flags["time"][0]):
-                os.kill(first_process(found), signal.SIGKILL)
+            tries, found = tries + 1, state(name)
         print(name)
     return 0
 

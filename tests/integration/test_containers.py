@@ -25,7 +25,8 @@ _SSH = """
 import os, sys
 home = os.path.join(os.path.dirname(os.path.abspath(__file__)), "home")
 path = os.path.join(home, "bin") + ":" + os.environ["PATH"]
-os.execve("/bin/sh", ["sh", "-c", sys.argv[-1]], {**os.environ, "HOME": home, "PATH": path})
+# As a login shell that greets.
+os.execve("/bin/sh", ["sh", "-c", "echo Welcome; " + sys.argv[-1]], {**os.environ, "HOME": home, "PATH": path})
 """
 _SHOAL = """#!/bin/sh
 case "$1" in
@@ -123,7 +124,7 @@ async def test_a_unit_that_was_ended_says_how_and_what_it_has_said(box: Box) -> 
     assert (servers.is_running, servers.code, servers.said) == (False, 130, ("serves stage 0",))
     assert (client.is_running, client.code) == (False, None)
     done = await box.ssh.run(logs_command(("herd-servers",), 5, follows=False), within_s=60.0)
-    assert done.stdout.decode() == "==> herd-servers <==\nserves stage 0\n"
+    assert done.stdout.decode() == "Welcome\n==> herd-servers <==\nserves stage 0\n"
 
     await box.asked(StartUnit(box.unit("stays"), replaces=True, by_systemd=False))
     await box.until(lambda units: bool(units.units[0].said))

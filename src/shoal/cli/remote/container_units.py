@@ -9,13 +9,14 @@ import datetime
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from shoal.cli.remote.container import ENGINE, MAKE_FOLDERS, MOST_STARTS, container_name
 from shoal.cli.remote.probe import UNITS
-from shoal.cli.remote.ssh import Ssh, last_line
+from shoal.cli.remote.ssh import Done, Ssh, last_line
 from shoal.cli.remote.unit_messages import (
     AwaitPeers,
     LookAtUnits,
@@ -33,6 +34,7 @@ _LABEL: Final = "shoal.unit"
 _BEGUN: Final = "begun"
 """In the folder of a unit: is as old as its container."""
 _RUNNING: Final = {"running", "restarting", "paused", "stopping"}
+_MARK: Final = "shoal-says"
 _KILLED: Final = 137
 _REPLACED_S: Final = 40.0
 _NOT_THERE: Final = re.compile(r"no such (container|object)", re.IGNORECASE)
@@ -147,11 +149,10 @@ async def _end(ssh: Ssh, names: Sequence[str], patience_s: float, within_s: floa
 async def _look(ssh: Ssh, name: str, num_lines: int, within_s: float) -> tuple[UnitState, str]:
     """Return how a unit is, and its image."""
     container = container_name(name)
-    done = await ssh.run("sh -s", f'{ENGINE}"$engine" container inspect {container}'.encode(), within_s=within_s)
+    done = await _run(ssh, f'"$engine" container inspect {container}', within_s)
     if done.code and _NOT_THERE.search(done.stderr):
         return UnitState(name, False, None, 0.0, 0), ""
-    if done.code:
-        raise HostFailed(last_line(done.stderr) or f"exit code {done.code}")
+    _require_done(done)
     try:
         [found] = msgspec.json.decode(done.stdout, type=list[_Container])
     except (msgspec.MsgspecError, ValueError) as error:
@@ -177,7 +178,17 @@ async def _told(ssh: Ssh, script: str, within_s: float) -> str:
     Raises:
         HostFailed: it has failed.
     """
-    done = await ssh.run("sh -s", f"{ENGINE}\n{script}".encode(), within_s=within_s)
+    done = await _run(ssh, script, within_s)
+    _require_done(done)
+    return done.stdout.decode(errors="replace")
+
+
+async def _run(ssh: Ssh, script: str, within_s: float) -> Done:
+    done = await ssh.run("sh -s", f"echo {_MARK}\n{ENGINE}\n{script}\n".encode(), within_s=within_s)
+    # A login shell may have something to say before.
+    return replace(done, stdout=done.stdout.partition(f"{_MARK}\n".encode())[2])
+
+
+def _require_done(done: Done) -> None:
     if done.code:
         raise HostFailed(last_line(done.stderr) or f"exit code {done.code}")
-    return done.stdout.decode(errors="replace")
