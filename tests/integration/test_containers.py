@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 _SSH = """
 import os, sys
+# As ssh does: what is started on a host keeps nothing open that its starter reads.
+os.closerange(3, 1024)
 home = os.path.join(os.path.dirname(os.path.abspath(__file__)), "home")
 path = os.path.join(home, "bin") + ":" + os.environ["PATH"]
 # As a login shell that greets.
@@ -56,13 +58,13 @@ class Box:
         """The folder of the host's programs."""
         return self.directory / "home" / "bin"
 
-    def unit(self, *words: str, more: tuple[str, ...] = (), **files: str) -> Unit:
+    def unit(self, *words: str, more: tuple[str, ...] = (), config: str = "") -> Unit:
         """Return a unit that runs this."""
         engine = str(self.programs / self.engine)
         folders = self.directory / "home" / ".local/share/shoal"
         argv = (engine, "run", "--detach", "--name", "shoal-herd-servers", "--stop-signal", "SIGINT", *more)
         argv = (*argv, "--workdir", f"{folders}/units/herd-servers", "--volume", f"{folders}:{folders}")
-        return Unit("herd-servers", (*argv, "--entrypoint", "shoal", "herd:1", *words), files)
+        return Unit("herd-servers", (*argv, "--entrypoint", "shoal", "herd:1", *words), {"config.yaml": config})
 
     async def asked(self, request: Request) -> Units:
         """Ask."""
@@ -105,7 +107,7 @@ async def test_a_unit_is_started_once_and_another_one_takes_its_place_if_it_may(
 
     again = await box.asked(StartUnit(first, replaces=True, by_systemd=False))
     assert (again.changed, again.differs, again.units[0].pid) == ("", False, now.pid)
-    other = box.unit("reads", **{"config.yaml": "text: 'it is'\n"})
+    other = box.unit("reads", config="text: 'it is'\n")
     kept = await box.asked(StartUnit(other, replaces=False, by_systemd=False))
     assert (kept.changed, kept.differs, kept.units[0].pid) == ("", True, now.pid)
     assert (await box.asked(StartUnit(other, replaces=True, by_systemd=False))).changed == "started anew"
