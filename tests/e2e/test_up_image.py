@@ -6,6 +6,7 @@ its own, and an environment that holds nothing but what the image and the flags 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -83,7 +84,7 @@ def test_one_file_with_an_image_brings_up_three_machines_that_have_nothing_but_p
         # The key came by standard input, and is where it is with an installation.
         key = operator.hosts.home("three") / ".config/shoal/swarm.key"
         assert key.stat().st_mode & 0o777 == 0o600
-        secrets = ("shoal1:", key.read_text().strip())
+        secrets = ("shoal1:", key.read_bytes().hex(), base64.b64encode(key.read_bytes()).decode().rstrip("="))
         for each in programs.values():
             kept = [
                 (each / "calls.jsonl").read_text(),
