@@ -11,8 +11,8 @@ from tests import tiers
 from tests.tiers import (
     COMMIT_SHARE,
     QUICK_SHARE,
-    SHARE,
     SEEDS,
+    SHARE,
     is_sample,
     is_thorough,
     long_tests,
