@@ -90,17 +90,17 @@ def ended_well(evidence: Evidence) -> tuple[str, Sequence[str]]:
 
 def replicas_agree(evidence: Evidence) -> tuple[str, Sequence[str]]:
     """Compare each record that each server has swapped in with the record itself."""
-    outcomes: dict[tuple[int, int], StageOutcome] = {}
+    outcomes: dict[tuple[str, int], StageOutcome] = {}
     restored: set[tuple[int, StageHashes]] = set()
-    for record, _ in read_records(evidence.directory):
-        outcomes |= {(record.round, outcome.stage): outcome for outcome in record.stages}
+    for record, signed in read_records(evidence.directory):
+        outcomes |= {(record_hash(signed), outcome.stage): outcome for outcome in record.stages}
         restored |= {(outcome.stage, outcome.restored.hashes) for outcome in record.stages if outcome.restored}
     compared = 0
     problems: list[str] = []
     for server in evidence.swarm.servers:
         for event in server.swapped():
-            if (outcome := outcomes.get((event["round"], event["stage"]))) is None:
-                continue  # committed when the client was gone: it had no time to write it down
+            if (outcome := outcomes.get((event["record"], event["stage"]))) is None:
+                continue  # the client was gone before it could write it down, or the run was resumed from an older one
             compared += 1
             held = StageHashes(event["parameters"], event["momentum"], event["buffers"])
             if (event["stage"], held) in restored:

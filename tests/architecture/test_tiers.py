@@ -12,6 +12,7 @@ from tests.tiers import (
     COMMIT_SHARE,
     QUICK_SHARE,
     SEEDS,
+    SHARE,
     is_sample,
     is_thorough,
     long_tests,
@@ -81,11 +82,11 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("listed")
 @pytest.mark.parametrize("test", [LONG, f"{SEEDS}::test_seeds"])
-def test_of_long_ones_and_of_seeds_usual_has_one_in_eight_and_checks_one_in_five_of_these_thoroughly(test: str) -> None:
+def test_of_long_ones_and_of_seeds_usual_has_its_share_and_checks_one_in_five_of_these_thoroughly(test: str) -> None:
     long = [Item(f"{test}[{number}]", tier="usual") for number in range(2000)]
     found = set(kept("usual", [*some(), *long])[3:])
     assert found == {item.nodeid for item in long if is_sample(item)}  # type: ignore[arg-type]
-    assert 0.08 < len(found) / 2000 < 0.17
+    assert 0.7 < len(found) * SHARE / 2000 < 1.3
     thorough = [item for item in long if item.nodeid in found and is_thorough(item)]  # type: ignore[arg-type]
     assert 0.1 < len(thorough) / len(found) < 0.3
     assert len(kept("all", long)) == 2000

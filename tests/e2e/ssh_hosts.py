@@ -66,6 +66,11 @@ class SshHosts:
         return f"ssh -F {self.directory}/ssh_config"
 
     @property
+    def tag(self) -> dict[str, str]:
+        """What is in the environment of every session, and by which all that they have left is ended."""
+        return {_TAG: self.lan.tag}
+
+    @property
     def _keys(self) -> Path:
         return self.directory / "keys"
 

@@ -381,7 +381,7 @@ class RoundMember:
         try:
             is_whole = names(record, self._stage, hashes)
             counted = payload_in(record, self._stage, self._endpoint.peer_id) if is_whole else None
-            how = leaves_chain, counted, self._state.fragment(record.round), keeps_rest
+            how = leaves_chain, counted, self._state.fragment(record.round), keeps_rest, record.codec
             average = await self._device.run(self._state.swap, hashes, *how)
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
@@ -400,7 +400,8 @@ class RoundMember:
             emit(logger, ReplicaRestored(record.round, self._machine.basis.round))
         if leaves_chain:
             emit(logger, ReplicaChainLeft(record.round, self._stage))
-        emit(logger, RoundHasSwapped(record.round, self._stage, **msgspec.structs.asdict(hashes)))
+        held = msgspec.structs.asdict(hashes)
+        emit(logger, RoundHasSwapped(record.round, self._stage, **held, record=self._machine.tip.hash))
         self._tell(RoundSwapped(record, hashes))
 
     async def _keep_inner(self, record: Record) -> None:

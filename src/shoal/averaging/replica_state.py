@@ -27,6 +27,7 @@ from torch import Tensor
 
 from shoal.averaging.cut_gradient import PIECE_BYTES, Bringing, Brought, bring_in_pieces
 from shoal.averaging.gathered import payload_of
+from shoal.codec.auto import encoder_in
 from shoal.codec.base import Codec, CodecState
 from shoal.codec.gathered import GatheredCodec
 from shoal.codec.plain import PLAIN
@@ -168,7 +169,7 @@ class ReplicaState:
         self._merge = merge
         self._encoding: Bringing | None = None
         self._norm_of_cut: float | None = None
-        self._codec = codec
+        self._codec, self._encoder = codec, encoder_in(codec, "")
         self._num_fragments = num_fragments
         self._resets_inner = resets_inner
         self._brought: Brought | None = None
@@ -244,11 +245,11 @@ class ReplicaState:
             return self._brought_by_cut(fragment)
         norm, gradient_M = self._measured(fragment)
         self._brought = None
-        if self._codec.is_elementwise or not math.isfinite(norm):
+        if self._encoder.is_elementwise or not math.isfinite(norm):
             return norm, None
         residual = tuple(fragment.take(each_N) for each_N in self._stage.residual)
         try:
-            encoded = self._codec.encode(gradient_M, residual)
+            encoded = self._encoder.encode(gradient_M, residual)
         except LocalProtocolError:  # values that are finite, and whose squares or sums are not
             self._forgets = True
             return math.inf, None
@@ -259,11 +260,11 @@ class ReplicaState:
     def encode_some(self, fragment: Fragment = WHOLE) -> bool:
         """Do the next piece of `brought` after the cut; returns whether that has nothing to do any more."""
         cut_N = self._stage.cut
-        if cut_N is None or self._norm_of_cut is not None or not isinstance(self._codec, GatheredCodec):
+        if cut_N is None or self._norm_of_cut is not None or not isinstance(self._encoder, GatheredCodec):
             return True
         if self._encoding is None:
             self._encoding = bring_in_pieces(
-                self._codec, fragment, self._base.parameters_N, cut_N, self._stage.residual
+                self._encoder, fragment, self._base.parameters_N, cut_N, self._stage.residual
             )
         try:
             next(self._encoding)
@@ -392,6 +393,7 @@ class ReplicaState:
         counted: Payload | None = None,
         fragment: Fragment = WHOLE,
         keeps_rest: bool = False,
+        codec: str = "",
     ) -> Contribution | None:
         """Make the staged bytes with these hashes the state, and the local parameters and buffers equal to it.
 
@@ -406,6 +408,7 @@ class ReplicaState:
             keeps_rest: Only what that round has averaged becomes equal to the state: the replica has had its part in
                 it, and what it has learnt of all else counts in later rounds. So does what it has learnt since its cut:
                 that is merged (`optim.merge`).
+            codec: As what pseudo-gradients of the round after it travel, by its record (`Record.codec`).
 
         Returns:
             The averages from which the state was computed; None unless `stage` kept them.
@@ -423,6 +426,7 @@ class ReplicaState:
             self._stage.residual = self._residual_after(self._brought, fragment)
         self._base = state
         self.hashes = hashes
+        self._encoder = encoder_in(self._codec, codec)
         self._forgets = self._forgets or anew
         # Parameters that are not finite are kept nowhere.
         is_kept = keeps_rest and not self._forgets

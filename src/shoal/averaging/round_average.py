@@ -22,7 +22,7 @@ from shoal.averaging.payloads_ahead import Fetching, PayloadsAhead
 from shoal.averaging.replica_state import Contribution, ReplicaState
 from shoal.codec.base import Codec
 from shoal.codec.plain import PLAIN
-from shoal.codec.registry import CodecSettings, codec_of
+from shoal.codec.registry import CodecSettings, auto_codec, codec_of
 from shoal.collective.group import Group
 from shoal.collective.inbox import GroupInbox
 from shoal.collective.plan import SEGMENT_BYTES, SMALL_BYTES, Collective, choose_collective
@@ -75,6 +75,8 @@ DEFAULT_RING: Final = RingSettings()
 
 def averaging_codec(diloco: DilocoConfig) -> Codec:
     """How pseudo-gradients travel, as section `diloco` says."""
+    if diloco.compression_choices:
+        return auto_codec(diloco.compression_choices, diloco.feedback)
     return codec_of(CodecSettings(diloco.averaging_compression, diloco.feedback, diloco.averaging_density))
 
 

@@ -64,6 +64,7 @@ from shoal.runtime.hardware import machine_type, program_versions
 from shoal.runtime.launcher_messages import Adopt, Adoption, Launcher
 from shoal.runtime.patient_thread import run_in_thread
 from shoal.swarm.client_turn import ClientTurn
+from shoal.swarm.codec_rule import CodecRule
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import GENERATIONS_APART, genesis_hash
 from shoal.swarm.round_effects import Deposed, Overtaken
@@ -183,6 +184,7 @@ class Client:
                 lost_state_after_s=config.health.lost_state_after_s,
                 max_gradient_ratio=config.diloco.max_pseudo_gradient_ratio,
                 cuts=CutRule.of(config.diloco),
+                codecs=CodecRule.of(config.diloco),
             ),
             clock=clock,
             journal=partial(keep_steps, log_dir),

@@ -23,7 +23,7 @@ from shoal.client.succession import inherit
 from shoal.config.schema import Config
 from shoal.errors import ControlError
 from shoal.events.incidents import StepsLost
-from shoal.events.run import RoundNotWritten, RoundRecorded, RunTakenOver
+from shoal.events.run import CodecChosen, RoundNotWritten, RoundRecorded, RunTakenOver
 from shoal.runtime.patient_thread import run_in_thread
 from shoal.swarm.records import parameters_of
 from shoal.swarm.round_effects import RoundReady
@@ -64,13 +64,14 @@ class RoundRecords:
         self._homes = homes
         self._reassignment = reassignment
         self._checkpointing = checkpointing
+        self._codec = ""
 
-    def close(self, round: int) -> None:
-        """Have the replicas average; what comes of it is the coordinator's."""
+    def close(self, round: int, trained_s: float | None) -> None:
+        """Have the replicas average, see `CloseRound`; what comes of it is the coordinator's."""
         slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
         within_s = None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
         keep = self._checkpointing.is_due(round)
-        self._coordinator.close_round(round, slots, self._slots.lowest, within_s, keep=keep)
+        self._coordinator.close_round(round, slots, self._slots.lowest, within_s, keep=keep, trained_s=trained_s)
 
     async def recorded(self, ready: RoundReady, begun_s: float | None, closed_s: float | None) -> None:
         """Write the record down and act on it.
@@ -152,6 +153,9 @@ class RoundRecords:
                 curve=progress.round_curve,
             )
         )
+        if record.codec != self._codec:
+            self._ledger.note(CodecChosen(record.round + 1, record.codec, self._codec))
+            self._codec = record.codec
         if loss is not None:
             self._reports.post({"loss/round": loss, "samples": float(progress.samples)})
 

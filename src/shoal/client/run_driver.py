@@ -147,8 +147,8 @@ class RunDriver:
                 self._begin.begin(effect)
             case EndTraining():
                 self._trainers.end_round()
-            case CloseRound(round):
-                self._records.close(round)
+            case CloseRound(round, trained_s):
+                self._records.close(round, trained_s)
             case InheritRecord(ready):
                 await self._carry_out(self._records.inherit(ready))
             case GiveInner(record_hash):

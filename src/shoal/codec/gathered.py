@@ -99,7 +99,7 @@ class GatheredCodec:
         if out_N is None or not out_N.is_contiguous():
             raise LocalProtocolError(f"{self.name} decodes into a given vector without gaps alone")
         out = _floats(out_N)
-        reader = PayloadReader(_bytes(tensors), self.form, len(out))
+        reader = PayloadReader(payload_bytes(tensors), self.form, len(out))
         for start, stop, rows, columns in sections(len(out), self.form.row_elements):
             self.form.read(reader, out[start:stop].reshape(rows, columns))
         reader.finish()
@@ -108,7 +108,7 @@ class GatheredCodec:
     def sent(self, tensors: tuple[Tensor, ...], num_elements: int) -> Tensor | None:
         if self.form.sends_all:
             return None
-        reader = PayloadReader(_bytes(tensors), self.form, num_elements)
+        reader = PayloadReader(payload_bytes(tensors), self.form, num_elements)
         is_sent_N = torch.zeros(num_elements, dtype=torch.bool)
         is_sent = is_sent_N.numpy()
         for start, stop, rows, columns in sections(num_elements, self.form.row_elements):
@@ -126,7 +126,12 @@ def _floats(vector: Tensor) -> Floats:
     return vector.detach().contiguous().numpy()
 
 
-def _bytes(tensors: tuple[Tensor, ...]) -> Bytes:
+def payload_bytes(tensors: tuple[Tensor, ...]) -> Bytes:
+    """The bytes of a payload.
+
+    Raises:
+        RemoteProtocolError: The tensors are no payload.
+    """
     is_payload = len(tensors) == 1 and tensors[0].dtype == torch.uint8 and tensors[0].dim() == 1
     if not is_payload:
         found = ", ".join(f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in tensors)

@@ -115,6 +115,17 @@ def header(form: PayloadForm, num_elements: int) -> Bytes:
     return np.frombuffer(_HEADER.pack(VERSION, form.number, form.parameter, 0, num_elements), np.uint8)
 
 
+def form_number(content: Bytes) -> int:
+    """The number of the form that a payload says that it has.
+
+    Raises:
+        RemoteProtocolError: It has no header.
+    """
+    if len(content) < _HEADER.size:
+        raise RemoteProtocolError(f"a payload of {len(content)} bytes has no header")
+    return int(content[1])
+
+
 class PayloadReader:
     """A payload, of which more and more has been read.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from shoal.codec.auto import AutoCodec
 from shoal.codec.base import Codec
 from shoal.codec.blockwise import E3M0Int4Form, Int8Form, LinearInt4Form
 from shoal.codec.cast import BF16, FP16
@@ -77,3 +78,8 @@ def codec_of(settings: CodecSettings) -> Codec:
     if name not in _FORMS:
         raise ConfigError(f"there is no codec {name!r}; use one of {', '.join(CODEC_NAMES)}")
     return GatheredCodec(_FORMS[name](settings), feedback)
+
+
+def auto_codec(names: Iterable[str], feedback: float) -> AutoCodec:
+    """Return one of several of `GATHERED_NAMES`, another one in every round; the first one where none is named."""
+    return AutoCodec(tuple(GatheredCodec(_FORMS[name](CodecSettings(name)), feedback) for name in names))

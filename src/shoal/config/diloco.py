@@ -1,11 +1,18 @@
 """Section `diloco`: inner steps, outer rounds, their optimizers, and what travels in a round."""
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Section
+
+AveragingCompression = Literal["none", "bf16", "fp16", "int8", "int4", "int4_e3m0", "2bit", "sparse", "auto"]
+
+AUTO_BYTES_PER_VALUE: Final[Mapping[str, float]] = MappingProxyType({"int8": 1.0, "int4": 0.508, "2bit": 0.266})
+"""What `averaging_compression = auto` may choose, the finest first, and the bytes of a value."""
 
 InnerOptimType = Literal["adam", "sgd", "muon"]
 
@@ -227,11 +234,12 @@ class DilocoConfig(Section):
         default=60.0,
         description="Longest duration of averaging within a stage before a new attempt without the silent.",
     )
-    averaging_compression: Literal["none", "bf16", "fp16", "int8", "int4", "int4_e3m0", "2bit", "sparse"] = Field(
+    averaging_compression: AveragingCompression = Field(
         default="none",
         description="As what pseudo-gradients travel. bf16, fp16: half the bytes, rounded at every hop. int8, int4, "
         "int4_e3m0 (floats of 4 bits), 2bit: 4, 8, 8 and 15 times fewer, encoded once by each replica. sparse: only "
-        "the largest values, see averaging_density. docs/learning.md has what each costs.",
+        "the largest values, see averaging_density. auto: for each round int8, int4 or 2bit, as the links that the "
+        "replicas have measured allow. docs/learning.md has what each costs.",
     )
     averaging_density: float = Field(
         default=0.0625,
@@ -244,7 +252,7 @@ class DilocoConfig(Section):
         ge=0,
         le=1,
         description="What a replica adds of all that was left out or rounded away so far to its next pseudo-gradient "
-        "(error feedback). null: 0.95 with sparse, 1 with 2bit, else nothing.",
+        "(error feedback). null: 0.95 with sparse, 1 with 2bit and auto, else nothing.",
     )
     averaging_over: Literal["all", "senders"] | None = Field(
         default=None,
@@ -274,7 +282,13 @@ class DilocoConfig(Section):
         """The decay of what a replica has not sent yet; 0: it is forgotten."""
         if self.averaging_feedback is not None:
             return self.averaging_feedback
-        return {"sparse": 0.95, "2bit": 1.0}.get(self.averaging_compression, 0.0)
+        return {"sparse": 0.95, "2bit": 1.0, "auto": 1.0}.get(self.averaging_compression, 0.0)
+
+    @property
+    def compression_choices(self) -> Mapping[str, float]:
+        """The codecs of which each round has one, the finest first, with the bytes that they make of a value; empty if
+        all rounds have the same."""
+        return AUTO_BYTES_PER_VALUE if self.averaging_compression == "auto" else {}
 
     @property
     def averages_senders(self) -> bool:
@@ -287,7 +301,7 @@ class DilocoConfig(Section):
             raise ValueError(
                 f"averaging_feedback and averaging_over mean nothing to averaging_compression = "
                 f"{self.averaging_compression}, whose sums are formed on their way: remove them, or choose int8, int4, "
-                "int4_e3m0, 2bit or sparse"
+                "int4_e3m0, 2bit, sparse or auto"
             )
         return self
 
@@ -302,7 +316,7 @@ class DilocoConfig(Section):
             raise ValueError(
                 f"overlap_steps = {self.overlap_steps} would hide nothing with averaging_compression = "
                 f"{self.averaging_compression}, whose sums are formed when all have joined: choose int8, int4, "
-                "int4_e3m0, 2bit or sparse, or remove it"
+                "int4_e3m0, 2bit, sparse or auto, or remove it"
             )
         if self.overlap_merge != "mean" and not self.overlap_steps:
             raise ValueError(

@@ -255,6 +255,11 @@ class Config(Section):
 
     def _averaging_problem(self) -> str | None:
         compression = self.diloco.averaging_compression
+        if compression == "auto" and self.run.deterministic:
+            return (
+                "diloco.averaging_compression = auto follows links as they are measured, and run.deterministic wants "
+                "the same bits each time: name a codec (int8, int4, 2bit), or leave run.deterministic out"
+            )
         if self.quant is None or not self.diloco.is_gathered:
             return None
         return (

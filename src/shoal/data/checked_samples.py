@@ -8,51 +8,27 @@ the order of the passes, which follow from the number of samples alone, and batc
 place follows from the data alone: whoever prepares the batch, now or in a replay, writes the same bytes. A held-out
 sample never stands in for one that is trained on.
 
-    reading raises --> an error of the file, or of its decoder --> another sample stands in its place
-                  '--> an error of the system, as EIO --> it is read again, a few times --> StorageError
-
-Nothing stands in for a sample that the system did not give: another time, as in a replay, it gives it.
+Nothing stands in for a sample that the system does not give (`passing_errors`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import errno
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
-import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.clock import Backoff, Clock, SystemClock
+from shoal.clock import Clock
 from shoal.config.training import DataConfig
 from shoal.data.fields import Fields
+from shoal.data.passing_errors import read_patiently
 from shoal.data.skipped_samples import SkippedSamples, UnreadableSample
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
 from shoal.data.targets import IGNORED
-from shoal.errors import SampleError, ShoalError, StorageError, UnreadableAudio
+from shoal.errors import SampleError, ShoalError, UnreadableAudio
 from shoal.events.base import Event
-
-_OPEN_FILES: Final = "raise the limit of open files (`ulimit -n`)"
-_MEMORY: Final = "free memory on this host"
-_STORAGE: Final = (
-    "see whether the disk or the network file system of the data answers (`dmesg`); if this sample alone cannot be "
-    "read, leave it out of the data set"
-)
-_OF_THE_SYSTEM: Final[Mapping[int, str]] = {
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), _OPEN_FILES),
-    **dict.fromkeys((errno.ENOMEM, errno.ENOBUFS), _MEMORY),
-    **dict.fromkeys(
-        (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN), _STORAGE
-    ),
-}
-"""What to do about errors that say nothing of the file that is read; others, as ENOENT and EACCES, are its own."""
-
-_ATTEMPTS: Final = 6
-_FIRST_PAUSE_S: Final = 0.25
-_MAX_PAUSE_S: Final = 4.0
 
 
 class CheckedSamples(Source):
@@ -79,7 +55,7 @@ class CheckedSamples(Source):
         self._skipped = skipped
         self._dataset = dataset
         self._num_classes = num_classes
-        self._clock = clock or SystemClock()
+        self._clock = clock
         self._has_classes = np.issubdtype(source.labels.dtype, np.integer)
         # By index, what stands in the place of a sample that cannot be read.
         self._instead: dict[int, int] = {}
@@ -118,7 +94,7 @@ class CheckedSamples(Source):
             StorageError: The system does not give one.
         """
         found = self._readable(indices)
-        if self._raised(found, batch) is not None:
+        if _raised_by(lambda: self._source.read_into(found, batch)) is not None:
             found = np.array([self._read_one(batch, *each) for each in enumerate(indices.tolist())], dtype=np.int64)
         if self._has_classes:
             self._check_labels(found, cast("NDArray[np.integer[Any]]", batch.labels))
@@ -153,32 +129,15 @@ class CheckedSamples(Source):
         Raises:
             StorageError: The system does not give it.
         """
-        backoff = Backoff(first_s=_FIRST_PAUSE_S, max_s=_MAX_PAUSE_S)
         number = np.array([index], dtype=np.int64)
-        for left in reversed(range(_ATTEMPTS if _may_wait() else 1)):
-            error = self._raised(number, sample)
-            if error is None or (reason := _of_the_system(error)) is None:
-                return error
-            if not left:
-                raise StorageError(
-                    f"{self._kind} {self._source.name_of(index)} of data.dataset_name = {self._dataset} is not read, "
-                    f"for a reason that is none of its own, and no other one is trained in its place: {reason}; "
-                    f"{_OF_THE_SYSTEM[cast('int', reason.errno)]}"
-                ) from error
-            anyio.run(backoff.wait, self._clock)
-        return None
 
-    def _raised(self, indices: Indices, batch: Fields[Array]) -> Exception | None:
-        """Read samples `indices` (n); return what was raised."""
-        try:
-            self._source.read_into(indices, batch)
-        except UnreadableAudio as error:
-            return error
-        except (ShoalError, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001 - what a decoder raises is its own business
-            return error
-        return None
+        def read() -> None:
+            self._source.read_into(number, sample)
+
+        def which() -> str:
+            return f"{self._kind} {self._source.name_of(index)} of data.dataset_name = {self._dataset}"
+
+        return _raised_by(lambda: read_patiently(read, which, self._clock))
 
     def _check_labels(self, indices: Indices, labels: NDArray[np.integer[Any]]) -> None:
         wrong: NDArray[np.bool_] = (labels < 0) | (labels >= self._num_classes)
@@ -192,23 +151,17 @@ class CheckedSamples(Source):
             )
 
 
-def _of_the_system(error: BaseException) -> OSError | None:
-    """Return the error of the system, and not of a file, that has led to another one, or is it; None: there is none."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and found.errno in _OF_THE_SYSTEM:
-            return found
-        found = found.__cause__ or found.__context__
-    return None
-
-
-def _may_wait() -> bool:
-    """Whether no event loop runs in this thread, which would stand still meanwhile."""
+def _raised_by(read: Callable[[], None]) -> Exception | None:
+    """Read; return what was raised because of what is read."""
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return True
-    return False
+        read()
+    except UnreadableAudio as error:
+        return error
+    except (ShoalError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - what a decoder raises is its own business
+        return error
+    return None
 
 
 def checked(dataset: DataSet, data: DataConfig, say: Callable[[Event], None]) -> DataSet:

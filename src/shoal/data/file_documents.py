@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from shoal.config.training import DataConfig
 from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
+from shoal.data.passing_errors import of_the_system
 from shoal.errors import ConfigError
 
 _PIECE_CHARACTERS: Final = 1 << 20
@@ -290,6 +291,8 @@ def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, 
                         row += 1
                         yield read, reader.take(found, f"{path.name}:{row}")
             except (OSError, ValueError) as error:
+                if (reason := of_the_system(error)) is not None:
+                    raise reason from None  # another time it gives them
                 yield read, Unreadable(f"{path.name}:{row + 1}", f"its pages cannot be read ({error})", end - row)
             row = end
 

@@ -27,9 +27,10 @@ from shoal.config.own_class import own_class
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.fields import Fields
+from shoal.data.passing_errors import read_patiently
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
 from shoal.data.text_corpus import model_vocabulary
-from shoal.errors import ConfigError, SampleError, ShoalError
+from shoal.errors import ConfigError, SampleError, ShoalError, StorageError
 from shoal.wire.tensors import ITEM_BYTES
 
 _SPLIT: Final = "split"
@@ -164,6 +165,7 @@ class MapSamples(Source):
         name: Of its class.
 
     Raises:
+        StorageError: The system does not give one of those that are looked at.
         ConfigError: It has no samples, none of those looked at can be read, or one is another when it is read again.
         SampleError: One of them is no sample.
     """
@@ -218,9 +220,11 @@ class MapSamples(Source):
         failed: Exception | None = None
         for index in indices:
             try:
-                sample, again = self._sample(index), self._sample(index)
+                sample, again = self._looked_at(index), self._looked_at(index)
             except SampleError as error:
                 raise ConfigError(str(error)) from error
+            except StorageError:
+                raise
             except Exception as error:  # noqa: BLE001 - what the user's code raises is its own business
                 failed = error
                 continue
@@ -237,6 +241,9 @@ class MapSamples(Source):
                 f"the last one raises {type(failed).__name__}: {failed}"
             ) from failed
         return found[0]
+
+    def _looked_at(self, index: int) -> Sample:
+        return read_patiently(lambda: self._sample(index), lambda: f"sample {self.name_of(index)}")
 
     def _sample(self, index: int) -> Sample:
         with self._reading:

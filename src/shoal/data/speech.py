@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from shoal.config.schema import Config
@@ -18,6 +19,7 @@ from shoal.config.training import LENGTHS, DataConfig
 from shoal.data.audio import Audio, audio_length, read_audio
 from shoal.data.clips import Clips, open_clips
 from shoal.data.fields import Fields
+from shoal.data.passing_errors import read_patiently
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
 from shoal.data.targets import IGNORED
 from shoal.errors import ConfigError, UnreadableAudio
@@ -108,6 +110,7 @@ def open_speech(config: Config, say: Callable[[Event], None]) -> DataSet:
 
     Raises:
         ConfigError: There are none, too many cannot be read, or the model knows too few characters.
+        StorageError: The system does not give one.
     """
     characters = characters_of(config)
     data = config.data
@@ -172,7 +175,7 @@ def _source(config: Config, split_name: str | None, characters: str, say: Callab
     long: list[str] = []
     for index, (name, text) in enumerate(zip(clips.names, clips.texts, strict=True)):
         try:
-            samples = _samples(data, clips, index, text, characters)
+            samples = read_patiently(partial(_samples, data, clips, index, text, characters), partial(str, name))
         except (OSError, UnreadableAudio) as error:
             bad.append(f"{name} ({error})")
             continue

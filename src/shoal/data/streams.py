@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ import numpy as np
 
 from shoal.data.documents import Documents, TextPiece, Unreadable
 from shoal.data.fields import Fields
+from shoal.data.passing_errors import read_patiently
 from shoal.data.rows import rows_after
 from shoal.data.source import Array, ArraySpec
 from shoal.data.tokenising import Encoder
@@ -180,7 +182,7 @@ class RowStream(SampleStream):
         for number, row in enumerate(rows_after(self._rows(), self._name, start.row), start.row):
             where = f"{self._name}:{number}"
             try:
-                sample = self._convert(row, where)
+                sample = read_patiently(partial(self._convert, row, where), partial(str, where))
             except (ShoalError, MemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - what a decoder raises is its own business

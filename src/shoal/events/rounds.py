@@ -83,13 +83,18 @@ class ReplicaChainLeft(Event, frozen=True, tag="replica.chain_left"):
 
 
 class RoundHasSwapped(Event, frozen=True, tag="round.swapped"):
-    """This replica trains on from the state of a committed record; these are the hashes of that state."""
+    """This replica trains on from the state of a committed record; these are the hashes of that state.
+
+    Attributes:
+        record: its hash: a round that is trained again after a resume has another one.
+    """
 
     round: int
     stage: int
     parameters: str
     momentum: str
     buffers: str
+    record: str
 
 
 class RoundCloseSuperseded(Event, frozen=True, tag="round.close_superseded"):

@@ -196,6 +196,23 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
     averaging_s: float | None = None
 
 
+class CodecChosen(Event, frozen=True, tag="round.codec_chosen"):
+    """From a round on pseudo-gradients travel as something else.
+
+    With `averaging_compression = auto` the finest codec is taken whose bytes get over the slowest link in a twentieth
+    of a round, and while overlapping steps go on.
+
+    Attributes:
+        round: the first one.
+        before: empty if this client has recorded no round before.
+    """
+
+    brief: ClassVar[str] = "from round {round} on pseudo-gradients travel as {codec}"
+    round: int
+    codec: str
+    before: str
+
+
 class RoundSlow(Event, frozen=True, tag="round.slow"):
     """A round has been ended, and its record is not there yet."""
 

@@ -6,15 +6,17 @@ Which rule and which settings a parameter has says `InnerOptimConfig`; what a ru
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.config.diloco import InnerOptimConfig, InnerOptimSettings
 from shoal.errors import ConfigError
 from shoal.optim.update_rules import UpdateRule, rule_of
+
+_CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
 
 InnerStates = dict[int, dict[str, Tensor]]
 """By a parameter's number, then by name."""
@@ -26,6 +28,7 @@ class _Together(NamedTuple):
     indices: list[int]
     settings: InnerOptimSettings
     weight_decay: float
+    are_transposed: bool
 
 
 class InnerOptimizer:
@@ -35,18 +38,26 @@ class InnerOptimizer:
         state: By the parameter's number, from the first gradient on that has changed it.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Tensor]], config: InnerOptimConfig) -> None:
+    def __init__(
+        self, named: Iterable[tuple[str, Tensor]], config: InnerOptimConfig, transposed: Collection[str] = ()
+    ) -> None:
         """Takes the parameters as they are.
+
+        Args:
+            transposed: See `transposed_matrices`.
 
         Raises:
             ConfigError: This version of torch has no such optimizer.
         """
         given = list(named)
         self._params = tuple(parameter for _, parameter in given)
-        self._settings = [config.settings_of(group_name(name), parameter.ndim) for name, parameter in given]
+        self._dimensions = [own_dimensions(name, parameter) for name, parameter in given]
+        of_each = zip(given, self._dimensions, strict=True)
+        self._settings = [config.settings_of(group_name(name), dimensions) for (name, _), dimensions in of_each]
         self._rules: list[UpdateRule] = [rule_of(settings.optim.type) for settings in self._settings]
         self._lr = config.lr
-        self._together = self._by_settings()
+        are_transposed = [group_name(name) in transposed for name, _ in given]
+        self._together = self._by_settings(are_transposed)
         self.state: InnerStates = {}
 
     @torch.no_grad()
@@ -58,7 +69,7 @@ class InnerOptimizer:
                 that Muon leaves to AdamW.
             number: Of the step, as its trainer counts over the whole run.
         """
-        for indices, (optim, every_steps), weight_decay in self._together:
+        for indices, (optim, every_steps), weight_decay, are_transposed in self._together:
             if number % every_steps:
                 continue
             rule = self._rules[indices[0]]
@@ -68,9 +79,14 @@ class InnerOptimizer:
                     self.state[index] = rule.initial_state(self._params[index], optim)
             params = [self._params[index] for index in trained]
             gradients = [cast(Tensor, parameter.grad) for parameter in params]
+            states = [self.state[index] for index in trained]
+            if are_transposed:
+                # The other way round, in the same memory.
+                params, gradients = [each.t() for each in params], [each.t() for each in gradients]
+                states = [{name: each.t() for name, each in state.items()} for state in states]
             # Where there is no other rate, the very number that the trainer sent.
             own_lr = lr if optim.lr == self._lr else lr * (optim.lr / self._lr)
-            rule.apply(params, gradients, [self.state[index] for index in trained], optim, own_lr, weight_decay)
+            rule.apply(params, gradients, states, optim, own_lr, weight_decay)
 
     @property
     def state_bytes(self) -> int:
@@ -100,30 +116,57 @@ class InnerOptimizer:
         """Forgets the state, as if no parameter had ever had a gradient."""
         self.state.clear()
 
-    def _by_settings(self) -> list[_Together]:
-        found: dict[tuple[InnerOptimSettings, float], list[int]] = {}
-        for index, (parameter, settings) in enumerate(zip(self._params, self._settings, strict=True)):
-            key = settings, self._rules[index].weight_decay(parameter, settings.optim)
+    def _by_settings(self, are_transposed: Sequence[bool]) -> list[_Together]:
+        found: dict[tuple[InnerOptimSettings, float, bool], list[int]] = {}
+        for index, (dimensions, settings) in enumerate(zip(self._dimensions, self._settings, strict=True)):
+            # All but muon treat each element by itself.
+            is_turned = are_transposed[index] and settings.optim.type == "muon"
+            key = settings, self._rules[index].weight_decay(dimensions, settings.optim), is_turned
             found.setdefault(key, []).append(index)
         return [_Together(indices, *key) for key, indices in found.items()]
 
 
-def build_inner_optimizer(named: Iterable[tuple[str, Tensor]], config: InnerOptimConfig) -> InnerOptimizer:
+def build_inner_optimizer(
+    named: Iterable[tuple[str, Tensor]], config: InnerOptimConfig, transposed: Collection[str] = ()
+) -> InnerOptimizer:
     """Builds the optimizer that `diloco.inner_optim` asks for.
 
     Args:
         named: The stage's parameters in the order of its layout, with their names in the stage or in a unit's; may be
             empty.
+        transposed: See `transposed_matrices`.
 
     Raises:
         ConfigError: As `InnerOptimizer`.
     """
-    return InnerOptimizer(named, config)
+    return InnerOptimizer(named, config, transposed)
+
+
+def transposed_matrices(module: nn.Module) -> frozenset[str]:
+    """Which weights of a stage have a row for what comes in and a column for what goes out, by `group_name`.
+
+    Those of a GPT-2 of transformers do; all others are (out, in), which is what the shape factor of muon is about.
+    """
+    owners = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())
+    return frozenset(group_name(f"{name}.weight") for name, owner in owners if _is_conv1d(owner))
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    # One whose weight is quantised is of a class derived from it.
+    return any((kind.__module__, kind.__name__) == _CONV1D for kind in type(module).__mro__)
 
 
 def group_name(name: str) -> str:
     """The name by which groups know a parameter: from its unit on, and the same where its weight is quantised."""
     return name.removeprefix("units.").replace(".parametrizations.", ".").removesuffix(".original")
+
+
+def own_dimensions(name: str, parameter: Tensor) -> int:
+    """How many dimensions a parameter has for itself: one, if it is a bias or a norm's, as many of these as may lie in
+    one matrix (a bias of each expert, a norm of each head)."""
+    owner, _, own = group_name(name).rpartition(".")
+    is_vector = own.endswith("bias") or "norm" in owner.rpartition(".")[2].lower()
+    return min(1, parameter.ndim) if is_vector else parameter.ndim
 
 
 def require_matches(config: InnerOptimConfig, names: Iterable[str]) -> None:

@@ -27,8 +27,12 @@ _EPSILON: Final = 1e-7
 class UpdateRule(ABC):
     """What an optimizer does with a parameter. It keeps nothing itself."""
 
-    def weight_decay(self, parameter: Tensor, optim: InnerOptimConfig) -> float:
-        """The decay of a parameter, times the learning rate."""
+    def weight_decay(self, num_dimensions: int, optim: InnerOptimConfig) -> float:
+        """The decay of a parameter, times the learning rate.
+
+        Args:
+            num_dimensions: See `inner.own_dimensions`.
+        """
         return 0.0
 
     @abstractmethod
@@ -55,8 +59,8 @@ class AdamW(UpdateRule):
     and learned quantisation steps towards zero regularises nothing.
     """
 
-    def weight_decay(self, parameter: Tensor, optim: InnerOptimConfig) -> float:
-        return optim.adam_weight_decay if parameter.ndim >= 2 else 0.0
+    def weight_decay(self, num_dimensions: int, optim: InnerOptimConfig) -> float:
+        return optim.adam_weight_decay if num_dimensions >= 2 else 0.0
 
     def initial_state(self, parameter: Tensor, optim: InnerOptimConfig) -> dict[str, Tensor]:
         return {
@@ -132,7 +136,7 @@ class Muon(UpdateRule):
     direction is followed equally far. Weight decay is decoupled, as AdamW's.
     """
 
-    def weight_decay(self, parameter: Tensor, optim: InnerOptimConfig) -> float:
+    def weight_decay(self, num_dimensions: int, optim: InnerOptimConfig) -> float:
         return optim.muon_weight_decay
 
     def initial_state(self, parameter: Tensor, optim: InnerOptimConfig) -> dict[str, Tensor]:

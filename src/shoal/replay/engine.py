@@ -129,6 +129,7 @@ class Engine:
         self._beginning = beginning
         self._schedule = LrSchedule.from_config(config.diloco)
         self._codec = averaging_codec(config.diloco)
+        self._codecs: dict[int, str] = {}  # by record, what it names for the round after it
         self._cuts = CutRule.of(config.diloco)
         self._replicas: dict[int, _ReplayedReplica] = {}
         self._states: defaultdict[int, dict[StageHashes, OuterState]] = defaultdict(dict)
@@ -201,7 +202,8 @@ class Engine:
         if counted is None:
             replica.state.brought(fragment)  # as at the join before, where it was left out of the record
         replica.state.stage_fetched(state, loaded.hashes)
-        replica.state.swap(loaded.hashes, counted=counted, fragment=fragment, keeps_rest=loaded.keeps_rest)
+        codec = self._codecs.get(loaded.round, "")
+        replica.state.swap(loaded.hashes, counted=counted, fragment=fragment, keeps_rest=loaded.keeps_rest, codec=codec)
         replica.counted.clear()
         replica.compute.start_round(cut_after=self._cuts.commits(loaded.round + 1))
         replica.computed.clear()
@@ -380,6 +382,7 @@ class Engine:
     def _average(self, action: Average, record: Record) -> Iterator[Difference]:
         """The process of a stage's first member computes its state, and gives it to all that may load it."""
         members = action.members
+        self._codecs[record.round] = record.codec
         mine = {outcome.stage: self._contribute(outcome, members[outcome.stage], record) for outcome in record.stages}
         for outcome in record.stages:
             generations = members[outcome.stage]

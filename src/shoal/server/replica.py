@@ -38,7 +38,7 @@ from shoal.model.device_calls import name_of
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
 from shoal.optim.flat import trained_parameters
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import build_inner_optimizer, transposed_matrices
 from shoal.optim.merge import Merge
 from shoal.pipeline.configured_stage import Fill, configured_stage, tell_if_in_vain
 from shoal.pipeline.host_memory import page_locked
@@ -263,7 +263,8 @@ def build_state(
         WeightsMissing: the run begins from weights that are not on this host.
     """
     module = configured_stage(config, load_family(config.model, config.data), stage, device_name, fill)
-    optimizer = build_inner_optimizer(trained_parameters(module), config.diloco.inner_optim)
+    inner_optim = config.diloco.inner_optim
+    optimizer = build_inner_optimizer(trained_parameters(module), inner_optim, transposed_matrices(module))
     compute = StageCompute(
         module,
         optimizer,

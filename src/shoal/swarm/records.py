@@ -195,6 +195,7 @@ def build_record(
     restored: Mapping[int, Basis],
     eras: tuple[Era, ...] = (),
     keep: bool = False,
+    codec: str = "",
 ) -> Record:
     """Build the record that follows `previous`, from the joins of the final members alone.
 
@@ -208,6 +209,7 @@ def build_record(
         restored: what the stages were trained from whose bytes of `previous` were lost.
         eras: those of `previous`; empty after D_0.
         keep: whether a checkpoint of it is wanted.
+        codec: as what pseudo-gradients of the next round travel; empty: as configured.
     """
     logs = {peer: joins[peer].log for quorum in quorums for peer in quorum.members}
     steps = steps_held(logs.values())
@@ -233,4 +235,5 @@ def build_record(
         recorded=merge(recorded),
         eras=eras,
         keep=keep,
+        codec=codec,
     )

@@ -104,7 +104,7 @@ class RoundCoordinatorMachine:
         self._unsaid: Tip | None = None  # the tip before, while it is not known that anybody has swapped to this one
         self._asked: CloseRequest | None = None  # until its record stands: as long as that may have to go, it counts
         self._joins, self._quorums = RoundJoins(), RoundQuorums()
-        self._preparation = RecordPreparation(settings.run_id, seal, unseal)
+        self._preparation = RecordPreparation(settings, seal, unseal)
         self._since_s = self._tick_at_s = 0.0
         self._num_contests = 0  # how often another client has taken a higher ballot since this one began to take over
         self._lead_at_s: float | None = None  # while this client waits after a contest: when it takes the next ballot

@@ -11,7 +11,7 @@ from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import Tip, build_record, record_hash
 from shoal.swarm.round_effects import Journal, Send
 from shoal.swarm.round_quorums import RoundQuorums
-from shoal.swarm.round_settings import CloseRequest
+from shoal.swarm.round_settings import CloseRequest, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import Basis, Join, PrepareRecord, Record, RecordPrepared, SignedRecord
 
@@ -24,9 +24,13 @@ class RecordPreparation:
     """
 
     def __init__(
-        self, run_id: str, seal: Callable[[Record], SignedRecord], unseal: Callable[[SignedRecord], Record]
+        self,
+        settings: RoundSettings,
+        seal: Callable[[Record], SignedRecord],
+        unseal: Callable[[SignedRecord], Record],
     ) -> None:
-        self._run_id, self._seal, self._unseal = run_id, seal, unseal
+        self._run_id, self._codecs = settings.run_id, settings.codecs
+        self._seal, self._unseal = seal, unseal
         self.tip: Tip | None = None
         self._prepared: set[PeerId] = set()
 
@@ -46,6 +50,11 @@ class RecordPreparation:
     ) -> Journal:
         """Build the record (see `build_record`); what its members have joined with is journaled before anybody
         prepares it."""
+        before = None if previous.signed is None else self._unseal(previous.signed)
+        codec = ""
+        if self._codecs is not None:
+            members = {peer: joins[peer] for peer in quorums.members}
+            codec = self._codecs.chosen("" if before is None else before.codec, members, request.trained_s)
         record = build_record(
             run_id=self._run_id,
             previous=previous,
@@ -55,8 +64,9 @@ class RecordPreparation:
             recorded=recorded,
             generations=request.generations,
             restored=restored,
-            eras=() if previous.signed is None else self._unseal(previous.signed).eras,
+            eras=() if before is None else before.eras,
             keep=request.keep,
+            codec=codec,
         )
         signed = self._seal(record)
         self.tip = Tip(record.round, record_hash(signed), signed)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.ids import PeerId
+from shoal.swarm.codec_rule import CodecRule
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 
 
@@ -22,6 +23,7 @@ class RoundSettings:
         lost_state_after_s: how long the coordinator waits for a replica that may alone hold its stage's bytes.
         max_gradient_ratio: pseudo-gradients are clipped above it (see `contribution_guard`); None clips none.
         cuts: which steps the average of a round has.
+        codecs: as what pseudo-gradients of the next round travel; None: always the same.
     """
 
     run_id: str
@@ -33,6 +35,7 @@ class RoundSettings:
     lost_state_after_s: float = 30.0
     max_gradient_ratio: float | None = 10.0
     cuts: CutRule = EVERY_STEP
+    codecs: CodecRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class CloseRequest:
         generations: the lowest of each trainer that may still act.
         join_within_s: how long those that are told to join are waited for, each time anew; None: while reachable.
         keep: a checkpoint of its record is wanted.
+        trained_s: how long it was trained; None: not known.
     """
 
     round: int
@@ -51,6 +55,7 @@ class CloseRequest:
     generations: Mapping[int, int]
     join_within_s: float | None = None
     keep: bool = False
+    trained_s: float | None = None
 
 
 class RoundPhase(enum.Enum):

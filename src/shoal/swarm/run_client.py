@@ -447,7 +447,7 @@ class RunClient:
 
     def _begin_average(self, facts: RunFacts, now_s: float) -> RunEffects:
         self._closed_s = self._time.at_s(now_s)
-        return [CloseRound(self._round)]
+        return [CloseRound(self._round, self._closed_s - self._begun_s if self._has_begun else None)]
 
     def _average(self, facts: RunFacts, now_s: float) -> RunEffects:
         ready, timeout_s = facts.ready, self._rules.averaging_timeout_s

@@ -217,9 +217,14 @@ class EndTraining:
 
 @dataclass(frozen=True, slots=True)
 class CloseRound:
-    """Have the replicas average."""
+    """Have the replicas average.
+
+    Attributes:
+        trained_s: how long the round was trained, in the time of the run; None: this client has not begun it.
+    """
 
     round: int
+    trained_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

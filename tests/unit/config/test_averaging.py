@@ -19,7 +19,14 @@ def loaded(more: dict[str, Any] | None = None, **diloco: Any) -> Config:
 
 @pytest.mark.parametrize(
     ("compression", "feedback", "averages_senders"),
-    [("none", 0.0, False), ("bf16", 0.0, False), ("int8", 0.0, False), ("2bit", 1.0, False), ("sparse", 0.95, True)],
+    [
+        ("none", 0.0, False),
+        ("bf16", 0.0, False),
+        ("int8", 0.0, False),
+        ("2bit", 1.0, False),
+        ("auto", 1.0, False),
+        ("sparse", 0.95, True),
+    ],
 )
 def test_what_is_left_open_suits_the_codec(compression: str, feedback: float, averages_senders: bool) -> None:
     diloco = loaded(averaging_compression=compression).diloco
@@ -74,3 +81,9 @@ def test_sums_that_are_formed_on_their_way_hide_behind_no_steps(compression: str
 def test_where_nothing_overlaps_there_is_nothing_to_merge() -> None:
     with pytest.raises(ConfigError, match="overlap_merge = carry means nothing"):
         loaded(averaging_compression="int8", overlap_merge="carry")
+
+
+def test_a_run_that_is_to_be_the_same_again_follows_no_measured_links() -> None:
+    with pytest.raises(ConfigError, match="auto follows links as they are measured"):
+        loaded({"run": {"deterministic": True}}, averaging_compression="auto")
+    assert loaded(averaging_compression="auto", overlap_steps=3).diloco.is_gathered

@@ -61,6 +61,27 @@ def test_adam_follows_the_formula_and_decays_matrices_only() -> None:
         torch.testing.assert_close(p.detach(), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_biases_of_several_experts_and_norms_of_several_heads_in_a_matrix_are_no_matrix(
+    kind: Literal["adam", "muon"],
+) -> None:
+    """As GPT-OSS and Cohere of transformers have them: they are not decayed, and muon leaves them to adam."""
+    shapes = {
+        "units.block_0.mlp.experts.gate_up_proj_bias": (4, 6),
+        "units.block_0.self_attn.q_norm.weight": (2, 3),
+        "units.block_0.norm1.gain.weight": (2, 3),
+        "units.block_0.mlp.router.parametrizations.weight.original": (4, 6),
+    }
+    parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_inner_optimizer(parameters.items(), InnerOptimConfig(type=kind, muon_except=()))
+    optimizer.step(0.1, 0)
+    assert [bool((parameter == 1).all()) for parameter in parameters.values()] == [True, True, False, False]
+    by_muon = ["momentum_buffer" in optimizer.state[number] for number in range(4)]
+    assert by_muon == [False, False, kind == "muon", kind == "muon"]
+
+
 def test_a_stage_without_parameters_and_plain_sgd_are_fine() -> None:
     _built([], InnerOptimConfig()).step(0.1, 0)
     _built(_parameters(), InnerOptimConfig(type="sgd", sgd_momentum=0.0)).step(0.1, 0)

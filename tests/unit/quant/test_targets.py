@@ -18,7 +18,7 @@ from shoal.config.quant import QuantConfig
 from shoal.errors import ConfigError
 from shoal.model.meta import units_of
 from shoal.model.stage import build_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import build_inner_optimizer, transposed_matrices
 from shoal.quant import lsq
 from shoal.quant.apply import apply_quant
 from shoal.quant.coverage import require_quantisable
@@ -144,6 +144,30 @@ def test_a_conv1d_of_transformers_has_a_step_size_for_each_of_its_columns(transf
     assert torch.equal(layer.weight.t(), linear.weight)
     x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(layer(x), linear(x))
+
+
+@pytest.mark.parametrize("is_quantised", [False, True])
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
+def test_muon_steps_a_conv1d_of_transformers_as_the_linear_module_with_the_same_matrix(
+    adjust_lr: str, is_quantised: bool, transformers: ModuleType
+) -> None:
+    config = InnerOptimConfig.model_validate({"type": "muon", "muon_except": (), "muon_adjust_lr": adjust_lr})
+    layer, linear = transformers.pytorch_utils.Conv1D(12, 4), nn.Linear(4, 12)
+    with torch.no_grad():
+        linear.weight.copy_(layer.weight.t())
+    found: list[Tensor] = []
+    for module in (layer, linear):
+        stage = nn.ModuleDict({"units": nn.ModuleDict({"block_0": nn.ModuleDict({"up": module})})})
+        if is_quantised:
+            apply_quant(stage, PER_CHANNEL)
+        optimizer = build_inner_optimizer(stage.named_parameters(), config, transposed_matrices(stage))
+        weight = next(parameter for parameter in module.parameters() if parameter.dim() == 2)
+        for step in range(3):
+            gradient = torch.randn(12, 4, generator=torch.Generator().manual_seed(step))
+            weight.grad = gradient if module is linear else gradient.t().contiguous()
+            optimizer.step(0.02, step)
+        found.append(weight.detach())
+    assert torch.equal(found[0].t(), found[1])
 
 
 def test_an_embedding_is_quantised_by_rules_alone_a_step_size_for_each_row() -> None:

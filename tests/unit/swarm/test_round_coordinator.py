@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.ids import PeerId
+from shoal.swarm.codec_rule import CodecRule
 from shoal.swarm.records import record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
@@ -28,7 +29,9 @@ from shoal.wire.messages.round import (
     Close,
     CommitRecord,
     Join,
+    LinkReport,
     MemberLost,
+    Payload,
     PrepareRecord,
     Propose,
     Record,
@@ -49,8 +52,10 @@ def unsealed(signed: SignedRecord) -> Record:
     return unseal(signed, "run", lambda *_: None)
 
 
-def coordinator(num_stages: int = 1) -> RoundCoordinatorMachine:
-    settings = RoundSettings("run", num_stages, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0)
+def coordinator(num_stages: int = 1, codecs: CodecRule | None = None) -> RoundCoordinatorMachine:
+    settings = RoundSettings(
+        "run", num_stages, "D0", retry_s=1.0, drop_after_s=5.0, stage_timeout_s=20.0, codecs=codecs
+    )
     return RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
 
 
@@ -135,6 +140,18 @@ def test_a_record_says_whether_a_checkpoint_of_it_is_wanted(machine: RoundCoordi
     machine.receive(A, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
     [prepare] = sent(stage(machine, A), PrepareRecord).values()
     assert unsealed(prepare.record).keep == keep
+
+
+@pytest.mark.parametrize(("trained_s", "codec"), [(30.0, "coarse"), (None, "fine")])
+def test_a_record_names_the_codec_of_the_round_after_it(trained_s: float | None, codec: str) -> None:
+    machine = coordinator(codecs=CodecRule({"fine": 1.0, "coarse": 0.1}))
+    lead(machine, A, B)
+    machine.close(CloseRequest(1, {}, {}, trained_s=trained_s), 1.0)
+    for peer, other in ((A, B), (B, A)):
+        links, payload = (LinkReport(other, 0.0, 0.001),), Payload("0" * 64, 10_000)
+        machine.receive(peer, Join(machine.ballot, 1, 0, 0, (), (), (), links=links, payload=payload), 1.0)
+    [prepare, _] = sent(stage(machine, A, B), PrepareRecord).values()
+    assert unsealed(prepare.record).codec == codec
 
 
 def test_a_record_that_nobody_has_swapped_to_is_not_committed_when_a_member_is_lost_first(

@@ -228,7 +228,7 @@ def test_a_run_goes_from_its_servers_to_its_last_record() -> None:
         BeginRound(1, StepRange(0, 10), "D0", 100.0, None),
     ]
     assert desk.look(5.0) == []
-    assert desk.done() == [EndTraining(), CloseRound(1)]
+    assert desk.done() == [EndTraining(), CloseRound(1, 5.0)]
     desk.now_s += 2.0
     effects = desk.committed(1)
     assert effects == [
@@ -444,7 +444,7 @@ def test_a_client_that_is_started_again_goes_on_in_its_round_with_the_trainers_t
     desk.hello(0, 3, round=2)
     assert desk.look() == [BeginRound(2, StepRange(10, 20), "D1", 7.0, left)]
     assert desk.run.pipelines == left.pipelines
-    assert desk.done() == [EndTraining(), CloseRound(2)]
+    assert desk.done() == [EndTraining(), CloseRound(2, 93.0)]
     (written, *_) = desk.committed(2)
     assert isinstance(written, WriteRecord)
     assert written.begun_s == 7.0
@@ -738,7 +738,7 @@ def test_the_first_rounds_may_take_as_long_as_configured_and_others_what_is_usua
         desk.facts.durations_s = durations_s
         desk.committed(1)
     assert desk.wakes() == pytest.approx(expected_s)
-    assert desk.look() == [EndTraining(), CloseRound(round)]
+    assert desk.look() == [EndTraining(), CloseRound(round, expected_s)]
 
 
 def test_the_last_round_may_take_as_long_as_configured() -> None:
@@ -764,7 +764,7 @@ def test_a_round_is_over_when_the_last_trainer_is_done() -> None:
     desk.slots.finish(0)
     assert desk.look() == []
     desk.slots.finish(1)
-    assert desk.look() == [EndTraining(), CloseRound(1)]
+    assert desk.look() == [EndTraining(), CloseRound(1, 0.0)]
 
 
 @pytest.mark.parametrize("ends_by", ["trainers", "deadline"])
@@ -780,7 +780,7 @@ def test_a_paused_round_is_over_only_when_it_is_resumed(ends_by: str) -> None:
     if ends_by == "deadline":
         assert desk.look() == []
         assert desk.wakes() == pytest.approx(40.0)
-    assert desk.look() == [EndTraining(), CloseRound(1)]
+    assert desk.look() == [EndTraining(), CloseRound(1, 40.0 if ends_by == "deadline" else 0.0)]
 
 
 def test_a_round_goes_on_past_its_deadline_while_a_stage_has_nobody() -> None:
@@ -791,7 +791,7 @@ def test_a_round_goes_on_past_its_deadline_while_a_stage_has_nobody() -> None:
     desk.facts.stuck = ()
     assert desk.look() == []
     assert desk.wakes() == pytest.approx(40.0)
-    assert desk.look() == [EndTraining(), CloseRound(1)]
+    assert desk.look() == [EndTraining(), CloseRound(1, 90.0)]
 
 
 @pytest.mark.parametrize("what", ["is_unfed", "is_refused"])
@@ -803,7 +803,7 @@ def test_a_round_goes_on_past_its_deadline_while_no_samples_come_or_servers_refu
     setattr(desk.facts, what, False)
     assert desk.look() == []
     assert desk.wakes() == pytest.approx(40.0)
-    assert desk.look() == [EndTraining(), CloseRound(1)]
+    assert desk.look() == [EndTraining(), CloseRound(1, 90.0)]
 
 
 # -- its end
@@ -818,7 +818,7 @@ def test_a_round_is_not_closed_while_a_stage_is_handed_over() -> None:
     desk.facts.is_handing_over = False
     assert desk.look() == []
     assert desk.wakes() == GONE_S
-    assert desk.look() == [CloseRound(1)]
+    assert desk.look() == [CloseRound(1, 1005.0)]
 
 
 @pytest.mark.parametrize("stuck", [(), (1,)])

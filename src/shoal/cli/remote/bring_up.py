@@ -21,11 +21,11 @@ import msgspec
 from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line
 from shoal.cli.remote.client_invitation import ClientInvitation
-from shoal.cli.remote.plan import Wanted, client_name, problems_of
+from shoal.cli.remote.plan import Installation, Wanted, client_name, problems_of
 from shoal.cli.remote.probe import UNITS, HostFacts, probe
 from shoal.cli.remote.ssh import Ssh, connections
-from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, StartUnit, Unit, Units
-from shoal.cli.remote.units_there import NEWEST, ask_units
+from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, Request, StartUnit, Unit, Units
+from shoal.cli.remote.units_there import ask_units
 from shoal.clock import Clock
 from shoal.control.swarm_status import SwarmStatus
 from shoal.errors import HostFailed
@@ -38,6 +38,7 @@ _SERVERS_S: Final = 60.0
 _COMMAND_S: Final = 60.0
 _VALID: Final = "10m"
 _NO_SERVICES: Final = "it runs until this host restarts: its user has no systemd of their own"
+_NO_RESTART: Final = "it runs until this host restarts: `shoal up` starts it again then"
 _NOT_ALLOWED: Final = (
     "it runs until this host restarts: its user's services end with the login, until `sudo loginctl enable-linger "
     "$USER` there"
@@ -108,7 +109,7 @@ class BringUp:
         entry = self.wanted.file.hosts[name]
         # Whoever waits for the client's host keeps no other host from its turn.
         async with limiter:
-            facts = await probe(ssh, entry.python, self.clock)
+            facts = await probe(ssh, entry.python, self.clock, self.wanted.file.image)
             if name not in self.only:
                 await self._client(name, ssh, facts)
                 return
@@ -125,19 +126,19 @@ class BringUp:
 
     async def _install(self, name: str, ssh: Ssh, facts: HostFacts) -> None:
         installation, entry = self.wanted.installation, self.wanted.file.hosts[name]
-        if installation.name_for(entry) in facts.installed:
+        if installation.is_there(entry, facts):
             return
         self._changed.add(name)
         script = installation.script(entry, facts)
         if self.is_dry:
-            sent = f"send {installation.requirement}; " if installation.wheel is not None else ""
+            sent = ""
+            if isinstance(installation, Installation) and installation.wheel is not None:
+                sent = f"send {installation.requirement}; "
             self.say(name, f"would install: {sent}{'; '.join(script.splitlines()[1:])}")
             return
-        self.say(
-            name, f"installs {installation.requirement} for {facts.python} ({facts.system}); this may take minutes"
-        )
+        self.say(name, f"{installation.told(facts)} ({facts.system}); this may take minutes")
         began_s = self.clock.now_s()
-        if installation.wheel is not None:
+        if isinstance(installation, Installation) and installation.wheel is not None:
             path = shlex.quote(f"{facts.home}/{installation.wheel_path(entry)}")
             folder = shlex.quote(f"{facts.home}/{installation.wheel_folder(entry)}")
             # Another operator may be at it, too: what there is under this name is whole.
@@ -161,7 +162,7 @@ class BringUp:
 
     async def _invited_by(self, ssh: Ssh, client: Unit) -> str:
         """Return the text by which others join the client's run."""
-        known = await ask_units(ssh, AwaitPeers(client.name, _PEERS_S), within_s=_PEERS_S + _COMMAND_S)
+        known = await self._ask(ssh, AwaitPeers(client.name, _PEERS_S), within_s=_PEERS_S + _COMMAND_S)
         if not known.changed:
             said = " | ".join(map(on_one_line, known.units[0].said))
             raise HostFailed(f"the client on {self._client_host} does not come up: {said or 'it says nothing'}")
@@ -172,20 +173,24 @@ class BringUp:
 
     def _beside_client(self, command: str) -> str:
         """Return what has a shell on the client's host run a command of shoal where the client runs."""
-        folder = f'"$HOME/{UNITS}/{client_name(self.wanted.prefix)}"'
-        return f'{NEWEST}cd {folder} && exec "$newest"bin/python -m shoal {command}'
+        return self.wanted.installation.beside(client_name(self.wanted.prefix), command)
+
+    async def _ask(self, ssh: Ssh, request: Request, python: str = "", *, within_s: float = _COMMAND_S) -> Units:
+        in_containers = self.wanted.file.image is not None
+        return await ask_units(ssh, request, python, in_containers=in_containers, within_s=within_s)
 
     async def _servers(self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit) -> None:
         if self.is_dry:
             await self._start(name, ssh, facts, unit, replaces=True)
             return
         python = shlex.quote(self.wanted.python(name, facts))
-        [now] = (await ask_units(ssh, LookAtUnits((unit.name,)), python)).units
+        [now] = (await self._ask(ssh, LookAtUnits((unit.name,)), python)).units
         if not now.is_running:
             invitation = await self._invitation.text()
             if invitation is None:
                 raise HostFailed(f"not joined: {self._client_host} has no client that could invite it")
-            command = f"exec {python} -m shoal join --invitation=- --remember-only"
+            entry = self.wanted.file.hosts[name]
+            command = self.wanted.installation.once(entry, facts, "join --invitation=- --remember-only")
             joined = await ssh.run(command, invitation.encode(), within_s=_COMMAND_S)
             _require(joined.code, joined.stderr, "it does not take the invitation")
         await self._start(name, ssh, facts, unit, replaces=True)
@@ -196,18 +201,19 @@ class BringUp:
         if self.is_dry:
             await self._would_start(name, ssh, facts, unit, replaces=replaces, this_time=this_time)
             return
-        by_systemd = await self._has_lasting_systemd(ssh, facts)
+        # What podman runs for a user ends with the login as well, unless their services last.
+        lasts = await self._has_lasting_systemd(ssh, facts)
+        by_systemd = lasts and self.wanted.file.image is None
         python = shlex.quote(self.wanted.python(name, facts))
-        done: Units = await ask_units(
-            ssh, StartUnit(unit, replaces, by_systemd, this_time), python, within_s=2 * _COMMAND_S
-        )
+        done = await self._ask(ssh, StartUnit(unit, replaces, by_systemd, this_time), python, within_s=2 * _COMMAND_S)
         if done.differs:
             self._say_that_it_differs(name, unit)
         if done.changed:
             self._changed.add(name)
             self.say(name, f"{unit.name} {done.changed}")
             if unit.is_lasting and not by_systemd:
-                self.say(name, _NOT_ALLOWED if facts.has_user_units else _NO_SERVICES)
+                no_services = _NO_SERVICES if self.wanted.file.image is None else _NO_RESTART
+                self.say(name, _NOT_ALLOWED if facts.has_user_units and not lasts else no_services)
 
     def _say_that_it_differs(self, name: str, unit: Unit) -> None:
         self._differs.add(name)
@@ -221,7 +227,8 @@ class BringUp:
         self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...]
     ) -> None:
         """Say what a start would do to what runs there now."""
-        [now] = (await ask_units(ssh, LookAtUnits((unit.name,)))).units if facts.installed else (None,)
+        is_known = facts.installed or self.wanted.file.image is not None
+        [now] = (await self._ask(ssh, LookAtUnits((unit.name,)))).units if is_known else (None,)
         if now is None or not now.is_running:
             verb = "start"
         elif now.digest == unit.digest():

@@ -114,7 +114,7 @@ class HostBoard:
         if not asked.names:
             return []
         try:
-            units = (await ask_units(self._hosts[name], asked, within_s=_WITHIN_S)).units
+            units = (await self._asked(name, asked)).units
         except HostFailed as error:
             return [{"unit": "", "lines": [on_one_line(str(error))]}]
         return [
@@ -166,7 +166,7 @@ class HostBoard:
         units, problem, asked = None, "", LookAtUnits(self._units_of(name))
         try:
             # Without names it would be all that its user has there, of other swarms as well.
-            units = await ask_units(self._hosts[name], asked, within_s=_WITHIN_S) if asked.names else Units(())
+            units = await self._asked(name, asked) if asked.names else Units(())
         except HostFailed as error:
             problem = on_one_line(str(error))
         now_s = self._clock.now_s()
@@ -178,8 +178,13 @@ class HostBoard:
         except HostFailed as error:
             return _Seen(problem=on_one_line(str(error)))
 
+    async def _asked(self, name: str, request: LookAtUnits) -> Units:
+        in_containers = self._swarm.hosts.image is not None
+        return await ask_units(self._hosts[name], request, in_containers=in_containers, within_s=_WITHIN_S)
+
     async def _probed(self, name: str) -> HostFacts:
-        return await probe(self._hosts[name], self._swarm.hosts.hosts[name].python, self._clock)
+        file = self._swarm.hosts
+        return await probe(self._hosts[name], file.hosts[name].python, self._clock, file.image)
 
     def _units_of(self, name: str) -> tuple[str, ...]:
         return units_of(self._swarm.hosts, name, self._swarm.prefix)

@@ -75,6 +75,11 @@ class HostsFile(Section):
         description="What is installed: wheel (the version that runs here), a path of a wheel, or what pip takes, such "
         "as git+https://... .",
     )
+    image: str | None = Field(
+        default=None,
+        description="In place of an installation: an image that has shoal, run by podman or docker, such as "
+        "ghcr.io/you/shoal:1.2.",
+    )
     extras: Arguments = Field(default=(), description="Extras that are installed with it, such as hf.")
     pip_flags: Arguments = Field(
         default=(),
@@ -84,6 +89,13 @@ class HostsFile(Section):
         default=("ssh",), description="The ssh that is called, such as 'ssh -F swarm.ssh'."
     )
     parallel: PositiveInt = Field(default=16, description="At most so many hosts are looked after at a time.")
+
+    @field_validator("image")
+    @classmethod
+    def _check_image(cls, value: str | None) -> str | None:
+        if value is not None and (not value or _NO_DESTINATION.search(value)):
+            raise ValueError("must be the name of an image: ghcr.io/you/shoal:1.2")
+        return value
 
     @property
     def num_servers(self) -> int:
@@ -191,8 +203,19 @@ def _problems(file: HostsFile) -> Iterator[str]:
                 "every user can read it: put it into ~/.netrc or pip.conf there, take git+ssh://git@..., or fetch the "
                 "wheel yourself and say `install: /path/to/it.whl`"
             )
+    if file.image is not None:
+        yield from _beside_an_image(file)
     targets: dict[str, str] = {}
     for name, entry in file.hosts.items():
         other = targets.setdefault(entry.ssh or name, name)
         if other != name:
             yield f"hosts.{name}.ssh: {entry.ssh or name} is that of {other} already; give that one more servers"
+
+
+def _beside_an_image(file: HostsFile) -> Iterator[str]:
+    """Yield what cannot be honoured where nothing is installed."""
+    keys = [key for key in ("install", "extras", "pip_flags") if key in file.model_fields_set]
+    for name, entry in file.hosts.items():
+        keys += [f"hosts.{name}.{key}" for key in ("python", "system_site_packages") if key in entry.model_fields_set]
+    for key in keys:
+        yield f"{key}: an image has what it was built with: leave this out, or `image`"

@@ -12,6 +12,7 @@ import anyio
 
 from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line, without_controls
+from shoal.cli.remote.container_units import logs_command
 from shoal.cli.remote.hosts_file import HostsFile
 from shoal.cli.remote.plan import client_name, servers_name
 from shoal.cli.remote.probe import UNITS
@@ -39,7 +40,8 @@ async def ask_all(
 
     async def ask(name: str, ssh: Ssh) -> None:
         try:
-            answers[name] = await ask_units(ssh, request(units[name]), within_s=_WITHIN_S + 3 * _PATIENCE_S)
+            asked, within_s = request(units[name]), _WITHIN_S + 3 * _PATIENCE_S
+            answers[name] = await ask_units(ssh, asked, in_containers=file.image is not None, within_s=within_s)
         except HostFailed as error:
             answers[name] = error
 
@@ -108,8 +110,11 @@ async def stop_units(
 
 async def print_logs(file: HostsFile, name: str, prefix: str, lines: int, clock: Clock, *, follows: bool) -> int:
     """Print the newest lines that the units of a host have said, and with `follows` those that come."""
-    files = " ".join(f'"$HOME/{UNITS}/{unit}/output.log"' for unit in units_of(file, name, prefix))
+    units = units_of(file, name, prefix)
+    files = " ".join(f'"$HOME/{UNITS}/{unit}/output.log"' for unit in units)
     command = f"{NEWEST}exec tail -n {lines} {'-F ' if follows else ''}{files}"
+    if file.image is not None:
+        command = logs_command(units, lines, follows=follows)
     async with connections(file.destinations((name,)), file.ssh_command, clock) as hosts:
         async for line in hosts[name].lines(command):
             print(without_controls(line), flush=True)

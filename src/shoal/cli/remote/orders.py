@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from shoal.cli.remote.bring_up import BringUp
+from shoal.cli.remote.container import ContainerImage
 from shoal.cli.remote.hosts_file import OWN_VERSION, DescribedSwarm, HostsFile
 from shoal.cli.remote.operate import stop_units
 from shoal.cli.remote.own_wheel import own_wheel
@@ -80,7 +81,9 @@ def wanted_of(swarm: DescribedSwarm) -> Wanted:
     return Wanted(hosts, swarm.prefix, swarm.config_path.read_text(), _installation(hosts))
 
 
-def _installation(hosts: HostsFile) -> Installation:
+def _installation(hosts: HostsFile) -> Installation | ContainerImage:
+    if hosts.image is not None:
+        return ContainerImage(hosts.image)
     if hosts.install == OWN_VERSION:
         return Installation(*own_wheel(), hosts.extras, hosts.pip_flags)
     if not hosts.install.endswith(".whl") or "://" in hosts.install:

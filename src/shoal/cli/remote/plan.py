@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.cli.remote.container import ContainerImage
 from shoal.cli.remote.hosts_file import HostEntry, HostsFile
-from shoal.cli.remote.probe import HOME, INSTALLED, HostFacts
+from shoal.cli.remote.probe import HOME, INSTALLED, UNITS, HostFacts
 from shoal.cli.remote.unit_messages import Unit
+from shoal.cli.remote.units_there import NEWEST
 
 FIRST_PYTHON: Final = (3, 11)
 _ROOM_KB: Final = 2 * 1024 * 1024
@@ -42,6 +44,30 @@ class Installation:
         parts = (self.requirement, *self.extras, *self.flags, entry.python, str(entry.system_site_packages))
         digest = hashlib.sha256("\0".join(parts).encode() + (self.wheel or b""))
         return digest.hexdigest()[:12]
+
+    def is_there(self, entry: HostEntry, facts: HostFacts) -> bool:
+        """Whether such a host has it."""
+        return self.name_for(entry) in facts.installed
+
+    def python(self, entry: HostEntry, facts: HostFacts) -> str:
+        """Return the path of its interpreter."""
+        return f"{facts.home}/{INSTALLED}/{self.name_for(entry)}/bin/python"
+
+    def argv(self, entry: HostEntry, facts: HostFacts, unit: str, words: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what a unit runs, for a command of shoal."""
+        return (self.python(entry, facts), "-m", "shoal", *words)
+
+    def once(self, entry: HostEntry, facts: HostFacts, words: str) -> str:
+        """Return what has a shell run a command of shoal that ends by itself, with the shell's standard input."""
+        return f"exec {shlex.quote(self.python(entry, facts))} -m shoal {words}"
+
+    def beside(self, unit: str, words: str) -> str:
+        """Return what has a shell run a command of shoal where a unit runs, whatever installation that has."""
+        return f'{NEWEST}cd "$HOME/{UNITS}/{unit}" && exec "$newest"bin/python -m shoal {words}'
+
+    def told(self, facts: HostFacts) -> str:
+        """Return what bringing it there is, in words."""
+        return f"installs {self.requirement} for {facts.python}"
 
     def wheel_folder(self, entry: HostEntry) -> str:
         """Where the wheel is put, below the home directory, until it is installed."""
@@ -86,13 +112,17 @@ class Installation:
         )
         return "".join(f"{line}\n" for line in lines)
 
+    def problems(self, entry: HostEntry, facts: HostFacts) -> Iterator[str]:
+        """Yield why it cannot be brought there, with what to do about it."""
+        if not self.is_there(entry, facts):
+            yield from _installation_problems(entry, facts)
 
-def problems_of(entry: HostEntry, facts: HostFacts, installation: Installation) -> Iterator[str]:
+
+def problems_of(entry: HostEntry, facts: HostFacts, installation: Installation | ContainerImage) -> Iterator[str]:
     """Yield why a host cannot take part, with what to do about it."""
     if not facts.is_writable:
         yield f"{facts.home}/{HOME} cannot be written: give the user a home directory that can"
-    if installation.name_for(entry) not in facts.installed:
-        yield from _installation_problems(entry, facts)
+    yield from installation.problems(entry, facts)
     if abs(facts.ahead_s) > _MAX_AHEAD_S:
         way = "ahead of" if facts.ahead_s > 0 else "behind"
         yield f"its clock is {abs(facts.ahead_s):.0f} s {way} this machine's: set both, best by NTP"
@@ -140,7 +170,7 @@ class Wanted:
     file: HostsFile
     prefix: str
     config_text: str
-    installation: Installation
+    installation: Installation | ContainerImage
 
     def client(self, name: str, facts: HostFacts) -> Unit | None:
         """Return the client's unit; None: this host has none."""
@@ -148,7 +178,8 @@ class Wanted:
             return None
         argv = ("start-trainer-client", "--config-path", CONFIG_NAME, "--num-servers", str(self.file.num_servers))
         argv = (*argv, *self._address(name), *self.file.swarm.flags)
-        return Unit(client_name(self.prefix), self._argv(name, facts, argv), {CONFIG_NAME: self.config_text})
+        unit = client_name(self.prefix)
+        return Unit(unit, self._argv(name, facts, unit, argv), {CONFIG_NAME: self.config_text})
 
     def servers(self, name: str, facts: HostFacts) -> Unit | None:
         """Return the unit of a host's servers, which join by an invitation; None: it has none."""
@@ -166,15 +197,18 @@ class Wanted:
         )
         argv += ("--device", entry.device) if entry.device else ()
         argv += ("--servers.max-memory-bytes", entry.max_memory) if entry.max_memory else ()
-        return Unit(servers_name(self.prefix), self._argv(name, facts, argv), is_lasting=True)
+        unit = servers_name(self.prefix)
+        return Unit(unit, self._argv(name, facts, unit, argv), is_lasting=True)
 
     def python(self, name: str, facts: HostFacts) -> str:
-        """Return the path of the installation's interpreter."""
-        return f"{facts.home}/{INSTALLED}/{self.installation.name_for(self.file.hosts[name])}/bin/python"
+        """Return the path of the installation's interpreter; empty: there is an image."""
+        if isinstance(self.installation, ContainerImage):
+            return ""
+        return self.installation.python(self.file.hosts[name], facts)
 
     def _address(self, name: str) -> tuple[str, ...]:
         public_ip = self.file.hosts[name].public_ip
         return ("--host-name", name, *(("--public-ip", public_ip) if public_ip else ()))
 
-    def _argv(self, name: str, facts: HostFacts, argv: tuple[str, ...]) -> tuple[str, ...]:
-        return (self.python(name, facts), "-m", "shoal", *argv)
+    def _argv(self, name: str, facts: HostFacts, unit: str, words: tuple[str, ...]) -> tuple[str, ...]:
+        return self.installation.argv(self.file.hosts[name], facts, unit, words)

@@ -38,8 +38,44 @@ for each in "$HOME"/INSTALLED/*/whole; do [ -e "$each" ] && echo "installed=$(ba
 command -v nvidia-smi >/dev/null && echo "gpus=$(nvidia-smi -L | grep -c ^GPU)"
 systemctl --user show-environment >/dev/null 2>&1 && echo user_units=1
 [ -e "/var/lib/systemd/linger/$(id -un)" ] && echo lingers=1
-exit 0
 """
+_CONTAINERS: Final = """
+echo "user=$(id -u):$(id -g)"
+engine=$(command -v podman || command -v docker) || exit 0
+echo "engine=$engine"
+said=$("$engine" info 2>&1 >/dev/null) || echo "engine_says=$(printf '%s\\n' "$said" | tail -n 1) "
+"$engine" image inspect IMAGE >/dev/null 2>&1 && echo image=1
+"$engine" info --format '{{.SecurityOptions}}' 2>/dev/null | grep -q rootless && echo rootless=1
+case "$engine" in
+  */podman) ls /etc/cdi/nvidia.* /var/run/cdi/nvidia.* 2>/dev/null | grep -q . && echo lends_gpus=1 ;;
+  *) command -v nvidia-ctk >/dev/null && echo lends_gpus=1 ;;
+esac
+"""
+
+
+class Containers(msgspec.Struct, frozen=True):
+    """What a host can do with an image of a container.
+
+    Attributes:
+        engine: the path of podman, or else of docker; empty: there is none.
+        says: its complaint; empty: it has none.
+        has_image: whether the image that was asked for is there.
+        user: the numbers of user and group, as 1000:1000.
+        is_rootless: docker runs as the user.
+        lends_gpus: whether NVIDIA's GPUs can be lent to a container.
+    """
+
+    engine: str = ""
+    says: str = ""
+    has_image: bool = False
+    user: str = ""
+    is_rootless: bool = False
+    lends_gpus: bool = False
+
+    @property
+    def is_podman(self) -> bool:
+        """Whether the engine is podman."""
+        return self.engine.endswith("/podman")
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -58,6 +94,7 @@ class HostFacts(msgspec.Struct, frozen=True):
         has_user_units: whether there is a systemd of the user's own.
         lingers: whether that stays when the user has left.
         ahead_s: of the host's clock before ours.
+        containers: what was asked where there is an image to run.
     """
 
     home: str
@@ -73,24 +110,27 @@ class HostFacts(msgspec.Struct, frozen=True):
     has_user_units: bool
     lingers: bool
     ahead_s: float
+    containers: Containers = Containers()
 
 
-def probe_script(python: str) -> str:
+def probe_script(python: str, image: str | None = None) -> str:
     """Return what the shell is told."""
-    script = _SCRIPT.replace("PYTHON", shlex.quote(python), 1)
-    return script.replace("FOLDER", HOME).replace("INSTALLED", INSTALLED)
+    script = _SCRIPT.replace("PYTHON", shlex.quote(python), 1).replace("FOLDER", HOME).replace("INSTALLED", INSTALLED)
+    more = "" if image is None else _CONTAINERS.replace("IMAGE", shlex.quote(image))
+    return f"{script}{more}exit 0\n"
 
 
-async def probe(ssh: Ssh, python: str, clock: Clock) -> HostFacts:
+async def probe(ssh: Ssh, python: str, clock: Clock, image: str | None = None) -> HostFacts:
     """Return what a host has.
 
     Args:
         python: the interpreter that is to be used there.
+        image: that is to be run there instead.
 
     Raises:
         HostFailed: it cannot be reached, or has no POSIX shell.
     """
-    done = await ssh.run("sh -s", probe_script(python).encode(), within_s=_WITHIN_S)
+    done = await ssh.run("sh -s", probe_script(python, image).encode(), within_s=_WITHIN_S)
     lines = [line.partition("=") for line in done.stdout.decode(errors="replace").splitlines()]
     said = {name: value for name, _, value in lines}
     if "unix_s" not in said:
@@ -110,6 +150,14 @@ async def probe(ssh: Ssh, python: str, clock: Clock) -> HostFacts:
         has_user_units=said.get("user_units") == "1",
         lingers=said.get("lingers") == "1",
         ahead_s=_number(said["unix_s"]) - clock.unix_s(),
+        containers=Containers(
+            engine=said.get("engine", ""),
+            says=said.get("engine_says", ""),
+            has_image=said.get("image") == "1",
+            user=said.get("user", ""),
+            is_rootless=said.get("rootless") == "1",
+            lends_gpus=said.get("lends_gpus") == "1",
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Asks the process that looks after a host's units (`unit`), over ssh."""
+"""Asks what looks after a host's units, over ssh: a process of shoal (`unit`), or what runs containers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.cli.remote.container_units import ask_containers
 from shoal.cli.remote.probe import INSTALLED
 from shoal.cli.remote.ssh import Ssh, last_line
 from shoal.cli.remote.unit_messages import Request, Units
@@ -20,15 +21,20 @@ NEWEST: Final = (
 UNIT: Final = "-m shoal.cli.remote.unit"
 
 
-async def ask_units(ssh: Ssh, request: Request, python: str = "", *, within_s: float = 60.0) -> Units:
+async def ask_units(
+    ssh: Ssh, request: Request, python: str = "", *, in_containers: bool = False, within_s: float = 60.0
+) -> Units:
     """Return what the host answers.
 
     Args:
         python: of the installation there; empty: of the newest one.
+        in_containers: nothing is installed there; units are containers.
 
     Raises:
         HostFailed: it cannot be reached, there is no installation, or what was asked cannot be done there.
     """
+    if in_containers:
+        return await ask_containers(ssh, request, within_s=within_s)
     command = f"exec {python} {UNIT}" if python else f'{NEWEST}exec "$newest"bin/python {UNIT}'
     done = await ssh.run(command, msgspec.json.encode(request), within_s=within_s)
     if done.code:

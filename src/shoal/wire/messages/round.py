@@ -98,9 +98,10 @@ class Record(Struct, frozen=True):
     trainers. `recorded` are the samples of all earlier records, merged: whoever holds the newest record alone knows
     which samples are used. `eras` tell which records came before it: that of round q is one of them if it is of the
     ballot that they name for q. With `keep` a checkpoint of it is wanted: its members copy what their inner optimizers
-    know when they swap to it (`wire.messages.inner`). `origin` has the first record of a fork alone, its *rebase
-    record*: of the origin's round, on top of D_0, without members; it names the origin's state by the stages of this
-    run."""
+    know when they swap to it (`wire.messages.inner`). `codec` is as what pseudo-gradients of the round after it travel,
+    where the run leaves that open; empty: as the configuration says. `origin` has the first record of a fork alone, its
+    *rebase record*: of the origin's round, on top of D_0, without members; it names the origin's state by the stages of
+    this run."""
 
     run_id: str
     round: int
@@ -114,6 +115,7 @@ class Record(Struct, frozen=True):
     eras: tuple[Era, ...] = ()
     keep: bool = False
     origin: Origin | None = None
+    codec: str = ""
 
 
 class SignedRecord(Struct, frozen=True):
