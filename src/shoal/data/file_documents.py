@@ -292,7 +292,7 @@ def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, 
                         yield read, reader.take(found, f"{path.name}:{row}")
             except (OSError, ValueError) as error:
                 if (reason := of_the_system(error)) is not None:
-                    raise reason  # another time it gives them
+                    raise reason from None  # another time it gives them
                 yield read, Unreadable(f"{path.name}:{row + 1}", f"its pages cannot be read ({error})", end - row)
             row = end
 
