@@ -119,7 +119,7 @@ def test_buffers_are_the_same_whether_steps_come_one_after_the_other_or_at_once(
 
 
 def test_a_variance_stays_above_zero_however_many_steps_share_a_replica() -> None:
-    """With the differences of four steps at once, each of ten microbatches, it swung up to 1e9 and down to -1e9."""
+    """With the differences of four steps at once, each of ten microbatches, it swung up to 1,100 and down to -1,800."""
     norm = torch.nn.BatchNorm1d(1)
     buffers = LiveBuffers(norm)
     batch = torch.tensor([[-0.2], [0.2]])
