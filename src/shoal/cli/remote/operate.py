@@ -11,13 +11,12 @@ from typing import Final
 import anyio
 
 from shoal.cli.exits import DONE, FAILED
-from shoal.cli.output import on_one_line, without_controls
+from shoal.cli.output import on_one_line, table_lines, without_controls
 from shoal.cli.remote.hosts_file import HostsFile
 from shoal.cli.remote.plan import client_name, servers_name
-from shoal.cli.remote.probe import UNITS
+from shoal.cli.remote.probe import NEWEST, UNITS, ask_units
 from shoal.cli.remote.ssh import Ssh, connections
 from shoal.cli.remote.unit_messages import LookAtUnits, Request, StopUnits, Units, UnitState
-from shoal.cli.remote.units_there import NEWEST, ask_units
 from shoal.clock import Clock, utc_iso
 from shoal.errors import HostFailed
 from shoal.monitor.http.access import URL_FILE
@@ -63,9 +62,8 @@ async def print_units(file: HostsFile, names: Collection[str], prefix: str, cloc
         for unit in answer.units:
             rows.append((name, on_one_line(unit.name), told(unit)))
             is_well = is_well and (unit.is_running or unit.code == 0)
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    for row in rows:
-        print(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip())
+    for line in table_lines(rows):
+        print(line)
     return DONE if is_well else FAILED
 
 

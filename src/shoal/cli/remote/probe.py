@@ -1,4 +1,5 @@
-"""What a host has, before anything is there: asked with a POSIX shell alone, in one round trip."""
+"""What a host has, before anything is there: asked with a POSIX shell alone, in one round trip. And how its units are:
+asked of the process that looks after them (`unit`), over ssh."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Final
 import msgspec
 
 from shoal.cli.remote.ssh import Ssh, last_line
+from shoal.cli.remote.unit_messages import Request, Units
 from shoal.clock import Clock
 from shoal.errors import HostFailed
 
@@ -40,6 +42,14 @@ systemctl --user show-environment >/dev/null 2>&1 && echo user_units=1
 [ -e "/var/lib/systemd/linger/$(id -un)" ] && echo lingers=1
 exit 0
 """
+
+NEWEST: Final = (
+    f'newest=$(ls -t "$HOME"/{INSTALLED}/*/whole 2>/dev/null | head -n 1); newest=${{newest%whole}}; '
+    '[ -n "$newest" ] || '
+    "{ echo 'nothing was brought up there: shoal up' >&2; exit 1; }; "
+)
+"""Finds the installation that was made last, for who does not know which one that was."""
+UNIT: Final = "-m shoal.cli.remote.unit"
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -115,3 +125,23 @@ async def probe(ssh: Ssh, python: str, clock: Clock) -> HostFacts:
 
 def _number(text: str) -> int:
     return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else 0
+
+
+async def ask_units(ssh: Ssh, request: Request, python: str = "", *, within_s: float = 60.0) -> Units:
+    """Return what the host answers.
+
+    Args:
+        python: of the installation there; empty: of the newest one.
+
+    Raises:
+        HostFailed: it cannot be reached, there is no installation, or what was asked cannot be done there.
+    """
+    command = f"exec {python} {UNIT}" if python else f'{NEWEST}exec "$newest"bin/python {UNIT}'
+    done = await ssh.run(command, msgspec.json.encode(request), within_s=within_s)
+    if done.code:
+        raise HostFailed(last_line(done.stderr) or f"its units do not answer: exit code {done.code}")
+    try:
+        # A login shell may have something to say before.
+        return msgspec.json.decode(done.stdout.splitlines()[-1] if done.stdout else b"", type=Units)
+    except msgspec.MsgspecError as error:
+        raise HostFailed("its units answer in another version: `shoal up` brings this one there") from error
