@@ -9,7 +9,7 @@ from typing import Any, cast
 from cyclopts import App, Group
 
 from shoal.cli.app import app
-from shoal.cli.groups import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
+from shoal.cli.arguments import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
 
 HEAD = """# Commands
 

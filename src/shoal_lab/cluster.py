@@ -37,7 +37,7 @@ from shoal.mirror.mirror import Mirror
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.device_thread import DeviceThread
 from shoal.runtime.launcher_messages import LastOfStage, LeaveTogether, ServerMayLeave, ToRole
-from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Mailbox
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.reassignment_monitor import ReassignmentMonitor

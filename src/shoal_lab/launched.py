@@ -57,7 +57,7 @@ def until(holds: Callable[[], _Value | None], within_s: float, what: str) -> _Va
         pause.wait(_LOOK_S)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Launched:
     """One running command.
 

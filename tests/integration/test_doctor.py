@@ -22,7 +22,7 @@ from tests.integration import patient_doctor
 
 from shoal.cli import runs_here
 from shoal.cli.doctor import examine as examining
-from shoal.cli.doctor import host_facts, joined_facts, names, swarm_facts
+from shoal.cli.doctor import host_facts, joined_facts, swarm_facts
 from shoal.cli.doctor.diagnosis import CheckResult, Condition, Diagnosis, Judged, skipped
 from shoal.cli.doctor.examine import CHECKS, examine
 from shoal.cli.doctor.facts import SwarmSeen, nothing_seen
@@ -319,7 +319,7 @@ def test_the_limits_of_all_that_waits_add_up_to_eight_seconds() -> None:
     starting_s = 1.0
     assert starting_s + examining.WITHIN_S + closing_s <= 8.0
     assert host_facts._DAEMON_TRIED_S < examining.WITHIN_S
-    assert names.NAME_S + host_facts._HUB_TIMEOUT_S <= examining.WITHIN_S
+    assert host_facts.NAME_S + host_facts._HUB_TIMEOUT_S <= examining.WITHIN_S
     assert initial_peers.DIAL_TIMEOUT_S < examining.WITHIN_S
 
 

@@ -22,8 +22,8 @@ from tests.browser.made_runs import going_on
 from tests.stand_in_hosts import PREFIX, StandInHosts
 
 from shoal.cli import main
+from shoal.cli.remote.host_board import serve_page
 from shoal.cli.remote.operate import ask_all
-from shoal.cli.remote.operator_page import serve_page
 from shoal.cli.remote.orders import take_down
 from shoal.cli.remote.probe import INSTALLED
 from shoal.cli.remote.unit_messages import LookAtUnits, Units

@@ -14,15 +14,14 @@ from tests.unit.checkpoint.checkpoints import open_record, signed_record
 from tests.unit.client.noted import NotedLedger
 
 from shoal.cli.runs_here import ask_here
-from shoal.client.checkpointing import Checkpointing
-from shoal.client.pausing import Pausing
-from shoal.client.steering import Steering
+from shoal.client.checkpoints import Checkpointing
+from shoal.client.steering import Pausing, Steering
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.events.run import CheckpointAsked, RunPaused, RunResumed, RunStopped
 from shoal.identity import Identity
 from shoal.ids import RunId
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunNote
 from shoal.transport.dispatch import dispatch
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.control import Order, Steer, Steered

@@ -19,7 +19,7 @@ from shoal.cli.host_network import HostNetwork
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.config.host import NetworkConfig
-from shoal.config.start import RoleStart
+from shoal.control.role_start import RoleStart
 from shoal.errors import HostFailed
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import Adopt, Adoption, AnyReply, LauncherAnswer, RoleAsks, StartTrainer

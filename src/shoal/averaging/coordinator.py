@@ -22,9 +22,8 @@ from shoal.events.rounds import (
     SamplesTrainedTwice,
 )
 from shoal.ids import Ballot, PeerId
-from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.patient_thread import run_in_thread
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox, Signal
 from shoal.swarm.contribution_guard import suspects
 from shoal.swarm.records import Logs, Tip, record_hash
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine

@@ -29,7 +29,7 @@ from shoal.errors import StateMismatch
 from shoal.events.base import emit
 from shoal.events.state import InnerKept, InnerRefused, InnerTakenOver
 from shoal.ids import PeerId
-from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Mailbox
 from shoal.swarm.snapshots import Base
 from shoal.transport.base import Received
 from shoal.wire.messages.inner import AskInner, InnerHeld, InnerState, InnerTaken, TakeInner

@@ -23,7 +23,7 @@ from shoal.events.base import emit, tell
 from shoal.events.state import StartNobody, StateDonorDistrusted, StateFetched, StateFetching, StateLate
 from shoal.ids import PeerId
 from shoal.optim.flat import FlatLayout
-from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Mailbox
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received

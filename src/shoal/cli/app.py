@@ -15,11 +15,18 @@ from cyclopts import App, Parameter
 
 from shoal import __version__
 from shoal.cli.arguments import (
+    CHECK,
+    MODEL,
     SANDBOX,
+    SET_UP,
+    STEER,
+    TRAIN,
+    WATCH,
     AsJson,
     Baseline,
     ConfigFlags,
     ConfigPath,
+    KnownPeers,
     PrintConfig,
     Resume,
     Switch,
@@ -33,7 +40,6 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.doctor.after_join import explaining
 from shoal.cli.exits import guarded
-from shoal.cli.groups import CHECK, MODEL, SET_UP, STEER, TRAIN, WATCH
 from shoal.cli.key import key_app
 from shoal.cli.model_commands import (
     DatasetName,
@@ -272,10 +278,7 @@ def invite(
     *flags: ConfigFlags,
     for_: Annotated[str, Parameter(name="--for", help="How long it may be taken, such as 30m or 24h; else 1h.")] = "",
     code: Annotated[bool, Switch, Parameter(help="Print a short code in its place, and wait for who says it.")] = False,
-    initial_peers: Annotated[
-        list[str] | None,
-        Parameter(help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else the newest run's."),
-    ] = None,
+    initial_peers: KnownPeers = None,
 ) -> int:
     """Print one text by which another host joins this one's swarm: `shoal join` takes it.
 
@@ -476,7 +479,7 @@ def chaos(
     The last line is the verdict; exit code 0 only if every invariant holds. Without --config-path it trains
     configs/sandbox.yaml on two stages with two replicas and a spare.
     """
-    from shoal.cli.durations import parse_duration_s
+    from shoal.cli.arguments import parse_duration_s
     from shoal_lab.chaos.command import ChaosOptions, run_chaos
     from shoal_lab.chaos.session import TRAINING_FLAGS
     from shoal_lab.faults.deaths import KINDS
@@ -530,7 +533,7 @@ def show(*flags: ConfigFlags, config_path: ConfigPath = None) -> int:
 @config_app.command(name="keys")
 def list_keys() -> None:
     """List every key with its default and its meaning."""
-    from shoal.cli.listing import key_lines
+    from shoal.config.dump import key_lines
 
     _emit("\n".join(key_lines()) + "\n")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from shoal.errors import ConfigError
 
@@ -41,6 +42,10 @@ Resume = Annotated[
         help="Go on from a checkpoint: latest, which the flag alone means as well, or a folder or URL with checkpoints."
     ),
 ]
+KnownPeers = Annotated[
+    list[str] | None,
+    Parameter(help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else this host's newest run's."),
+]
 AsJson = Annotated[bool, Switch, Parameter(name="--json", help="Print one JSON object.")]
 
 SANDBOX: Final = Path("configs/sandbox.yaml")
@@ -56,6 +61,10 @@ _OWN_FLAGS = (
     "help",
     "version",
 )
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TITLES = "Train", "See how a run is", "Steer a run", "Use a model", "Check and measure", "Set up"
+TRAIN, WATCH, STEER, MODEL, CHECK, SET_UP = (Group(title, sort_key=place) for place, title in enumerate(_TITLES))
+"""What commands are for: under these titles `shoal --help` lists them, in this order."""
 
 
 def found(path: Path) -> Path:
@@ -148,3 +157,15 @@ def load_client(
             raise ConfigError("--tiny and --initial-peers: a run that goes on keeps its sizes; leave one out")
         return config, origins
     return load_new(config_path, flags, tiny=tiny), None
+
+
+def parse_duration_s(text: str, flag: str) -> float:
+    """Return the seconds that a text such as 30ms, 15s, 1.5m or 2h says.
+
+    Raises:
+        ConfigError: it says none; the message names the flag.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
+    if found is None:
+        raise ConfigError(f"{flag} {text}: not a duration; write 30ms, 15s, 10m or 1h")
+    return float(found[1]) * _UNITS_S[found[2]]

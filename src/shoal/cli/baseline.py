@@ -12,6 +12,7 @@ from rich.console import Console
 from shoal.checkpoint.start_weights import StartWeights
 from shoal.cli.cuts import has_cut, is_settled, profiled_device, with_cut, with_known_cut, with_weights
 from shoal.cli.display import print_event
+from shoal.cli.exits import DONE
 from shoal.cli.model import costs_on_device_thread
 from shoal.clock import SystemClock
 from shoal.config import Config
@@ -27,8 +28,6 @@ from shoal.trainer.baseline import PlainLoop
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
-
-EXIT_DONE = 0
 
 
 def run_baseline_locally(config: Config) -> int:
@@ -46,7 +45,7 @@ def run_baseline_locally(config: Config) -> int:
         console.print(f"step {now.step}/{config.diloco.total_steps}  eval loss {now.eval_loss:.3f}{trained}")
 
     train_baseline(config, report)
-    return EXIT_DONE
+    return DONE
 
 
 def train_baseline(config: Config, report: Callable[[BaselineReport], None]) -> PlainLoop:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 
 from shoal.checkpoint.store import Listed, stores_at
+from shoal.cli.output import table_lines
 from shoal.clock import utc_iso
+
+# What is wrong comes last, for it is the longest.
+_TITLES = ("run", "round", "when", "MB", "state")
 
 
 def list_checkpoints(location: str, *, as_json: bool) -> None:
@@ -20,7 +23,7 @@ def list_checkpoints(location: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"checkpoints": [_as_json(each) for each in found]}), flush=True)
         return
-    for line in _table(found) if found else (f"there is no checkpoint in {location}",):
+    for line in table_lines((_TITLES, *map(_cells, found))) if found else (f"there is no checkpoint in {location}",):
         print(line, flush=True)
 
 
@@ -33,14 +36,6 @@ def _as_json(listed: Listed) -> dict[str, object]:
         "good": not listed.problems,
         "problems": list(listed.problems),
     }
-
-
-def _table(found: Sequence[Listed]) -> Iterator[str]:
-    """Yield one line for each checkpoint under titles; what is wrong comes last, for it is the longest."""
-    cells = [("run", "round", "when", "MB", "state"), *map(_cells, found)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
 def _cells(listed: Listed) -> tuple[str, ...]:

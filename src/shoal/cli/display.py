@@ -1,14 +1,18 @@
 """How a process with roles shows what goes on: one live row on a terminal, and lines that stay.
 
+A terminal that is large enough shows, in place of the row, how the whole run is, as its client says it, and under that
+what this host knows by itself.
+
 Where standard output is no terminal (a file, a pipe, a build log) the row comes as a plain line every few seconds,
 whether it has changed or not. There and here each line that stays begins with the time of day, in UTC as in the logs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -16,10 +20,14 @@ from rich.text import Text
 
 from shoal.cli.output import discard_stdout, without_controls
 from shoal.cli.run_row import Cell, duration
+from shoal.cli.screen.layout import render
 from shoal.clock import Clock, SystemClock, utc_time_of_day
+from shoal.control.swarm_status import SwarmStatus
 from shoal.events.base import Event
 
 PLAIN_INTERVAL_S = 5.0
+LEAST_WIDTH, LEAST_HEIGHT = 60, 15
+"""A smaller terminal has a row."""
 _REFRESH_PER_S = 4.0
 _GAP = 2
 
@@ -62,6 +70,11 @@ class Display:
         self._console = console or _Output()
         self._clock = clock or SystemClock()
         self._live: Live | None = None
+        self._watched: Callable[[], SwarmStatus | None] = lambda: None
+
+    def watch(self, run: Callable[[], SwarmStatus | None]) -> None:
+        """From now on fill a part of a terminal that is large enough with what this returns."""
+        self._watched = run
 
     def __enter__(self) -> Self:
         if self.is_screen:
@@ -116,7 +129,26 @@ class Display:
         discard_stdout()
 
     def _screen(self) -> RenderableType:
+        status = self._watched()
+        width, height = self._console.size
+        if self.shown is None or status is None or width < LEAST_WIDTH or height < LEAST_HEIGHT:
+            return self._row_screen()
+        # Events are said above, and stay there.
+        shown = msgspec.structs.replace(status, state=self._state_of(status), events=())
+        is_ascii = not self._console.encoding.lower().startswith("utf")
+        lines = render(shown, width, height // 2, is_ascii=is_ascii)
+        return Group(*lines, self._beside())
+
+    def _row_screen(self) -> RenderableType:
         return Text() if self.shown is None else screen(self.shown, self._clock.now_s(), self._console.width)
+
+    def _state_of(self, status: SwarmStatus) -> str:
+        """Return what goes on, in words."""
+        return status.state
+
+    def _beside(self) -> RenderableType:
+        """Return what this host knows by itself."""
+        return self._row_screen()
 
 
 def plain_line(row: Row, now_s: float) -> str:

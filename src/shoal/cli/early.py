@@ -3,27 +3,30 @@
 The fork server takes longest of all to start, because it imports torch and hivemind, and it needs no configuration. So
 it starts first, and reading the configuration and importing the launcher's own modules cost no time. Where the run
 ends before it has begun (a wrong key, Ctrl-C), both are gone when the context is left.
+
+Ctrl-C is taken from here on, also in a process that a shell has started in the background and lets ignore it, and
+remembered: a KeyboardInterrupt can get lost, in a finalizer or in a library that is being imported.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 
-from shoal.cli.interrupts import Interrupts
 from shoal.clock import SystemClock
 from shoal.model.hf.described import OF_TRANSFORMERS
 from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.process_info import process_age_s
-from shoal.runtime.run_dir import RunDir
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunDir, RunNote
 from shoal.wire.messages.base import Hop
 
 if TYPE_CHECKING:
@@ -118,3 +121,41 @@ def early_start() -> Generator[EarlyStart, None, None]:
             yield EarlyStart(run_dir, fork_servers, interrupts)
         finally:
             fork_servers.kill()
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals by which a launcher ends well: also a terminal that goes away, unless the launcher was started
+    to outlive it (`nohup`)."""
+    outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if outlives else (signal.SIGHUP,)))
+
+
+class Interrupts:
+    """A context that takes SIGINT while it lasts, or until `give_back`; still raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self._seen = False
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._seen = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Go no further if Ctrl-C was pressed.
+
+        Raises:
+            KeyboardInterrupt: it was.
+        """
+        if self._seen:
+            raise KeyboardInterrupt
+
+    def give_back(self) -> None:
+        """Leave the signal to Python, also where a shell has let the process ignore it."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)

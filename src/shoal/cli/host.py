@@ -19,30 +19,34 @@ import msgspec
 
 from shoal.cli.devices import devices_of_servers
 from shoal.cli.host_network import LOOPBACK_MADDRS, HostNetwork, local_maddrs
-from shoal.client.spec import ClientSpec, ResumedFrom
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config, config_to_json
 from shoal.config.host import NetworkConfig
 from shoal.config.per_server import of_server
-from shoal.config.start import RoleStart
 from shoal.control.peers_file import read_peers_file
-from shoal.data_server.spec import DataServerSpec
+from shoal.control.role_start import (
+    BaselineSpec,
+    ClientSpec,
+    DataServerSpec,
+    MonitorSpec,
+    ProfilerSpec,
+    ResumedFrom,
+    RoleStart,
+    ServerSpec,
+    TrainerSpec,
+)
 from shoal.errors import ConnectionLost, ShoalError
 from shoal.events.base import emit
 from shoal.events.hosts import DataServerKilled
 from shoal.events.registry import DhtJoined
 from shoal.identity import Identity
-from shoal.monitor.spec import MonitorSpec
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.memory import free_memory_bytes
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import NEVER_RESTART, RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
-from shoal.server.profiler_spec import ProfilerSpec
-from shoal.server.spec import ServerSpec
 from shoal.swarm.view import PeerLabel
-from shoal.trainer.spec import BaselineSpec, TrainerSpec
 from shoal.wire.messages.base import Hop
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from shoal.cli.durations import parse_duration_s
+from shoal.cli.arguments import parse_duration_s
 from shoal.cli.known_peers import with_known_peers
 from shoal.clock import Clock, utc_iso
 from shoal.config import Config

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from shoal.cli.groups import SET_UP
+from shoal.cli.arguments import SET_UP
 
 key_app = App(name="key", group=SET_UP, help="Make and compare the secret that all hosts of a swarm share.")
 

@@ -1,25 +1,41 @@
-"""`shoal ps` and `shoal clean`: what runs on this host, and what dead runs have left there."""
+"""`shoal ps`, `shoal clean` and `shoal runs`: what runs on this host, what dead runs have left there, and the runs that
+have left a folder, whether they live or have ended.
+
+    config.yaml -> a run; rounds/ -> how far it is; summary.json -> how it has ended; run.json of what lives -> it lives
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 import anyio
 
+from shoal.cli.output import table_lines, without_controls
+from shoal.cli.run_files import CONFIG_FILE, SUMMARY_FILE
 from shoal.cli.runs_here import ask_here, dead_dirs, living_runs
 from shoal.clock import SystemClock, utc_iso
 from shoal.runtime.fork_servers import tag_of
 from shoal.runtime.process_control import end_tagged
 from shoal.runtime.process_info import with_environment
-from shoal.runtime.run_dir import FoundDir, remove_dead_dir
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import FoundDir, RunNote, remove_dead_dir
 from shoal.wire.messages.control import AskStatus, RunStatus
 
 _ANSWER_S = 0.5
+# What a run does comes last, for it is the longest.
+_TITLES = ("run", "round", "here", "since", "launcher", "logs", "state")
+_STAMP: Final = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]{4}")
+"""In the name of a run, when it was begun, in UTC."""
+_ROUND: Final = re.compile(r"round_(\d+)\.json")
+_JOINED: Final = re.compile(r"\.(servers|mirror)(-\d+)?$")
+"""At the end of the name of a folder, of a run whose client was on another host."""
+_WRITTEN_TITLES: Final = ("run", "state", "begun", "round", "folder")
+_LIVES: Final = {"client": "runs", "servers": "serves", "mirror": "mirrors"}
 
 
 def list_runs(*, as_json: bool) -> int:
@@ -35,7 +51,7 @@ def list_runs(*, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"runs": rows, "left": [str(each.path) for each in dead]}))
         return 0
-    for line in _table(rows) if rows else ("no run of yours lives on this host",):
+    for line in table_lines((_TITLES, *map(_cells, rows))) if rows else ("no run of yours lives on this host",):
         print(line)
     for each in dead:
         print(f"left of a dead run: {_told(each)}")
@@ -112,15 +128,6 @@ def _row(note: RunNote, status: RunStatus | None, problem: str) -> dict[str, Any
     }
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield one line for each run under titles; what it does comes last, for it is the longest."""
-    titles = ("run", "round", "here", "since", "launcher", "logs", "state")
-    cells = [titles, *(_cells(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-
-
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     round = "-" if row["round"] is None else f"{row['round']}/{row['rounds']}"
     return row["run"], round, row["hosts"], row["since"], str(row["launcher_pid"]), row["log_dir"], row["state"]
@@ -142,3 +149,68 @@ def _size_bytes(path: Path) -> int:
         return path.lstat().st_size
     except OSError:
         return 0  # it has gone meanwhile
+
+
+def list_written(log_dir: Path, *, as_json: bool) -> int:
+    """Print the runs that have a folder in `log_dir`, the newest last; return the exit code.
+
+    Raises:
+        ConfigError: a runtime directory belongs to another user.
+    """
+    living = {Path(note.log_dir).resolve(): note for note in living_runs()}
+    folders = {path.parent.resolve() for path in log_dir.glob(f"*/{CONFIG_FILE}")}
+    found = sorted(((_begun_unix_s(folder), folder) for folder in folders), key=lambda each: (each[0], each[1].name))
+    rows = [_written_row(folder, begun_unix_s, living.get(folder)) for begun_unix_s, folder in found]
+    if as_json:
+        print(json.dumps({"runs": rows}))
+        return 0
+    nothing = (f"no run has left a folder in {log_dir.absolute()}: see --log-dir",)
+    for line in table_lines((_WRITTEN_TITLES, *map(_written_cells, rows))) if rows else nothing:
+        print(without_controls(line))
+    return 0
+
+
+def _written_row(folder: Path, begun_unix_s: float, note: RunNote | None) -> dict[str, Any]:
+    summary = _read(folder / SUMMARY_FILE)
+    joined = _JOINED.search(folder.name)
+    hosts = joined[1] if joined else "client"
+    if note is not None:
+        state = _LIVES[note.hosts]
+    elif hosts != "client":
+        state = "ended"
+    else:
+        # Who is killed writes no summary.
+        state = str(summary.get("exit", "broken off"))
+    rounds = [path.name for path in (folder / "rounds").glob("round_*.json")]
+    first: Mapping[str, Any] = _read(folder / "rounds/round_0000.json").get("configuration", {})
+    return {
+        "run": folder.name,
+        "state": state,
+        "begun": utc_iso(begun_unix_s),
+        "round": max((int(found[1]) for name in rounds if (found := _ROUND.fullmatch(name))), default=0),
+        "rounds": first.get("diloco", {}).get("outer_steps"),
+        "hosts": hosts,
+        "model": summary.get("model"),
+        "log_dir": str(folder),
+    }
+
+
+def _begun_unix_s(folder: Path) -> float:
+    """When a run was begun, by its name; of another name when its folder was last taken."""
+    if (stamp := _STAMP.search(folder.name)) is None:
+        return (folder / CONFIG_FILE).stat().st_mtime
+    return datetime.strptime(stamp[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a JSON object of a run holds; nothing where there is none, or it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _written_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    round = "-" if row["hosts"] != "client" else f"{row['round']}/{row['rounds'] or '?'}"
+    return row["run"], row["state"], row["begun"], round, row["log_dir"]

@@ -21,21 +21,20 @@ from anyio.abc import TaskGroup
 from shoal import log
 from shoal.cli.cuts import is_settled, log_cut, with_known_cut, with_profiled_cut
 from shoal.cli.devices import devices_of_servers, unused_gpus
-from shoal.cli.early import EarlyStart
+from shoal.cli.early import EarlyStart, ending_signals
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
-from shoal.cli.interrupts import ending_signals
 from shoal.cli.live import LiveView
 from shoal.cli.run_files import LOCAL_KEY, make_log_dir, new_run_id, remove_empty_outputs, write_config, write_summary
-from shoal.client.spec import ResumedFrom
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.control.maddrs import outward
+from shoal.control.role_start import ResumedFrom
 from shoal.data.places import require_here
 from shoal.errors import ConfigError, ShoalError
-from shoal.events.base import emit, tell
+from shoal.events.base import Event, emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.events.registry import LanUnannounced
@@ -186,8 +185,8 @@ class HostRun:
             self._fail("the client has ended without a summary; its log says why")
         # First what is worth most: whoever stops the run may be impatient.
         path = self._write_summary()
-        curves = self._draw_curves()
-        report = self._write_report()
+        curves = self._written(write_curves, CurvesNotDrawn)
+        report = self._written(write_page, ReportNotWritten)
         view.finish(self.summary, self.failure, path, self.log_dir, curves=curves, report=report)
         return self.exit_code
 
@@ -445,20 +444,14 @@ class HostRun:
             await self.clock.sleep_s(interval_s)
             interval_s = min(2 * interval_s, USAGE_MAX_INTERVAL_S)
 
-    def _draw_curves(self) -> Path | None:
-        """A picture is worth no run: one that cannot be drawn is named, and that is all."""
+    def _written(
+        self, write: Callable[[Path, Config, RunId], Path | None], not_written: Callable[[str, str], Event]
+    ) -> Path | None:
+        """No picture and no report is worth a run: one that cannot be written is named, and that is all."""
         try:
-            return write_curves(self.log_dir, self.config, self.run_id)
+            return write(self.log_dir, self.config, self.run_id)
         except OSError as error:
-            emit(logger, CurvesNotDrawn(error.filename or str(self.log_dir), error.strerror or str(error)))
-            return None
-
-    def _write_report(self) -> Path | None:
-        """As of the picture: no run fails for it."""
-        try:
-            return write_page(self.log_dir, self.config, self.run_id)
-        except OSError as error:
-            emit(logger, ReportNotWritten(error.filename or str(self.log_dir), error.strerror or str(error)))
+            emit(logger, not_written(error.filename or str(self.log_dir), error.strerror or str(error)))
             return None
 
     def _write_summary(self) -> Path | None:

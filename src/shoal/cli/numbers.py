@@ -1,4 +1,4 @@
-"""`shoal runs export` and `shoal trace`: the numbers and the course of a run for other programs."""
+"""`shoal runs export`, `shoal trace`, `shoal report`: a run's numbers and course for other programs, or as a page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shoal.events.base import EVENTS_FILE
 from shoal.monitor.exporters.base import read_noted
 from shoal.monitor.exporters.metrics_file import read_rows
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
+from shoal.report.page import write_page
 from shoal.report.rows import write_csv, write_tensorboard
 from shoal.report.trace import trace_of
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
@@ -94,3 +95,24 @@ def _write_wandb(source: Path, rows: Iterable[MetricRow], folder: Path) -> list[
         run.event(event)
     is_written = run.write(values for row in rows if (values := run.values_of(row)))
     return [folder] if is_written else []
+
+
+def write_report(wanted: str, log_dir: Path) -> int:
+    """Write the report of a run and print where it is; return the exit code.
+
+    Args:
+        wanted: folder or name of the run, or how its name begins; empty: the newest one.
+
+    Raises:
+        ConfigError: there is no such run, or more than one; or its files cannot be read, or the report not be written.
+    """
+    folder = written_run(wanted, log_dir, METRICS_FILE).resolve()
+    config = written_config(folder)
+    try:
+        path = write_page(folder, config, folder.name)
+    except OSError as error:
+        raise ConfigError(f"cannot read or write {error.filename or folder} ({error.strerror or error})") from error
+    if path is None:
+        raise ConfigError(f"{folder} has no numbers of a run: give the folder of a run on its client's host")
+    print(path)
+    return 0

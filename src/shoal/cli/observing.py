@@ -21,7 +21,7 @@ from shoal.control.known_client import known_client, remember_client
 from shoal.errors import ConfigError
 from shoal.identity import Identity
 from shoal.ids import RunId
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunNote
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.endpoint import open_endpoint

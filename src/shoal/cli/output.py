@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 # On a terminal a control character may do anything; a line's end and a tab may stay. What has no width, or turns the
 # direction of a line, would show another text than there is.
@@ -21,6 +22,14 @@ def without_controls(text: str) -> str:
 def on_one_line(text: str) -> str:
     """Return what a terminal may show of a text that somebody else has made, as one line."""
     return " ".join(without_controls(text).split())
+
+
+def table_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the rows of a table, the first of which are its titles, as lines with aligned columns."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
 def open_closed_streams() -> None:

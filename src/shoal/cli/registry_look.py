@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from shoal.cli.host_network import LOOPBACK_MADDRS
 from shoal.clock import Clock, Deadline
 from shoal.config import Config, config_to_json
-from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
 from shoal.control.greeting import Greeter
 from shoal.control.join import open_registry, require_same_swarm
 from shoal.control.membership import Membership
 from shoal.control.records import topics
+from shoal.control.role_start import RoleStart
 from shoal.errors import BootstrapError
 from shoal.identity import Identity
 from shoal.runtime.run_dir import RunDir
@@ -100,5 +100,5 @@ class Observer:
             log_dir="",
         )
         peers = self.config.network.initial_peers
-        async with open_registry(start, self.identity, self.clock, peers, LOOPBACK_MADDRS) as (node, _):
+        async with open_registry(start, self.clock, peers, LOOPBACK_MADDRS) as (node, _):
             yield node

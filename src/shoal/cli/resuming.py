@@ -3,12 +3,15 @@
 latest | PATH | URL -> run -> its swarm's key -> newest good checkpoint -> shared configuration -> nobody trains it?
                                                       |-> `go_back`: the run's folder, as its client left that round
            this host sets shared keys otherwise: a fork '-> `write_fork`: another run, which is resumed from there on
+
+A fork may change everything but the tensors of the model. Its state is cut before any process of it could measure what
+units cost, so a cut that is not known follows from the family's own figures.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,30 +22,36 @@ from shoal.averaging.journal import genesis_of
 from shoal.averaging.signing import unsealer
 from shoal.checkpoint.manifest import GENESIS, round_of
 from shoal.checkpoint.model_folder import has_model_of
+from shoal.checkpoint.model_layout import stage_layouts
+from shoal.checkpoint.recut import Recut
 from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
-from shoal.cli.forking import forked
+from shoal.cli.cuts import has_cut, with_cut, with_known_cut
 from shoal.cli.run_files import CONFIG_FILE, LOCAL_KEY, is_run_id, new_run_id, take_log_dir
 from shoal.cli.runs_here import living_runs
 from shoal.client.forking import write_fork
 from shoal.client.model_export import FOLDER
 from shoal.client.resuming import go_back
-from shoal.client.spec import ResumedFrom
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import (
     ChangedKey,
     adopt_shared,
     changed_keys,
+    fork_shared,
     has_same_samples,
     require_shared,
     shared_configuration,
 )
 from shoal.control.initial_peers import look, parse
 from shoal.control.peers_file import PEERS_FILE, read_peers_file
+from shoal.control.role_start import ResumedFrom
 from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
 from shoal.identity import create_swarm_key, load_swarm_key, swarm_authority
 from shoal.ids import RunId
+from shoal.model.partition import counts_by_cost
+from shoal.model.registry import load_family
+from shoal.model.stage import checked_unit_costs
 
 LATEST: Final = "latest"
 """What `--resume` alone means: the checkpoint that was written last."""
@@ -253,3 +262,47 @@ def _still_there(run_id: RunId, log_dir: Path, *, is_local: bool) -> Iterator[st
 
 def _continue(log_dir: Path) -> str:
     return f"go on with them by `start_trainer_client.py --initial-peers=@{log_dir / PEERS_FILE}`, or end them first"
+
+
+def forked(
+    config: Config,
+    origins: Mapping[str, str],
+    changed: Iterable[ChangedKey],
+    before: Mapping[str, Any],
+    checkpoint: StoredCheckpoint,
+) -> Config:
+    """Return the configuration of a fork, with its cut.
+
+    Args:
+        config: of this host.
+        origins: the keys that it sets, and where.
+        changed: the shared keys that it sets otherwise than the run.
+        before: the shared configuration of the run.
+        checkpoint: of the run.
+
+    Raises:
+        ConfigError: with all that cannot be changed.
+    """
+    config = _with_family_cut(fork_shared(config, origins, changed, before, told_by="its checkpoint"))
+    problems: list[str] = []
+    round, last = checkpoint.manifest.round, config.diloco.outer_steps
+    if last <= round:
+        problems.append(
+            f"diloco.outer_steps = {last}: the checkpoint is of round {round}, so a fork has nothing left to train; "
+            f"more than {round} are needed"
+        )
+    try:
+        Recut(checkpoint, stage_layouts(config))
+    except StateMismatch as error:
+        problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _with_family_cut(config: Config) -> Config:
+    config = with_known_cut(config)
+    if has_cut(config):
+        return config
+    family = load_family(config.model, config.data)
+    return with_cut(config, counts_by_cost(checked_unit_costs(family), config.num_stages, is_tied=family.is_tied))

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from shoal.cli.arguments import AsJson, ConfigFlags, ConfigPath, Switch, load_joining
+from shoal.cli.arguments import WATCH, AsJson, ConfigFlags, ConfigPath, KnownPeers, Switch, load_joining
 from shoal.cli.doctor.after_join import explaining
-from shoal.cli.groups import WATCH
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,12 +39,7 @@ def status(
         str, Parameter(allow_leading_hyphen=True, help="A run of this host, or how its name begins; else the newest.")
     ] = "",
     *flags: ConfigFlags,
-    initial_peers: Annotated[
-        list[str] | None,
-        Parameter(
-            help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else this host's newest run's."
-        ),
-    ] = None,
+    initial_peers: KnownPeers = None,
     config_path: ConfigPath = None,
     as_json: Annotated[
         bool, Switch, Parameter(name="--json", help="Print one JSON object, see docs/status.schema.json.")
@@ -80,10 +74,7 @@ def doctor(
         ),
     ] = "",
     *flags: ConfigFlags,
-    initial_peers: Annotated[
-        list[str] | None,
-        Parameter(help="Addresses of the swarm as for start-servers; else INITIAL_PEERS, else the newest run's."),
-    ] = None,
+    initial_peers: KnownPeers = None,
     config_path: ConfigPath = None,
     as_json: Annotated[
         bool, Switch, Parameter(name="--json", help="Print one JSON object, see docs/doctor.schema.json.")
@@ -181,7 +172,7 @@ def written_runs(*, log_dir: LogDir = _LOGS, as_json: AsJson = False) -> int:
 
     `shoal ps` asks those that live how they are. One that was broken off, or interrupted, goes on with --resume.
     """
-    from shoal.cli.written_runs import list_written
+    from shoal.cli.listing_runs import list_written
 
     return list_written(log_dir, as_json=as_json)
 
@@ -210,7 +201,7 @@ def report(run: WrittenRun = "", *, log_dir: LogDir = _LOGS) -> int:
 
     It is written at the end of each run as well.
     """
-    from shoal.cli.reporting import write_report
+    from shoal.cli.numbers import write_report
 
     return write_report(run, log_dir)
 

@@ -16,8 +16,7 @@ from shoal.identity import Identity
 from shoal.ids import RunId
 from shoal.runtime.fork_servers import tag_of
 from shoal.runtime.process_control import end_tagged
-from shoal.runtime.run_dir import FoundDir, found_dirs
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import FoundDir, RunNote, found_dirs
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages import Message
 from shoal.wire.messages.base import Hop

@@ -18,18 +18,17 @@ from anyio.abc import TaskGroup
 
 from shoal import log
 from shoal.cli.devices import devices_of_servers, unused_gpus
-from shoal.cli.early import EarlyStart
+from shoal.cli.display import Display
+from shoal.cli.early import EarlyStart, ending_signals
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
 from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.finding import run_of
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
-from shoal.cli.interrupts import ending_signals
 from shoal.cli.joining import LastingIdentities, addresses, continuation, require_membership
 from shoal.cli.leaving import HostLeaves
 from shoal.cli.run_files import make_joining_log_dir, remove_empty_outputs
-from shoal.cli.servers_row import ServersRow
-from shoal.cli.watched_display import WatchedDisplay
+from shoal.cli.run_row import ServersRow
 from shoal.clock import Backoff, Clock, SystemClock
 from shoal.config import Config
 from shoal.config.shared import adopt_shared
@@ -130,7 +129,7 @@ class ServerHost:
     early: EarlyStart
     exit_code: int = FAILED
     _failure: ShoalError | None = None
-    _display: WatchedDisplay = field(default_factory=WatchedDisplay)
+    _display: Display = field(default_factory=Display)
     _row: ServersRow | None = None
     _ended: anyio.Event = field(default_factory=anyio.Event)
     _hurry: anyio.Event = field(default_factory=anyio.Event)

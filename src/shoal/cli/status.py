@@ -22,7 +22,7 @@ from shoal.control.peers_file import PEERS_FILE
 from shoal.control.swarm_status import lines_of
 from shoal.errors import BootstrapError, ConfigError
 from shoal.identity import load_swarm_key
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunNote
 
 MIN_INTERVAL_S = 0.2
 

@@ -26,7 +26,7 @@ from shoal.control.run_end import how_it_ended
 from shoal.control.seen_peers import view_of
 from shoal.control.swarm_status import EventStatus, SwarmStatus, swarm_status
 from shoal.errors import BootstrapError, RemoteError
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunNote
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, PeerLost, Received, TransportEvent
 from shoal.wire.messages.control import MAX_TOLD_EVENTS, AskRun, AskStatus, RunOver, RunStatus

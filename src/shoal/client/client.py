@@ -23,8 +23,7 @@ from shoal.averaging.journal import Genesis, keep_steps, write_genesis
 from shoal.averaging.signing import Signer
 from shoal.averaging.stage_fetch import StageFetch
 from shoal.checkpoint.stored import StoredCheckpoint
-from shoal.client.checkpoint_counts import CheckpointCounts
-from shoal.client.checkpointing import Checkpointing
+from shoal.client.checkpoints import CheckpointCounts, Checkpointing, LastCheckpoint
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary
@@ -32,20 +31,17 @@ from shoal.client.divergence import Divergence
 from shoal.client.homes import Homes
 from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
-from shoal.client.last_checkpoint import LastCheckpoint
 from shoal.client.ledger import Ledger
 from shoal.client.model_export import ModelExport
-from shoal.client.pausing import Pausing
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.round_begin import RoundBegin
 from shoal.client.round_records import RoundRecords
-from shoal.client.run_driver import RunDriver
-from shoal.client.run_facts import ClientFacts
+from shoal.client.run_driver import ClientFacts, RunDriver
 from shoal.client.run_status import StatusAnswers
 from shoal.client.saving import Saving
 from shoal.client.stage_watch import StageWatch, Standstill
-from shoal.client.steering import Steering
+from shoal.client.steering import Pausing, Steering
 from shoal.client.succession import Succession, TurnTaken
 from shoal.client.summary import build_summary, costs_of
 from shoal.client.trainers import TrainerPool
@@ -214,7 +210,7 @@ class Client:
             ledger=ledger,
         )
         self._homes = Homes(
-            run=self._machine,
+            machine=self._machine,
             num_stages=num_stages,
             endpoint=endpoint,
             coordinator=self._coordinator,

@@ -7,6 +7,7 @@ every role -- MetricReport --> CounterTotals -- sums --> Reports, summary
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -40,69 +41,55 @@ def ask_again(endpoint: Endpoint, peer: PeerId) -> None:
     endpoint.post(peer, AskCounters(_ASKED_AGAIN))
 
 
+@dataclass(eq=False, repr=False)
 class CounterTotals:
     """Gathers what peers have counted. A `transport.dispatch.Handler`.
 
     Attributes:
+        reports: tells the monitor the sums whenever they have changed, and what a peer has measured.
+        membership: lists the servers that are there: a run may end before one has reported for the first time.
+        troubles: is told what a peer had counted before, and what it has measured until now.
         numbers: what each peer has measured.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        clock: Clock,
-        ledger: Ledger,
-        *,
-        reports: Reports,
-        membership: Membership,
-        troubles: Troubles,
-    ) -> None:
-        """Start with nothing but this process's own counters.
-
-        Args:
-            reports: tells the monitor the sums whenever they have changed, and what a peer has measured.
-            membership: lists the servers that are there: a run may end before one has reported for the first time.
-            troubles: is told what a peer had counted before, and what it has measured until now.
-        """
-        self.numbers = PeerNumbers()
-        self._endpoint = endpoint
-        self._reports = reports
-        self._membership = membership
-        self._troubles = troubles
-        self._has_turn = False
-        self._clock = clock
-        self._ledger = ledger
-        self._counted = ledger.totals.counted
-        # A peer may report often, so it is noted every few seconds what it has said last.
-        self._heard: dict[PeerId, RoleCounted] = {}
-        self._connected: set[PeerId] = set()
-        self._unanswered: set[PeerId] = set()
-        self._has_answered = Signal()
+    endpoint: Endpoint
+    clock: Clock
+    ledger: Ledger
+    reports: Reports
+    membership: Membership
+    troubles: Troubles
+    numbers: PeerNumbers = field(default_factory=PeerNumbers, init=False)
+    _has_turn: bool = False
+    # A peer may report often, so it is noted every few seconds what it has said last.
+    _heard: dict[PeerId, RoleCounted] = field(default_factory=dict[PeerId, RoleCounted])
+    _connected: set[PeerId] = field(default_factory=set[PeerId])
+    _unanswered: set[PeerId] = field(default_factory=set[PeerId])
+    _has_answered: Signal = field(default_factory=Signal)
 
     def totals(self) -> dict[str, int]:
         """Return the sums by name of what all processes have counted until now, this one included."""
         self.settle()
-        return self._counted.sums()
+        return self.ledger.totals.counted.sums()
 
     def settle(self) -> None:
         """Note what has been heard of, and what this process has counted."""
-        own = RoleCounted(THIS_CLIENT, self._endpoint.metrics.counts())
+        own = RoleCounted(THIS_CLIENT, self.endpoint.metrics.counts())
         heard, self._heard = (*self._heard.values(), own), {}
         for counted in heard:
             self._note(counted)
 
     def _note(self, counted: RoleCounted) -> None:
-        if self._counted.newest(counted.peer) != counted:
-            self._ledger.note(counted)
+        if self.ledger.totals.counted.newest(counted.peer) != counted:
+            self.ledger.note(counted)
 
     def receive(self, event: Received) -> bool:
         """Take a report."""
         message, peer = event.message, event.peer
         if not isinstance(message, MetricReport):
             return False
-        before, now = self._heard.get(peer) or self._counted.newest(peer), counted_by(peer, message)
+        before, now = self._heard.get(peer) or self.ledger.totals.counted.newest(peer), counted_by(peer, message)
         self._take(before, message)
-        known = self._counted.latest.keys() | self._heard.keys()
+        known = self.ledger.totals.counted.latest.keys() | self._heard.keys()
         if peer in known or len(known) < _MAX_PEERS:
             self._heard[peer] = now
             if counts_anew(before, now):
@@ -115,8 +102,8 @@ class CounterTotals:
         return True
 
     def _take(self, before: RoleCounted, report: MetricReport) -> None:
-        self.numbers.take(before.peer, report, self._clock.now_s())
-        self._troubles.reported(before, self.numbers.report_of(before.peer) or report)
+        self.numbers.take(before.peer, report, self.clock.now_s())
+        self.troubles.reported(before, self.numbers.report_of(before.peer) or report)
 
     def peer_lost(self, peer: PeerId) -> None:
         """What a lost peer has counted stands; it will answer nothing."""
@@ -130,7 +117,7 @@ class CounterTotals:
         """
         async with anyio.create_task_group() as tasks:
             # What was posted for the rounds is of no use any more.
-            tasks.start_soon(dispatch, self._endpoint, (self, Rest()))
+            tasks.start_soon(dispatch, self.endpoint, (self, Rest()))
             with anyio.move_on_after(ANSWER_WITHIN_S):
                 await self.ask()
             tasks.cancel_scope.cancel()
@@ -139,9 +126,9 @@ class CounterTotals:
 
     async def ask(self) -> None:
         """Have all who report, and are not lost, say what they have counted; returns when they have, or are lost."""
-        self._unanswered = self._connected | {each.peer for each in self._membership.view.replicas}
+        self._unanswered = self._connected | {each.peer for each in self.membership.view.replicas}
         for peer in tuple(self._unanswered):  # one with too much unsent is lost at once
-            self._endpoint.post(peer, AskCounters(_ASKED))
+            self.endpoint.post(peer, AskCounters(_ASKED))
         while self._unanswered:
             await self._has_answered.wait()
 
@@ -154,16 +141,16 @@ class CounterTotals:
         told: dict[str, int] = {}
         self._has_turn = True
         while True:
-            await self._clock.sleep_s(INTERVAL_S)
+            await self.clock.sleep_s(INTERVAL_S)
             totals = self.totals()
             if totals != told:
                 told = totals
                 sums = {COUNTERS + name: float(count) for name, count in totals.items()}
-                self._reports.post(dict(list(sums.items())[:MAX_VALUES]))
+                self.reports.post(dict(list(sums.items())[:MAX_VALUES]))
             self._tell_news()
 
     def _tell_news(self) -> None:
         """Tell the monitor what each peer has said since it was told the last time, and what this process measures."""
-        self._take(RoleCounted(self._endpoint.peer_id, {}), measured(self._endpoint, "client"))
+        self._take(RoleCounted(self.endpoint.peer_id, {}), measured(self.endpoint, "client"))
         for peer, report in self.numbers.news().items():
-            self._reports.pass_on(PeerMetrics(peer, report))
+            self.reports.pass_on(PeerMetrics(peer, report))

@@ -6,6 +6,8 @@ trainers say what they have leased (`data.feed`), so that nothing is trained twi
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import anyio
 
 from shoal.client.ledger import Ledger
@@ -40,52 +42,41 @@ next one would not answer either: that one has twice as long."""
 _MOST_FROZEN_S = 30.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DataLink:
     """The client's orders to its data server. A `transport.dispatch.Handler` that leaves `HoldoutInfo` to others.
 
     Attributes:
+        data_server: of the same host as the client.
+        trainers: those that are there now may lease.
+        launcher: starts a data server again that hangs but is not dead.
         is_up: whether the data server is there.
         changed: it is lost or back, or has answered.
     """
 
-    def __init__(
-        self,
-        *,
-        endpoint: Endpoint,
-        data_server: Hop,
-        clock: Clock,
-        ledger: Ledger,
-        trainers: TrainerSlots,
-        launcher: Launcher,
-    ) -> None:
-        """Remember where the data server is.
+    endpoint: Endpoint
+    data_server: Hop
+    clock: Clock
+    ledger: Ledger
+    trainers: TrainerSlots
+    launcher: Launcher
+    _plan: PlanRound | None = None
+    _recorded: Ranges = ()
+    _base_round: int = 0
+    _chain: str = ""
+    _has_dead: bool = False
+    _is_paused: bool = False
+    _released: dict[int, Released] = field(default_factory=dict[int, Released])
+    is_up: bool = field(default=True, init=False)
+    _is_told: bool = False
+    _sent: tuple[PlanRound | None, int, str, bool] = (None, 0, "", False)
+    _lost: Signal = field(default_factory=Signal)
+    changed: Signal = field(default_factory=Signal, init=False)
+    _backoff: Backoff = field(default_factory=lambda: Backoff(first_s=0.1, max_s=1.0))
 
-        Args:
-            data_server: of the same host as the client.
-            trainers: those that are there now may lease.
-            launcher: starts a data server again that hangs but is not dead.
-        """
-        self._endpoint = endpoint
-        self._server = data_server.peer
-        self._clock = clock
-        self._ledger = ledger
-        self._trainers = trainers
-        self._launcher = launcher
-        self._plan: PlanRound | None = None
-        self._recorded: Ranges = ()
-        self._base_round = 0
-        self._chain = ""
-        self._has_dead = False
-        self._is_paused = False
-        self._released: dict[int, Released] = {}
-        self.is_up = True
-        self._is_told = False
-        self._sent: tuple[PlanRound | None, int, str, bool] = (None, 0, "", False)
-        self._lost = Signal()
-        self.changed = Signal()
-        self._backoff = Backoff(first_s=0.1, max_s=1.0)
+    def __post_init__(self) -> None:
         self._patience_s = _FROZEN_S
-        endpoint.introduce(data_server)
+        self.endpoint.introduce(self.data_server)
 
     def receive(self, event: Received) -> bool:
         """Take the answer to a release.
@@ -94,11 +85,11 @@ class DataLink:
             RemoteProtocolError: it came from another peer.
         """
         message = event.message
-        if isinstance(message, HoldoutInfo) and event.peer == self._server:
+        if isinstance(message, HoldoutInfo) and event.peer == self.data_server.peer:
             self._up()
         if not isinstance(message, Released):
             return False
-        if event.peer != self._server:
+        if event.peer != self.data_server.peer:
             raise RemoteProtocolError(f"Released from {event.peer}, which is not the data server")
         self._released[message.trainer] = message
         self.changed.notify()
@@ -106,7 +97,7 @@ class DataLink:
 
     def peer_lost(self, peer: PeerId) -> None:
         """If it was the data server, it is dialled again; see `run`."""
-        if peer != self._server:
+        if peer != self.data_server.peer:
             return
         self.is_up = self._is_told = False
         self._lost.notify()
@@ -116,12 +107,12 @@ class DataLink:
         """Dial a lost data server again, and tell it what it has to know, until cancelled."""
         while True:
             await self._lost.take()
-            await self._backoff.wait(self._clock)
+            await self._backoff.wait(self.clock)
             self._tell()
             if not await self._is_heard():
-                self._ledger.note(DataServerFrozen(self._patience_s))
+                self.ledger.note(DataServerFrozen(self._patience_s))
                 self._patience_s = min(2 * self._patience_s, _MOST_FROZEN_S)
-                await self._launcher.request(ReplaceDataServer())
+                await self.launcher.request(ReplaceDataServer())
 
     async def _is_heard(self) -> bool:
         """Wait for an answer, or for the end of the connection: a dead one cannot be dialled, a frozen one can."""
@@ -179,7 +170,7 @@ class DataLink:
         self._post_record()
         plan = self._plan
         if plan is not None and plan.round > self._base_round:
-            generations, present = self._trainers.generations, self._trainers.present
+            generations, present = self.trainers.generations, self.trainers.present
             trainers = {slot: generations[slot] for slot in present if slot < plan.num_slots}
             complete = not self._has_dead and len(trainers) == plan.num_slots
             self._post(
@@ -228,8 +219,8 @@ class DataLink:
         if not self.is_up and not self._is_told:
             return
         # Also one that was replaced while there was no client, so that none of this one's connections has ended.
-        if self._ledger.totals.incidents.is_away("data_server", ""):
-            self._ledger.note(DataServerBack(self._base_round + 1, self._ledger.now_s()))
+        if self.ledger.totals.incidents.is_away("data_server", ""):
+            self.ledger.note(DataServerBack(self._base_round + 1, self.ledger.now_s()))
         if self.is_up:
             return
         self._backoff.reset()
@@ -255,4 +246,4 @@ class DataLink:
     def _post(
         self, message: PlanRound | ResumeRound | PauseLeases | RecordSamples | ReleaseTrainer | DataHello
     ) -> None:
-        self._endpoint.post(self._server, message)
+        self.endpoint.post(self.data_server.peer, message)

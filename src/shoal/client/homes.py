@@ -7,6 +7,7 @@ membership, coordinator, moves --> usable replicas --> pipelines when a round be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -23,44 +24,29 @@ from shoal.wire.messages.base import Replicas, StepRange
 from shoal.wire.messages.control import Evaluation, StartRound, UpdateReplicas
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Homes:
     """Which pipeline is the home of which slot.
 
     Attributes:
+        left: of the round in which an earlier start of this client was.
         named: the replicas that trainers of the round have been told of, also those that came in meanwhile.
     """
 
-    def __init__(
-        self,
-        *,
-        run: RunClient,
-        num_stages: int,
-        endpoint: Endpoint,
-        coordinator: RoundCoordinator,
-        membership: Membership,
-        trainers: TrainerSlots,
-        reassignment: Reassignment,
-        left: Sequence[Pipeline] = (),
-    ) -> None:
-        """Tell nobody yet.
-
-        Args:
-            left: of the round in which an earlier start of this client was.
-        """
-        self._run = run
-        self.named: set[PeerId] = set()
-        self._num_stages = num_stages
-        self._endpoint = endpoint
-        self._coordinator = coordinator
-        self._membership = membership
-        self._trainers = trainers
-        self._reassignment = reassignment
-        self._left = left
+    machine: RunClient
+    num_stages: int
+    endpoint: Endpoint
+    coordinator: RoundCoordinator
+    membership: Membership
+    trainers: TrainerSlots
+    reassignment: Reassignment
+    left: Sequence[Pipeline] = ()
+    named: set[PeerId] = field(default_factory=set[PeerId], init=False)
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
         """Of the round; none between two chains of records."""
-        return self._run.pipelines
+        return self.machine.pipelines
 
     async def run(self) -> None:
         """Tell the coordinator and the trainers who is there, whenever that changes, until cancelled."""
@@ -70,18 +56,18 @@ class Homes:
 
     async def _follow_moves(self) -> None:
         while True:
-            await self._reassignment.moved.wait()
+            await self.reassignment.moved.wait()
             self.tell_trainers()
 
     async def _follow_view(self) -> None:
         while True:
             self.tell_coordinator()
             self.tell_trainers()
-            await self._membership.changed()
+            await self.membership.changed()
 
     def start(self, round: int, slot: int, steps: StepRange, base: str, evaluation: Evaluation | None) -> None:
         """Have the trainer of a slot, if it is there, do these steps of a round on top of the record `base`."""
-        hop = self._trainers.present.get(slot)
+        hop = self.trainers.present.get(slot)
         if hop is None:
             return
         path, replicas = self.pipelines[slot].path, self.name_replicas(slot)
@@ -95,35 +81,35 @@ class Homes:
             evaluation=evaluation,
             base=base,
         )
-        self._endpoint.post(hop.peer, order)
+        self.endpoint.post(hop.peer, order)
 
     def tell_coordinator(self) -> None:
         """Name the coordinator all replicas and mirrors that are there; to be called when these have changed."""
-        view = self._membership.view
-        self._coordinator.mirrors({mirror.peer: mirror.hop for mirror in view.mirrors})
-        self._coordinator.replicas({replica.peer: replica.hop for replica in view.replicas})
+        view = self.membership.view
+        self.coordinator.mirrors({mirror.peer: mirror.hop for mirror in view.mirrors})
+        self.coordinator.replicas({replica.peer: replica.hop for replica in view.replicas})
 
     def tell_trainers(self) -> None:
         """Send every trainer of the round the replicas that it may use now; to be called when these have changed."""
         for pipeline in self.pipelines:
-            hop = self._trainers.present.get(pipeline.slot)
+            hop = self.trainers.present.get(pipeline.slot)
             if hop is not None:
-                self._endpoint.post(hop.peer, UpdateReplicas(self.name_replicas(pipeline.slot)))
+                self.endpoint.post(hop.peer, UpdateReplicas(self.name_replicas(pipeline.slot)))
 
     def name_replicas(self, slot: int) -> Replicas:
         """Return all replicas of each stage that a slot may use now, best first; from now on they are `named`."""
-        replicas = replicas_for(slot, self.usable(self._run.holders), self.pipelines, self._num_stages)
+        replicas = replicas_for(slot, self.usable(self.machine.holders), self.pipelines, self.num_stages)
         self.named.update(replica.peer for stage in replicas for replica in stage)
         return replicas
 
     def slots_of(self, peer: PeerId) -> frozenset[int]:
         """Return the slots whose home pipeline runs over a replica."""
-        return frozenset(pipeline.slot for pipeline in self.pipelines or self._left if peer in pipeline.peers)
+        return frozenset(pipeline.slot for pipeline in self.pipelines or self.left if peer in pipeline.peers)
 
     def in_order(self) -> list[list[PeerId]]:
         """Return the replicas of each stage that may be used: those of slots in their order, then the others."""
-        view = self.usable(self._run.holders)
-        homes = [[pipeline.peers[stage] for pipeline in self.pipelines] for stage in range(self._num_stages)]
+        view = self.usable(self.machine.holders)
+        homes = [[pipeline.peers[stage] for pipeline in self.pipelines] for stage in range(self.num_stages)]
         return [
             peers + [replica.peer for replica in view.by_stage(stage) if replica.peer not in peers]
             for stage, peers in enumerate(homes)
@@ -138,5 +124,5 @@ class Homes:
         Args:
             known: holds while the coordinator does not know who does.
         """
-        now = self._coordinator.holders
-        return self._reassignment.usable(self._membership.view, known if now is None else now)
+        now = self.coordinator.holders
+        return self.reassignment.usable(self.membership.view, known if now is None else now)

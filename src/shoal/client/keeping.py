@@ -11,7 +11,7 @@ A newcomer asks the clients as it asks the replicas of its stage, and gets it by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 import anyio.to_thread
@@ -29,9 +29,8 @@ from shoal.config.schema import Config
 from shoal.errors import RemoteProtocolError, StorageError
 from shoal.events.stages import StageKept, StageNotKept, StageRead, StageReleased
 from shoal.ids import PeerId
-from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.memory import shortage
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox, Signal
 from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.swarm.resumption import is_superseded, stays_held
 from shoal.transport.base import Received
@@ -47,51 +46,40 @@ class _KeptState:
     donor: StateDonor
 
 
+@dataclass(eq=False, repr=False)
 class Keeping:
     """The states that one client keeps. A `transport.dispatch.Handler`.
 
     Attributes:
+        contents: gives what is kept to newcomers.
+        coordinator: names the holders of the newest record, and is told what this client keeps.
+        checkpoint: from which the run was resumed; `run` reads it.
         changed: notified when something is handed over, or somebody is gone.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        contents: Contents,
-        coordinator: RoundCoordinator,
-        fetch: StageFetch,
-        ledger: Ledger,
-        watch: Watch,
-        checkpoint: StoredCheckpoint | None = None,
-    ) -> None:
-        """Keep what the checkpoint has, if it is of the record that stands; nothing without one.
+    config: Config
+    contents: Contents
+    coordinator: RoundCoordinator
+    fetch: StageFetch
+    ledger: Ledger
+    watch: Watch
+    checkpoint: StoredCheckpoint | None = None
+    _layouts: list[StageLayout] = field(default_factory=list[StageLayout])
+    _kept: dict[int, _KeptState] = field(default_factory=dict[int, _KeptState])
+    _leaving: dict[PeerId, Leave] = field(default_factory=dict[PeerId, Leave])
+    _refused: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    _to_fetch: Mailbox[int] = field(default_factory=Mailbox[int])
+    _awaited: set[int] = field(default_factory=set[int])
+    _going: set[PeerId] = field(default_factory=set[PeerId])
+    changed: Signal = field(default_factory=Signal, init=False)
 
-        Args:
-            contents: gives what is kept to newcomers.
-            coordinator: names the holders of the newest record, and is told what this client keeps.
-            checkpoint: from which the run was resumed; `run` reads it.
-        """
-        self._config = config
-        self._contents = contents
-        self._endpoint = contents.endpoint
-        self._coordinator = coordinator
-        self._fetch = fetch
-        self._ledger = ledger
-        self._layouts: list[StageLayout] = []
-        self._kept: dict[int, _KeptState] = {}
-        self._watch = watch
-        self._leaving: dict[PeerId, Leave] = {}
-        self._refused: dict[int, tuple[str, str]] = {}
-        self._to_fetch = Mailbox[int]()
-        self._awaited: set[int] = set()
-        self._going: set[PeerId] = set()
-        self.changed = Signal()
-        self._checkpoint = checkpoint
-        if checkpoint is not None:
+    def __post_init__(self) -> None:
+        self._endpoint = self.contents.endpoint
+        if self.checkpoint is not None:
             # Before anything is read: what is safe on a disk is not lost, however long reading it takes.
-            manifest = checkpoint.manifest
-            for stage in range(config.num_stages):
-                coordinator.keep(stage, Tip(manifest.round, manifest.record, checkpoint.signed))
+            manifest = self.checkpoint.manifest
+            for stage in range(self.config.num_stages):
+                self.coordinator.keep(stage, Tip(manifest.round, manifest.record, self.checkpoint.signed))
 
     def state(self, stage: int, digest: str) -> OuterState | None:
         """Return what is kept of a stage, if it is the state of this record."""
@@ -135,35 +123,32 @@ class Keeping:
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._drop_what_is_old)
-            if self._checkpoint is not None:
-                tasks.start_soon(self._read, self._checkpoint)
+            if self.checkpoint is not None:
+                tasks.start_soon(self._read, self.checkpoint)
             async for stage in self._to_fetch:
                 await self._take_over(stage)
                 self._awaited.discard(stage)
-                self._answer_all(stage)
+                for peer in [peer for peer, said in self._leaving.items() if said.stage == stage]:
+                    self._answer(peer, stage)
                 self.changed.notify()
 
     # -- parts
 
     def _leave(self, peer: PeerId, message: Leave) -> None:
         stage = message.stage
-        if self._coordinator.stages.get(peer, stage) != stage or not 0 <= stage < self._config.num_stages:
+        if self.coordinator.stages.get(peer, stage) != stage or not 0 <= stage < self.config.num_stages:
             raise RemoteProtocolError(f"{peer} leaves stage {stage}, which it does not serve")
         if peer not in self._leaving:
-            self._watch.leaves(peer, stage)
+            self.watch.leaves(peer, stage)
         self._leaving[peer] = message
         self._answer(peer, stage)
 
-    def _answer_all(self, stage: int) -> None:
-        for peer in [peer for peer, said in self._leaving.items() if said.stage == stage]:
-            self._answer(peer, stage)
-
     def _answer(self, peer: PeerId, stage: int) -> None:
-        if self._coordinator.holders is None:
+        if self.coordinator.holders is None:
             # It takes the run over, or goes on after a restart: who holds what is not known yet.
             self._endpoint.post(peer, MayLeave(stage, 0, False, refused="the client does not know yet what stands"))
             return
-        standing = self._coordinator.standing
+        standing = self.coordinator.standing
         if standing is None or self._others_hold(stage):
             self._endpoint.post(peer, MayLeave(stage, 0 if standing is None else standing.record.round, True))
             return
@@ -187,7 +172,7 @@ class Keeping:
 
     @property
     def _holders(self) -> Mapping[PeerId, int]:
-        return self._coordinator.holders or {}
+        return self.coordinator.holders or {}
 
     @property
     def _all_leaving(self) -> set[PeerId]:
@@ -196,7 +181,7 @@ class Keeping:
 
     async def _take_over(self, stage: int) -> None:
         """Fetch the state of the record that stands, from the servers that leave, unless it is here or cannot be."""
-        standing = self._coordinator.standing
+        standing = self.coordinator.standing
         if standing is None or self._others_hold(stage):
             return
         record, digest = standing.record, record_hash(standing.signed)
@@ -209,17 +194,17 @@ class Keeping:
             reason = f"the client's host {short}"
         else:
             reason = f"no server gives its state after round {record.round}"
-            state = await self._fetch.fetch(stage, layout, record, digest)
+            state = await self.fetch.fetch(stage, layout, record, digest)
         if state is None:
             self._refused[stage] = (digest, reason)
-            self._ledger.note(StageNotKept(stage, record.round, reason))
+            self.ledger.note(StageNotKept(stage, record.round, reason))
             return
         self._keep(stage, record.round, standing.signed, state)
-        self._ledger.note(StageKept(stage, record.round, digest))
+        self.ledger.note(StageKept(stage, record.round, digest))
 
     async def _read(self, checkpoint: StoredCheckpoint) -> None:
         """Give newcomers what the checkpoint has, unless the run has gone on from it before."""
-        standing, digest = self._coordinator.standing, checkpoint.manifest.record
+        standing, digest = self.coordinator.standing, checkpoint.manifest.record
         if standing is None or record_hash(standing.signed) != digest:
             return
         layouts, round = await self._every_layout(), checkpoint.manifest.round
@@ -234,32 +219,32 @@ class Keeping:
             except OSError as error:
                 raise StorageError(f"the checkpoint of round {round} cannot be read: {error}") from error
             self._keep(stage, round, standing.signed, state)
-            self._ledger.note(StageRead(stage, round, digest))
+            self.ledger.note(StageRead(stage, round, digest))
 
     async def _every_layout(self) -> list[StageLayout]:
         if not self._layouts:
-            self._layouts = await anyio.to_thread.run_sync(stage_layouts, self._config)
+            self._layouts = await anyio.to_thread.run_sync(stage_layouts, self.config)
         return self._layouts
 
     def _keep(self, stage: int, round: int, signed: SignedRecord, state: OuterState) -> None:
         if (older := self._kept.get(stage)) is not None:
             older.donor.release()
-        donor = StateDonor(self._contents, stage)
+        donor = StateDonor(self.contents, stage)
         digest = record_hash(signed)
         donor.hold(round, digest, state)
         self._kept[stage] = _KeptState(round, digest, state, donor)
-        self._coordinator.keep(stage, Tip(round, digest, signed))
+        self.coordinator.keep(stage, Tip(round, digest, signed))
 
     async def _drop_what_is_old(self) -> None:
         """What is kept of a record is needed until the next one is committed, whose bytes the stage's members hold."""
         while True:
-            await self._coordinator.changed()
-            standing: RoundOutcome | None = self._coordinator.standing
+            await self.coordinator.changed()
+            standing: RoundOutcome | None = self.coordinator.standing
             round = 0 if standing is None else standing.record.round
             holders, leaving = self._holders, self._all_leaving
             for stage in [
                 stage for stage, kept in self._kept.items() if is_superseded(stage, kept.round, round, holders, leaving)
             ]:
                 self._kept.pop(stage).donor.release()
-                self._coordinator.keep(stage, None)
-                self._ledger.note(StageReleased(stage, round))
+                self.coordinator.keep(stage, None)
+                self.ledger.note(StageReleased(stage, round))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +21,8 @@ from shoal.averaging.journal import last_record
 from shoal.averaging.stage_fetch import StageFetch, state_bytes
 from shoal.checkpoint.model_folder import ModelFolder, has_model_of
 from shoal.checkpoint.model_layout import stage_layouts
+from shoal.client.checkpoints import LastCheckpoint
 from shoal.client.keeping import Keeping
-from shoal.client.last_checkpoint import LastCheckpoint
 from shoal.client.ledger import Ledger
 from shoal.client.succession import Succession
 from shoal.clock import Clock
@@ -53,31 +54,23 @@ class ModelLeft(NamedTuple):
     reason: str = ""
 
 
+@dataclass(eq=False, repr=False)
 class ModelExport:
-    """Leaves the model of a run in its log folder."""
+    """Leaves the model of a run in its log folder.
 
-    def __init__(
-        self,
-        config: Config,
-        run_id: str,
-        log_dir: Path,
-        fetch: StageFetch,
-        keeping: Keeping,
-        clock: Clock,
-        ledger: Ledger,
-    ) -> None:
-        """Leave nothing yet.
+    Attributes:
+        log_dir: holds the records; the model's folder is made in it.
+        keeping: has the state of stages whose servers have left.
+    """
 
-        Args:
-            log_dir: holds the records; the model's folder is made in it.
-            keeping: has the state of stages whose servers have left.
-        """
-        self.left = ModelLeft(reason="the run has not ended")
-        self._config, self._run_id, self._log_dir = config, run_id, log_dir
-        self._fetch = fetch
-        self._keeping = keeping
-        self._clock = clock
-        self._ledger = ledger
+    config: Config
+    run_id: str
+    log_dir: Path
+    fetch: StageFetch
+    keeping: Keeping
+    clock: Clock
+    ledger: Ledger
+    left: ModelLeft = field(default_factory=lambda: ModelLeft(reason="the run has not ended"), init=False)
 
     @asynccontextmanager
     async def left_at_the_end(self, succession: Succession, checkpoint: LastCheckpoint) -> AsyncGenerator[None]:
@@ -104,13 +97,13 @@ class ModelExport:
     async def leave(self) -> None:
         """Fetch and write; what hinders it is said, and is no failure of the run."""
         try:
-            newest = await anyio.to_thread.run_sync(last_record, self._log_dir)
+            newest = await anyio.to_thread.run_sync(last_record, self.log_dir)
             if newest is None:
                 self.left = ModelLeft(reason="no round was completed, so there is nothing but the initial parameters")
                 return
             with anyio.move_on_after(_MOST_S):
                 self.left = await self._leave(*newest)
-                self._ledger.note(ModelWritten(str(self.left.folder), self.left.round))
+                self.ledger.note(ModelWritten(str(self.left.folder), self.left.round))
                 return
             reason = f"its parameters had not all come within {_MOST_S:.0f} s"
         except* (RecordRejected, StateMismatch, StorageError, OSError) as errors:
@@ -120,13 +113,13 @@ class ModelExport:
                 raise
             reason = "; ".join(str(error) or "the client's host has no memory left" for error in leaves(errors))
         self.left = ModelLeft(reason=reason)
-        self._ledger.note(ModelMissing(reason))
+        self.ledger.note(ModelMissing(reason))
 
     async def _leave(self, record: Record, signed: SignedRecord) -> ModelLeft:
-        if has_model_of(self._log_dir / FOLDER, record_hash(signed)):
-            return ModelLeft(self._log_dir / FOLDER, record.round)  # by an earlier start of this client
-        layouts = await anyio.to_thread.run_sync(stage_layouts, self._config)
-        path = self._log_dir / FOLDER
+        if has_model_of(self.log_dir / FOLDER, record_hash(signed)):
+            return ModelLeft(self.log_dir / FOLDER, record.round)  # by an earlier start of this client
+        layouts = await anyio.to_thread.run_sync(stage_layouts, self.config)
+        path = self.log_dir / FOLDER
         folder = await anyio.to_thread.run_sync(ModelFolder, path, layouts)
         try:
             async with anyio.create_task_group() as tasks:
@@ -135,7 +128,7 @@ class ModelExport:
                     if short := shortage(state_bytes(layout)):
                         raise MemoryError(f"the client's host {short} for stage {stage}")
                     digest = record_hash(signed)
-                    state = self._keeping.state(stage, digest) or await self._fetch.fetch(stage, layout, record, digest)
+                    state = self.keeping.state(stage, digest) or await self.fetch.fetch(stage, layout, record, digest)
                     if state is None:
                         raise StateMismatch(
                             f"nobody holds the parameters of stage {stage} after round {record.round} any more"
@@ -145,7 +138,7 @@ class ModelExport:
                     await anyio.to_thread.run_sync(folder.write_stage, stage, vectors, record)
                     del vectors
                 tasks.cancel_scope.cancel()
-            await anyio.to_thread.run_sync(folder.commit, self._config, self._run_id, record, signed)
+            await anyio.to_thread.run_sync(folder.commit, self.config, self.run_id, record, signed)
         finally:
             folder.discard()
         return ModelLeft(path, record.round)
@@ -153,6 +146,6 @@ class ModelExport:
     async def _say(self, num_bytes: int) -> None:
         """Say how far it is, where it takes long."""
         while True:
-            await self._clock.sleep_s(_SAY_EVERY_S)
-            done = min(1.0, self._fetch.fetched_bytes / max(1, num_bytes))
-            self._ledger.note(ModelFetching(round(done, 3), num_bytes))
+            await self.clock.sleep_s(_SAY_EVERY_S)
+            done = min(1.0, self.fetch.fetched_bytes / max(1, num_bytes))
+            self.ledger.note(ModelFetching(round(done, 3), num_bytes))

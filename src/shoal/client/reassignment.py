@@ -9,6 +9,7 @@ replica says itself to the coordinator, and by what was ordered.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 
 import anyio
 
@@ -26,39 +27,29 @@ from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Move, Moving
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Reassignment:
     """Orders moves. A `transport.dispatch.Handler`.
 
     Attributes:
+        coordinator: servers are sent under its ballot.
         moved: notified when it has changed who may be used, or servers stand where they should.
         is_placing: servers are being sent to the stages where they should stand at first.
     """
 
-    def __init__(
-        self,
-        *,
-        endpoint: Endpoint,
-        coordinator: RoundCoordinator,
-        membership: Membership,
-        clock: Clock,
-        num_stages: int,
-        ledger: Ledger,
-    ) -> None:
-        """Order nothing yet; `run` does the work.
+    endpoint: Endpoint
+    coordinator: RoundCoordinator
+    membership: Membership
+    clock: Clock
+    num_stages: InitVar[int]
+    ledger: Ledger
+    _holders: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])
+    moved: Signal = field(default_factory=Signal, init=False)
+    _wake: Signal = field(default_factory=Signal)
+    is_placing: bool = field(default=False, init=False)
 
-        Args:
-            coordinator: servers are sent under its ballot.
-        """
-        self._endpoint = endpoint
-        self._coordinator = coordinator
-        self._membership = membership
-        self._clock = clock
-        self._ledger = ledger
+    def __post_init__(self, num_stages: int) -> None:
         self._machine = MoveOrders(num_stages)
-        self._holders: Mapping[PeerId, int] = {}
-        self.moved = Signal()
-        self._wake = Signal()
-        self.is_placing = False
 
     def is_moving(self, peer: PeerId) -> bool:
         """Whether a server is on its way, so that it ends its connections by itself."""
@@ -84,8 +75,8 @@ class Reassignment:
         message = event.message
         if not isinstance(message, Moving):
             return False
-        if message.ballot == self._coordinator.ballot:
-            self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
+        if message.ballot == self.coordinator.ballot:
+            self._do(self._machine.receive(event.peer, message, self.clock.now_s()))
             self._wake.notify()
         return True
 
@@ -101,7 +92,7 @@ class Reassignment:
             holders: the replicas that hold the record, with their stages.
         """
         self._holders = holders
-        self._do(self._machine.recorded(self._view(), holders, round, self._clock.now_s()))
+        self._do(self._machine.recorded(self._view(), holders, round, self.clock.now_s()))
         self._wake.notify()
 
     def place(self) -> None:
@@ -115,7 +106,7 @@ class Reassignment:
     async def run(self) -> None:
         """Follow the moves that were ordered, and fill stages that have no server, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for changed in (self._membership.changed, self._coordinator.changed):
+            for changed in (self.membership.changed, self.coordinator.changed):
                 tasks.start_soon(pass_on, changed, self._wake)
             while True:
                 woken = self._wake.coming
@@ -123,45 +114,45 @@ class Reassignment:
                 self._look()
                 if self._machine.under_way != before:
                     self.moved.notify()
-                with anyio.move_on_after(self._machine.wake_at_s - self._clock.now_s()):
+                with anyio.move_on_after(self._machine.wake_at_s - self.clock.now_s()):
                     await woken.wait()
 
     def _look(self) -> None:
-        if not self._coordinator.leads:
+        if not self.coordinator.leads:
             return
-        now = self._coordinator.holders
+        now = self.coordinator.holders
         if now is not None:
             self._holders = now
-        known = self._coordinator.stages
-        if not self._holders and self._coordinator.round == 1:
+        known = self.coordinator.stages
+        if not self._holders and self.coordinator.round == 1:
             self._holders = known  # before the first record everyone has what it takes to begin
         # While the coordinator asks who holds what, those that held it and can be reached are who may be sent.
         holders = {peer: stage for peer, stage in self._holders.items() if known.get(peer) == stage}
-        self._do(self._machine.update(self._view(), holders, known, self._clock.now_s()))
+        self._do(self._machine.update(self._view(), holders, known, self.clock.now_s()))
         # Only who has said what it holds can be sent; who cannot be reached leaves the view.
-        if self.is_placing and now is not None and all(r.peer in known for r in self._membership.view.replicas):
-            self._do(self._machine.placed(self._view(), holders, self._clock.now_s()))
+        if self.is_placing and now is not None and all(r.peer in known for r in self.membership.view.replicas):
+            self._do(self._machine.placed(self._view(), holders, self.clock.now_s()))
             if self._machine.under_way is None:
                 self.is_placing = False
                 self.moved.notify()
 
     def _view(self) -> SwarmView:
-        return self._membership.view.placed(self._coordinator.stages)
+        return self.membership.view.placed(self.coordinator.stages)
 
     def _do(self, effects: Sequence[MoveEffect]) -> None:
         for effect in effects:
             move = effect.move
-            places = move.peer, self._membership.view.name_of(move.peer), move.origin, move.stage
+            places = move.peer, self.membership.view.name_of(move.peer), move.origin, move.stage
             match effect:
                 case SendOrder():
-                    order = Move(self._coordinator.ballot, self._coordinator.round, move.stage, move.urgent)
-                    self._endpoint.post(move.peer, order)
+                    order = Move(self.coordinator.ballot, self.coordinator.round, move.stage, move.urgent)
+                    self.endpoint.post(move.peer, order)
                 case Begun():
-                    self._ledger.note(MoveOrdered(*places, move.urgent, _reason(move, self.is_placing)))
+                    self.ledger.note(MoveOrdered(*places, move.urgent, _reason(move, self.is_placing)))
                 case Ended(_, MoveEnd.ARRIVED):
-                    self._ledger.note(MoveEnded(*places))
+                    self.ledger.note(MoveEnded(*places))
                 case Ended(_, how, reason):
-                    self._ledger.note(MoveFailed(*places, str(how), reason))
+                    self.ledger.note(MoveFailed(*places, str(how), reason))
 
 
 def _reason(move: StageMove, is_placing: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -48,61 +49,48 @@ _MONITOR_RESTS_S = 1.0
 """How long a monitor that was lost gets no numbers: it may be gone for good, and each number would dial it."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Reports:
     """The client's ear for its trainers. A `transport.dispatch.Handler`.
 
     Attributes:
+        trainers: only their reports count, and tell it who is done.
+        homes: tell a trainer that finds no complete path through the stages who may be used.
         shares: what each pipeline has trained in the round.
         finished: notified when nothing more is expected of another slot.
     """
 
-    def __init__(
-        self,
-        *,
-        endpoint: Endpoint,
-        monitor: Hop,
-        trainers: TrainerSlots,
-        homes: Homes,
-        membership: Membership,
-        num_stages: int,
-        divergence: Divergence,
-        clock: Clock,
-        ledger: Ledger,
-    ) -> None:
-        """Remember where numbers go.
+    endpoint: Endpoint
+    monitor: Hop
+    trainers: TrainerSlots
+    homes: Homes
+    membership: Membership
+    num_stages: int
+    divergence: Divergence
+    clock: Clock
+    ledger: Ledger
+    shares: Shares = field(default_factory=Shares, init=False)
+    finished: Signal = field(default_factory=Signal, init=False)
+    _skips_alone: SkipsAlone = field(default_factory=SkipsAlone)
+    _monitor_lost: Signal = field(default_factory=Signal)
+    _round: int = 0
+    _refusals: dict[int, str] = field(default_factory=dict[int, str])
+    # Slots that have found no server for their step since the last one.
+    _waiting: set[int] = field(default_factory=set[int])
+    refused_since_s: float | None = field(default=None, init=False)
+    refused_changed: Signal = field(default_factory=Signal, init=False)
 
-        Args:
-            trainers: only their reports count, and tell it who is done.
-            homes: tell a trainer that finds no complete path through the stages who may be used.
-        """
-        self.shares = Shares()
-        self.finished = Signal()
-        self._endpoint = endpoint
-        self._monitor = monitor.peer
-        self._trainers = trainers
-        self._homes = homes
-        self._membership = membership
-        self._num_stages = num_stages
-        self._ledger = ledger
-        self._gate = FloodGate(logger, clock)
-        self.divergence = divergence
-        self._skips_alone = SkipsAlone()
-        self._clock = clock
-        self._monitor_rests = Deadline.after(clock, 0.0)
-        self._monitor_lost = Signal()
-        self._round = 0
-        self._refusals: dict[int, str] = {}
-        self._waiting: set[int] = set()  # slots that have found no server for their step since the last one
-        self.refused_since_s: float | None = None
-        self.refused_changed = Signal()
-        endpoint.introduce(monitor)
+    def __post_init__(self) -> None:
+        self._gate = FloodGate(logger, self.clock)
+        self._monitor_rests = Deadline.after(self.clock, 0.0)
+        self.endpoint.introduce(self.monitor)
 
     def receive(self, event: Received) -> bool:
         """Take a trainer's report."""
         message = event.message
         if not isinstance(message, StepReport | EvalReport | TrainerDone | TrainerStuck):
             return False
-        if self._trainers.slot_of(event.peer) != message.slot:
+        if self.trainers.slot_of(event.peer) != message.slot:
             self._gate.emit(ReportOfStranger(event.peer, message.slot), event.peer)
             return True
         match message:
@@ -114,13 +102,13 @@ class Reports:
                 self._trainer_done(message)
             case TrainerStuck():
                 self._stuck(message)
-                self._homes.tell_trainers()
+                self.homes.tell_trainers()
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """What a lost trainer has reported stands; a lost monitor is not dialled again for each number."""
-        if peer == self._monitor:
-            self._monitor_rests = Deadline.after(self._clock, _MONITOR_RESTS_S)
+        if peer == self.monitor.peer:
+            self._monitor_rests = Deadline.after(self.clock, _MONITOR_RESTS_S)
             self._monitor_lost.notify()
 
     @property
@@ -131,14 +119,14 @@ class Reports:
     @property
     def is_refused(self) -> bool:
         """Whether all trainers that have something left wait for a server that takes their step."""
-        present = self._trainers.present.keys() & {pipeline.slot for pipeline in self._homes.pipelines}
-        left = [slot for slot in present if not self._trainers.is_done(slot)]
+        present = self.trainers.present.keys() & {pipeline.slot for pipeline in self.homes.pipelines}
+        left = [slot for slot in present if not self.trainers.is_done(slot)]
         return bool(left) and self._waiting.issuperset(left)
 
     @property
     def progress(self) -> Progress:
         """What the trainers have achieved so far."""
-        return self._ledger.totals.progress
+        return self.ledger.totals.progress
 
     def begin_round(self, round: int, pipelines: Sequence[Pipeline]) -> None:
         """Forget who was done in the round before, and who has waited."""
@@ -147,49 +135,49 @@ class Reports:
         self._waiting.clear()
         self._stand_since(None)
         self.shares.begin_round(pipelines)
-        self._trainers.nothing_done()
+        self.trainers.nothing_done()
 
     def resume(self, round: int, pipelines: Sequence[Pipeline]) -> None:
         """Go on in a round in which an earlier start of this client was."""
         self.begin_round(round, pipelines)
-        for event in self._ledger.earlier:
+        for event in self.ledger.earlier:
             self._take(event)
 
     def phase_took(self, phase: str, duration_s: float) -> None:
         """Count how long a phase of a round has taken."""
-        self._endpoint.metrics.histogram("round.phase_seconds", phase=phase).observe(duration_s)
+        self.endpoint.metrics.histogram("round.phase_seconds", phase=phase).observe(duration_s)
 
     def round_over(self, number: int) -> None:
         """Say how a round was shared between the pipelines. That it is over is as good as a step."""
         if self.refused_since_s is not None:
-            self._stand_since(self._ledger.run_s())
+            self._stand_since(self.ledger.run_s())
         shared = self.shares.of_round()
         samples = dict(sorted(shared.samples.items()))
         speeds = {slot: round(speed, 1) for slot, speed in sorted(shared.samples_per_s.items())}
-        self._ledger.note(RoundShared(number, samples, speeds, shared.waited_s))
+        self.ledger.note(RoundShared(number, samples, speeds, shared.waited_s))
         total = sum(samples.values())
         if len(samples) > 1:
             self.post({f"share/{slot}": num / total for slot, num in samples.items()})
 
     def last_number(self, slot: int) -> int:
         """Return the number of the last step that a slot's trainers have reported; -1 before the first."""
-        return self._ledger.totals.last_numbers.get(slot, -1)
+        return self.ledger.totals.last_numbers.get(slot, -1)
 
     def post(self, values: Mapping[str, float]) -> None:
         """Send numbers about the run to the monitor, if it is there."""
         if self._monitor_rests.expired():
-            numbers = Metrics("client", self._endpoint.peer_id, self.progress.round, dict(values))
-            self._endpoint.post(self._monitor, numbers)
+            numbers = Metrics("client", self.endpoint.peer_id, self.progress.round, dict(values))
+            self.endpoint.post(self.monitor.peer, numbers)
 
     def pass_on(self, numbers: PeerMetrics) -> None:
         """Send a peer's own numbers to the monitor, if it is there."""
         if self._monitor_rests.expired():
-            self._endpoint.post(self._monitor, numbers)
+            self.endpoint.post(self.monitor.peer, numbers)
 
     def pass_on_event(self, line: str) -> None:
         """Send what was noted to the monitor, if it is there; it reads what it has missed in the file."""
         if self._monitor_rests.expired() and len(line) <= MAX_NOTED_CHARS:
-            self._endpoint.post(self._monitor, Noted(line))
+            self.endpoint.post(self.monitor.peer, Noted(line))
 
     def tell_swarm(self) -> None:
         """Send the monitor how the swarm is now."""
@@ -204,25 +192,25 @@ class Reports:
             tasks.start_soon(self._follow_monitor)
             while True:
                 self.tell_swarm()
-                await self._membership.changed()
+                await self.membership.changed()
 
     async def _follow_monitor(self) -> None:
         while True:
             await self._monitor_lost.take()
-            await self._clock.sleep_s(self._monitor_rests.remaining_s())
+            await self.clock.sleep_s(self._monitor_rests.remaining_s())
             self.tell_swarm()
 
     def _swarm_numbers(self) -> Mapping[str, float]:
         """Return the numbers of the swarm as it is now, by name as in `monitor.status.Status`."""
-        view, num_stages = self._membership.view, self._num_stages
+        view, num_stages = self.membership.view, self.num_stages
         replicas = view.num_replicas(num_stages)
         return {
             # Those of the round, as far as each of their stages has a server.
-            "pipelines": float(min(len(self._homes.pipelines), *replicas)),
+            "pipelines": float(min(len(self.homes.pipelines), *replicas)),
             # The data server and the trainers announce themselves to nobody but this client.
-            "alive_peers": float(view.num_peers + len(self._trainers.present) + 1),
+            "alive_peers": float(view.num_peers + len(self.trainers.present) + 1),
             "missing_stages": float(len(view.missing_stages(num_stages))),
-            "paused": float(self._ledger.totals.time.is_paused),
+            "paused": float(self.ledger.totals.time.is_paused),
             **{f"replicas/{stage}": float(number) for stage, number in enumerate(replicas)},
         }
 
@@ -230,14 +218,14 @@ class Reports:
         self._waiting.add(message.slot)
         self.refused_changed.notify()
         if not message.refusal:
-            self._ledger.note(TrainerWithoutPath(message.slot, message.stages))
+            self.ledger.note(TrainerWithoutPath(message.slot, message.stages))
             return
         refusal = " ".join(message.refusal.split())
         if self._refusals.get(message.slot) != refusal:  # each further attempt would say the same
             self._refusals[message.slot] = refusal
             if self.refused_since_s is None:
-                self._stand_since(self._ledger.run_s())
-            self._ledger.note(StepRefused(message.slot, refusal))
+                self._stand_since(self.ledger.run_s())
+            self.ledger.note(StepRefused(message.slot, refusal))
 
     def _stand_since(self, since_s: float | None) -> None:
         self.refused_since_s = since_s
@@ -250,7 +238,7 @@ class Reports:
             self.refused_changed.notify()
         if self.refused_since_s is not None:
             # Another trainer may still wait, but the run goes on.
-            self._stand_since(self._ledger.run_s() if self._refusals else None)
+            self._stand_since(self.ledger.run_s() if self._refusals else None)
         if report.key.number <= self.last_number(report.slot):
             return  # its trainer cannot know that it was counted before the client was started again
         routers = [each for each in report.routers if not each.figure]
@@ -272,9 +260,9 @@ class Reports:
             )
         )
         if (warning := self.divergence.step(report.skipped)) is not None:
-            self._ledger.note(TrainingDiverging(warning))
+            self.ledger.note(TrainingDiverging(warning))
         if self._skips_alone.step(report.slot, skipped=report.skipped):
-            self._ledger.note(PipelineSkips(report.slot, ALONE_IN_A_ROW, ", ".join(self._servers_of(report.slot))))
+            self.ledger.note(PipelineSkips(report.slot, ALONE_IN_A_ROW, ", ".join(self._servers_of(report.slot))))
         progress = self.progress
         self.post(
             {
@@ -294,8 +282,8 @@ class Reports:
 
     def _servers_of(self, slot: int) -> list[str]:
         """Return what the home servers of a slot are called."""
-        homes = [pipeline.peers for pipeline in self._homes.pipelines if pipeline.slot == slot]
-        return [self._membership.view.name_of(peer) for peers in homes for peer in peers]
+        homes = [pipeline.peers for pipeline in self.homes.pipelines if pipeline.slot == slot]
+        return [self.membership.view.name_of(peer) for peers in homes for peer in peers]
 
     def _evaluated(self, report: EvalReport) -> None:
         losses = self.progress.eval_losses
@@ -307,12 +295,12 @@ class Reports:
             self.post({"loss/eval": losses[report.base_round], "samples": float(self.progress.samples)})
 
     def _trainer_done(self, report: TrainerDone) -> None:
-        generation = self._trainers.generations[report.slot]
+        generation = self.trainers.generations[report.slot]
         self._note(TrainerFinished(report.slot, generation, report.round, report.sent_bytes))
         self.finished.notify()
 
     def _note(self, event: Event) -> None:
-        self._ledger.note(event)
+        self.ledger.note(event)
         self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -321,7 +309,7 @@ class Reports:
             case StepReported():
                 self.shares.step(event)
             case TrainerFinished() if event.round == self._round:
-                self._trainers.finish(event.slot)
+                self.trainers.finish(event.slot)
             case _:
                 pass
 

@@ -17,8 +17,8 @@ from shoal.averaging.journal import restore_genesis, set_aside, write_round
 from shoal.checkpoint.store import CheckpointStore
 from shoal.checkpoint.stored import StoredCheckpoint, Unseal
 from shoal.client.diary import Saved, leave_saved
-from shoal.client.spec import ResumedFrom
 from shoal.client.totals import RunTotals
+from shoal.control.role_start import ResumedFrom
 from shoal.swarm.records import parameters_of, record_hash, used_samples
 from shoal.wire.messages.round import Record
 

@@ -6,6 +6,8 @@ what the last round has shared -> Saved -> the data server's plan -> StartRound 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.client.data_link import DataLink
 from shoal.client.homes import Homes
@@ -24,93 +26,78 @@ from shoal.wire.messages.base import StepRange
 from shoal.wire.messages.control import Evaluation
 
 
+@dataclass(eq=False, repr=False)
 class RoundBegin:
-    """Begins rounds, one after the other."""
+    """Begins rounds, one after the other.
 
-    def __init__(
-        self,
-        run: RunClient,
-        *,
-        config: Config,
-        coordinator: RoundCoordinator,
-        ledger: Ledger,
-        slots: TrainerSlots,
-        trainers: TrainerPool,
-        reports: Reports,
-        data: DataLink,
-        homes: Homes,
-        inheritance: Inheritance,
-        saving: Saving,
-        speeds: tuple[float, ...],
-    ) -> None:
-        """Connect the parts.
+    Attributes:
+        speeds: of the round in which an earlier start of this client was.
+    """
 
-        Args:
-            speeds: of the round in which an earlier start of this client was.
-        """
-        self._run = run
-        self._config = config
-        self._coordinator = coordinator
-        self._ledger = ledger
-        self._slots, self._trainers = slots, trainers
-        self._reports = reports
-        self._data = data
-        self._homes = homes
-        self._inheritance = inheritance
-        self._saving = saving
-        self._speeds = speeds
+    machine: RunClient
+    config: Config
+    coordinator: RoundCoordinator
+    ledger: Ledger
+    slots: TrainerSlots
+    trainers: TrainerPool
+    reports: Reports
+    data: DataLink
+    homes: Homes
+    inheritance: Inheritance
+    saving: Saving
+    speeds: tuple[float, ...]
 
     def stand(self) -> None:
         """Take the lead over the servers that are there now."""
-        self._homes.tell_coordinator()
-        self._coordinator.stand()
+        self.homes.tell_coordinator()
+        self.coordinator.stand()
 
     async def give(self, record_hash: str) -> None:
         """Give the replicas what a checkpoint has of their inner optimizers, see `Inheritance.give`."""
-        await self._inheritance.give(self._homes.in_order(), record_hash)
+        await self.inheritance.give(self.homes.in_order(), record_hash)
 
     def begin(self, order: BeginRound) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps."""
         round, base = order.round, order.base
-        slots = frozenset(pipeline.slot for pipeline in self._run.pipelines)
+        slots = frozenset(pipeline.slot for pipeline in self.machine.pipelines)
         if order.left is None:
             self._begin(order)
-            named, steady = self._homes.named, self._coordinator.holders or ()
+            named, steady = self.homes.named, self.coordinator.holders or ()
         else:
             self._adopt(order.left)
             named, steady = None, ()
         shares = self._evaluation_shares(round - 1)
 
         def go_on(slot: int, rest: StepRange) -> None:
-            has_share = self._reports.progress.has_share(round - 1, slot)
-            self._homes.start(round, slot, rest, base, None if has_share else shares[slot])
+            has_share = self.reports.progress.has_share(round - 1, slot)
+            self.homes.start(round, slot, rest, base, None if has_share else shares[slot])
 
-        self._trainers.begin_round(round, slots, order.steps, named=named, steady=steady, go_on=go_on)
+        self.trainers.begin_round(round, slots, order.steps, named=named, steady=steady, go_on=go_on)
 
     def _adopt(self, plan: RoundPlan) -> None:
         """Take over the trainers of a round that an earlier start of this client has begun."""
         if plan.steps:
             # The data server knows of those that are lost from now on only what is released.
-            has_dead = self._slots.generations != plan.generations
-            self._data.resume(plan.round, len(plan.pipelines), plan.steps, plan.speeds, has_dead=has_dead)
-        self._homes.tell_trainers()
+            has_dead = self.slots.generations != plan.generations
+            self.data.resume(plan.round, len(plan.pipelines), plan.steps, plan.speeds, has_dead=has_dead)
+        self.homes.tell_trainers()
 
     def _begin(self, order: BeginRound) -> None:
-        round, steps, pipelines = order.round, order.steps, self._run.pipelines
-        if not self._config.run.deterministic:
-            self._speeds = self._reports.shares.speeds(pipelines)
-        self._reports.begin_round(round, pipelines)
-        sizes = len(pipelines), len(self._slots.present), len(self._run.holders)
-        self._ledger.note(RoundBegun(round, len(steps), *sizes))
-        plan = RoundPlan(round, steps, pipelines, dict(self._slots.generations), order.begun_s, self._speeds)
-        self._saving.round_begins(plan, order.base)
+        round, steps, pipelines = order.round, order.steps, self.machine.pipelines
+        if not self.config.run.deterministic:
+            self.speeds = self.reports.shares.speeds(pipelines)
+        self.reports.begin_round(round, pipelines)
+        sizes = len(pipelines), len(self.slots.present), len(self.machine.holders)
+        self.ledger.note(RoundBegun(round, len(steps), *sizes))
+        plan = RoundPlan(round, steps, pipelines, dict(self.slots.generations), order.begun_s, self.speeds)
+        self.saving.round_begins(plan, order.base)
         if steps:
-            self._data.plan(round, len(pipelines), steps, self._speeds)
-        self._homes.named = set()
+            self.data.plan(round, len(pipelines), steps, self.speeds)
+        self.homes.named = set()
         for slot, share in enumerate(self._evaluation_shares(round - 1)):
-            self._homes.start(round, slot, steps, order.base, share)
+            self.homes.start(round, slot, steps, order.base, share)
 
     def _evaluation_shares(self, base_round: int) -> list[Evaluation | None]:
-        is_evaluated = self._config.run.evaluates(base_round, self._config.diloco.outer_steps)
-        num_samples = self._ledger.totals.num_holdout if is_evaluated else 0
-        return evaluation_shares(base_round, num_samples, len(self._run.pipelines), self._speeds)
+        is_evaluated = self.config.run.evaluates(base_round, self.config.diloco.outer_steps)
+        num_samples = self.ledger.totals.num_holdout if is_evaluated else 0
+        return evaluation_shares(base_round, num_samples, len(self.machine.pipelines), self.speeds)

@@ -5,6 +5,7 @@ What the record says is the coordinator's (`averaging.coordinator`), when a roun
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,7 @@ import anyio.to_thread
 from shoal.averaging.audit import lost_in
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
 from shoal.averaging.journal import follows, write_round
-from shoal.client.checkpointing import Checkpointing
+from shoal.client.checkpoints import Checkpointing
 from shoal.client.data_link import DataLink
 from shoal.client.homes import Homes
 from shoal.client.ledger import Ledger
@@ -37,41 +38,28 @@ _PATIENCE_S = 5.0
 """So long may the disk take at the end; then the client ends without the file of the last record."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RoundRecords:
     """Ends rounds, one after the other."""
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        log_dir: Path,
-        coordinator: RoundCoordinator,
-        ledger: Ledger,
-        slots: TrainerSlots,
-        reports: Reports,
-        data: DataLink,
-        homes: Homes,
-        reassignment: Reassignment,
-        checkpointing: Checkpointing,
-    ) -> None:
-        self._config = config
-        self._log_dir = log_dir
-        self._coordinator = coordinator
-        self._ledger = ledger
-        self._slots = slots
-        self._reports = reports
-        self._data = data
-        self._homes = homes
-        self._reassignment = reassignment
-        self._checkpointing = checkpointing
-        self._codec = ""
+    config: Config
+    log_dir: Path
+    coordinator: RoundCoordinator
+    ledger: Ledger
+    slots: TrainerSlots
+    reports: Reports
+    data: DataLink
+    homes: Homes
+    reassignment: Reassignment
+    checkpointing: Checkpointing
+    _codec: str = ""
 
     def close(self, round: int, trained_s: float | None) -> None:
         """Have the replicas average, see `CloseRound`; what comes of it is the coordinator's."""
-        slots = {peer: pipeline.slot for pipeline in self._homes.pipelines for peer in pipeline.peers}
-        within_s = None if self._config.run.deterministic else self._config.diloco.averaging_timeout_s
-        keep = self._checkpointing.is_due(round)
-        self._coordinator.close_round(round, slots, self._slots.lowest, within_s, keep=keep, trained_s=trained_s)
+        slots = {peer: pipeline.slot for pipeline in self.homes.pipelines for peer in pipeline.peers}
+        within_s = None if self.config.run.deterministic else self.config.diloco.averaging_timeout_s
+        keep = self.checkpointing.is_due(round)
+        self.coordinator.close_round(round, slots, self.slots.lowest, within_s, keep=keep, trained_s=trained_s)
 
     async def recorded(self, ready: RoundReady, begun_s: float | None, closed_s: float | None) -> None:
         """Write the record down and act on it.
@@ -85,29 +73,29 @@ class RoundRecords:
             TrainingDiverged: too many rounds in a row have only skipped steps.
             StorageError: it cannot be written.
         """
-        outcome = self._coordinator.outcome(ready)
+        outcome = self.coordinator.outcome(ready)
         record = outcome.record
-        self._checkpointing.recorded(record)
+        self.checkpointing.recorded(record)
         # It is forced to the disk, which may take long; the event loop has connections to keep.
         with anyio.CancelScope(shield=True):
-            await run_in_thread(write_round, self._log_dir, record, outcome.signed)
+            await run_in_thread(write_round, self.log_dir, record, outcome.signed)
         self._note(outcome, begun_s, closed_s)
         await self._count_costs(record)
-        self._data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
-        if record.round < self._config.diloco.outer_steps:
-            self._reassignment.recorded(outcome.holders, record.round)
-        self._reports.divergence.round_over(*(sum(map(len, ranges)) for ranges in (record.samples, record.skipped)))
-        idle_rounds = self._ledger.totals.idle_rounds
+        self.data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
+        if record.round < self.config.diloco.outer_steps:
+            self.reassignment.recorded(outcome.holders, record.round)
+        self.reports.divergence.round_over(*(sum(map(len, ranges)) for ranges in (record.samples, record.skipped)))
+        idle_rounds = self.ledger.totals.idle_rounds
         if idle_rounds > _MAX_IDLE_ROUNDS:
-            reason = self._reports.refusal or "see the trainers' logs"
+            reason = self.reports.refusal or "see the trainers' logs"
             raise ControlError(f"{idle_rounds} rounds have passed without a step: {reason}")
 
     async def inherit(self, ready: RoundReady) -> None:
         """Know what the record says that clients of other hosts have committed, or D_0; see `succession.inherit`."""
         hashes: dict[int, str] = {}
         if ready.tip.signed is not None:
-            hashes = await inherit(self._coordinator.outcome(ready), self._log_dir, self._slots, self._data)
-        self._ledger.note(RunTakenOver(ready.tip.round, len(ready.holders), hashes))
+            hashes = await inherit(self.coordinator.outcome(ready), self.log_dir, self.slots, self.data)
+        self.ledger.note(RunTakenOver(ready.tip.round, len(ready.holders), hashes))
 
     async def write_last(self) -> None:
         """Let no further record be made, and write down the last one if nobody has, whatever has ended this client.
@@ -117,30 +105,30 @@ class RoundRecords:
             StorageError: it cannot be written.
         """
         # A record that was committed from here on would be in no file, and nobody would hold the one before it.
-        self._coordinator.retire()
-        standing = self._coordinator.standing
-        if await write_last(standing, self._log_dir, self._ledger) and standing is not None:
+        self.coordinator.retire()
+        standing = self.coordinator.standing
+        if await write_last(standing, self.log_dir, self.ledger) and standing is not None:
             self._note(standing, None, None)
 
     async def _count_costs(self, record: Record) -> None:
         """Of what was lost, note what it has cost; raises as `audit.lost_in` does."""
-        if self._ledger.totals.incidents.wants_costs:
-            lost = await run_in_thread(lost_in, self._log_dir, record)
-            self._ledger.note(StepsLost(record.round, lost))
+        if self.ledger.totals.incidents.wants_costs:
+            lost = await run_in_thread(lost_in, self.log_dir, record)
+            self.ledger.note(StepsLost(record.round, lost))
 
     def _note(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None) -> None:
         """A record is on the disk."""
-        now_s = self._ledger.run_s()
+        now_s = self.ledger.run_s()
         duration_s = None if begun_s is None else now_s - begun_s
         averaging_s = None if closed_s is None else now_s - closed_s
         if averaging_s is not None:
-            self._reports.phase_took("average", averaging_s)
+            self.reports.phase_took("average", averaging_s)
             if duration_s is not None:
-                self._reports.phase_took("train", duration_s - averaging_s)
-        record, progress = outcome.record, self._reports.progress
-        self._reports.round_over(record.round)
+                self.reports.phase_took("train", duration_s - averaging_s)
+        record, progress = outcome.record, self.reports.progress
+        self.reports.round_over(record.round)
         loss = progress.round_loss
-        self._ledger.note(
+        self.ledger.note(
             RoundRecorded(
                 round=record.round,
                 loss=loss,
@@ -154,10 +142,10 @@ class RoundRecords:
             )
         )
         if record.codec != self._codec:
-            self._ledger.note(CodecChosen(record.round + 1, record.codec, self._codec))
+            self.ledger.note(CodecChosen(record.round + 1, record.codec, self._codec))
             self._codec = record.codec
         if loss is not None:
-            self._reports.post({"loss/round": loss, "samples": float(progress.samples)})
+            self.reports.post({"loss/round": loss, "samples": float(progress.samples)})
 
 
 async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledger) -> bool:

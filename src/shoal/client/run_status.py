@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from shoal.client.course import Course
-from shoal.client.pausing import Pausing
 from shoal.client.progress import RATE_WINDOW_S
 from shoal.client.reports import Reports
 from shoal.client.stage_watch import StageWatch
+from shoal.client.steering import Pausing
 from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.control.membership import Membership
@@ -45,39 +46,26 @@ def numbers_of(peer: PeerId, values: Mapping[str, float], age_s: float) -> Serve
     )
 
 
+@dataclass(eq=False, repr=False)
 class StatusAnswers:
     """The client's side of `shoal status`."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        config: Config,
-        membership: Membership,
-        reports: Reports,
-        stages: StageWatch,
-        pausing: Pausing,
-        trainers: TrainerSlots,
-        numbers: PeerNumbers,
-        course: Course,
-        clock: Clock,
-    ) -> None:
-        """Answer from these parts of the client."""
-        self._endpoint = endpoint
-        self._num_rounds, self._num_stages = config.diloco.outer_steps, config.num_stages
-        self._membership = membership
-        self._reports = reports
-        self._stages = stages
-        self._pausing = pausing
-        self._trainers = trainers
-        self._numbers = numbers
-        self._course = course
-        self._clock = clock
+    endpoint: Endpoint
+    config: Config
+    membership: Membership
+    reports: Reports
+    stages: StageWatch
+    pausing: Pausing
+    trainers: TrainerSlots
+    numbers: PeerNumbers
+    course: Course
+    clock: Clock
 
     def receive(self, event: Received) -> bool:
         """Answer the question, whoever of the swarm asks it."""
         if not isinstance(event.message, AskStatus):
             return False
-        self._endpoint.post(event.peer, self.status(event.message.since))
+        self.endpoint.post(event.peer, self.status(event.message.since))
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -92,26 +80,27 @@ class StatusAnswers:
         status = self._now()
         if since is None:
             return status
-        evaluated = [loss for _, loss in sorted(self._reports.progress.eval_losses.items()) if math.isfinite(loss)]
+        evaluated = [loss for _, loss in sorted(self.reports.progress.eval_losses.items()) if math.isfinite(loss)]
         return msgspec.structs.replace(
             status,
-            losses=self._course.losses.values,
+            losses=self.course.losses.values,
             eval_losses=tuple(evaluated[-MAX_CURVE:]),
-            events=self._course.events(since),
-            num_stages=self._num_stages,
-            peers=seen_peers(self._membership.view),
+            events=self.course.events(since),
+            num_stages=self.config.num_stages,
+            peers=seen_peers(self.membership.view),
         )
 
     def _now(self) -> RunStatus:
-        progress = self._reports.progress
+        progress = self.reports.progress
         last = progress.last_step_at_s
-        last_step_s = None if last is None else max(0.0, self._clock.now_s() - last)
+        last_step_s = None if last is None else max(0.0, self.clock.now_s() - last)
         is_recent = last_step_s is not None and last_step_s <= RATE_WINDOW_S
         eval_losses = progress.eval_losses
+        stands_still = self.pausing.is_paused or bool(self._missing())
         return RunStatus(
             state=self._state()[:MAX_STATE_CHARS],
             round=progress.round,
-            rounds=self._num_rounds,
+            rounds=self.config.diloco.outer_steps,
             steps=progress.steps,
             samples=progress.samples,
             loss=progress.loss_last,
@@ -119,37 +108,34 @@ class StatusAnswers:
             # The rate of a time that is over says nothing of now.
             samples_per_s=progress.recent_samples_per_s() if is_recent else 0.0,
             last_step_s=last_step_s,
-            trainers=tuple(sorted(self._trainers.present)),
+            trainers=tuple(sorted(self.trainers.present)),
             servers=tuple(self._servers()),
-            paused=self._pausing.is_paused,
-            left_s=None if self._stands_still() else self._course.left_s(progress.round, self._num_rounds),
+            paused=self.pausing.is_paused,
+            left_s=None if stands_still else self.course.left_s(progress.round, self.config.diloco.outer_steps),
         )
 
-    def _stands_still(self) -> bool:
-        return self._pausing.is_paused or bool(self._missing())
-
     def _missing(self) -> Sequence[int]:
-        return self._stages.missing or self._membership.view.missing_stages(self._num_stages)
+        return self.stages.missing or self.membership.view.missing_stages(self.config.num_stages)
 
     def _servers(self) -> Iterator[ServerNumbers]:
-        view = self._membership.view
+        view = self.membership.view
         for peer in (each.peer for each in (*view.replicas, *view.candidates)):
-            heard_s = self._numbers.heard_s(peer)
+            heard_s = self.numbers.heard_s(peer)
             if heard_s is not None:
-                age_s = max(0.0, self._clock.now_s() - heard_s)
-                yield numbers_of(peer, self._numbers.values(peer), age_s)
+                age_s = max(0.0, self.clock.now_s() - heard_s)
+                yield numbers_of(peer, self.numbers.values(peer), age_s)
 
     def _state(self) -> str:
         missing = self._missing()
-        round = self._reports.progress.round
+        round = self.reports.progress.round
         waits = f"no server for stage{'s'[: len(missing) != 1]} {', '.join(map(str, missing))}" if missing else ""
-        if by := self._pausing.by:
+        if by := self.pausing.by:
             paused = f"paused by {by} {f'in round {round}' if round else 'before the first round'}"
             return f"{paused}; {waits}" if waits else paused
         if waits:
             return f"stopped in round {round}: {waits}" if round else f"waiting for servers: {waits}"
         if not round:
             return "starting: the first round has not begun"
-        if not self._trainers.present:
+        if not self.trainers.present:
             return f"starting trainers for round {round}"
-        return f"training round {round} of {self._num_rounds}"
+        return f"training round {round} of {self.config.diloco.outer_steps}"

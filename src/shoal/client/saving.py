@@ -6,8 +6,10 @@ a round begins, its pipelines are formed -- Saved --> the diary
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal.averaging.coordinator import RoundCoordinator
-from shoal.client.checkpoint_counts import CheckpointCounts
+from shoal.client.checkpoints import CheckpointCounts
 from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary, Saved
@@ -17,54 +19,43 @@ from shoal.swarm.resumption import still_resumes
 from shoal.swarm.run_effects import RoundPlan
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Saving:
     """Of one client; raises `StorageError` where the diary cannot be written."""
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        diary: Diary,
-        ledger: Ledger,
-        coordinator: RoundCoordinator,
-        membership: Membership,
-        data: DataLink,
-        counters: CounterTotals,
-        counts: CheckpointCounts,
-    ) -> None:
-        self._run_id = run_id
-        self._diary = diary
-        self._ledger = ledger
-        self._coordinator = coordinator
-        self._membership = membership
-        self._data = data
-        self._counters = counters
-        self._counts = counts
+    run_id: str
+    diary: Diary
+    ledger: Ledger
+    coordinator: RoundCoordinator
+    membership: Membership
+    data: DataLink
+    counters: CounterTotals
+    counts: CheckpointCounts
 
     def round_begins(self, plan: RoundPlan, base: str) -> None:
         """Nobody has heard of this round, which is trained on top of the record with the hash `base`."""
         self._save(plan, base)
         if plan.round > 1:
-            self._counts.tell_mirrors()
+            self.counts.tell_mirrors()
 
     def run_ends(self, base: str) -> None:
         """All rounds are trained; `base` is what the last one was trained on."""
         self._save(None, base)
 
     def _save(self, plan: RoundPlan | None, base: str) -> None:
-        self._counters.settle()
-        self._diary.save(
+        self.counters.settle()
+        self.diary.save(
             Saved(
-                run_id=self._run_id,
-                totals=self._ledger.totals,
-                generation=self._diary.generation,
-                ballot_number=self._coordinator.ballot.number,
+                run_id=self.run_id,
+                totals=self.ledger.totals,
+                generation=self.diary.generation,
+                ballot_number=self.coordinator.ballot.number,
                 plan=plan,
                 is_finished=plan is None,
-                recorded=self._data.recorded,
-                servers=self._membership.servers,
+                recorded=self.data.recorded,
+                servers=self.membership.servers,
                 base=base,
-                chain=self._data.chain,
-                resumed=still_resumes(self._diary.saved.resumed, base),
+                chain=self.data.chain,
+                resumed=still_resumes(self.diary.saved.resumed, base),
             )
         )

@@ -12,13 +12,11 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from shoal import log
 from shoal.averaging.signing import Signer
 from shoal.client.client import Beginning, Client, ClientRun
 from shoal.client.diary import Diary
 from shoal.client.ledger import Ledger
 from shoal.client.resuming import needed_checkpoint
-from shoal.client.spec import ClientSpec
 from shoal.clock import Clock, SystemClock
 from shoal.control.counter_report import counters_logged
 from shoal.control.dial_back import DialBack
@@ -27,10 +25,10 @@ from shoal.control.membership import Membership
 from shoal.control.peers_file import PeersFile, keep_peers_file
 from shoal.control.records import ClientRecord, RunRecord, Undialled
 from shoal.control.registry import Registry
-from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.role_start import ClientSpec, open_role_endpoint
 from shoal.control.run_end import say_run_is_over
 from shoal.errors import ControlError
-from shoal.identity import Identity, swarm_authority
+from shoal.identity import swarm_authority
 from shoal.model.meta import trained_names, units_of
 from shoal.optim.inner import require_matches
 from shoal.pipeline.role_hooks import role_hooks
@@ -59,24 +57,22 @@ async def main(payload: bytes, control: RoleControl) -> None:
         ConfigError: the model cannot be quantised, or its parameters not grouped, as the configuration says.
         ShoalError: the run failed.
     """
-    spec = msgspec.msgpack.decode(payload, type=ClientSpec)
-    config = spec.config()
-    log.configure(spec.log_path.stem, Path(spec.log_dir), config.log_level)
+    spec = ClientSpec.begun(payload)
+    config, clock = spec.config(), SystemClock()
     require_quantisable(config.quant, units_of(config))
     require_matches(config.diloco.inner_optim, trained_names(config))
-    identity, clock = Identity(spec.identity_key), SystemClock()
-    async with open_role_endpoint(spec, identity) as endpoint, counters_logged(endpoint):
+    async with open_role_endpoint(spec) as endpoint, counters_logged(endpoint):
         diary = Diary(Path(spec.log_dir), spec.run_id)
         answer = await control.request(StartDataServer())
         if answer.error:
             raise ControlError(f"the data server could not be started: {answer.error}")
         membership = Membership(clock)
         joined, trained = anyio.Event(), anyio.Event()
-        client = _build(spec, identity, endpoint, membership, diary, control, clock)
+        client = _build(spec, endpoint, membership, diary, control, clock)
         turn, end = client.turn_taken.event, RunEnd()
 
         async def take_part() -> None:
-            async with join_swarm(spec, identity, control, clock, endpoint, membership) as registry:
+            async with join_swarm(spec, control, clock, endpoint, membership) as registry:
                 run = RunRecord(spec.run_id, spec.config().num_stages, clock.unix_s())
                 me = ClientRecord(
                     endpoint.addresses,
@@ -97,7 +93,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
                             registry.advertise(run)
                             registry.advertise(me)
                             if spec.between_hosts:
-                                beside.start_soon(_dial_back(spec, me, identity, registry, clock, control).run)
+                                beside.start_soon(_dial_back(spec, me, registry, clock, control).run)
                         await trained.wait()
                         beside.cancel_scope.cancel()
                 finally:
@@ -129,16 +125,9 @@ def _notice(control: RoleControl) -> Callable[[str], None]:
     return lambda text: control.tell(UserNotice(text))
 
 
-def _dial_back(
-    spec: ClientSpec,
-    me: ClientRecord,
-    identity: Identity,
-    registry: Registry,
-    clock: Clock,
-    control: RoleControl,
-) -> DialBack:
+def _dial_back(spec: ClientSpec, me: ClientRecord, registry: Registry, clock: Clock, control: RoleControl) -> DialBack:
     """Return what dials the servers and says in this client's record who cannot be reached."""
-    contexts = tls_contexts(identity, spec.swarm_key)
+    contexts = tls_contexts(spec.identity, spec.swarm_key)
 
     async def dial(hop: Hop) -> str:
         return await why_unreachable(hop, contexts)
@@ -151,14 +140,13 @@ def _dial_back(
 
 def _build(
     spec: ClientSpec,
-    identity: Identity,
     endpoint: Endpoint,
     membership: Membership,
     diary: Diary,
     control: RoleControl,
     clock: Clock,
 ) -> Client:
-    signer = Signer(identity, swarm_authority(spec.swarm_key), spec.run_id)
+    signer = Signer(spec.identity, swarm_authority(spec.swarm_key), spec.run_id)
     run = ClientRun(
         config=spec.config(),
         run_id=spec.run_id,

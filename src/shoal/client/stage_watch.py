@@ -9,6 +9,7 @@ Stuck((1,)) -> `TrainingStopped` -> `TrainingStands` now and then -> Stuck(()) -
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -37,26 +38,22 @@ PATIENCE_S: Final = 300.0
 _LOOK_S: Final = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class StageWatch:
     """Follows the stages of one run.
 
     Attributes:
+        repeat_s: pause between messages while training waits.
+        is_resumed: servers begin without the state that a checkpoint has, which is no loss.
         missing: stages that have no server now.
     """
 
-    def __init__(self, ledger: Ledger, *, repeat_s: float = REPEAT_S, is_resumed: bool = False) -> None:
-        """Begin with all stages served.
-
-        Args:
-            repeat_s: pause between messages while training waits.
-            is_resumed: servers begin without the state that a checkpoint has, which is no loss.
-        """
-        self._is_resumed = is_resumed
-        self.missing: tuple[int, ...] = ()
-        self._ledger = ledger
-        self._repeat_s = repeat_s
-        self._changed = Signal()
-        self._since_s = 0.0
+    ledger: Ledger
+    repeat_s: float = REPEAT_S
+    is_resumed: bool = False
+    missing: tuple[int, ...] = field(default=(), init=False)
+    _changed: Signal = field(default_factory=Signal)
+    _since_s: float = 0.0
 
     def take(self, event: CoordinatorEvent) -> None:
         """Take an event of the rounds."""
@@ -80,41 +77,41 @@ class StageWatch:
         while True:
             await self._incomplete()
             changed = self._changed.coming
-            with anyio.move_on_after(self._repeat_s) as timer:
+            with anyio.move_on_after(self.repeat_s) as timer:
                 await changed.wait()
             if timer.cancelled_caught:
-                waited_s = round(self._ledger.now_s() - self._since_s)
-                self._ledger.note(TrainingStands(self.missing, waited_s))
+                waited_s = round(self.ledger.now_s() - self._since_s)
+                self.ledger.note(TrainingStands(self.missing, waited_s))
 
     def _miss(self, stages: Sequence[int]) -> None:
         before, self.missing = self.missing, tuple(stages)
-        if self._is_resumed:
-            self._is_resumed = bool(stages)
+        if self.is_resumed:
+            self.is_resumed = bool(stages)
             if not before:
-                self._since_s = self._ledger.now_s()
-                self._ledger.note(StagesGiven(self.missing))
+                self._since_s = self.ledger.now_s()
+                self.ledger.note(StagesGiven(self.missing))
         elif not stages:
-            self._ledger.note(TrainingResumed(before))
+            self.ledger.note(TrainingResumed(before))
         elif not before:
-            self._since_s = self._ledger.now_s()
-            self._ledger.note(TrainingStopped(self.missing))
+            self._since_s = self.ledger.now_s()
+            self.ledger.note(TrainingStopped(self.missing))
         else:
             # It stands as it stood; only what it waits for is another.
-            self._ledger.note(TrainingWaits(self.missing))
+            self.ledger.note(TrainingWaits(self.missing))
         self._changed.notify()
 
     def _restore(self, event: Restored) -> None:
         basis, in_round = event.basis, event.round + 1
         if basis is None:
-            self._ledger.note(StageStands(event.stage, in_round))
+            self.ledger.note(StageStands(event.stage, in_round))
         else:
-            self._ledger.note(StageBeganAnew(event.stage, in_round, basis.round, basis.hashes.parameters))
+            self.ledger.note(StageBeganAnew(event.stage, in_round, basis.round, basis.hashes.parameters))
 
     def _leave(self, event: ChainLeft) -> None:
         left, kept = event.left, event.kept
-        if any(each.record == left.hash for each in self._ledger.totals.chains_lost):
+        if any(each.record == left.hash for each in self.ledger.totals.chains_lost):
             return
-        self._ledger.note(
+        self.ledger.note(
             ChainLost(
                 base_round=left.round,
                 record=left.hash,
@@ -123,7 +120,7 @@ class StageWatch:
                 samples_freed=event.num_freed,
                 kept_round=kept.round,
                 kept_record=kept.hash,
-                at_s=self._ledger.now_s(),
+                at_s=self.ledger.now_s(),
             )
         )
 

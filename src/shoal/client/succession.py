@@ -9,6 +9,7 @@ have left ends with the steps that it has; closing it is what tells which sample
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -124,32 +125,28 @@ class SideWork(Protocol):
         ...
 
 
+@dataclass(eq=False, repr=False)
 class TurnTaken:
     """What begins when the run is this client's.
 
     Attributes:
+        feed: asks the data server how much there is.
         event: set then.
     """
 
-    def __init__(self, parts: Sequence[SideWork], feed: Feed, ledger: Ledger) -> None:
-        """Begin nothing yet.
-
-        Args:
-            feed: asks the data server how much there is.
-        """
-        self.event = anyio.Event()
-        self._parts = parts
-        self._feed = feed
-        self._ledger = ledger
+    parts: Sequence[SideWork]
+    feed: Feed
+    ledger: Ledger
+    event: anyio.Event = field(default_factory=anyio.Event, init=False)
 
     async def begin(self, tasks: TaskGroup) -> None:
         """Have the parts work, and know how much there is to train on."""
         self.event.set()
-        for part in self._parts:
+        for part in self.parts:
             tasks.start_soon(part.run)
-        if not self._ledger.totals.num_train:
-            sizes = await self._feed.hello()
-            self._ledger.note(DataSized(sizes.num_train, sizes.num_holdout))
+        if not self.ledger.totals.num_train:
+            sizes = await self.feed.hello()
+            self.ledger.note(DataSized(sizes.num_train, sizes.num_holdout))
 
 
 async def inherit(outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, data: DataLink) -> dict[int, str]:

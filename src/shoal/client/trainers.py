@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -22,8 +23,7 @@ from shoal.events.trainers import TrainerGivenUp, TrainerNotReplaced, TrainerSta
 from shoal.ids import PeerId
 from shoal.log import FloodGate
 from shoal.runtime.launcher_messages import Launcher, StartTrainer
-from shoal.runtime.mailbox import Mailbox
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox, Signal
 from shoal.swarm.step_operations import SendStepMessage
 from shoal.swarm.trainer_slots import GoOn, ReleaseLeases, SlotEffect, TrainerSlots, TrainerThere
 from shoal.transport.base import Endpoint, Received
@@ -35,44 +35,29 @@ from shoal.wire.messages.step import Fenced
 logger = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TrainerPool:
     """Keeps one trainer for each slot. A `transport.dispatch.Handler` of hellos and of answers to fences.
 
     Attributes:
+        slots: decides; its other events are what `reports` hears.
+        membership: lists the replicas that live now.
+        data: frees what lost trainers have leased.
         changed: notified when something has happened to them.
     """
 
-    def __init__(
-        self,
-        *,
-        slots: TrainerSlots,
-        endpoint: Endpoint,
-        launcher: Launcher,
-        membership: Membership,
-        data: DataLink,
-        reports: Reports,
-        ledger: Ledger,
-        clock: Clock,
-    ) -> None:
-        """Start no trainer yet.
-
-        Args:
-            slots: decides; its other events are what `reports` hears.
-            membership: lists the replicas that live now.
-            data: frees what lost trainers have leased.
-        """
-        self._slots = slots
-        self._endpoint = endpoint
-        self._launcher = launcher
-        self._membership = membership
-        self._data = data
-        self._reports = reports
-        self._ledger = ledger
-        self._clock = clock
-        self._gate = FloodGate(logger)
-        self.changed = Signal()
-        self._orders = Mailbox[StartTrainer | ReleaseLeases]()
-        self._go_on: Callable[[int, StepRange], None] = lambda _slot, _steps: None
+    slots: TrainerSlots
+    endpoint: Endpoint
+    launcher: Launcher
+    membership: Membership
+    data: DataLink
+    reports: Reports
+    ledger: Ledger
+    clock: Clock
+    _gate: FloodGate = field(default_factory=lambda: FloodGate(logger))
+    changed: Signal = field(default_factory=Signal, init=False)
+    _orders: Mailbox[StartTrainer | ReleaseLeases] = field(default_factory=Mailbox[StartTrainer | ReleaseLeases])
+    _go_on: Callable[[int, StepRange], None] = field(default_factory=lambda: lambda _slot, _steps: None)
 
     # -- events
 
@@ -80,19 +65,19 @@ class TrainerPool:
         """Take hellos, and what replicas say of lost trainers."""
         if not isinstance(event.message, TrainerHello | Fenced):
             return False
-        self._do(self._slots.receive(event.peer, event.message, self._clock.now_s()))
+        self._do(self.slots.receive(event.peer, event.message, self.clock.now_s()))
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
         """A trainer is not there any more, or a replica is not waited for."""
-        self._do(self._slots.lost(peer, self._clock.now_s()))
+        self._do(self.slots.lost(peer, self.clock.now_s()))
 
     async def run(self) -> None:
         """Ask launcher and data server for what takes a while, and follow view and time, until cancelled: of a trainer
         whose launch the end of a round has overtaken, the next round has to know whether it is on its way."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_view)
-            tasks.start_soon(drive, self._slots, self._clock, self.changed, self._do)
+            tasks.start_soon(drive, self.slots, self.clock, self.changed, self._do)
             async for order in self._orders:
                 match order:
                     case StartTrainer():
@@ -119,31 +104,31 @@ class TrainerPool:
         Args:
             go_on: lets the trainer of a slot do these steps.
         """
-        self._go_on, now_s = go_on, self._clock.now_s()
-        self._slots.replicas(self._live(), now_s)
-        self._do(self._slots.begin_round(round, slots, steps, named, steady, now_s))
+        self._go_on, now_s = go_on, self.clock.now_s()
+        self.slots.replicas(self._live(), now_s)
+        self._do(self.slots.begin_round(round, slots, steps, named, steady, now_s))
 
     def end_round(self) -> None:
         """Nobody is replaced any more."""
-        self._slots.end_round()
+        self.slots.end_round()
 
     async def _follow_view(self) -> None:
         while True:
-            self._do(self._slots.replicas(self._live(), self._clock.now_s()))
-            await self._membership.changed()
+            self._do(self.slots.replicas(self._live(), self.clock.now_s()))
+            await self.membership.changed()
 
     def _live(self) -> list[PeerId]:
-        return [replica.peer for replica in self._membership.view.replicas]
+        return [replica.peer for replica in self.membership.view.replicas]
 
     async def _launch(self, order: StartTrainer) -> None:
         """Have a trainer started, which says hello later."""
-        answer = await self._launcher.request(order)
+        answer = await self.launcher.request(order)
         error = f"trainer {order.slot} could not be started: {answer.error}" if answer.error else ""
-        self._do(self._slots.launched(order.slot, order.generation, error, self._clock.now_s()))
+        self._do(self.slots.launched(order.slot, order.generation, error, self.clock.now_s()))
 
     async def _release(self, order: ReleaseLeases) -> None:
-        answer = await self._data.release(order.slot, order.generation, order.settled)
-        self._do(self._slots.released(answer, self._reports.last_number(order.slot), self._clock.now_s()))
+        answer = await self.data.release(order.slot, order.generation, order.settled)
+        self._do(self.slots.released(answer, self.reports.last_number(order.slot), self.clock.now_s()))
 
     def _do(self, effects: Sequence[SlotEffect]) -> None:
         for effect in effects:
@@ -151,17 +136,17 @@ class TrainerPool:
                 case StartTrainer() | ReleaseLeases():
                     self._orders.put(effect)
                 case SendStepMessage(to, message):
-                    self._endpoint.post(to, message)
+                    self.endpoint.post(to, message)
                 case TrainerThere(slot, generation, hop):
-                    self._endpoint.introduce(hop)
-                    self._ledger.note(TrainerReady(slot, generation, self._ledger.now_s()))
+                    self.endpoint.introduce(hop)
+                    self.ledger.note(TrainerReady(slot, generation, self.ledger.now_s()))
                 case GoOn(slot, steps):
                     self._go_on(slot, steps)
                 case TrainerStale():
                     self._gate.emit(effect, effect.peer)
                 case TrainerNotReplaced() | TrainerGivenUp():
-                    self._ledger.note(effect)
-                    self._reports.finished.notify()
+                    self.ledger.note(effect)
+                    self.reports.finished.notify()
                 case _:
-                    self._ledger.note(effect)
+                    self.ledger.note(effect)
         self.changed.notify()

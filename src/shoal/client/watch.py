@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.client.counters import ask_again
@@ -42,47 +43,36 @@ BEFORE_CLIENT_S = 3.0
 """What broke so shortly before the client, it may not have noticed any more."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Watch:
-    """Hears of each loss before the handlers do, and of each new connection."""
+    """Hears of each loss before the handlers do, and of each new connection.
 
-    def __init__(
-        self,
-        *,
-        endpoint: Endpoint,
-        membership: Membership,
-        trainers: TrainerSlots,
-        homes: Homes,
-        reassignment: Reassignment,
-        data_server: PeerId,
-        ledger: Ledger,
-        clock: Clock,
-        host: str = "",
-    ) -> None:
-        """Begin to watch.
+    Attributes:
+        homes: say which slots a lost replica hits.
+        reassignment: says who is on its way to another stage; it then ends its connections but is not lost.
+        host: what people call this one.
+    """
 
-        Args:
-            homes: say which slots a lost replica hits.
-            reassignment: says who is on its way to another stage; it then ends its connections but is not lost.
-            host: what people call this one.
-        """
-        self._endpoint = endpoint
-        self._membership = membership
-        self._trainers = trainers
-        self._homes = homes
-        self._reassignment = reassignment
-        self._data_server = data_server
-        self._ledger = ledger
-        self._incidents = ledger.totals.incidents
-        self._clock = clock
-        self._host = host
-        self._present: set[PeerId] = set()
-        has_begun = bool(ledger.earlier) or ledger.totals.rounds > 0
-        self._rounds_before = ledger.totals.rounds if has_begun else None
+    endpoint: Endpoint
+    membership: Membership
+    trainers: TrainerSlots
+    homes: Homes
+    reassignment: Reassignment
+    data_server: PeerId
+    ledger: Ledger
+    clock: Clock
+    host: str = ""
+    _present: set[PeerId] = field(default_factory=set[PeerId])
+
+    def __post_init__(self) -> None:
+        self._incidents = self.ledger.totals.incidents
+        has_begun = bool(self.ledger.earlier) or self.ledger.totals.rounds > 0
+        self._rounds_before = self.ledger.totals.rounds if has_begun else None
 
     @property
     def _knows_all(self) -> bool:
         """Whether who was there when training began has said so: to a client that is started again, by the record."""
-        totals = self._ledger.totals
+        totals = self.ledger.totals
         if self._rounds_before is None:
             return totals.progress.first_step_at_s is not None
         return totals.rounds > self._rounds_before
@@ -90,33 +80,33 @@ class Watch:
     def lost(self, loss: PeerLost) -> None:
         """A connection has ended, which beats whatever the registry says."""
         peer = loss.peer
-        silent_s, since = loss.silent_s, utc_time_of_day(self._clock.unix_s() - loss.silent_s)
-        if peer == self._data_server and not self._incidents.is_away("data_server", ""):
-            slots = tuple(self._trainers.present)
-            self._ledger.note(DataServerLost(slots, self._ledger.now_s(), silent_s, since, self._host))
-        if (slot := self._trainers.slot_of(peer)) is not None:
-            self._ledger.note(TrainerLost(slot, silent_s, since, self._ledger.now_s(), self._host))
-        server = self._membership.view.replica(peer)
+        silent_s, since = loss.silent_s, utc_time_of_day(self.clock.unix_s() - loss.silent_s)
+        if peer == self.data_server and not self._incidents.is_away("data_server", ""):
+            slots = tuple(self.trainers.present)
+            self.ledger.note(DataServerLost(slots, self.ledger.now_s(), silent_s, since, self.host))
+        if (slot := self.trainers.slot_of(peer)) is not None:
+            self.ledger.note(TrainerLost(slot, silent_s, since, self.ledger.now_s(), self.host))
+        server = self.membership.view.replica(peer)
         # The registry may have forgotten one that leaves already.
         stage = self._incidents.stage_left_by(peer) if server is None else server.stage
         # One that the registry names again, and that still cannot be reached, is lost once.
-        if stage is not None and not self._reassignment.is_moving(peer) and not self._incidents.is_missing(peer):
-            self._ledger.note(self._server_lost(peer, stage, silent_s, since))
+        if stage is not None and not self.reassignment.is_moving(peer) and not self._incidents.is_missing(peer):
+            self.ledger.note(self._server_lost(peer, stage, silent_s, since))
         elif server is None:
             # It reports no more that this is over; of a server the loss itself says so.
             for cause in (Cause.MEMORY, Cause.DISK):
                 if peer in self._incidents.troubled(cause):
-                    self._ledger.note(TroubleOver(cause, peer, self._ledger.now_s()))
-        self._membership.lost(peer)
+                    self.ledger.note(TroubleOver(cause, peer, self.ledger.now_s()))
+        self.membership.lost(peer)
         if server is not None:
             # Once: this process may only have been frozen itself. Without a connection the view ignores the server
             # until its next announcement, seconds later.
-            self._endpoint.post(peer, Heartbeat())
+            self.endpoint.post(peer, Heartbeat())
 
     def leaves(self, peer: PeerId, stage: int) -> None:
         """A server has said that it leaves."""
-        host = self._membership.view.host_of(peer)
-        self._ledger.note(ServerLeaving(peer, self._membership.view.name_of(peer), host, stage, self._ledger.now_s()))
+        host = self.membership.view.host_of(peer)
+        self.ledger.note(ServerLeaving(peer, self.membership.view.name_of(peer), host, stage, self.ledger.now_s()))
 
     def processes_ended(self, told: Sequence[LostProcess], slots: tuple[int, ...]) -> None:
         """Note which processes of this host have ended while no client was there, or shortly before.
@@ -129,22 +119,22 @@ class Watch:
         since_s = min((loss.at_s for loss in unknown if loss.kind == "client"), default=math.inf) - BEFORE_CLIENT_S
         for loss in unknown:
             if loss.at_s >= since_s:
-                self._ledger.note(loss)
+                self.ledger.note(loss)
 
     def _found(self, lost: LostProcess, slots: tuple[int, ...]) -> LossFound:
         who = f"the {lost.role.replace('_', ' ')}"
         if lost.role == "trainer":
             who, slots = f"trainer {lost.index}", (lost.index,)
         if lost.peer is not None:
-            who, slots = self._membership.view.name_of(lost.peer), tuple(self._homes.slots_of(lost.peer))
-        return LossFound(lost.role, who, slots, lost.at_s, self._ledger.now_s(), lost.peer or PeerId(""), self._host)
+            who, slots = self.membership.view.name_of(lost.peer), tuple(self.homes.slots_of(lost.peer))
+        return LossFound(lost.role, who, slots, lost.at_s, self.ledger.now_s(), lost.peer or PeerId(""), self.host)
 
     def found(self, peer: PeerId) -> None:
         """There is a connection with a peer."""
         if self._incidents.is_missing(peer):
-            self._ledger.note(ServerHeard(peer, self._membership.view.name_of(peer), self._away_s(peer)))
+            self.ledger.note(ServerHeard(peer, self.membership.view.name_of(peer), self._away_s(peer)))
             # What it has counted tells what had happened to it.
-            ask_again(self._endpoint, peer)
+            ask_again(self.endpoint, peer)
 
     async def run(self, coordinator: RoundCoordinator) -> None:
         """Note who has caught up, whenever a replica has said something, until cancelled."""
@@ -156,27 +146,27 @@ class Watch:
         """These replicas hold the record that stands, and take part, with their stages."""
         if self._present and self._knows_all:
             for peer in holders.keys() - self._present:
-                self._ledger.note(ServerCame(peer, self._membership.view.name_of(peer), holders[peer]))
+                self.ledger.note(ServerCame(peer, self.membership.view.name_of(peer), holders[peer]))
         self._present |= holders.keys()
         for peer in self._incidents.returning() & holders.keys():
             away_s = self._away_s(peer)
-            self._ledger.note(
-                ServerBack(peer, self._membership.view.name_of(peer), holders[peer], away_s, self._ledger.now_s())
+            self.ledger.note(
+                ServerBack(peer, self.membership.view.name_of(peer), holders[peer], away_s, self.ledger.now_s())
             )
 
     def _server_lost(self, peer: PeerId, stage: int, silent_s: float, since: str) -> ServerLost:
-        others = [other for other in self._membership.view.by_stage(stage) if other.peer != peer]
+        others = [other for other in self.membership.view.by_stage(stage) if other.peer != peer]
         return ServerLost(
             peer=peer,
-            who=self._membership.view.name_of(peer),
+            who=self.membership.view.name_of(peer),
             stage=stage,
             silent_s=silent_s,
             since=since,
-            over=tuple(self._membership.view.name_of(other.peer) for other in others),
-            slots=tuple(self._homes.slots_of(peer)),
-            at_s=self._ledger.now_s(),
-            host=self._membership.view.host_of(peer),
+            over=tuple(self.membership.view.name_of(other.peer) for other in others),
+            slots=tuple(self.homes.slots_of(peer)),
+            at_s=self.ledger.now_s(),
+            host=self.membership.view.host_of(peer),
         )
 
     def _away_s(self, peer: PeerId) -> float:
-        return round(self._ledger.now_s() - self._incidents.began_s(peer), 3)
+        return round(self.ledger.now_s() - self._incidents.began_s(peer), 3)

@@ -33,7 +33,7 @@ from shoal.collective.shared_memory import SharedMemory
 from shoal.collective.vectors import RingVector
 from shoal.errors import MemberFault, RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Mailbox
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Traffic
 from shoal.wire.messages.collective import RingPart, RingReady, RingTaken

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from shoal.config.base import Section
+from shoal.config.flags import flag_of
 from shoal.config.keys import item_section_of, keys, section_of
 from shoal.config.schema import Config
 
@@ -68,6 +69,17 @@ def config_to_json(config: Config) -> bytes:
 def reference_yaml() -> str:
     """Return every key with its default and its description: the text of `configs/reference.yaml`."""
     return "\n".join([_REFERENCE_HEAD, *_section_lines(Config, Config(), "")]).rstrip() + "\n"
+
+
+def key_lines() -> Iterator[str]:
+    """Yield a flag with its default and its meaning for each key with a value, under the names of their sections."""
+    for key in keys().values():
+        default: object = key.info.default
+        if section_of(key.info) is not None and isinstance(default, Section):
+            yield f"\n{key.name}: {key.info.description}"
+            continue
+        shown = "" if default is None else f" [{default}]"
+        yield f"  {flag_of(key.name)}{shown}  {key.info.description}"
 
 
 def commented_yaml(said: Mapping[str, object], notes: Mapping[str, str]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import anyio
 import msgspec
 
 from shoal.config.sizes import format_bytes
-from shoal.control.membership import Membership
 from shoal.control.records import StageRecord
 from shoal.control.registry import Registry
 from shoal.errors import ConfigError, ControlError
@@ -26,34 +26,23 @@ SETTLE_S = 1.0
 _MISSING_FACTOR = 3.0
 
 
+@dataclass(eq=False, repr=False)
 class StageChooser:
-    """Chooses a stage for one server."""
+    """Chooses a stage for one server.
 
-    def __init__(
-        self,
-        registry: Registry,
-        peer: PeerId,
-        record: StageRecord,
-        needs: Sequence[StageNeed],
-        *,
-        num_servers: int | None = None,
-        settle_s: float = SETTLE_S,
-    ) -> None:
-        """Prepare.
+    Attributes:
+        registry: is running; announces the record.
+        record: of this server, with `stage` None.
+        num_servers: how many servers are known to start; the choice waits for no more than these. None: not known.
+        settle_s: after this time without a change of servers, no more are expected.
+    """
 
-        Args:
-            registry: is running; announces the record.
-            record: of this server, with `stage` None.
-            num_servers: how many servers are known to start; the choice waits for no more than these. None: not known.
-            settle_s: after this time without a change of servers, no more are expected.
-        """
-        self._registry = registry
-        self._membership: Membership = registry.membership
-        self._peer = peer
-        self._record = record
-        self._needs = needs
-        self._num_servers = num_servers
-        self._settle_s = settle_s
+    registry: Registry
+    peer: PeerId
+    record: StageRecord
+    needs: Sequence[StageNeed]
+    num_servers: int | None = None
+    settle_s: float = SETTLE_S
 
     async def choose(self) -> StageIndex:
         """Announce this server as a candidate, wait for the others, and announce and return the stage that it takes.
@@ -61,37 +50,37 @@ class StageChooser:
         Raises:
             ControlError: it cannot see itself, so that nobody else can either.
         """
-        self._registry.advertise(self._record)
-        with self._membership.eager():
-            settle_s = self._settle_s * (1.0 if self._num_servers is None else _MISSING_FACTOR)
-            await self._settled(self._complete, settle_s)
-        stage = assign(self._membership.view, len(self._needs), self._needs).get(self._peer)
+        self.registry.advertise(self.record)
+        with self.registry.membership.eager():
+            settle_s = self.settle_s * (1.0 if self.num_servers is None else _MISSING_FACTOR)
+            await self._settled(settle_s)
+        stage = assign(self.registry.membership.view, len(self.needs), self.needs).get(self.peer)
         if stage is None:
             raise ControlError("this server does not see its own record in the registry: start it again")
-        emit(logger, StageChosen(stage, self._membership.view.num_servers))
-        self._registry.advertise(msgspec.structs.replace(self._record, stage=stage))
+        emit(logger, StageChosen(stage, self.registry.membership.view.num_servers))
+        self.registry.advertise(msgspec.structs.replace(self.record, stage=stage))
         return stage
 
     def _complete(self, view: SwarmView) -> bool:
-        return self._num_servers is not None and view.num_servers >= self._num_servers
+        return self.num_servers is not None and view.num_servers >= self.num_servers
 
-    async def _settled(self, done: Callable[[SwarmView], bool], settle_s: float) -> None:
-        """Return when `done`, or when the servers and their stages have not changed for `settle_s`."""
-        seen = _servers(self._membership.view)
-        while not (self._is_candidate() and done(self._membership.view)):
+    async def _settled(self, settle_s: float) -> None:
+        """Return when all that are to start are seen, or when servers and stages have not changed for `settle_s`."""
+        seen = _servers(self.registry.membership.view)
+        while not (self._is_candidate() and self._complete(self.registry.membership.view)):
             with anyio.move_on_after(settle_s) as timer:
-                while _servers(self._membership.view) == seen:
-                    await self._membership.changed()
+                while _servers(self.registry.membership.view) == seen:
+                    await self.registry.membership.changed()
             if timer.cancelled_caught:
                 return
-            seen = _servers(self._membership.view)
+            seen = _servers(self.registry.membership.view)
 
     def _is_candidate(self) -> bool:
         """Whether the view has the announcement of this choice.
 
         A server that was started again is still known as the replica that it was until that announcement is out.
         """
-        return any(candidate.peer == self._peer for candidate in self._membership.view.candidates)
+        return any(candidate.peer == self.peer for candidate in self.registry.membership.view.candidates)
 
 
 def require_fit(server: Candidate, needs: Sequence[StageNeed], stages: Sequence[int]) -> None:

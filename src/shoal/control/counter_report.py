@@ -1,23 +1,25 @@
 """What each role measures on its way out: to the client while the role runs and when it ends, then into its own log.
 
 At the end of a run the client asks the roles that still run for what they have counted since (`transport.dispatch`).
+What it has measured of its links a role logs as well, a server at each round boundary.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
 
 from shoal.clock import Clock
-from shoal.control.link_report import log_links
-from shoal.events.base import emit
+from shoal.events.base import Event, emit
 from shoal.events.links import RoleCounters, RoleLinks
+from shoal.ids import PeerId
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import measured
+from shoal.transport.link_meter import LinkEstimate
 from shoal.wire.messages.base import Hop
 
 logger = logging.getLogger(__name__)
@@ -75,3 +77,28 @@ async def counters_logged(endpoint: Endpoint) -> AsyncGenerator[None]:
     finally:
         emit(logger, RoleCounters(endpoint.metrics.counts()))
         log_links(endpoint, RoleLinks)
+
+
+def log_links(endpoint: Endpoint, event: Callable[[dict[str, dict[str, float]]], Event]) -> None:
+    """Log what is known of the links with all peers, if anything.
+
+    Args:
+        event: is made of what is known.
+    """
+    links = link_fields(endpoint.links())
+    if links:
+        emit(logger, event(links))
+
+
+def link_fields(links: Mapping[PeerId, LinkEstimate]) -> dict[str, dict[str, float]]:
+    """Return what is known, by peer, in the units in which people think of links."""
+    known: dict[str, dict[str, float]] = {}
+    for peer, link in links.items():
+        values: dict[str, float] = {}
+        if link.round_trip_s is not None:
+            values["round_trip_ms"] = round(link.round_trip_s * 1e3, 3)
+        if link.receive_bytes_per_s is not None:
+            values["receive_mbit_per_s"] = round(link.receive_bytes_per_s * 8 / 1e6, 1)
+        if values:
+            known[peer] = values
+    return known

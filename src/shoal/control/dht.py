@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -29,11 +30,10 @@ from shoal.clock import Backoff, Clock, Deadline, SystemClock
 from shoal.control.dht_daemon import CLOSE_TIMEOUT_S, answers, child_of, connect, end_daemon, unless_it_ends
 from shoal.control.dht_launcher import WAIT_TIMEOUT_S, DhtLauncher, calm_logging, keep_time, speak_keyed
 from shoal.control.dht_lookup import Found, QuickLookup
-from shoal.control.dht_ports import check_port_free
 from shoal.control.greeting import Greeter, new_question
 from shoal.control.keyed_protocol import members_of
 from shoal.control.lost_peers import LostPeers
-from shoal.control.maddrs import outward, peer_in
+from shoal.control.maddrs import check_port_free, outward, peer_in
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import TTL_S, VerifiedRecord, require_small
 from shoal.errors import BootstrapError, InvariantViolation
@@ -55,38 +55,30 @@ _DIAL_TIMEOUT_S = 5.0
 _START_ERRORS = (P2PDaemonError, RuntimeError, OSError, EOFError)
 
 
+@dataclass(eq=False, repr=False)
 class DhtNode:
-    """One peer of the DHT.
+    """One peer of the DHT, made by `create`.
 
     Attributes:
         checker: verifies what others store here or answer, and counts what it drops.
         maddrs: where others can join through this node, as of its last start.
     """
 
-    def __init__(
-        self,
-        peer_id: PeerId,
-        namespace: str,
-        checker: RecordChecker,
-        launcher: DhtLauncher,
-        greeter: Greeter | None = None,
-    ) -> None:
-        """Used by `create`."""
-        self.peer_id = peer_id
-        self.checker = checker
-        self.maddrs: tuple[str, ...] = ()
-        self._namespace = namespace
-        self._launcher = launcher
-        self._greeter = greeter
-        self._daemon: P2P | None = None
-        self._node: DHTNode | None = None
-        self._lookup: QuickLookup | None = None
-        self._neighbours: tuple[str, ...] = ()
-        self._difference_s: float | None = None
-        self._deaf = False
-        self._astray = False
-        self._strays = False
-        self._lost = LostPeers()
+    peer_id: PeerId
+    namespace: str
+    checker: RecordChecker
+    launcher: DhtLauncher
+    greeter: Greeter | None = None
+    maddrs: tuple[str, ...] = field(default=(), init=False)
+    _daemon: P2P | None = None
+    _node: DHTNode | None = None
+    _lookup: QuickLookup | None = None
+    _neighbours: tuple[str, ...] = ()
+    _difference_s: float | None = None
+    _deaf: bool = False
+    _astray: bool = False
+    _strays: bool = False
+    _lost: LostPeers = field(default_factory=LostPeers)
 
     @classmethod
     async def create(
@@ -176,7 +168,7 @@ class DhtNode:
             BootstrapError: it did not start, or reached neither the initial peers nor those that it knew last.
         """
         # The initial peers may have died or moved since; those of the last connections are in the swarm.
-        known = (*self._launcher.initial_peers, *self._neighbours)
+        known = (*self.launcher.initial_peers, *self._neighbours)
         if self._astray and self._daemon is not None and self._runs and await answers(self._daemon):
             await self._find_back(known)
             return
@@ -198,13 +190,13 @@ class DhtNode:
             self._astray = True
 
     async def _start(self, initial_peers: Sequence[str]) -> None:
-        launcher = self._launcher
+        launcher = self.launcher
         self._daemon, node = await launcher.launch(initial_peers)
         self._node, self._lookup = node, QuickLookup(node)
         if initial_peers and (self.maddrs or self._strays) and not node.protocol.routing_table.peer_id_to_uid:
             raise P2PDaemonError("only peers without the key of this swarm answer there")
         visible = await unless_it_ends(self._daemon, self._appear(self._daemon), launcher.startup_timeout_s)
-        self.maddrs, self._launcher = outward(visible), launcher.pinned(visible)
+        self.maddrs, self.launcher = outward(visible), launcher.pinned(visible)
 
     async def _find_back(self, known: Sequence[str]) -> None:
         """Dial those that it knew; one that has needed nobody to begin with is content with being found."""
@@ -214,7 +206,7 @@ class DhtNode:
         async with anyio.create_task_group() as tasks:
             for peer, maddrs in _by_peer(known).items():
                 tasks.start_soon(self._dial, node, peer, maddrs)
-        if self._launcher.initial_peers and not node.protocol.routing_table.peer_id_to_uid:
+        if self.launcher.initial_peers and not node.protocol.routing_table.peer_id_to_uid:
             raise BootstrapError(_bootstrap_message(known, P2PDaemonError("none of them can be dialled")))
         self._astray = False
 
@@ -292,13 +284,13 @@ class DhtNode:
         node, lookup, subkey = self._node, self._lookup, str(peer or self.peer_id)
         if node is None or lookup is None:
             return False
-        stored = await lookup.store(_key(self._namespace, topic), subkey, value, expires_unix_s)
+        stored = await lookup.store(_key(self.namespace, topic), subkey, value, expires_unix_s)
         # Meanwhile `revive` may have put another node in its place.
         if stored.everywhere or node is not self._node:
             return stored.taken
         # Who has it already takes it no second time.
         return (
-            bool(await node.store(_name(self._namespace, topic), value, expires_unix_s, subkey=subkey)) or stored.taken
+            bool(await node.store(_name(self.namespace, topic), value, expires_unix_s, subkey=subkey)) or stored.taken
         )
 
     async def get(self, topics: Iterable[str], holders: int | None = None) -> tuple[VerifiedRecord, ...]:
@@ -318,7 +310,7 @@ class DhtNode:
         daemon, node, lookup = self._daemon, self._node, self._lookup
         if daemon is None or node is None or lookup is None:
             return []
-        keys = {_key(self._namespace, topic): topic for topic in topics}
+        keys = {_key(self.namespace, topic): topic for topic in topics}
         found = None if holders is None else await lookup.read(tuple(keys), holders)
         if found is None:
             # Whatever has happened, other nodes may be the nearest now: stores have to look for them as well.
@@ -362,7 +354,7 @@ class DhtNode:
     async def aclose(self) -> None:
         """Leave the DHT and end p2pd; bounded, and safe to call while being cancelled."""
         await self._end()
-        self._launcher.key_file.unlink(missing_ok=True)
+        self.launcher.key_file.unlink(missing_ok=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -401,7 +393,7 @@ class DhtNode:
         lost = self._lost.due(present, SystemClock().now_s())
         if not lost:
             return
-        maddrs = _by_peer((*self._launcher.initial_peers, *self._neighbours))
+        maddrs = _by_peer((*self.launcher.initial_peers, *self._neighbours))
         with anyio.CancelScope(shield=True):  # a question ends after `WAIT_TIMEOUT_S`
             async with anyio.create_task_group() as tasks:
                 for peer in map(PeerID.from_base58, lost):
@@ -413,11 +405,11 @@ class DhtNode:
 
     async def _greet(self, request: Any, _context: object) -> Any:
         """Answer a newcomer; see `control.greeting`."""
-        answer = b"" if self._greeter is None else self._greeter.answer(request.node_id, self.peer_id)
+        answer = b"" if self.greeter is None else self.greeter.answer(request.node_id, self.peer_id)
         return cast(Any, dht_pb2).NodeInfo(node_id=answer)
 
     async def _ask_prefix(self, peer: str, found: list[str | None]) -> None:
-        daemon, greeter, kind = self._daemon, self._greeter, cast(Any, dht_pb2).NodeInfo
+        daemon, greeter, kind = self._daemon, self.greeter, cast(Any, dht_pb2).NodeInfo
         if daemon is None or greeter is None:
             return
         question = new_question()

@@ -24,9 +24,8 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from shoal.clock import SystemClock
 from shoal.control.dht_answers import believe_records_alone
 from shoal.control.dht_daemon import end_daemon, start_daemon, unless_it_ends
-from shoal.control.dht_ports import check_port_free, pinned
 from shoal.control.keyed_protocol import KeyedProtocol, Members
-from shoal.control.maddrs import is_loopback
+from shoal.control.maddrs import check_port_free, is_loopback, pinned
 from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import REPLICAS
 from shoal.errors import ConfigError

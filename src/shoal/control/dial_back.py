@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -33,65 +34,53 @@ RETRY_S: Final = 10.0
 _AT_ONCE: Final = 8
 
 
+@dataclass(eq=False, repr=False)
 class DialBack:
-    """Which servers the client's host can dial."""
+    """Which servers the client's host can dial.
 
-    def __init__(
-        self,
-        membership: Membership,
-        dial: Callable[[Hop], Awaitable[str]],
-        clock: Clock,
-        *,
-        on_change: Callable[[tuple[Undialled, ...]], None],
-        notice: Callable[[str], None],
-    ) -> None:
-        """Dial no peer yet.
+    Attributes:
+        dial: returns why a peer cannot be dialled, or "".
+        on_change: is told which peers cannot be dialled, when that has changed.
+        notice: tells the user something that stays on the screen.
+    """
 
-        Args:
-            dial: returns why a peer cannot be dialled, or "".
-            on_change: is told which peers cannot be dialled, when that has changed.
-            notice: tells the user something that stays on the screen.
-        """
-        self._membership = membership
-        self._dial = dial
-        self._clock = clock
-        self._on_change = on_change
-        self._notice = notice
-        self._dialled: dict[PeerId, tuple[str, ...]] = {}
-        self._undialled: dict[PeerId, str] = {}
-        self._places = anyio.Semaphore(_AT_ONCE)
+    membership: Membership
+    dial: Callable[[Hop], Awaitable[str]]
+    clock: Clock
+    on_change: Callable[[tuple[Undialled, ...]], None]
+    notice: Callable[[str], None]
+    _dialled: dict[PeerId, tuple[str, ...]] = field(default_factory=dict[PeerId, tuple[str, ...]])
+    _undialled: dict[PeerId, str] = field(default_factory=dict[PeerId, str])
+    _places: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_AT_ONCE))
 
     async def run(self) -> None:
         """Dial whoever comes, until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
-                view = self._membership.view
+                view = self.membership.view
                 for server in (*view.replicas, *view.candidates):
                     if self._dialled.get(server.peer) != server.hop.addresses:
                         self._dialled[server.peer] = server.hop.addresses
                         tasks.start_soon(self._follow, server)
-                await self._membership.changed()
+                await self.membership.changed()
 
     async def _follow(self, server: Candidate) -> None:
         """Dial a server until it is reached, or is at other addresses."""
         peer, addresses = server.peer, server.hop.addresses
         while self._dialled.get(peer) == addresses:
             async with self._places:
-                reason = await self._dial(server.hop)
+                reason = await self.dial(server.hop)
             if self._dialled.get(peer) == addresses:
                 self._found(peer, reason)
             if not reason:
                 return
-            await self._clock.sleep_s(RETRY_S)
-            if not self._is_there(peer):
+            await self.clock.sleep_s(RETRY_S)
+            # One that is only lost to this client is still announced, for it was dialled.
+            if not self.membership.is_announced(peer):
                 # It is told of anew when it comes back.
                 self._dialled.pop(peer, None)
                 self._found(peer, "", is_gone=True)
                 return
-
-    def _is_there(self, peer: PeerId) -> bool:
-        """Whether the server is announced: one that is only lost to this client is as well, for it was dialled."""
-        return self._membership.is_announced(peer)
 
     def _found(self, peer: PeerId, reason: str, *, is_gone: bool = False) -> None:
         """Take note of how a server can be dialled now."""
@@ -100,13 +89,13 @@ class DialBack:
             self._undialled[peer] = reason
         if bool(before) == bool(reason):
             return
-        name = self._membership.view.name_of(peer)
+        name = self.membership.view.name_of(peer)
         if reason:
-            tell(logger, ServerUndialled(name, reason, peer), self._notice)
+            tell(logger, ServerUndialled(name, reason, peer), self.notice)
         elif not is_gone:
-            tell(logger, ServerDialled(name, peer), self._notice)
+            tell(logger, ServerDialled(name, peer), self.notice)
         worst = list(self._undialled.items())[:MAX_UNDIALLED]
-        self._on_change(tuple(Undialled(peer, reason[:MAX_REASON_CHARS]) for peer, reason in worst))
+        self.on_change(tuple(Undialled(peer, reason[:MAX_REASON_CHARS]) for peer, reason in worst))
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ import anyio
 
 from shoal import log
 from shoal.clock import Clock
-from shoal.config.start import RoleStart
 from shoal.control.dht import DhtNode
 from shoal.control.greeting import Greeter, misfit
 from shoal.control.host_node import HostNode, NodePlace, beside, served
@@ -18,8 +17,9 @@ from shoal.control.maddrs import peer_in
 from shoal.control.membership import Membership
 from shoal.control.record_checker import RecordChecker
 from shoal.control.registry import Registry
+from shoal.control.role_start import RoleStart
 from shoal.errors import BootstrapError, ConfigError
-from shoal.identity import Identity, namespace
+from shoal.identity import namespace
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, JoinedDht
 from shoal.telemetry.registry import MetricRegistry
@@ -31,7 +31,6 @@ _MAX_ASKED = 8
 @asynccontextmanager
 async def open_registry(
     start: RoleStart,
-    identity: Identity,
     clock: Clock,
     initial_peers: Sequence[str],
     host_maddrs: Sequence[str],
@@ -51,8 +50,8 @@ async def open_registry(
     """
     config = start.config()
     swarm = namespace(start.swarm_key, config.experiment_prefix)
-    async with await _start_node(start, identity, clock, metrics, initial_peers, host_maddrs) as node:
-        registry = Registry(node, identity, swarm, config.num_stages, clock)
+    async with await _start_node(start, clock, metrics, initial_peers, host_maddrs) as node:
+        registry = Registry(node, start.identity, swarm, config.num_stages, clock)
         with _named(registry):
             yield node, registry
 
@@ -60,7 +59,6 @@ async def open_registry(
 @asynccontextmanager
 async def join_swarm(
     start: RoleStart,
-    identity: Identity,
     control: RoleControl,
     clock: Clock,
     endpoint: Endpoint,
@@ -86,7 +84,7 @@ async def join_swarm(
     async def start_own(peers: Sequence[str], gone: Sequence[str]) -> DhtNode:
         where = config.network.host_maddrs
         try:
-            return await _start_node(start, identity, clock, endpoint.metrics, peers, where, strays=True, gone=gone)
+            return await _start_node(start, clock, endpoint.metrics, peers, where, strays=True, gone=gone)
         except ConfigError as error:
             # The port may be free again later, and this role goes on meanwhile.
             raise BootstrapError(str(error)) from error
@@ -95,7 +93,7 @@ async def join_swarm(
         # A monitor that is started again finds the swarm by it.
         control.tell(JoinedDht(maddrs))
 
-    directory = Path(start.socket_path).parent
+    directory, identity = Path(start.socket_path).parent, start.identity
     checker = RecordChecker(swarm, str.encode, clock, endpoint.metrics)
     async with HostNode(
         directory, identity.peer_id, checker, clock, start_own, initial_peers, lambda: membership.view.maddrs, tell
@@ -111,7 +109,6 @@ async def join_swarm(
 @asynccontextmanager
 async def open_host_registry(
     start: RoleStart,
-    identity: Identity,
     clock: Clock,
     initial_peers: Sequence[str],
     host_maddrs: Sequence[str],
@@ -121,7 +118,7 @@ async def open_host_registry(
     place = NodePlace(Path(start.socket_path).parent)
     first = (*await beside(place, clock), *initial_peers)
     async with (
-        open_registry(start, identity, clock, first, host_maddrs, metrics) as (node, registry),
+        open_registry(start, clock, first, host_maddrs, metrics) as (node, registry),
         served(node, place),
     ):
         yield node, registry
@@ -141,7 +138,6 @@ async def taking_part(registry: Registry) -> AsyncGenerator[None]:
 
 async def _start_node(
     start: RoleStart,
-    identity: Identity,
     clock: Clock,
     metrics: MetricRegistry | None,
     initial_peers: Sequence[str],
@@ -152,7 +148,7 @@ async def _start_node(
 ) -> DhtNode:
     config = start.config()
     return await DhtNode.create(
-        identity,
+        start.identity,
         namespace=namespace(start.swarm_key, config.experiment_prefix),
         state_dir=Path(start.socket_path).parent,
         clock=clock,

@@ -15,8 +15,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from shoal.config.start import RoleStart
 from shoal.control.membership import Membership
+from shoal.control.role_start import RoleStart
 from shoal.identity import namespace
 from shoal.ids import PeerId
 from shoal.runtime.user_cache import cached_file, keep, user_cache

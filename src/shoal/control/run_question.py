@@ -4,28 +4,31 @@
                                    <-- TellRun --   the run's configuration; the client, if the sender has it
 
 What is announced in the DHT says whom to ask, and nothing more: a configuration is taken, a run is left and a client's
-place is taken on an answer over a connection, at both ends of which the swarm's key and the peer's own were proven.
+place is taken on an answer over a connection, at both ends of which the swarm's key and the peer's own were proven. The
+configuration travels as msgpack, compressed.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, cast
 
 import anyio
 import msgspec
 
 from shoal.clock import SystemClock
-from shoal.config.start import RoleStart
-from shoal.control.role_endpoint import open_role_endpoint
-from shoal.control.run_config import pack_configuration
-from shoal.errors import ConnectionLost
-from shoal.identity import Identity
+from shoal.control.role_start import RoleStart, open_role_endpoint
+from shoal.errors import ConfigError, ConnectionLost, RecordRejected
 from shoal.ids import PeerId
 from shoal.swarm.client_turn import ANSWER_WITHIN_S
 from shoal.transport.base import Endpoint, PeerLost, Received
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import AskRun, TellRun
+from shoal.wire.messages.control import MAX_CONFIG_BYTES, AskRun, TellRun
+
+_MAX_UNPACKED_BYTES: Final = 256 * 1024
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
 
 
 class RunTeller:
@@ -62,7 +65,7 @@ class RunTeller:
         self.askers.discard(peer)
 
 
-async def ask_run(start: RoleStart, identity: Identity, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
+async def ask_run(start: RoleStart, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
     """Ask peers of a run that this process does not belong to; return who has answered first, and what.
 
     Raises:
@@ -72,7 +75,7 @@ async def ask_run(start: RoleStart, identity: Identity, run_id: str, hops: Seque
     asking = msgspec.structs.replace(start, run_id=run_id, listen_tcp=None, socket_path=f"{start.socket_path}.ask")
     silent = {hop.peer: f"no answer within {ANSWER_WITHIN_S:.0f} s" for hop in hops}
     left = set(silent)
-    async with open_role_endpoint(asking, identity) as endpoint:
+    async with open_role_endpoint(asking) as endpoint:
         for hop in hops:
             endpoint.introduce(hop)
             endpoint.post(hop.peer, AskRun())
@@ -89,3 +92,42 @@ async def ask_run(start: RoleStart, identity: Identity, run_id: str, hops: Seque
                 if not left:
                     break
     raise ConnectionLost("; ".join(f"{peer}: {reason}" for peer, reason in silent.items()))
+
+
+def pack_configuration(shared: Mapping[str, Any]) -> bytes:
+    """Return the bytes for a `TellRun`.
+
+    Args:
+        shared: JSON values, see `config.shared.shared_configuration`.
+
+    Raises:
+        ConfigError: they do not fit into the message.
+    """
+    packed = zlib.compress(_encode(shared), level=9)
+    if len(packed) > MAX_CONFIG_BYTES:
+        raise ConfigError(
+            f"the configuration that all hosts share takes {len(packed)} bytes, compressed; at most {MAX_CONFIG_BYTES} "
+            "are told to hosts that join: shorten model.extra or quant.rules"
+        )
+    return packed
+
+
+def unpack_configuration(packed: bytes) -> dict[str, Any]:
+    """Return what `pack_configuration` was given, by a peer of the swarm; what it says is checked by who takes it.
+
+    Raises:
+        RecordRejected: the bytes are damaged, or far larger once unpacked.
+    """
+    stream = zlib.decompressobj()
+    try:
+        raw = stream.decompress(packed, _MAX_UNPACKED_BYTES)
+        if not stream.eof:
+            raise RecordRejected(
+                f"the run's configuration is cut off, or has more than {_MAX_UNPACKED_BYTES} bytes once unpacked"
+            )
+        values = cast(object, _decode(raw))
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordRejected(f"the run's configuration cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise RecordRejected("the run's configuration is no mapping")
+    return cast(dict[str, Any], values)

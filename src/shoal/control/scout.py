@@ -14,14 +14,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
-from pathlib import Path
 
 import anyio
 import msgspec
 
-from shoal import log
 from shoal.clock import Clock, SystemClock
-from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.greeting import Greeter
 from shoal.control.join import initial_peers_of, open_host_registry, require_same_swarm, taking_part
@@ -30,14 +27,12 @@ from shoal.control.membership import Membership
 from shoal.control.peers_file import joinable
 from shoal.control.records import TTL_S, RunRecord
 from shoal.control.registry import Registry
-from shoal.control.role_endpoint import open_role_endpoint
-from shoal.control.run_config import unpack_configuration
-from shoal.control.run_question import ask_run
-from shoal.control.run_watch import RunWatch
+from shoal.control.role_start import RoleStart, open_role_endpoint
+from shoal.control.run_end import RunWatch
+from shoal.control.run_question import ask_run, unpack_configuration
 from shoal.errors import BootstrapError, ConnectionLost
 from shoal.events.base import emit
 from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent, RunUnconfirmed, ScoutFoundRun, ScoutWatching
-from shoal.identity import Identity
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, JoinedDht, RoleReady, RunAnnounced, RunConcluded, ScoutReady
 from shoal.swarm.client_turn import ASK_AGAIN_S
@@ -66,8 +61,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         BootstrapError: no initial peer answered, or none of them knows a run.
         RecordRejected: the run's configuration cannot be read.
     """
-    spec = msgspec.msgpack.decode(payload, type=RoleStart)
-    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    spec = RoleStart.begun(payload)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_scout, spec, control)
         await control.stopping.wait()
@@ -75,14 +69,14 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
 
 async def _scout(spec: RoleStart, control: RoleControl) -> None:
-    config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
+    config, clock = spec.config(), SystemClock()
     metrics = MetricRegistry()
-    async with _in_the_swarm(spec, identity, control, clock, metrics) as registry:
+    async with _in_the_swarm(spec, control, clock, metrics) as registry:
         num_stages = config.num_stages
         if spec.run_id:
             control.tell(RoleReady())
         else:
-            found, told = await _running(registry, spec, identity)
+            found, told = await _running(registry, spec)
             num_stages, spec = found.num_stages, msgspec.structs.replace(spec, run_id=found.run_id)
             emit(logger, ScoutFoundRun(found.run_id, found.client))
             control.tell(ScoutReady(found.run_id, unpack_configuration(told.config)))
@@ -90,10 +84,10 @@ async def _scout(spec: RoleStart, control: RoleControl) -> None:
         membership = registry.membership
 
         async def is_replaced_by(run: Run) -> bool:
-            return await _is_led(run, membership.view, spec, identity)
+            return await _is_led(run, membership.view, spec)
 
         async with (
-            open_role_endpoint(spec, identity, metrics) as endpoint,
+            open_role_endpoint(spec, metrics) as endpoint,
             counters_reported(endpoint, spec.role, lambda: client_hop(membership.view), clock),
             anyio.create_task_group() as tasks,
         ):
@@ -109,7 +103,7 @@ async def _scout(spec: RoleStart, control: RoleControl) -> None:
 
 @asynccontextmanager
 async def _in_the_swarm(
-    spec: RoleStart, identity: Identity, control: RoleControl, clock: Clock, metrics: MetricRegistry
+    spec: RoleStart, control: RoleControl, clock: Clock, metrics: MetricRegistry
 ) -> AsyncGenerator[Registry]:
     """Have the DHT node of this host, unless another process has it, and watch the swarm.
 
@@ -119,7 +113,7 @@ async def _in_the_swarm(
     config = spec.config()
     peers = await initial_peers_of(spec, control)
     where = config.network.host_maddrs
-    async with open_host_registry(spec, identity, clock, peers, where, metrics) as (node, registry):
+    async with open_host_registry(spec, clock, peers, where, metrics) as (node, registry):
         control.tell(JoinedDht(await node.visible_maddrs()))
         if not spec.run_id:
             await require_same_swarm(node, Greeter(spec.swarm_key, config.experiment_prefix), peers)
@@ -175,18 +169,18 @@ async def _watch(
     control.tell(RunConcluded(reason, ended_well))
 
 
-async def _is_led(run: Run, view: SwarmView, spec: RoleStart, identity: Identity) -> bool:
+async def _is_led(run: Run, view: SwarmView, spec: RoleStart) -> bool:
     """Ask the peer that announces another run whether it is the client of that run."""
     hops = [client.hop for client in view.clients if client.peer == run.client]
     try:
-        peer, told = await ask_run(spec, identity, run.run_id, hops)
+        peer, told = await ask_run(spec, run.run_id, hops)
     except ConnectionLost as error:
         emit(logger, RunUnconfirmed(run.run_id, str(error)))
         return False
     return told.client == peer
 
 
-async def _running(registry: Registry, spec: RoleStart, identity: Identity) -> tuple[Run, TellRun]:
+async def _running(registry: Registry, spec: RoleStart) -> tuple[Run, TellRun]:
     """Find a run that is announced, and that peers of it confirm.
 
     Raises:
@@ -203,7 +197,7 @@ async def _running(registry: Registry, spec: RoleStart, identity: Identity) -> t
             if run is None:
                 continue
             try:
-                _, told = await ask_run(spec, identity, run.run_id, hops)
+                _, told = await ask_run(spec, run.run_id, hops)
             except ConnectionLost as error:
                 reason = (
                     f"run {run.run_id} is announced, but none of its peers can be asked from here, as if the client's "

@@ -134,7 +134,7 @@ def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem
     run = view.run
     if run is None:
         raise ValueError("the registry announces no run")
-    client = _client_of(view)
+    client = view.clients[0] if view.clients else None
     undialled = {} if client is None else dict(client.undialled)
     known = {} if answer is None else msgspec.structs.asdict(answer)
     numbers = {each.peer: msgspec.structs.asdict(each) for each in known.pop("servers", ())}
@@ -222,10 +222,6 @@ def _numbers(server: ServerStatus) -> Iterator[str]:
     ):
         if size_bytes is not None:
             yield f"{name} {size_bytes / 2**20:,.0f} MiB"
-
-
-def _client_of(view: SwarmView) -> ClientPeer | None:
-    return view.clients[0] if view.clients else None
 
 
 def _client(client: ClientPeer, name: str, answer: RunStatus | None, problem: str) -> ClientStatus:

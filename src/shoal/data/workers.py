@@ -33,8 +33,7 @@ from shoal.data.worker_process import WorkerProcess
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import emit
 from shoal.events.data import DataProcessStopped, DataWorkerDied, DataWorkerSlow
-from shoal.runtime.mailbox import Mailbox
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox, Signal
 
 logger = logging.getLogger(__name__)
 

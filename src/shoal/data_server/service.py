@@ -9,19 +9,15 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-import msgspec
 
-from shoal import log
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.control.counter_report import counters_reported
-from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.role_start import DataServerSpec, open_role_endpoint
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.server import DataService
-from shoal.data_server.spec import DataServerSpec
 from shoal.events.base import Event, emit, tell
 from shoal.events.data import DatasetOpened
-from shoal.identity import Identity
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import RoleReady, UserNotice
@@ -40,8 +36,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
     Raises:
         ConfigError: the data set cannot be opened.
     """
-    start = msgspec.msgpack.decode(spec, type=DataServerSpec)
-    log.configure(start.log_path.stem, Path(start.log_dir), start.config().log_level)
+    start = DataServerSpec.begun(spec)
     async with anyio.create_task_group() as group:
         group.start_soon(_serve, start, start.config(), control)
         await control.stopping.wait()
@@ -66,7 +61,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
     # The client dials its data server: no address is needed.
     client = None if start.client is None else Hop(start.client, ())
     async with (
-        open_role_endpoint(start, Identity(start.identity_key)) as endpoint,
+        open_role_endpoint(start) as endpoint,
         counters_reported(endpoint, start.role, lambda: client, SystemClock()),
     ):
         service = DataService(

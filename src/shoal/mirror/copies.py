@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -49,54 +49,39 @@ class _Copy:
     state: OuterState
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StageCopies:
     """The states of all stages.
 
-    Args:
-        layouts: returns the tensors of each stage; takes long, and is called in a thread.
+    Attributes:
+        read_layouts: returns the tensors of each stage; takes long, and is called in a thread.
         free_bytes: returns the memory that is free on this host; 0: not known.
         on_held: told of each stage and record whose bytes are here and offered.
         on_idle: told when nothing is under way any more.
         notice: tells the user what he may want to act on.
-
-    Attributes:
         layouts: what was read; empty before anything is fetched.
     """
 
-    def __init__(
-        self,
-        *,
-        contents: Contents,
-        fetch: StageFetch,
-        membership: Membership,
-        outer: OuterOptimConfig,
-        device: Device,
-        layouts: Callable[[], Sequence[StageLayout]],
-        free_bytes: Callable[[], int],
-        on_held: Callable[[int, str], None],
-        on_idle: Callable[[], None],
-        notice: Callable[[str], None],
-    ) -> None:
-        self._contents = contents
-        self._fetch = fetch
-        self._membership = membership
-        self._outer = outer
-        self._device = device
-        self._read_layouts = layouts
-        self.layouts: Sequence[StageLayout] = ()
-        self._free_bytes = free_bytes
-        self._on_held = on_held
-        self._on_idle = on_idle
-        self._notice = notice
-        self._copies: dict[int, _Copy] = {}
-        self._donors: dict[int, StateDonor] = {}
-        self._ordered: dict[int, Fetch] = {}  # in the order in which they are fetched
-        self._in_vain: dict[int, Fetch] = {}
-        self._newest: dict[int, str] = {}
-        self._fetching: tuple[int, anyio.CancelScope] | None = None
-        self._is_too_small = False
-        self._is_taking = False
-        self._changed = Signal()
+    contents: Contents
+    fetch: StageFetch
+    membership: Membership
+    outer: OuterOptimConfig
+    device: Device
+    read_layouts: Callable[[], Sequence[StageLayout]]
+    free_bytes: Callable[[], int]
+    on_held: Callable[[int, str], None]
+    on_idle: Callable[[], None]
+    notice: Callable[[str], None]
+    layouts: Sequence[StageLayout] = field(default=(), init=False)
+    _copies: dict[int, _Copy] = field(default_factory=dict[int, _Copy])
+    _donors: dict[int, StateDonor] = field(default_factory=dict[int, StateDonor])
+    _ordered: dict[int, Fetch] = field(default_factory=dict[int, Fetch])  # in the order in which they are fetched
+    _in_vain: dict[int, Fetch] = field(default_factory=dict[int, Fetch])
+    _newest: dict[int, str] = field(default_factory=dict[int, str])
+    _fetching: tuple[int, anyio.CancelScope] | None = None
+    _is_too_small: bool = False
+    _is_taking: bool = False
+    _changed: Signal = field(default_factory=Signal)
 
     def order(self, stage: int, order: Fetch) -> None:
         """Have the state of a stage fetched that a record names, in place of what is still to be fetched of it."""
@@ -127,7 +112,7 @@ class StageCopies:
                     self._is_taking = True
                     await self._take(stage, self._ordered.pop(stage))
                     self._is_taking = False
-                self._on_idle()
+                self.on_idle()
                 await self._changed.wait()
 
     # -- parts
@@ -135,7 +120,7 @@ class StageCopies:
     async def _try_again(self) -> None:
         """Whenever the swarm has changed, somebody may give what nobody gave before."""
         while True:
-            await self._membership.changed()
+            await self.membership.changed()
             if self._in_vain:
                 self._ordered |= {stage: order for stage, order in self._in_vain.items() if stage not in self._ordered}
                 self._in_vain.clear()
@@ -143,7 +128,7 @@ class StageCopies:
 
     async def _take(self, stage: int, order: Fetch) -> None:
         if not self.layouts:
-            self.layouts = await anyio.to_thread.run_sync(self._read_layouts)
+            self.layouts = await anyio.to_thread.run_sync(self.read_layouts)
         if not self._has_room():
             return
         copy = self._copies.get(stage)
@@ -154,32 +139,32 @@ class StageCopies:
             self._fetching = stage, scope
             layout = self.layouts[stage]
             successor = partial(self._successor, layout.parameters)
-            state = await self._fetch.fetch_ordered(stage, layout, order, base, successor)
+            state = await self.fetch.fetch_ordered(stage, layout, order, base, successor)
         self._fetching = None
         if state is not None:
             self._hold(stage, order.record.round, _Copy(order.record_hash, order.hashes, state))
             emit(logger, MirrorHolds(stage, order.record.round, order.record_hash))
-            self._on_held(stage, order.record_hash)
+            self.on_held(stage, order.record_hash)
         elif stage not in self._ordered:
             self._in_vain[stage] = order
 
     def _hold(self, stage: int, round: int, copy: _Copy) -> None:
         self._copies[stage] = copy
-        donor = self._donors.setdefault(stage, StateDonor(self._contents, stage, self._fetch.num_fragments))
+        donor = self._donors.setdefault(stage, StateDonor(self.contents, stage, self.fetch.num_fragments))
         donor.hold(round, copy.record_hash, copy.state)
 
     async def _successor(
         self, parameters: FlatLayout, state: OuterState, average: Contribution, fragment: Fragment
     ) -> OuterState:
-        return await self._device.run(outer_step, outer_optimizer(self._outer, parameters), state, average, fragment)
+        return await self.device.run(outer_step, outer_optimizer(self.outer, parameters), state, average, fragment)
 
     def _has_room(self) -> bool:
         """Whether this host has the memory for what is not here yet; says so once if it has not."""
         sizes = [state_bytes(layout) for layout in self.layouts]
         missing = sum(size for stage, size in enumerate(sizes) if stage not in self._copies)
-        needed, free = missing + _ARRIVING * max(sizes), self._free_bytes()
+        needed, free = missing + _ARRIVING * max(sizes), self.free_bytes()
         is_too_small = bool(free) and needed > free
         if is_too_small and not self._is_too_small:
-            tell(logger, MirrorTooSmall(needed / 1e6, free / 1e6), self._notice)
+            tell(logger, MirrorTooSmall(needed / 1e6, free / 1e6), self.notice)
         self._is_too_small = is_too_small
         return not is_too_small

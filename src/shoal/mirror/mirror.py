@@ -96,7 +96,7 @@ class Mirror:
             membership=membership,
             outer=config.diloco.outer_optim,
             device=device,
-            layouts=partial(stage_layouts, config),
+            read_layouts=partial(stage_layouts, config),
             free_bytes=free_bytes,
             on_held=self._fetched,
             on_idle=self._idle,

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import anyio
 import msgspec
 
-from shoal import log
 from shoal.averaging.signing import unsealer
 from shoal.checkpoint.store import CheckpointStore
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
-from shoal.config.start import RoleStart
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import join_swarm
 from shoal.control.records import MirrorRecord
-from shoal.control.role_endpoint import open_role_endpoint
-from shoal.control.run_watch import RunWatch
+from shoal.control.role_start import RoleStart, open_role_endpoint
+from shoal.control.run_end import RunWatch
 from shoal.errors import ShoalError
 from shoal.events.base import tell
 from shoal.events.mirror import CheckpointFailed
-from shoal.identity import Identity, swarm_authority
+from shoal.identity import swarm_authority
 from shoal.ids import PeerId
 from shoal.mirror.checkpoints import kept_of
 from shoal.mirror.mirror import Mirror
@@ -51,8 +48,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         BootstrapError: no initial peer answered.
         ConfigError: a port to listen on is taken.
     """
-    spec = msgspec.msgpack.decode(payload, type=RoleStart)
-    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    spec = RoleStart.begun(payload)
     mirrors: list[Mirror] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_serve, spec, control, mirrors.append)
@@ -66,7 +62,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
 
 
 async def _serve(spec: RoleStart, control: RoleControl, begun: Callable[[Mirror], None]) -> None:
-    config, clock, identity = spec.config(), SystemClock(), Identity(spec.identity_key)
+    config, clock = spec.config(), SystemClock()
     authority = swarm_authority(spec.swarm_key).peer_id
 
     def notice(text: str) -> None:
@@ -74,8 +70,8 @@ async def _serve(spec: RoleStart, control: RoleControl, begun: Callable[[Mirror]
 
     async with (
         DeviceThread(device_initialiser("cpu", 1), name="device") as device,
-        open_role_endpoint(spec, identity) as endpoint,
-        join_swarm(spec, identity, control, clock, endpoint) as registry,
+        open_role_endpoint(spec) as endpoint,
+        join_swarm(spec, control, clock, endpoint) as registry,
         counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
         anyio.create_task_group() as tasks,
     ):

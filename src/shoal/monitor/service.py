@@ -9,9 +9,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-import msgspec
 
-from shoal import log
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config, published_values
 from shoal.control.counter_report import client_hop, counters_reported
@@ -19,9 +17,8 @@ from shoal.control.join import open_host_registry
 from shoal.control.maddrs import outward
 from shoal.control.peers_file import PeersFile, keep_peers_file
 from shoal.control.records import MonitorRecord
-from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.role_start import MonitorSpec, open_role_endpoint
 from shoal.errors import ConnectionLost
-from shoal.identity import Identity
 from shoal.monitor.exporters.base import Exporter, Newest
 from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.monitor.exporters.notify import NotifyCommand
@@ -29,7 +26,6 @@ from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
 from shoal.monitor.gatherer import Gatherer
 from shoal.monitor.http.dashboard import Dashboard, DashboardSettings
 from shoal.monitor.page.chronicle import info_of
-from shoal.monitor.spec import MonitorSpec
 from shoal.monitor.status import Status
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import InitialPeers, MonitorReady, UserNotice
@@ -49,8 +45,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
         BootstrapError: there are initial peers, and none of them answered.
         ConfigError: the port to listen on is taken.
     """
-    start = msgspec.msgpack.decode(spec, type=MonitorSpec)
-    log.configure(start.log_path.stem, Path(start.log_dir), start.config().log_level)
+    start = MonitorSpec.begun(spec)
     config, clock = start.config(), SystemClock()
     exporters = _exporters(start, config, control)
     dashboard = _dashboard(start, config, control, clock, lambda: gatherer.newest())
@@ -66,15 +61,13 @@ async def main(spec: bytes, control: RoleControl) -> None:
 
 
 async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock: Clock, gatherer: Gatherer) -> None:
-    identity = Identity(start.identity_key)
     joined_unix_s = clock.unix_s()
     peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.tell(UserNotice(text)))
     try:
         async with (
-            open_role_endpoint(start, identity) as endpoint,
+            open_role_endpoint(start) as endpoint,
             open_host_registry(
                 start,
-                identity,
                 clock,
                 start.initial_peers or await _known_before(peers_file, control),
                 listen_maddrs(config),

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-from shoal.config.start import RoleStart
+from shoal.control.role_start import RoleStart
 from shoal.transport.dispatch import Handler
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from shoal.replay.links import Crew, ProcessLink
 from shoal.replay.order import Average, Compute
 from shoal.replay.own_code import require_named
 from shoal.replay.plan import plan_of
-from shoal.replay.process_messages import Found, Reached, ReplayFailed, ReplayStart, Report, StepDone
+from shoal.replay.processes import Found, Reached, ReplayFailed, ReplayStart, Report, StepDone
 from shoal.replay.run_files import read_run
 from shoal.replay.samples import Samples
 from shoal.runtime.frames import framed, received

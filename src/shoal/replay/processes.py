@@ -1,7 +1,13 @@
-"""The processes of a replay: started, listened to, ended. For the replay they are one engine.
+"""The processes of a replay: started, listened to, ended; and what they say. For the replay they are one engine.
 
-Each is a clean interpreter with one socket to this process and one to every other one. None of them outlives this
-process: its lifeline is cut then.
+Each is a clean interpreter with one socket to this process (`runtime.frames`) and one to every other one. None of them
+outlives this process: its lifeline is cut then.
+
+    replay                    process
+      ReplayStart ------------->
+      <---------- Found, StepDone    in the order of the actions
+      <------------------ Reached    for each record, and once more when there is no further action
+      end of the stream ------->     ends at once, as by the lifeline
 """
 
 from __future__ import annotations
@@ -20,15 +26,61 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from shoal.errors import InvariantViolation, RemoteError
 from shoal.replay.order import Action, Average
 from shoal.replay.own_code import NOTHING_NAMED, NamedCode
-from shoal.replay.process_messages import Found, Reached, ReplayFailed, ReplayStart, Report, StepDone
 from shoal.replay.verdict import Difference
 from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.frames import FrameReader, framed
 
 _READ_BYTES = 1 << 16
+
+
+class ReplayStart(msgspec.Struct, frozen=True):
+    """The first and only message to a process.
+
+    Attributes:
+        process: the number of the receiver.
+        homes: the process of each generation.
+        link_fds: the receiver's ends of the sockets to all other processes.
+        named: it may import.
+    """
+
+    directory: str
+    process: int
+    homes: list[int]
+    link_fds: dict[int, int]
+    named: NamedCode
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """A step is computed, as far as its first stage goes."""
+
+    round: int
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """Something is not as the logs say, by the action with this number."""
+
+    action: int
+    difference: Difference
+
+
+class Reached(msgspec.Struct, frozen=True, tag=True):
+    """A record's round is over; None: there is no further action."""
+
+    round: int | None
+
+
+class ReplayFailed(msgspec.Struct, frozen=True, tag=True):
+    """It cannot go on."""
+
+    reason: str
+
+
+Report = StepDone | Found | Reached | ReplayFailed
 
 
 @dataclass(slots=True)

@@ -80,7 +80,8 @@ def read_run(directory: Path, config: Config | None = None) -> RunFiles:
     directory = directory.resolve()
     try:
         genesis = read_genesis(directory)
-        config = config or _config_of(directory)
+        # Neither the environment nor a flag of today has a say in what was trained then.
+        config = config or load_config(directory / "config.yaml", env={})
         chain, left = _chain(directory)
         logs = {round: _logs(directory, round) for round in rounds_with_steps(directory)}
         for round, found in chain.items():
@@ -172,11 +173,6 @@ def _chain(directory: Path) -> tuple[dict[int, _Found], frozenset[str]]:
             chain[earlier.record.round] = earlier
             earlier = found.get(earlier.record.previous)
     return chain, frozenset(found) - {record_hash(each.signed) for each in chain.values()}
-
-
-def _config_of(directory: Path) -> Config:
-    # Neither the environment nor a flag of today has a say in what was trained then.
-    return load_config(directory / "config.yaml", env={})
 
 
 def _logs(directory: Path, round: int) -> Logs:

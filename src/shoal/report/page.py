@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 from shoal.config.schema import Config
-from shoal.monitor.page.chronicle import info_of
+from shoal.monitor.page.chronicle import info_of, read_chronicle
 from shoal.monitor.page.files import MODULES, PAGE, PLOT, STATIC, STYLES
-from shoal.monitor.page.reading import read_chronicle
 from shoal.runtime.durable_files import put_whole
 
 FILE_NAME = "report.html"

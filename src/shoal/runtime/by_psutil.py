@@ -12,7 +12,7 @@ from contextlib import suppress
 import psutil
 
 from shoal.clock import SystemClock
-from shoal.runtime.process_stat import ProcessStat
+from shoal.runtime.proc_files import ProcessStat
 
 _LETTERS = {
     psutil.STATUS_ZOMBIE: "Z",

@@ -19,7 +19,7 @@ from shoal.errors import ConnectionLost
 from shoal.events.base import emit
 from shoal.events.processes import ControlPipeGarbled, ControlPipeLineTooLong
 from shoal.runtime import launcher_messages as messages
-from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Mailbox
 
 _logger = logging.getLogger(__name__)
 

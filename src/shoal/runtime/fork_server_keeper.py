@@ -11,6 +11,7 @@ subreaper) and asks the kernel. Requests that a dead fork server has not served 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -33,10 +34,11 @@ from shoal.runtime.fork_messages import Exited, Forked, ForkFailed, Preloaded, P
 from shoal.runtime.fork_server_process import ForkServerProcess
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.launch import Launch
-from shoal.runtime.mailbox import Mailbox
-from shoal.runtime.orphans import Orphans
+from shoal.runtime.process_control import kill, reap
+from shoal.runtime.process_end import process_ended
 from shoal.runtime.process_handle import ProcessHandle
 from shoal.runtime.role_spec import RestartHistory, RestartPolicy
+from shoal.runtime.waking import Mailbox, Signal
 
 _logger = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class ForkServerKeeper:
         self._first_preloaded = anyio.Event()
         self._preloaded = anyio.Event()
         self._stopping = anyio.Event()
-        self._orphans = Orphans(servers, lambda: {launch.pid for launch in self._launches.values()})
+        self._has_orphans = Signal()
         self._reason = ""
         self._patience: set[anyio.CancelScope] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -136,7 +138,7 @@ class ForkServerKeeper:
         """Work until cancelled; returns only if there can be no fork server any more, see `failure`."""
         history = RestartHistory(_RESTARTS)
         async with anyio.create_task_group() as self._tasks:
-            self._tasks.start_soon(self._orphans.run, name="orphans")
+            self._tasks.start_soon(self._end_orphans, name="orphans")
             while self.failure is None and not self._stopping.is_set():
                 await self._serve(self._servers.current)
                 await self._adopt(self._servers.current)
@@ -241,7 +243,7 @@ class ForkServerKeeper:
         finally:
             launch.close()
         del self._launches[launch.request.number]
-        self._orphans.look()
+        self._has_orphans.notify()
 
     async def _expect(self, server: ForkServerProcess, answered: anyio.Event) -> None:
         """Wait for what the fork server has to say; if it does not, it hangs, and is killed."""
@@ -257,6 +259,22 @@ class ForkServerKeeper:
             server.kill()
         await answered.wait()
 
+    async def _end_orphans(self) -> None:
+        """Kill and reap what dead roles leave behind where their fork server is dead as well: this is the parent then.
+
+        Without a subreaper it is init's, whether the fork server lives or not, and the tag in its environment tells it.
+        """
+        while True:
+            await self._has_orphans.take()
+            # Again and again: the children of those that were killed come next.
+            while found := self._servers.orphans({launch.pid for launch in self._launches.values()}):
+                for stat in found:
+                    kill(stat.pid)
+                for stat in found:
+                    with contextlib.suppress(ProcessLookupError):
+                        await process_ended(stat.pid)
+                    reap(stat.pid)
+
     async def _adopt(self, server: ForkServerProcess) -> None:
         """Become the one who says how the roles of a dead fork server end."""
         with anyio.move_on_after(_EXIT_TIMEOUT_S):
@@ -270,7 +288,7 @@ class ForkServerKeeper:
         adopted = [launch for launch in self._launches.values() if not launch.waiting]
         for launch in adopted:
             launch.settled.set()
-        self._orphans.look()
+        self._has_orphans.notify()
         if not self._stopping.is_set():
             emit(_logger, ForkServerEnded(server.pid, self._reason, len(adopted)))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from shoal.runtime.fork_messages import TAG_NAME
 from shoal.runtime.fork_server_process import ForkServerProcess
 from shoal.runtime.linux_calls import LinuxCall, has
+from shoal.runtime.proc_files import ProcessStat
 from shoal.runtime.process_control import kill
 from shoal.runtime.process_info import descendants, has_environment, read_stat, with_environment
-from shoal.runtime.process_stat import ProcessStat
 
 
 def tag_of(run_dir: Path) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.runtime import proc_files
 from shoal.runtime.linux_calls import LinuxCall, has
-from shoal.runtime.process_stat import ProcessStat
+from shoal.runtime.proc_files import ProcessStat
 
 
 @dataclass(frozen=True, slots=True)

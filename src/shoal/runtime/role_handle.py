@@ -9,9 +9,8 @@ import msgspec
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.control_pipe import ControlPipe
-from shoal.runtime.mailbox import Mailbox
 from shoal.runtime.role_spec import ExitStatus, RoleSpec
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox, Signal
 
 
 class RoleHandle:

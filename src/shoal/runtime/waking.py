@@ -1,10 +1,14 @@
-"""What wakes tasks that wait for something to happen."""
+"""What wakes tasks that wait for something to happen, and a queue of what has."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import anyio
+
+_Item = TypeVar("_Item")
 
 
 class Signal:
@@ -48,3 +52,43 @@ async def pass_on(changed: Callable[[], Awaitable[object]], to: Signal) -> None:
     while True:
         await changed()
         to.notify()
+
+
+class Mailbox(Generic[_Item]):
+    """A queue between callbacks, which cannot wait, and one task, which does.
+
+    Items are in order, and kept until they are read; iterate over it, in one task at a time.
+
+    It has no limit: it is for control messages, whose number the sender bounds.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[_Item] = deque()
+        self._closed = False
+        self._changed = Signal()
+
+    def put(self, item: _Item) -> None:
+        """Append an item; once closed, it is dropped."""
+        if not self._closed:
+            self._items.append(item)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Let the iteration end after the items that are there."""
+        self._closed = True
+        self._changed.notify()
+
+    def __aiter__(self) -> Mailbox[_Item]:
+        return self
+
+    async def __anext__(self) -> _Item:
+        """Return the next item, waiting for it.
+
+        Raises:
+            StopAsyncIteration: closed and empty.
+        """
+        while not self._items:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._changed.wait()
+        return self._items.popleft()

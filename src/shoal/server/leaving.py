@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterable, Callable, Collection
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -30,43 +31,31 @@ _NO_CLIENT_S = 3.0
 """Without an answer for so long, there is no client that could be reached."""
 
 
+@dataclass(eq=False, repr=False)
 class Leaving:
     """The end of one server. A `transport.dispatch.Handler`.
 
     Attributes:
+        view: returns the swarm as it is now.
+        tell: is told `ServerMayLeave` once, and before it now and then `LastOfStage` while the server is the last.
         has_left: the server has said that it may go, and takes no more work.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        replica: Callable[[], LocalReplica],
-        view: Callable[[], SwarmView],
-        clock: Clock,
-        tell: Callable[[LastOfStage | ServerMayLeave], None],
-    ) -> None:
-        """Stay.
-
-        Args:
-            view: returns the swarm as it is now.
-            tell: is told `ServerMayLeave` once, and before it now and then `LastOfStage` while the server is the last.
-        """
-        self._endpoint = endpoint
-        self._replica = replica
-        self._view = view
-        self._clock = clock
-        self._tell = tell
-        self.has_left = False
-        self._answer: MayLeave | None = None
-        self._answered = Signal()
+    endpoint: Endpoint
+    replica: Callable[[], LocalReplica]
+    view: Callable[[], SwarmView]
+    clock: Clock
+    tell: Callable[[LastOfStage | ServerMayLeave], None]
+    has_left: bool = field(default=False, init=False)
+    _answer: MayLeave | None = None
+    _answered: Signal = field(default_factory=Signal)
 
     def receive(self, event: Received) -> bool:
         """Take the client's answer; nobody else is asked."""
         message = event.message
         if not isinstance(message, MayLeave):
             return self.has_left  # what comes now is for a server that is there
-        replica = self._replica()
+        replica = self.replica()
         if event.peer == replica.member.coordinator and message.stage == replica.stage:
             self._answer = message
             self._answered.notify()
@@ -88,36 +77,36 @@ class Leaving:
         Args:
             leaving: the servers that leave with this one.
         """
-        others = tuple(sorted(set(leaving) - {self._endpoint.peer_id}))
-        heard_s, is_due = self._clock.now_s(), True
+        others = tuple(sorted(set(leaving) - {self.endpoint.peer_id}))
+        heard_s, is_due = self.clock.now_s(), True
         while True:
-            replica, self._answer, answered = self._replica(), None, self._answered.coming
+            replica, self._answer, answered = self.replica(), None, self._answered.coming
             client = replica.member.coordinator
             if is_due and client is not None:
-                self._endpoint.post(client, AskToLeave(replica.stage, others))
+                self.endpoint.post(client, AskToLeave(replica.stage, others))
             with anyio.move_on_after(_REPEAT_S) as timer:
                 await answered.wait()
             is_due = timer.cancelled_caught  # an answer that it may not go yet is followed by one that it may
             answer, base = self._answer, replica.member.base
             if answer is not None:
-                heard_s = self._clock.now_s()
+                heard_s = self.clock.now_s()
             if base.round == 0 or self._is_safe(replica, answer):
                 emit(logger, ServerCanLeave(replica.stage, base.round))
                 self._go(replica, is_kept=answer is not None and bool(answer.record_hash))
                 return
             problem = "" if answer is None else answer.refused
-            if self._clock.now_s() - heard_s >= _NO_CLIENT_S:
-                replicas = {other.peer for other in self._view().by_stage(replica.stage)}
-                if replicas - {self._endpoint.peer_id, *others}:
+            if self.clock.now_s() - heard_s >= _NO_CLIENT_S:
+                replicas = {other.peer for other in self.view().by_stage(replica.stage)}
+                if replicas - {self.endpoint.peer_id, *others}:
                     self._go(replica, is_kept=False)
                     return
                 problem = "no client can be reached"
             if answer is not None or problem:
-                self._tell(LastOfStage(replica.stage, base.round, problem))
+                self.tell(LastOfStage(replica.stage, base.round, problem))
 
     def _go(self, replica: LocalReplica, *, is_kept: bool) -> None:
         self.has_left = True
-        self._tell(ServerMayLeave(replica.stage, replica.member.base.round, is_kept))
+        self.tell(ServerMayLeave(replica.stage, replica.member.base.round, is_kept))
 
     def _is_safe(self, replica: LocalReplica, answer: MayLeave | None) -> bool:
         """Whether this server may go: not with a record that is being committed, of which it may be the only holder."""

@@ -14,6 +14,7 @@ from shoal import log
 from shoal.checkpoint.start_weights import StartWeights
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
+from shoal.control.role_start import ProfilerSpec
 from shoal.events.base import emit
 from shoal.events.servers import UnitCostsEstimated, UnitCostsKnown, UnitCostsProblem, WeightsRead
 from shoal.pipeline.torch_device import device_initialiser
@@ -21,7 +22,6 @@ from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.runtime.launcher_messages import CostsFound
 from shoal.server.cost_cache import CostCache
-from shoal.server.profiler_spec import ProfilerSpec
 from shoal.server.unit_costs import UnitCosts, unit_costs
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -23,7 +24,7 @@ from anyio.abc import TaskGroup
 
 from shoal.averaging.contents import Request
 from shoal.averaging.member import RoundSwapped
-from shoal.control.link_report import log_links
+from shoal.control.counter_report import log_links
 from shoal.errors import ControlError, RoundAborted, ShoalError
 from shoal.events.base import emit
 from shoal.events.links import RoundLinks
@@ -59,50 +60,37 @@ class _Host:
         self.ended = anyio.Event()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ReassignmentMonitor:
-    """The replica of a server, which one it may be. A `transport.dispatch.Handler`."""
+    """The replica of a server, which one it may be. A `transport.dispatch.Handler`.
 
-    def __init__(
-        self,
-        *,
-        endpoint: Endpoint,
-        announcer: Announcer,
-        replica: LocalReplica,
-        rebuild: Rebuild,
-        view: Callable[[], SwarmView],
-        num_stages: int,
-        on_record: Callable[[Record], None] = lambda _: None,
-    ) -> None:
-        """Announce a replica; `run` hosts it.
+    Attributes:
+        endpoint: this monitor takes its events.
+        replica: which takes events now; it is announced, and `run` hosts it.
+        view: returns the swarm as it is now.
+        on_record: is told of each record that the replica has come to hold.
+    """
 
-        Args:
-            endpoint: this monitor takes its events.
-            view: returns the swarm as it is now.
-            on_record: is told of each record that the replica has come to hold.
-        """
-        self._endpoint = endpoint
-        self._announcer = announcer
-        self._replica = replica
-        self._rebuild = rebuild
-        self._view = view
-        self._num_stages = num_stages
-        self._on_record = on_record
-        self._connected: set[PeerId] = set()
-        self._hosts: dict[int, _Host] = {}
-        self._trial: LocalReplica | None = None
-        self._left: LocalReplica | None = None
-        self._failure = ""
-        announcer.announce(replica)
+    endpoint: Endpoint
+    announcer: Announcer
+    replica: LocalReplica
+    rebuild: Rebuild
+    view: Callable[[], SwarmView]
+    num_stages: int
+    on_record: Callable[[Record], None] = lambda _: None
+    _connected: set[PeerId] = field(default_factory=set[PeerId])
+    _hosts: dict[int, _Host] = field(default_factory=dict[int, _Host])
+    _trial: LocalReplica | None = None
+    _left: LocalReplica | None = None
+    _failure: str = ""
 
-    @property
-    def replica(self) -> LocalReplica:
-        """Which takes events now."""
-        return self._replica
+    def __post_init__(self) -> None:
+        self.announcer.announce(self.replica)
 
     @property
     def client(self) -> PeerId | None:
         """The run's client that the replica follows, while there is a connection with it."""
-        client = self._replica.member.coordinator
+        client = self.replica.member.coordinator
         return client if client in self._connected else None
 
     # -- events
@@ -117,11 +105,11 @@ class ReassignmentMonitor:
         if self._left is not None and isinstance(message, Request) and message.name.kind.leads_to_record:
             # Until the new replica has a state of its own, that of the old stage is still given to who needs it.
             return self._left.contents.receive(event)
-        return any(handler.receive(event) for handler in self._replica.handlers)
+        return any(handler.receive(event) for handler in self.replica.handlers)
 
     def peer_lost(self, peer: PeerId) -> None:
         self._connected.discard(peer)
-        for replica in (self._replica, self._left):
+        for replica in (self.replica, self._left):
             for handler in replica.handlers if replica is not None else ():
                 handler.peer_lost(peer)
 
@@ -131,7 +119,7 @@ class ReassignmentMonitor:
         """Host replicas until cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
-                self._start(tasks, self._replica)
+                self._start(tasks, self.replica)
                 while True:
                     await self._next(tasks)
         finally:
@@ -140,15 +128,15 @@ class ReassignmentMonitor:
 
     async def _next(self, tasks: TaskGroup) -> None:
         """Act on the next thing that happens to the replica."""
-        match await self._replica.events.receive():
+        match await self.replica.events.receive():
             case RoundSwapped(record):
-                self._announcer.announce(self._replica)
-                self._on_record(record)
-                log_links(self._endpoint, partial(RoundLinks, round=record.round))
+                self.announcer.announce(self.replica)
+                self.on_record(record)
+                log_links(self.endpoint, partial(RoundLinks, round=record.round))
             case CapLowered():
-                self._announcer.announce(self._replica)
+                self.announcer.announce(self.replica)
             case Relocate() as order:
-                await self._move(tasks, self._replica, order)
+                await self._move(tasks, self.replica, order)
                 # A module, its optimizer and its state refer to each other: without this they stay in memory.
                 gc.collect()
             case _:
@@ -189,7 +177,7 @@ class ReassignmentMonitor:
             return
         self._start(tasks, new)
         self._trial = new
-        self._announcer.announce(old, serving=False)
+        self.announcer.announce(old, serving=False)
         await self._drain(old, order.urgent)
         self._switch(old, new)
         self._left = given_up = old
@@ -200,8 +188,8 @@ class ReassignmentMonitor:
             given_up = new
         self._trial = self._left = None
         await self._end(given_up)
-        self._announcer.announce(self._replica)
-        emit(logger, ServerMoved(old.stage, order.stage, self._replica.stage))
+        self.announcer.announce(self.replica)
+        emit(logger, ServerMoved(old.stage, order.stage, self.replica.stage))
 
     async def _build(self, old: LocalReplica, order: Relocate) -> LocalReplica:
         """Build the new replica before anything is given up: what does not fit here costs nobody anything.
@@ -210,17 +198,17 @@ class ReassignmentMonitor:
             ControlError: the server does not go; the coordinator knows more, but not everything.
             Exception: one of `_MISFITS`.
         """
-        if self._announcer.pinned:
+        if self.announcer.pinned:
             raise ControlError(f"the user of this server has given it stage {old.stage}")
-        if not 0 <= order.stage < self._num_stages:
-            raise ControlError(f"there is no stage {order.stage}, the model has {self._num_stages}")
-        me = self._endpoint.peer_id
+        if not 0 <= order.stage < self.num_stages:
+            raise ControlError(f"there is no stage {order.stage}, the model has {self.num_stages}")
+        me = self.endpoint.peer_id
         # Before the first round the coordinator sees servers that this one has yet to see, and nothing can be lost.
         has_trained = old.worker.num_committed > 0 or old.member.offered_round > 0
-        if has_trained and all(replica.peer == me for replica in self._view().by_stage(old.stage)):
+        if has_trained and all(replica.peer == me for replica in self.view().by_stage(old.stage)):
             raise ControlError(f"it is the last replica of stage {old.stage}")
         emit(logger, ServerMoving(old.stage, order.stage, order.urgent))
-        return await self._rebuild(order.stage)
+        return await self.rebuild(order.stage)
 
     async def _drain(self, old: LocalReplica, urgent: bool) -> None:
         """Finish what has begun: the round, if it is ending, and then the steps."""
@@ -240,11 +228,11 @@ class ReassignmentMonitor:
     def _switch(self, old: LocalReplica, new: LocalReplica) -> None:
         """From now on `new` takes all events, on connections of its own."""
         new.member.succeed(old.member)
-        self._replica = new
+        self.replica = new
         old.worker.start_round(0)  # nothing may be opened or settled there any more
         peers, self._connected = self._connected, set()
         for peer in sorted(peers):
-            self._endpoint.disconnect(peer, f"it serves stage {new.stage} from now on")
+            self.endpoint.disconnect(peer, f"it serves stage {new.stage} from now on")
             for handler in old.handlers:
                 handler.peer_lost(peer)
 

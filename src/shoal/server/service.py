@@ -12,10 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import msgspec
 import torch
 
-from shoal import log
 from shoal.checkpoint.start_weights import fill_start
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
@@ -26,14 +24,14 @@ from shoal.control.dial_back import dial_back_heard
 from shoal.control.join import join_swarm
 from shoal.control.records import MAX_INDEX, StageRecord
 from shoal.control.registry import Registry
-from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.role_start import ServerSpec, open_role_endpoint
 from shoal.control.run_end import RunEndListener
 from shoal.control.run_question import RunTeller
 from shoal.control.view_builder import server_of
 from shoal.errors import ConfigError
 from shoal.events.base import emit
 from shoal.events.servers import ServerIsReady, ServerTakesLess
-from shoal.identity import Identity, swarm_authority
+from shoal.identity import swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.model.registry import load_exact_family
 from shoal.pipeline.configured_stage import Fill
@@ -47,7 +45,6 @@ from shoal.server.leaving import Leaving
 from shoal.server.memory import server_memory, snapshot_room, stage_needs
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import LocalReplica, build_replica
-from shoal.server.spec import ServerSpec
 from shoal.server.weights import ServerWeights
 from shoal.server.work_report import WorkReport
 from shoal.swarm.assignment import StageNeed
@@ -72,8 +69,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         BootstrapError: no initial peer answered.
         ConfigError: no stage fits, or the device does not exist.
     """
-    spec = msgspec.msgpack.decode(payload, type=ServerSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    spec = ServerSpec.begun(payload)
     async with anyio.create_task_group() as tasks:
 
         async def stop() -> None:
@@ -89,13 +85,12 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
     config = spec.config()
     _require_few_parts(config)
     clock = SystemClock()
-    identity = Identity(spec.identity_key)
     hooks = role_hooks(spec)
     initialiser = device_initialiser(spec.device, spec.threads)
     async with (
         DeviceThread(initialiser, name="device") as device,
-        open_role_endpoint(spec, identity) as endpoint,
-        join_swarm(spec, identity, control, clock, endpoint) as registry,
+        open_role_endpoint(spec) as endpoint,
+        join_swarm(spec, control, clock, endpoint) as registry,
         counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
         dial_back_heard(registry.membership, endpoint.peer_id, lambda reason: control.tell(DialledBack(reason))),
     ):

@@ -8,7 +8,8 @@ The share of the work is that of the last record: what this server has trained o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from shoal.clock import Clock
 from shoal.ids import PeerId
@@ -24,43 +25,33 @@ from shoal.wire.messages.round import Record
 INTERVAL_S = 2.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class WorkReport:
-    """Of one server."""
+    """Of one server.
 
-    def __init__(
-        self,
-        *,
-        peer: PeerId,
-        replica: Callable[[], LocalReplica],
-        view: Callable[[], SwarmView],
-        metrics: MetricRegistry,
-        clock: Clock,
-        tell: Callable[[WorkDone | PeerSilent | PeerHeard], None],
-    ) -> None:
-        """Say nothing yet.
+    Attributes:
+        view: returns the swarm as it is now.
+        metrics: of this process, which counts the samples of its steps.
+    """
 
-        Args:
-            view: returns the swarm as it is now.
-            metrics: of this process, which counts the samples of its steps.
-        """
-        self._peer = peer
-        self._replica = replica
-        self._view = view
-        self._metrics = metrics
-        self._clock = clock
-        self._tell = tell
-        self._last_record: tuple[int, float] | None = None
-        self._has_heard_two = False
-        self._of_record: dict[str, float] = {}
-        self._silent: dict[PeerId, str] = {}
+    peer: PeerId
+    replica: Callable[[], LocalReplica]
+    view: Callable[[], SwarmView]
+    metrics: MetricRegistry
+    clock: Clock
+    tell: Callable[[WorkDone | PeerSilent | PeerHeard], None]
+    _last_record: tuple[int, float] | None = None
+    _has_heard_two: bool = False
+    _of_record: dict[str, float] = field(default_factory=dict[str, float])
+    _silent: dict[PeerId, str] = field(default_factory=dict[PeerId, str])
 
     def recorded(self, record: Record) -> None:
         """The replica holds this record now."""
-        now_s = self._clock.now_s()
-        outcome = outcome_of(record, self._replica().stage)
+        now_s = self.clock.now_s()
+        outcome = outcome_of(record, self.replica().stage)
         if outcome is not None:
             weights = dict(zip(outcome.members, outcome.weights, strict=True))
-            mine, total = weights.get(self._peer, 0), sum(weights.values())
+            mine, total = weights.get(self.peer, 0), sum(weights.values())
             self._of_record["share"] = mine / total if total else 0.0
         follows = self._last_record is not None and self._last_record[0] == record.round - 1
         # A newcomer has fetched the first one, at any time of the round: how long that round took it does not know.
@@ -71,19 +62,17 @@ class WorkReport:
 
     def numbers(self) -> dict[str, float]:
         """Return what is known now, by name."""
-        replica, view = self._replica(), self._view()
+        replica, view, gauges = self.replica(), self.view(), self.metrics.gauges()
+        failing = [value for name, value in gauges.items() if base_name(name) == "disk.failing"]
         return {
             "stage": float(replica.stage),
             "round": float(replica.member.offered_round + 1),
             "steps": float(replica.worker.num_committed),
-            "samples": float(self._metrics.totals()["step.samples"]),
+            "samples": float(self.metrics.totals()["step.samples"]),
             "alive_peers": float(view.num_peers),
-            "disk_failing": float(is_failing() or any(self._failing_gauges())),
+            "disk_failing": float(is_failing() or any(failing)),
             **self._of_record,
         }
-
-    def _failing_gauges(self) -> Iterator[float]:
-        return (value for name, value in self._metrics.gauges().items() if base_name(name) == "disk.failing")
 
     async def run(self) -> None:
         """Say it now and then, until cancelled."""
@@ -92,24 +81,24 @@ class WorkReport:
             numbers = self.numbers()
             if numbers != told:
                 told = numbers
-                self._tell(WorkDone(numbers))
-            await self._clock.sleep_s(INTERVAL_S)
+                self.tell(WorkDone(numbers))
+            await self.clock.sleep_s(INTERVAL_S)
 
     def lost(self, lost: PeerLost) -> None:
         """A connection has ended; only a peer that says nothing any more is worth a word here."""
         name = self._name(lost.peer)
         if lost.silent_s and name and lost.peer not in self._silent:
             self._silent[lost.peer] = name
-            self._tell(PeerSilent(lost.peer, name, lost.silent_s))
+            self.tell(PeerSilent(lost.peer, name, lost.silent_s))
 
     def found(self, peer: PeerId) -> None:
         """There is a connection with a peer."""
         if name := self._silent.pop(peer, ""):
-            self._tell(PeerHeard(peer, name))
+            self.tell(PeerHeard(peer, name))
 
     def _name(self, peer: PeerId) -> str:
         """What a peer that announces itself is called; trainers, which do not, are their client's to watch."""
-        view = self._view()
+        view = self.view()
         if (server := view.replica(peer)) is not None:
             return f"{view.name_of(peer)} (stage {server.stage})"
         return f"the client ({view.name_of(peer)})" if peer in {client.peer for client in view.clients} else ""

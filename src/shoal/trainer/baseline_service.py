@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anyio
-import msgspec
 
-from shoal import log
 from shoal.clock import SystemClock
 from shoal.control.counter_report import counters_logged
-from shoal.control.role_endpoint import open_role_endpoint
+from shoal.control.role_start import BaselineSpec, open_role_endpoint
 from shoal.data.feed import Feed
-from shoal.identity import Identity
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
 from shoal.runtime.launcher_messages import RoleReady
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
-from shoal.trainer.spec import BaselineSpec
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.control import Metrics
 
@@ -29,12 +23,11 @@ async def main(payload: bytes, control: RoleControl) -> None:
     Args:
         control: is told `RoleReady` at once.
     """
-    spec = msgspec.msgpack.decode(payload, type=BaselineSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    spec = BaselineSpec.begun(payload)
     config = spec.config()
     async with (
         DeviceThread(device_initialiser(spec.device, config.servers.threads[0])) as device,
-        open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint,
+        open_role_endpoint(spec) as endpoint,
         counters_logged(endpoint),
         anyio.create_task_group() as tasks,
     ):

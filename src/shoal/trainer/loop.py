@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -50,44 +51,37 @@ _REDIAL_FIRST_S, _REDIAL_MAX_S = 0.05, 0.4
 _REFUSED_S = 60.0
 """After that a step is tried again that all replicas have refused: they may have been short of memory."""
 
+_TrainerReport = StepReport | EvalReport | TrainerDone
 
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class TrainerLoop:
     """Drives one slot's steps, as the client's `StartRound` messages say."""
 
-    def __init__(
-        self,
-        *,
-        endpoint: Endpoint,
-        feed: Feed,
-        driver: StepDriver,
-        config: Config,
-        client: Hop,
-        slot: int,
-        generation: int,
-        clock: Clock,
-    ) -> None:
-        self._endpoint = endpoint
-        self._feed = feed
-        self._driver = driver
-        self._config = config
-        self._client = client.peer
-        self._slot = slot
-        self._generation = generation
-        self._clock = clock
-        self._schedule = LrSchedule.from_config(config.diloco)
-        self._loss_scale = LossScale(is_needed=config.data.precision == "fp16-mixed")
-        self._replicas: Replicas = ()
-        self._next: StartRound | None = None
-        self._changed = Signal()
-        self._avoided: set[PeerId] = set()
-        self._evaluations = 0
-        self._round_number = 0
-        self._reports: list[StepReport | EvalReport | TrainerDone] = []
-        self._client_lost = Signal()
-        self._is_alone = False
-        self._waits = endpoint.metrics.histogram("data.wait_seconds")
-        self._backoff = Backoff(first_s=_REDIAL_FIRST_S, max_s=_REDIAL_MAX_S)
-        endpoint.introduce(client)
+    endpoint: Endpoint
+    feed: Feed
+    driver: StepDriver
+    config: Config
+    client: Hop
+    slot: int
+    generation: int
+    clock: Clock
+    _replicas: Replicas = ()
+    _next: StartRound | None = None
+    _changed: Signal = field(default_factory=Signal)
+    _avoided: set[PeerId] = field(default_factory=set[PeerId])
+    _evaluations: int = 0
+    _round_number: int = 0
+    _reports: list[_TrainerReport] = field(default_factory=list[_TrainerReport])
+    _client_lost: Signal = field(default_factory=Signal)
+    _is_alone: bool = False
+    _backoff: Backoff = field(default_factory=lambda: Backoff(first_s=_REDIAL_FIRST_S, max_s=_REDIAL_MAX_S))
+
+    def __post_init__(self) -> None:
+        self._schedule = LrSchedule.from_config(self.config.diloco)
+        self._loss_scale = LossScale(is_needed=self.config.data.precision == "fp16-mixed")
+        self._waits = self.endpoint.metrics.histogram("data.wait_seconds")
+        self.endpoint.introduce(self.client)
 
     def receive(self, event: Received) -> bool:
         """Take the client's orders; see `transport.dispatch.Handler`.
@@ -98,13 +92,13 @@ class TrainerLoop:
         message = event.message
         if not isinstance(message, StartRound | UpdateReplicas):
             return False
-        if event.peer != self._client:
+        if event.peer != self.client.peer:
             raise RemoteProtocolError(f"{type(message).__name__} from {event.peer}, which is not this trainer's client")
-        num_stages = self._config.num_stages
+        num_stages = self.config.num_stages
         if len(message.replicas) != num_stages:
             raise RemoteProtocolError(f"replicas of {len(message.replicas)} stages, the model has {num_stages}")
         if isinstance(message, StartRound):
-            if message.slot != self._slot or len(message.path) != num_stages:
+            if message.slot != self.slot or len(message.path) != num_stages:
                 raise RemoteProtocolError(f"a round of slot {message.slot} over {len(message.path)} stages is not ours")
             self._next = message
             self._avoided.clear()
@@ -116,13 +110,13 @@ class TrainerLoop:
     def peer_lost(self, peer: PeerId) -> None:
         """Evaluations avoid it from now on. Steps react by themselves; a lost client is dialled again."""
         self._avoided.add(peer)
-        if peer == self._client:
+        if peer == self.client.peer:
             self._is_alone = True
             self._client_lost.notify()
 
     async def run(self) -> None:
         """Work until cancelled."""
-        await self._feed.hello()
+        await self.feed.hello()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep_client)
             self._say_hello()
@@ -136,7 +130,7 @@ class TrainerLoop:
         """Dial a lost client until it is there again; the steps of the round do not need it."""
         while True:
             await self._client_lost.take()
-            await self._backoff.wait(self._clock)
+            await self._backoff.wait(self.clock)
             self._is_alone = False
             emit(logger, ClientDialledAgain(len(self._reports)))
             self._say_hello()
@@ -144,14 +138,14 @@ class TrainerLoop:
     def _say_hello(self) -> None:
         """Introduce this trainer, and say all again that a client which was started again may not have counted."""
         round = self._round_number if self._next is None else self._next.round
-        self._endpoint.post(self._client, TrainerHello(self._slot, self._generation, self._endpoint.hop, round))
+        self.endpoint.post(self.client.peer, TrainerHello(self.slot, self.generation, self.endpoint.hop, round))
         for report in self._reports:
-            self._endpoint.post(self._client, report)
+            self.endpoint.post(self.client.peer, report)
 
-    def _report(self, report: StepReport | EvalReport | TrainerDone) -> None:
+    def _report(self, report: _TrainerReport) -> None:
         self._reports.append(report)
         if not self._is_alone:  # a client that was started again hears first who this is
-            self._endpoint.post(self._client, report)
+            self.endpoint.post(self.client.peer, report)
 
     async def _round(self, start: StartRound) -> None:
         self._round_number = start.round
@@ -170,31 +164,31 @@ class TrainerLoop:
                 result = await self._train(start, number, batch)
             except RoundClosed as error:
                 emit(logger, RoundWasClosed(start.round, number, str(error)))
-                self._feed.give_back(batch)
+                self.feed.give_back(batch)
                 break
             if result is None:
                 return
             steps, samples = steps + 1, samples + result.num_samples
-        sent_bytes = {str(traffic): count for traffic, count in self._endpoint.sent_bytes.items()}
-        self._report(TrainerDone(self._slot, start.round, steps, samples, sent_bytes))
+        sent_bytes = {str(traffic): count for traffic, count in self.endpoint.sent_bytes.items()}
+        self._report(TrainerDone(self.slot, start.round, steps, samples, sent_bytes))
 
     async def _lease(self, round: int, number: int) -> LeasedBatch | None:
-        asked_s = self._clock.now_s()
-        batch = await self._feed.lease(round, number)
-        self._waits.observe(self._clock.now_s() - asked_s)
+        asked_s = self.clock.now_s()
+        batch = await self.feed.lease(round, number)
+        self._waits.observe(self.clock.now_s() - asked_s)
         return batch
 
     async def _train(self, start: StartRound, number: int, batch: LeasedBatch) -> Finished | None:
         lr = self._schedule.lr(number)
-        microbatches = batch.microbatches(self._config)
-        begun_s = self._clock.now_s()
+        microbatches = batch.microbatches(self.config)
+        begun_s = self.clock.now_s()
 
         def note(key: StepKey, path: tuple[PeerId, ...]) -> None:
-            self._feed.note(key, path, batch)
+            self.feed.note(key, path, batch)
 
         while True:
             try:
-                result = await self._driver.train(
+                result = await self.driver.train(
                     round=start.round,
                     number=number,
                     microbatches=microbatches,
@@ -210,19 +204,19 @@ class TrainerLoop:
             except NoPipeline as error:
                 emit(logger, StepIsStuck(start.round, number, str(error)))
                 stages = tuple(s for s, replicas in enumerate(self._replicas) if not replicas)
-                self._endpoint.post(
-                    self._client, TrainerStuck(self._slot, start.round, stages, error.refusal[:MAX_REFUSAL_CHARS])
+                self.endpoint.post(
+                    self.client.peer, TrainerStuck(self.slot, start.round, stages, error.refusal[:MAX_REFUSAL_CHARS])
                 )
                 if error.refusal:
                     await self._wait_for_others()
                 else:
                     await self._changed.wait()
                 if self._next is not None:
-                    self._feed.give_back(batch)
+                    self.feed.give_back(batch)
                     return None
-        self._feed.acknowledge(result.key, batch, committed=result.committed)
+        self.feed.acknowledge(result.key, batch, committed=result.committed)
         report = StepReport(
-            slot=self._slot,
+            slot=self.slot,
             round=start.round,
             key=result.key,
             num_samples=result.num_samples,
@@ -231,8 +225,8 @@ class TrainerLoop:
             grad_norm=result.grad_norm,
             lr=lr,
             skipped=result.skipped,
-            duration_s=self._clock.now_s() - begun_s,
-            at_s=self._clock.now_s(),
+            duration_s=self.clock.now_s() - begun_s,
+            at_s=self.clock.now_s(),
             routers=result.routers,
         )
         if result.committed:
@@ -248,7 +242,7 @@ class TrainerLoop:
             return
         loss_sum, num_targets = 0.0, 0
         try:
-            async with aclosing(self._feed.holdout(evaluation.start, evaluation.stop)) as batches:
+            async with aclosing(self.feed.holdout(evaluation.start, evaluation.stop)) as batches:
                 async for batch in batches:
                     part_sum, part_targets = await self._evaluate_batch(start, evaluation.base_round, batch)
                     loss_sum, num_targets = loss_sum + part_sum, num_targets + part_targets
@@ -256,7 +250,7 @@ class TrainerLoop:
             emit(logger, EvaluationFailed(evaluation.base_round, str(error)))
             return
         num_samples = evaluation.stop - evaluation.start
-        self._report(EvalReport(self._slot, evaluation.base_round, loss_sum, num_samples, num_targets))
+        self._report(EvalReport(self.slot, evaluation.base_round, loss_sum, num_samples, num_targets))
 
     async def _evaluate_batch(self, start: StartRound, base_round: int, batch: LeasedBatch) -> tuple[float, int]:
         """Evaluate over the home path, or over others where a replica is lost: all hold the same parameters.
@@ -269,7 +263,7 @@ class TrainerLoop:
         while True:
             self._evaluations += 1
             try:
-                return await self._driver.evaluate(
+                return await self.driver.evaluate(
                     evaluation=self._evaluations,
                     base_round=base_round,
                     microbatches=microbatches,

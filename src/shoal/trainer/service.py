@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anyio
-import msgspec
 
-from shoal import log
 from shoal.clock import SystemClock
 from shoal.control.counter_report import counters_reported
-from shoal.control.role_endpoint import open_role_endpoint
-from shoal.identity import Identity
+from shoal.control.role_start import TrainerSpec, open_role_endpoint
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import RoleReady
-from shoal.trainer.spec import TrainerSpec
 from shoal.trainer.trainer import Trainer
 
 
@@ -25,11 +19,10 @@ async def main(payload: bytes, control: RoleControl) -> None:
     Args:
         control: is told `RoleReady` once it works; its client hears from it when it has found the data server.
     """
-    spec = msgspec.msgpack.decode(payload, type=TrainerSpec)
-    log.configure(spec.log_path.stem, Path(spec.log_dir), spec.config().log_level)
+    spec = TrainerSpec.begun(payload)
     clock = SystemClock()
     async with (
-        open_role_endpoint(spec, Identity(spec.identity_key)) as endpoint,
+        open_role_endpoint(spec) as endpoint,
         counters_reported(endpoint, spec.role, lambda: spec.client, clock),
     ):
         trainer = Trainer(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from shoal.cli.interrupts import Interrupts
+from shoal.cli.early import Interrupts
 from shoal.errors import ConfigError
 from shoal_lab.bench.busy import Calibration, calibrate, require_idle
 from shoal_lab.bench.case import BenchmarkOptions, Case

@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
+from shoal.cli.early import Interrupts
 from shoal.cli.exits import DONE, FAILED
-from shoal.cli.interrupts import Interrupts
 from shoal.clock import Clock, SystemClock, utc_stamp
 from shoal.config import Config
 from shoal.errors import ConfigError, RecordRejected, RunFailed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.clock import Clock, SystemClock
-from shoal.config.start import RoleStart
+from shoal.control.role_start import RoleStart
 from shoal.pipeline.device_operations import Operations
 from shoal.pipeline.role_hooks import RoleHooks
 from shoal.transport.dispatch import Handler

@@ -164,7 +164,7 @@ class LinkProxy:
                 _reset(end) if pair.reset else end.close()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Pair:
     """One connection through the proxy, which is two sockets."""
 

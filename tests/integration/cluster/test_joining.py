@@ -52,7 +52,7 @@ def start_of_round(cluster: Cluster, round: int, call: Callable[[], Awaitable[ob
 
 def hold_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, round: int, peers: tuple[PeerId, ...]) -> None:
     """Rounds of tests are shorter than a transfer may take: begin this one only when these peers hold the record."""
-    records = cluster.client.rounds._records
+    records = cluster.client.rounds.records
     recorded = records.recorded
 
     async def held_up(ready: RoundReady, *options: Any) -> None:
@@ -144,7 +144,7 @@ async def test_the_round_ends_while_a_newcomer_loads(
         newcomer = PeerId("server4")
         seen: list[int] = []
         is_cut = anyio.Event()
-        records = cluster.client.rounds._records
+        records = cluster.client.rounds.records
         recorded = records.recorded
 
         async def held_up(ready: RoundReady, *options: Any) -> None:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from tests.alongside import until
 
-from shoal.client import last_checkpoint
+from shoal.client import checkpoints
 from shoal.events.mirror import LastCheckpointLacks, MirrorsBehind
 from shoal.swarm import run_client
 from shoal.swarm.round_effects import Fetch
@@ -87,7 +87,7 @@ async def test_a_mirror_that_has_only_the_record_before_saves_all_rounds_but_the
 
 async def test_servers_stay_until_a_mirror_that_can_be_reached_has_the_last_record(make_cluster: MakeCluster) -> None:
     async with make_cluster(CONFIG) as cluster:
-        copies, saving = cluster.start_mirror().mirror._copies, cluster.client.rounds._saving
+        copies, saving = cluster.start_mirror().mirror._copies, cluster.client.rounds.saving
         take, end, held_at_the_end = copies._take, saving.run_ends, list[bool]()
 
         async def take_late(stage: int, order: Fetch) -> None:
@@ -156,7 +156,7 @@ async def test_a_run_comes_to_the_same_with_a_mirror_that_is_frozen_and_one_that
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_client, "NO_FURTHER_S", 0.2)  # of the frozen one: here no heartbeat finds it
-    monkeypatch.setattr(last_checkpoint, "_MOST_S", 0.2)
+    monkeypatch.setattr(checkpoints, "_MOST_S", 0.2)
     undisturbed = await run_undisturbed(make_cluster, CONFIG)
     async with make_cluster(CONFIG) as cluster:
         for _ in range(3):

@@ -13,10 +13,8 @@ import pytest
 from shoal.config import config_to_json
 from shoal.config.load import load_config
 from shoal.config.shared import shared_configuration
-from shoal.config.start import RoleStart
-from shoal.control.role_endpoint import open_role_endpoint
-from shoal.control.run_config import unpack_configuration
-from shoal.control.run_question import RunTeller, ask_run
+from shoal.control.role_start import RoleStart, open_role_endpoint
+from shoal.control.run_question import RunTeller, ask_run, unpack_configuration
 from shoal.errors import ConnectionLost
 from shoal.identity import Identity
 from shoal.ids import PeerId
@@ -52,10 +50,8 @@ def _start(folder: Path, role: str, identity: Identity, *, key: bytes = KEY, run
 
 
 @asynccontextmanager
-async def _told_by(
-    start: RoleStart, identity: Identity, client: PeerId | None
-) -> AsyncGenerator[tuple[StreamEndpoint, RunTeller]]:
-    async with open_role_endpoint(start, identity) as endpoint, anyio.create_task_group() as tasks:
+async def _told_by(start: RoleStart, client: PeerId | None) -> AsyncGenerator[tuple[StreamEndpoint, RunTeller]]:
+    async with open_role_endpoint(start) as endpoint, anyio.create_task_group() as tasks:
         teller = RunTeller(endpoint, shared_configuration(CONFIG), lambda: client)
         tasks.start_soon(dispatch, endpoint, (teller,))
         yield endpoint, teller
@@ -67,9 +63,9 @@ def _over_tcp(endpoint: StreamEndpoint, peer: PeerId) -> Hop:
 
 
 async def test_a_client_tells_its_run_over_tls(folder: Path) -> None:
-    async with _told_by(_start(folder, "client", CLIENT), CLIENT, CLIENT.peer_id) as (endpoint, _):
+    async with _told_by(_start(folder, "client", CLIENT), CLIENT.peer_id) as (endpoint, _):
         hop = _over_tcp(endpoint, CLIENT.peer_id)
-        peer, told = await ask_run(_start(folder, "scout", SCOUT, run_id=""), SCOUT, "run-1", [hop])
+        peer, told = await ask_run(_start(folder, "scout", SCOUT, run_id=""), "run-1", [hop])
     assert (peer, told.client) == (CLIENT.peer_id, CLIENT.peer_id)
     assert unpack_configuration(told.config) == shared_configuration(CONFIG)
 
@@ -85,18 +81,18 @@ STRANGERS = {
 @pytest.mark.parametrize("name", sorted(STRANGERS))
 async def test_nobody_else_is_believed_wherever_the_registry_says_that_the_client_is(name: str, folder: Path) -> None:
     identity, more = STRANGERS[name]
-    async with _told_by(_start(folder, "client", identity, **more), identity, CLIENT.peer_id) as (endpoint, teller):
+    async with _told_by(_start(folder, "client", identity, **more), CLIENT.peer_id) as (endpoint, teller):
         hop = _over_tcp(endpoint, CLIENT.peer_id)
         with pytest.raises(ConnectionLost, match=CLIENT.peer_id):
-            await ask_run(_start(folder, "scout", SCOUT), SCOUT, "run-1", [hop])
+            await ask_run(_start(folder, "scout", SCOUT), "run-1", [hop])
         assert not teller.askers
 
 
 async def test_one_that_answers_is_enough_and_silent_ones_are_named(folder: Path) -> None:
     gone = Hop(MALLORY.peer_id, ("tcp:127.0.0.1:9",))
     scout = _start(folder, "scout", SCOUT)
-    async with _told_by(_start(folder, "server", CLIENT), CLIENT, None) as (endpoint, _):
-        peer, told = await ask_run(scout, SCOUT, "run-1", [gone, _over_tcp(endpoint, CLIENT.peer_id)])
+    async with _told_by(_start(folder, "server", CLIENT), None) as (endpoint, _):
+        peer, told = await ask_run(scout, "run-1", [gone, _over_tcp(endpoint, CLIENT.peer_id)])
     assert (peer, told.client) == (CLIENT.peer_id, None)
     with pytest.raises(ConnectionLost, match=rf"{MALLORY.peer_id}: tcp:127\.0\.0\.1:9"):
-        await ask_run(scout, SCOUT, "run-1", [gone])
+        await ask_run(scout, "run-1", [gone])

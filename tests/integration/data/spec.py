@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.config import Config, config_to_json
-from shoal.data_server.spec import DataServerSpec
+from shoal.control.role_start import DataServerSpec
 from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
 from shoal.wire.messages.base import Hop

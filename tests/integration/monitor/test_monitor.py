@@ -21,14 +21,14 @@ from shoal.clock import SystemClock
 from shoal.config import config_to_json, load_config
 from shoal.control.dht import DhtNode
 from shoal.control.registry import Registry
+from shoal.control.role_start import MonitorSpec
 from shoal.identity import Identity, namespace
 from shoal.ids import RunId
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings, open_rows
 from shoal.monitor.service import listen_maddrs, main
-from shoal.monitor.spec import MonitorSpec
 from shoal.runtime.control_pipe import ControlPipe, RoleControl
 from shoal.runtime.launcher_messages import FromRole, InitialPeers, MonitorReady, StatusChanged, UserNotice
-from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Mailbox
 from shoal.telemetry.rows import MetricRow
 from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages.base import Hop

@@ -19,8 +19,7 @@ from shoal.config.dump import dump_config
 from shoal.errors import RemoteError
 from shoal.replay import processes
 from shoal.replay.plan import plan_of
-from shoal.replay.process_messages import ReplayFailed
-from shoal.replay.processes import Processes
+from shoal.replay.processes import Processes, ReplayFailed
 from shoal.replay.replay import replay
 from shoal.replay.run_files import read_run
 from shoal.replay.verdict import Verdict

@@ -29,7 +29,7 @@ from shoal.runtime.launcher_messages import (
     ToRole,
     UserNotice,
 )
-from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Mailbox
 
 _OF_ANY_RECORD = vars(logging.makeLogRecord({})).keys()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
-from shoal.cli.durations import parse_duration_s
+from shoal.cli.arguments import parse_duration_s
 from shoal.errors import ConfigError, RunFailed
 from shoal_lab.chaos import command
 from shoal_lab.chaos.session import RunOutcome

@@ -9,7 +9,7 @@ import pytest
 from tests.documented import problem_of
 
 from shoal.cli.app import app
-from shoal.cli.ending import incident_lines, next_lines
+from shoal.cli.live import incident_lines, next_lines
 from shoal.config import load_config
 
 LOST: dict[str, Any] = {

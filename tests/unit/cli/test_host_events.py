@@ -15,8 +15,8 @@ import pytest
 from shoal.cli import local
 from shoal.cli.host import SwarmHost
 from shoal.cli.local import HostRun
+from shoal.cli.run_row import ServersRow
 from shoal.cli.server_host import ServerHost
-from shoal.cli.servers_row import ServersRow
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.errors import RemoteError

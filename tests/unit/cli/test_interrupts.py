@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from shoal.cli.interrupts import Interrupts, ending_signals
+from shoal.cli.early import Interrupts, ending_signals
 from shoal_lab.bench import command as benchmark
 from shoal_lab.bench.case import BenchmarkOptions
 

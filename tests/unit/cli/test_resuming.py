@@ -35,8 +35,7 @@ from shoal.control.peers_file import PEERS_FILE
 from shoal.errors import ConfigError
 from shoal.identity import Identity, create_swarm_key, load_swarm_key, swarm_authority
 from shoal.ids import Ballot, PeerId
-from shoal.runtime.run_dir import RunDir
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunDir, RunNote
 from shoal.swarm.records import used_samples
 from shoal.wire.messages.base import Era, SampleRange
 from shoal.wire.messages.round import Origin, Record, StageOutcome

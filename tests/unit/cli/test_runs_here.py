@@ -16,8 +16,7 @@ from shoal.cli import listing_runs, runs_here
 from shoal.errors import ConfigError
 from shoal.ids import PeerId
 from shoal.runtime.fork_messages import TAG_NAME
-from shoal.runtime.run_dir import RunDir, found_dirs
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunDir, RunNote, found_dirs
 
 
 def note(
@@ -165,7 +164,7 @@ from shoal.cli.runs_here import ask_here
 from shoal.cli.steering import Steer, Steered
 from shoal.clock import SystemClock
 from shoal.identity import Identity
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunNote
 
 note = RunNote(run_id="a-run", hosts="client", launcher_pid=1, begun_unix_s=0.0, log_dir="",
                client=Identity.generate().peer_id, socket="/nowhere/socket")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.cli.display import plain_line
-from shoal.cli.servers_row import ServersRow
+from shoal.cli.run_row import ServersRow
 
 NUMBERS = {"stage": 0.0, "round": 4.0, "steps": 100.0, "samples": 1600.0, "alive_peers": 7.0, "disk_failing": 0.0}
 

@@ -16,7 +16,7 @@ from shoal.config import Config, load_config
 from shoal.config.dump import dump_config
 from shoal.errors import BootstrapError, ConfigError
 from shoal.ids import RunId
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import RunNote
 
 HERE = "/ip4/127.0.0.1/tcp/50000/p2p/C"
 ONE, TWO = "/ip4/10.0.0.1/tcp/50000/p2p/A", "/ip4/10.0.0.2/tcp/50000/p2p/B"

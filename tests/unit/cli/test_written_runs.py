@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import main, written_runs
-from shoal.runtime.run_note import RunNote
+from shoal.cli import listing_runs, main
+from shoal.runtime.run_dir import RunNote
 
 
 def left(
@@ -33,7 +33,7 @@ def left(
 def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lives = tmp_path / "gpt-20260103-000000-cccc"
     note = RunNote(run_id=lives.name, hosts="client", launcher_pid=7, begun_unix_s=1.0, log_dir=str(lives))
-    monkeypatch.setattr(written_runs, "living_runs", lambda: [note])
+    monkeypatch.setattr(listing_runs, "living_runs", lambda: [note])
     return tmp_path
 
 

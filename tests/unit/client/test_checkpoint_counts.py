@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.unit.client.noted import NotedLedger
 
-from shoal.client import checkpoint_counts
-from shoal.client.checkpoint_counts import CheckpointCounts
+from shoal.client import checkpoints
+from shoal.client.checkpoints import CheckpointCounts
 from shoal.ids import NO_BALLOT, PeerId
 from shoal.transport.base import Received
 from shoal.wire.messages.mirror import Mirrored, RunCounts
@@ -22,7 +22,7 @@ class Desk:
     """A client with one mirror, in whose round 3 another one comes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(checkpoint_counts, "genesis_file", lambda _: b"{}")
+        monkeypatch.setattr(checkpoints, "genesis_file", lambda _: b"{}")
         self.told: list[tuple[PeerId, str]] = []
         self.view = SimpleNamespace(mirrors=[SimpleNamespace(peer=ONE)])
         self.record_hash = "D2"

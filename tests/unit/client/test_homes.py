@@ -23,7 +23,7 @@ class Swarm:
     def __init__(self, *names: str) -> None:
         path = tuple(replica(name).hop for name in names)
         self.homes = Homes(
-            run=cast(Any, SimpleNamespace(pipelines=(Pipeline(0, path),), holders={})),
+            machine=cast(Any, SimpleNamespace(pipelines=(Pipeline(0, path),), holders={})),
             num_stages=2,
             endpoint=cast(Any, SimpleNamespace(post=lambda *_: None)),
             coordinator=cast(Any, SimpleNamespace(holders=None)),

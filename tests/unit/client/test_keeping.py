@@ -99,9 +99,9 @@ async def test_a_state_that_nobody_gives_or_that_does_not_fit_is_not_kept_and_th
         desk = Desk()
         desk.holders, desk.standing = {}, SimpleNamespace(record=open_record(signed), signed=signed)
         desk.keeping._layouts = [layout] * 2
-        monkeypatch.setattr(desk.keeping, "_fetch", SimpleNamespace(fetch=nothing))
+        monkeypatch.setattr(desk.keeping, "fetch", SimpleNamespace(fetch=nothing))
         await desk.keeping._take_over(1)
-        assert isinstance(desk.keeping._ledger, NotedLedger)
-        [said] = desk.keeping._ledger.noted
+        assert isinstance(desk.keeping.ledger, NotedLedger)
+        [said] = desk.keeping.ledger.noted
         assert isinstance(said, StageNotKept)
         assert (said.stage, reason in said.reason) == (1, True)

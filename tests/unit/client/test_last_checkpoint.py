@@ -11,8 +11,8 @@ import pytest
 from tests.alongside import until
 from tests.unit.client.noted import NotedLedger
 
-from shoal.client import last_checkpoint
-from shoal.client.last_checkpoint import LastCheckpoint
+from shoal.client import checkpoints
+from shoal.client.checkpoints import LastCheckpoint
 from shoal.events.mirror import LastCheckpointAwaited, LastCheckpointLacks
 from shoal.ids import PeerId
 from shoal.transport.base import Received
@@ -87,8 +87,8 @@ async def test_a_mirror_that_is_lost_or_lacks_something_holds_nothing_up_and_is_
 
 
 async def test_a_mirror_that_says_nothing_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_checkpoint, "_SAY_AFTER_S", 0.0)
-    monkeypatch.setattr(last_checkpoint, "_MOST_S", 0.05)
+    monkeypatch.setattr(checkpoints, "_SAY_AFTER_S", 0.0)
+    monkeypatch.setattr(checkpoints, "_MOST_S", 0.05)
     desk = Desk(ONE)
     await desk.last.left()
     assert [type(each) for each in desk.ledger.noted] == [LastCheckpointAwaited, LastCheckpointLacks]

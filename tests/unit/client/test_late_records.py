@@ -45,7 +45,7 @@ class _Ticks:
 
 async def test_how_far_a_model_is_that_takes_long_to_fetch_is_said_again_and_again() -> None:
     ledger = NotedLedger()
-    export = SimpleNamespace(_clock=_Ticks(), _fetch=SimpleNamespace(fetched_bytes=25), _ledger=ledger)
+    export = SimpleNamespace(clock=_Ticks(), fetch=SimpleNamespace(fetched_bytes=25), ledger=ledger)
     with anyio.move_on_after(0.1):
         await ModelExport._say(cast(ModelExport, export), 100)
     assert ledger.noted == [ModelFetching(0.25, 100)] * 3

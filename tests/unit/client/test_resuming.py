@@ -16,8 +16,8 @@ from shoal.averaging.journal import read_records, rounds_with_steps
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.diary import Diary, Saved, leave_saved
 from shoal.client.resuming import KeptTotals, go_back, needed_checkpoint
-from shoal.client.spec import ResumedFrom
 from shoal.client.totals import RunTotals
+from shoal.control.role_start import ResumedFrom
 from shoal.errors import RecordRejected, StorageError
 from shoal.events.losses import ServerLost
 from shoal.events.run import RoleCounted, RoundBegun, RunLaunched, RunPaused, ShareEvaluated, StepReported

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.control.dht_daemon import _Handlers, _note_end
 from shoal.control.dht_launcher import DhtLauncher
-from shoal.control.dht_ports import check_port_free, pinned
+from shoal.control.maddrs import check_port_free, pinned
 from shoal.control.record_checker import RecordChecker
 from shoal.errors import ConfigError
 

@@ -9,8 +9,7 @@ from typing import cast
 
 import pytest
 
-from shoal.control.counter_report import counters_logged
-from shoal.control.link_report import log_links
+from shoal.control.counter_report import counters_logged, log_links
 from shoal.events.links import RoleLinks, RoundLinks
 from shoal.ids import PeerId
 from shoal.telemetry.registry import MetricRegistry

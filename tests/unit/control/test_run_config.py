@@ -10,7 +10,7 @@ import pytest
 
 from shoal.config import Config
 from shoal.config.shared import shared_configuration
-from shoal.control.run_config import pack_configuration, unpack_configuration
+from shoal.control.run_question import pack_configuration, unpack_configuration
 from shoal.errors import ConfigError, RecordRejected
 from shoal.wire.messages.control import MAX_CONFIG_BYTES
 

@@ -16,8 +16,7 @@ from tests.alongside import alongside, until
 from shoal.clock import SystemClock
 from shoal.config import config_to_json
 from shoal.config.load import load_config
-from shoal.config.start import RoleStart
-from shoal.control import run_watch, scout
+from shoal.control import run_end, scout
 from shoal.control.membership import Membership
 from shoal.control.records import (
     ClientRecord,
@@ -29,11 +28,11 @@ from shoal.control.records import (
     VerifiedRecord,
 )
 from shoal.control.registry import Registry
+from shoal.control.role_start import RoleStart
+from shoal.control.run_end import RunWatch
 from shoal.control.run_question import RunTeller
-from shoal.control.run_watch import RunWatch
 from shoal.control.scout import _running, _tell_peers, _watch
 from shoal.errors import BootstrapError, ConnectionLost
-from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import FromRole, InitialPeers, RunAnnounced, RunConcluded
 from shoal.swarm.view import Run
@@ -216,7 +215,7 @@ async def test_a_run_that_is_silent_is_not_over_and_may_come_back() -> None:
 
 
 async def test_a_client_that_is_lost_is_asked_again_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_watch, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(run_end, "ASK_AGAIN_S", 0.01)
     async with watching() as scene:
         scene.start_client()
         await anyio.wait_all_tasks_blocked()
@@ -250,7 +249,7 @@ async def test_who_finds_no_run_is_told_when_the_clocks_are_the_reason(
 ) -> None:
     silent = Silent(difference_s, Membership(SystemClock()))
     with pytest.raises(BootstrapError, match=message):
-        await _running(cast("Registry", silent), START, Identity.generate())
+        await _running(cast("Registry", silent), START)
 
 
 async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_record_alone(
@@ -259,7 +258,7 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
     """A client that is dead is announced for a while, and a forged record would be as well."""
     asked: list[tuple[str, tuple[PeerId, ...]]] = []
 
-    async def ask(_start: object, _identity: object, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
+    async def ask(_start: object, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
         asked.append((run_id, tuple(hop.peer for hop in hops)))
         if CLIENT in asked[-1][1]:
             raise ConnectionLost("C: refused")
@@ -284,7 +283,7 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
             board.membership.update([VerifiedRecord("stage.0", PeerId("V"), 1, expires_unix_s, record)])
 
         tasks.start_soon(serve)
-        run, told = await _running(cast("Registry", board), PATIENT, Identity.generate())
+        run, told = await _running(cast("Registry", board), PATIENT)
     assert (run.run_id, told.config) == ("r", b"true")
     assert asked == [("evil", (CLIENT,)), ("r", (PeerId("V"),))]
 
@@ -293,7 +292,7 @@ async def test_a_run_is_found_when_a_peer_of_it_confirms_it_and_never_by_its_rec
 async def test_a_host_of_another_time_serves_no_run_that_it_finds(
     ahead_s: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def ask(_start: object, _identity: object, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
+    async def ask(_start: object, run_id: str, hops: Sequence[Hop]) -> tuple[PeerId, TellRun]:
         return hops[0].peer, TellRun(b"true", None, SystemClock().unix_s() + ahead_s)
 
     monkeypatch.setattr(scout, "ask_run", ask)
@@ -304,7 +303,7 @@ async def test_a_host_of_another_time_serves_no_run_that_it_finds(
         pytest.raises(BootstrapError, match=r"clock there is about .* set the clock") if is_refused else nullcontext()
     )
     with refused:
-        await _running(cast("Registry", board), START, Identity.generate())
+        await _running(cast("Registry", board), START)
 
 
 async def test_who_reaches_no_peer_of_a_run_is_told_which_port_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +315,7 @@ async def test_who_reaches_no_peer_of_a_run_is_told_which_port_to_open(monkeypat
     for topic, record in (("run", ANNOUNCED), ("client", ClientRecord(("tcp:10.0.0.1:5",), 0.0))):
         board.membership.update([VerifiedRecord(topic, CLIENT, 1, SystemClock().unix_s() + 100, record)])
     with pytest.raises(BootstrapError, match=r"run r is announced.*network\.data_port.*10\.0\.0\.1:5"):
-        await _running(cast("Registry", board), START, Identity.generate())
+        await _running(cast("Registry", board), START)
 
 
 async def test_the_launcher_is_told_where_the_swarm_can_be_joined_whenever_that_changes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.data import stopped_processes
 from shoal.data.stopped_processes import STILL_S, Stillness
-from shoal.runtime.process_stat import ProcessStat
+from shoal.runtime.proc_files import ProcessStat
 
 PID = 7
 

@@ -131,7 +131,7 @@ async def host(*serving: int, layout: StageLayout = LAYOUT, num_fragments: int =
         membership=seen,  # type: ignore[arg-type]
         outer=OUTER_CONFIG,
         device=SameThread(),
-        layouts=lambda: [layout, layout],
+        read_layouts=lambda: [layout, layout],
         free_bytes=lambda: memory.free_bytes,
         on_held=lambda *each: held.append(each),
         on_idle=lambda: None,

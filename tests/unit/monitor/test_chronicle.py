@@ -20,8 +20,7 @@ from shoal.ids import PeerId
 from shoal.log import written_lines
 from shoal.monitor.exporters.base import noted_event
 from shoal.monitor.exporters.metrics_file import MetricsFile
-from shoal.monitor.page.chronicle import Chronicle, info_of
-from shoal.monitor.page.reading import read_chronicle
+from shoal.monitor.page.chronicle import Chronicle, info_of, read_chronicle
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from shoal.config import Config, config_to_json, load_config
+from shoal.control.role_start import MonitorSpec
 from shoal.ids import PeerId
 from shoal.monitor import service
 from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.monitor.exporters.notify import NotifyCommand
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
-from shoal.monitor.spec import MonitorSpec
 from shoal.telemetry.rows import MetricRow
 
 

@@ -11,9 +11,11 @@ from shoal.cli.local import HostRun
 from shoal.client.ledger import Ledger
 from shoal.clock import SystemClock
 from shoal.config import Config
+from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten
 from shoal.events.run import LossPart, RoundRecorded
 from shoal.ids import RunId
 from shoal.report.curves import FILE_NAME, write_curves
+from shoal.report.page import write_page
 from shoal.telemetry.rows import METRICS_FILE
 
 
@@ -63,7 +65,7 @@ async def test_a_picture_that_cannot_be_written_is_named_and_ends_no_run(
     trained(tmp_path)
     (tmp_path / FILE_NAME).mkdir()
     host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
-    assert host._draw_curves() is None
+    assert host._written(write_curves, CurvesNotDrawn) is None
     assert [record.getMessage() for record in caplog.records] == ["curves.not_drawn"]
 
 
@@ -73,5 +75,5 @@ async def test_a_report_of_what_cannot_be_read_is_named_and_ends_no_run(
     caplog.set_level(logging.WARNING, logger="shoal")
     (tmp_path / METRICS_FILE).mkdir()
     host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
-    assert host._write_report() is None
+    assert host._written(write_page, ReportNotWritten) is None
     assert [record.getMessage() for record in caplog.records] == ["report.not_written"]

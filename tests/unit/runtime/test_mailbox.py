@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from shoal.runtime.mailbox import Mailbox
+from shoal.runtime.waking import Mailbox
 
 
 async def test_items_come_in_order_and_the_iteration_ends_after_close() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.runtime.run_dir import FoundDir, RunDir, found_dirs, remove_dead_dir, socket_path
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import FoundDir, RunDir, RunNote, found_dirs, remove_dead_dir, socket_path
 
 
 def test_the_directory_is_private_short_and_gone_at_the_end(tmp_path: Path) -> None:

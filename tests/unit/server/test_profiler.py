@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from shoal.config import Config, config_to_json
+from shoal.control.role_start import ProfilerSpec
 from shoal.model.profile import Profile
 from shoal.runtime.launcher_messages import CostsFound
 from shoal.server import profiler
-from shoal.server.profiler_spec import ProfilerSpec
 from shoal.server.unit_costs import UnitCosts
 
 

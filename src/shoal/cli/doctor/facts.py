@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from shoal.cli.doctor.diagnosis import Judged, skipped
 from shoal.control.initial_peers import Obstacle
 from shoal.control.lan import FoundSwarm
 from shoal.ids import PeerId
-from shoal.runtime.run_dir import FoundDir
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import FoundDir, RunNote
 from shoal.server.visible_gpus import VisibleGpus
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.view import ClientPeer, SwarmView
@@ -220,28 +220,6 @@ def nothing_seen(within_s: float, why: str = "") -> Facts:
         why: empty: time was too short.
     """
     unknown = skipped(why or f"not known within {within_s:.0f} s: this host or the network is slow; try again")
-    return Facts(
-        within_s=within_s,
-        configuration=unknown,
-        key=unknown,
-        joined=unknown,
-        peers=unknown,
-        are_remembered=False,
-        swarm=unknown,
-        client=unknown,
-        ports=unknown,
-        addresses=unknown,
-        programs=unknown,
-        daemon=unknown,
-        sockets=unknown,
-        log_dir=unknown,
-        checkpoints=unknown,
-        room=unknown,
-        devices=unknown,
-        max_files=unknown,
-        cores=unknown,
-        compiler=unknown,
-        hub=unknown,
-        lan=unknown,
-        runs=unknown,
-    )
+    seen: dict[str, Any] = dict.fromkeys((each.name for each in fields(Facts)), unknown)
+    seen.update(within_s=within_s, are_remembered=False)
+    return Facts(**seen)

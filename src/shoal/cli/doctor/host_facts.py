@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import platform
 import re
 import resource
 import shutil
+import socket
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Final
@@ -39,14 +43,13 @@ from shoal.cli.doctor.facts import (
     WantedPort,
 )
 from shoal.cli.doctor.host_checks import ip_of
-from shoal.cli.doctor.names import is_known
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.runs_here import dead_dirs, living_runs
 from shoal.config import Config, config_to_json
 from shoal.config.per_server import of_server
-from shoal.control.dht_ports import check_port_free
 from shoal.control.initial_peers import parse
 from shoal.control.lan import FoundSwarm, find_on_lan, hears_itself
+from shoal.control.maddrs import check_port_free
 from shoal.errors import ConfigError
 from shoal.identity import KEY_BYTES, swarm_key_fingerprint
 from shoal.model.cpp_compiler import require_compiler
@@ -72,6 +75,7 @@ _HUB: Final = "https://huggingface.co"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _COME_WITH_SHOAL: Final = ("pydoc-topics", "digits", "tones")
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*\(?([^();]*)\)?")
+NAME_S: Final = 4.0
 
 
 def see_host(facts: Facts, config: Config, origins: Mapping[str, str]) -> None:
@@ -415,3 +419,23 @@ def _of_hub(config: Config, origins: Mapping[str, str]) -> Iterator[str]:
     for key, name in names.items():
         if key in origins and name and _HUB_NAME.fullmatch(name) and not Path(name).exists():
             yield f"{key} = {name}"
+
+
+async def is_known(name: str) -> bool:
+    """Return whether this host knows an address of a name; not if it says nothing within `NAME_S`.
+
+    A lookup cannot be interrupted, and the end of an event loop waits for its own ones: this thread is left alone.
+    """
+    loop, answered, known = asyncio.get_running_loop(), anyio.Event(), False
+
+    def look_up() -> None:
+        nonlocal known
+        with suppress(OSError, UnicodeError):
+            known = bool(socket.getaddrinfo(name, None))
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(answered.set)
+
+    threading.Thread(target=look_up, name="name lookup", daemon=True).start()
+    with anyio.move_on_after(NAME_S):
+        await answered.wait()
+    return known

@@ -22,7 +22,7 @@ from shoal.control.dht import DhtNode
 from shoal.control.greeting import QUESTION_BYTES
 from shoal.control.maddrs import peer_in
 from shoal.control.membership import Membership
-from shoal.control.run_config import unpack_configuration
+from shoal.control.run_question import unpack_configuration
 from shoal.errors import BootstrapError, ConfigError, RecordRejected
 from shoal.identity import Identity, swarm_key_fingerprint
 from shoal.ids import PeerId, RunId

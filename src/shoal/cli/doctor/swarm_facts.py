@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from shoal.cli.doctor.diagnosis import failed, skipped
 from shoal.cli.doctor.facts import Facts
 from shoal.cli.doctor.host_checks import ip_of
-from shoal.cli.doctor.names import is_known
+from shoal.cli.doctor.host_facts import is_known
 from shoal.config import Config
 from shoal.control.initial_peers import Obstacle, look, parse, unknown_name
 from shoal.runtime.role import leaves

@@ -10,7 +10,7 @@ What is so already is left alone. A host that fails says why, and keeps no other
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -20,7 +20,6 @@ import msgspec
 
 from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line
-from shoal.cli.remote.client_invitation import ClientInvitation
 from shoal.cli.remote.plan import Installation, Wanted, client_name, problems_of
 from shoal.cli.remote.probe import UNITS, HostFacts, probe
 from shoal.cli.remote.ssh import Ssh, connections
@@ -43,6 +42,8 @@ _NOT_ALLOWED: Final = (
     "it runs until this host restarts: its user's services end with the login, until `sudo loginctl enable-linger "
     "$USER` there"
 )
+_FRESH_S: Final = 300.0
+"""Installing may take longer on one host than an invitation is valid."""
 
 
 @dataclass
@@ -289,3 +290,39 @@ def _require(code: int, stderr: str, what: str) -> None:
         # pip says the cause first, and then how it could be upgraded.
         told = [line for line in lines if line.lower().startswith(("error", "shoal: error", "[errno"))] or lines
         raise HostFailed(f"{what}: {told[-1] if told else f'exit code {code}'}")
+
+
+class ClientInvitation:
+    """The invitation of the client's run: asked for when it is needed, given to all that join, renewed when old."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin where nobody knows yet whether there is a client."""
+        self._clock = clock
+        self._settled = anyio.Event()
+        self._ask: Callable[[], Awaitable[str]] | None = None
+        self._asking = anyio.Lock()
+        self._text = ""
+        self._asked_s = 0.0
+
+    def settle(self, ask: Callable[[], Awaitable[str]] | None = None) -> None:
+        """Say that the client's host is done, for good.
+
+        Args:
+            ask: returns an invitation; None: there is no client, unless one was named before.
+        """
+        self._ask = self._ask or ask
+        self._settled.set()
+
+    async def text(self) -> str | None:
+        """Return what others join by, once the client's host is done; None if there is no client.
+
+        Raises:
+            HostFailed: the client makes none.
+        """
+        await self._settled.wait()
+        if self._ask is None:
+            return None
+        async with self._asking:
+            if not self._text or self._clock.now_s() - self._asked_s > _FRESH_S:
+                self._text, self._asked_s = await self._ask(), self._clock.now_s()
+        return self._text

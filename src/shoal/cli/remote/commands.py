@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import anyio
 from cyclopts import App, Parameter
 
-from shoal.cli.arguments import Switch
+from shoal.cli.arguments import SET_UP, Switch
 from shoal.cli.exits import FAILED, say_error
-from shoal.cli.groups import SET_UP
 from shoal.cli.output import on_one_line
 from shoal.clock import SystemClock
 from shoal.errors import ConfigError, HostFailed
@@ -55,7 +54,7 @@ def up(
     code = _called(partial(bring_up, swarm, names, say, resumes=resume, is_dry=dry_run))
     if not ui or dry_run:
         return code
-    from shoal.cli.remote.operator_page import serve_page
+    from shoal.cli.remote.host_board import serve_page
 
     # Also where a host has failed: that is what the page can do something about.
     return _called(partial(serve_page, swarm, lambda: _read(file), _PORT, say))

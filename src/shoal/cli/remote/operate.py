@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 
 from shoal.cli.exits import DONE, FAILED
-from shoal.cli.output import on_one_line, without_controls
+from shoal.cli.output import on_one_line, table_lines, without_controls
 from shoal.cli.remote.container_units import logs_command
 from shoal.cli.remote.hosts_file import HostsFile
 from shoal.cli.remote.plan import client_name, servers_name
@@ -65,9 +65,8 @@ async def print_units(file: HostsFile, names: Collection[str], prefix: str, cloc
         for unit in answer.units:
             rows.append((name, on_one_line(unit.name), told(unit)))
             is_well = is_well and (unit.is_running or unit.code == 0)
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    for row in rows:
-        print(f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip())
+    for line in table_lines(rows):
+        print(line)
     return DONE if is_well else FAILED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 import msgspec
@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from shoal.cli.exits import DONE
-from shoal.cli.output import without_controls
+from shoal.cli.output import on_one_line, without_controls
+from shoal.cli.run_row import FRESH_S, duration, rate, whole
 from shoal.cli.screen.layout import render, time_of_day
-from shoal.cli.screen.plain import plain_line
 from shoal.cli.watching import Finder, WatchedRun
 from shoal.clock import SystemClock, utc_time_of_day
 from shoal.control.swarm_status import EventStatus, SwarmStatus, lines_of
@@ -139,3 +139,28 @@ class _JsonLines(_Lines):
         line = msgspec.json.encode(msgspec.structs.replace(status, events=tuple(new)))
         sys.stdout.write(f"{line.decode()}\n")
         sys.stdout.flush()
+
+
+def plain_line(status: SwarmStatus) -> str:
+    """Return `round 7/9  step 1,234  loss 2.500  ...  training round 7 of 9  (5 s old)`."""
+    return "  ".join(map(on_one_line, _parts(status)))
+
+
+def _parts(status: SwarmStatus) -> Iterator[str]:
+    if status.round is not None and status.rounds is not None:
+        yield f"round {status.round}/{status.rounds}"
+    if status.steps is not None:
+        yield f"step {whole(status.steps)}"
+    if status.loss is not None:
+        yield f"loss {status.loss:.3f}"
+    if status.eval_loss is not None:
+        yield f"eval loss {status.eval_loss:.3f}"
+    if status.samples_per_s is not None:
+        yield f"samples/s {rate(status.samples_per_s)}"
+    if status.left_s is not None:
+        yield f"{duration(status.left_s)} left"
+    servers = [server for stage in status.stages for server in stage.replicas]
+    yield f"servers {sum(server.state == 'serving' for server in servers)}/{len(servers)}"
+    yield status.state
+    if status.age_s >= FRESH_S:
+        yield f"({duration(status.age_s)} old)"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -12,6 +14,8 @@ from shoal.events.base import EVENTS_FILE
 from shoal.log import written_lines
 from shoal.telemetry.rows import MetricRow
 from shoal.wire.messages.control import MetricReport
+
+_Item = TypeVar("_Item")
 
 
 class NotedEvent(msgspec.Struct, frozen=True):
@@ -66,6 +70,37 @@ class Newest(NamedTuple):
 
     run: Mapping[str, float]
     peers: tuple[PeerReport, ...]
+
+
+class FedThread(Generic[_Item]):
+    """A thread that works on what it is given, begun with the first of it: what waits for others does so there."""
+
+    def __init__(self, name: str, work: Callable[[Iterator[_Item]], object], max_queued: int) -> None:
+        """Begin nothing yet.
+
+        Args:
+            work: is called in the thread with what is put in, in order; it ends at the end of that, or before.
+            max_queued: beyond so many that wait, what comes is dropped.
+        """
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        # A daemon: what hangs there must not keep the process.
+        self._thread = threading.Thread(target=lambda: work(iter(self._queue.get, None)), name=name, daemon=True)
+        self._max_queued = max_queued
+
+    def put(self, item: _Item) -> None:
+        """Have the thread work on this, unless it cannot keep up, or has ended."""
+        if self._thread.ident is None:
+            self._thread.start()
+        if self._thread.is_alive() and self._queue.qsize() < self._max_queued:
+            self._queue.put(item)
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait for at most so long until it has worked on everything. Returns whether it has."""
+        if self._thread.ident is None:
+            return True
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
 
 class Exporter(Protocol):

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import subprocess
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from shoal.events.base import tell
 from shoal.events.monitor import NotifyFailed
-from shoal.monitor.exporters.base import NotedEvent
+from shoal.monitor.exporters.base import FedThread, NotedEvent
 from shoal.telemetry.rows import MetricRow
 
 logger = logging.getLogger(__name__)
@@ -46,8 +44,7 @@ class NotifyCommand:
         self._command = tuple(command)
         self._notice = notice
         self._timeout_s = timeout_s
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = FedThread[bytes]("notify", self._work, MAX_QUEUED)
         self._hanging: list[subprocess.Popen[bytes]] = []
 
     def row(self, row: MetricRow) -> None:
@@ -55,24 +52,15 @@ class NotifyCommand:
 
     def event(self, event: NotedEvent) -> None:
         """Have the program told of a warning."""
-        if event.level not in LEVELS or self._queue.qsize() >= MAX_QUEUED:
-            return
-        if self._thread is None:
-            # A daemon: a program that hangs must not keep the process.
-            self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
-            self._thread.start()
-        self._queue.put(event.line)
+        if event.level in LEVELS:
+            self._thread.put(event.line)
 
     def close(self, timeout_s: float) -> bool:
         """Wait until the program has been told of everything."""
-        if self._thread is None:
-            return True
-        self._queue.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._thread.close(timeout_s)
 
-    def _work(self) -> None:
-        while (line := self._queue.get()) is not None:
+    def _work(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
             problem = self._problem_with(line)
             if problem:
                 tell(logger, NotifyFailed(self._command[0], problem), self._notice)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import tempfile
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ import msgspec
 from shoal.events.base import field_names, name_of, tell
 from shoal.events.incidents import IncidentClosed
 from shoal.events.monitor import WandbMissing, WandbOffline, WandbOnline, WandbStopped
-from shoal.monitor.exporters.base import NotedEvent
+from shoal.monitor.exporters.base import FedThread, NotedEvent
 from shoal.telemetry.rows import MetricRow
 
 logger = logging.getLogger(__name__)
@@ -117,8 +115,7 @@ class WandbRun:
         """
         self._settings = settings
         self._notice = notice
-        self._queue: queue.SimpleQueue[Mapping[str, float] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread = FedThread[Mapping[str, float]]("wandb", self.write, _MAX_QUEUED)
         self._peers: dict[str, float] = {}
         self._newest: dict[str, dict[str, float]] = {}
         self._told: list[tuple[str, ...]] = []
@@ -126,15 +123,8 @@ class WandbRun:
 
     def row(self, row: MetricRow) -> None:
         """Add the numbers of a second; dropped where W&B cannot keep up or does not run."""
-        values = self.values_of(row)
-        if not values:
-            return
-        if self._thread is None:
-            # A daemon: a W&B that hangs must not keep the process.
-            self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
-            self._thread.start()
-        if self._thread.is_alive() and self._queue.qsize() < _MAX_QUEUED:
-            self._queue.put(values)
+        if values := self.values_of(row):
+            self._thread.put(values)
 
     def values_of(self, row: MetricRow) -> Mapping[str, float]:
         """Return what W&B gets of a row, in the order of rows; nothing if it has no number of the run.
@@ -159,11 +149,7 @@ class WandbRun:
 
     def close(self, timeout_s: float) -> bool:
         """Finish the run; blocks for at most `timeout_s` seconds. Returns whether it finished."""
-        if self._thread is None:
-            return True
-        self._queue.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._thread.close(timeout_s)
 
     def write(self, rows: Iterable[Mapping[str, float]]) -> bool:
         """Make the run of these rows, in this thread; a line for the user says what does not work.
@@ -208,9 +194,6 @@ class WandbRun:
             columns = sorted({name for values in self._newest.values() for name in values})
             peers = sorted(self._newest.items())
             yield "peers", ["peer", *columns], [[who, *map(values.get, columns)] for who, values in peers]
-
-    def _work(self) -> None:
-        self.write(iter(self._queue.get, None))
 
     def _start(self, api: Any) -> Any:
         reason = None

@@ -13,6 +13,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,8 +28,7 @@ from shoal.events.monitor import DashboardAway, DashboardMissing, DashboardOpen,
 from shoal.monitor.exporters.base import Newest, NotedEvent
 from shoal.monitor.http.access import URL_FILE, Access
 from shoal.monitor.http.browsers import Browsers
-from shoal.monitor.page.chronicle import Chronicle
-from shoal.monitor.page.reading import read_chronicle
+from shoal.monitor.page.chronicle import Chronicle, read_chronicle
 from shoal.telemetry.rows import MetricRow
 
 logger = logging.getLogger(__name__)
@@ -52,38 +52,28 @@ class DashboardSettings(NamedTuple):
     info: Mapping[str, Any]
 
 
+@dataclass(eq=False, repr=False)
 class Dashboard:
     """An exporter for browsers; `run` serves them.
 
     Attributes:
+        notice: is told a line for the user.
+        newest: returns the newest numbers, for Prometheus.
+        is_over: whether the run ends, if this is cancelled: otherwise the monitor has failed and is started again.
         opened: set when it is served.
     """
 
-    def __init__(
-        self,
-        settings: DashboardSettings,
-        clock: Clock,
-        notice: Callable[[str], None],
-        newest: Callable[[], Newest] = _nothing,
-        is_over: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Prepare; nothing is imported and no port is taken yet.
-
-        Args:
-            notice: is told a line for the user.
-            newest: returns the newest numbers, for Prometheus.
-            is_over: whether the run ends, if this is cancelled: otherwise the monitor has failed and is started again.
-        """
-        self._newest = newest
-        self._is_over = is_over
-        self._settings = settings
-        self._clock = clock
-        self._notice = notice
-        self._early_rows: deque[MetricRow] = deque(maxlen=_MAX_EARLY)
-        self._early_events: deque[NotedEvent] = deque(maxlen=_MAX_EARLY)
-        self.opened = anyio.Event()
-        self._stepped, self._closed = anyio.Event(), anyio.Event()
-        self._shown: tuple[Chronicle, Browsers] | None = None
+    settings: DashboardSettings
+    clock: Clock
+    notice: Callable[[str], None]
+    newest: Callable[[], Newest] = _nothing
+    is_over: Callable[[], bool] = lambda: True
+    _early_rows: deque[MetricRow] = field(default_factory=lambda: deque(maxlen=_MAX_EARLY))
+    _early_events: deque[NotedEvent] = field(default_factory=lambda: deque(maxlen=_MAX_EARLY))
+    opened: anyio.Event = field(default_factory=anyio.Event, init=False)
+    _stepped: anyio.Event = field(default_factory=anyio.Event)
+    _closed: anyio.Event = field(default_factory=anyio.Event)
+    _shown: tuple[Chronicle, Browsers] | None = None
 
     def row(self, row: MetricRow) -> None:
         """Show the numbers of a second."""
@@ -112,26 +102,27 @@ class Dashboard:
     async def run(self) -> None:
         """Serve from the first step on, until cancelled; then tell the browsers that the run is over."""
         # A monitor that is started again shows also a run that stands still.
-        if not (self._settings.log_dir / URL_FILE).exists():
+        if not (self.settings.log_dir / URL_FILE).exists():
             await self._stepped.wait()
         try:
-            server = await anyio.to_thread.run_sync(_import_server)
+            # It takes a moment, and may not be installed.
+            server = await anyio.to_thread.run_sync(importlib.import_module, "shoal.monitor.http.server")
         except ImportError:
-            tell(logger, DashboardMissing(), self._notice)
+            tell(logger, DashboardMissing(), self.notice)
             return
         try:
             listener, access = self._open()
             with listener:
                 browsers = await self._begin()
-                async with server.serving(listener, access, browsers, self._newest):
+                async with server.serving(listener, access, browsers, self.newest):
                     # Outside the task group, which would wrap an OSError of it.
                     self._say_where(access, listener.getsockname()[1])
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._tick, browsers)
                         await self._until_ended(browsers)
         except OSError as error:
-            where = error.filename or f"{_HOST}:{self._settings.port}"
-            tell(logger, DashboardStopped(f"{where}: {error.strerror or error}"), self._notice)
+            where = error.filename or f"{_HOST}:{self.settings.port}"
+            tell(logger, DashboardStopped(f"{where}: {error.strerror or error}"), self.notice)
 
     async def _until_ended(self, browsers: Browsers) -> None:
         """Wait to be cancelled, and then for the last numbers."""
@@ -140,12 +131,12 @@ class Dashboard:
         finally:
             with anyio.move_on_after(_LAST_NUMBERS_S, shield=True):
                 await self._closed.wait()
-            if self._is_over():
+            if self.is_over():
                 browsers.end()
 
     async def _begin(self) -> Browsers:
         """Take over the past and what has come meanwhile; from now on what comes goes to the browsers."""
-        log_dir, info = self._settings.log_dir, self._settings.info
+        log_dir, info = self.settings.log_dir, self.settings.info
         chronicle, told = await anyio.to_thread.run_sync(read_chronicle, log_dir, info)
         last_s = chronicle.last_s
         for row in self._early_rows:
@@ -157,13 +148,13 @@ class Dashboard:
         for event in self._early_events:
             if event.line not in told:
                 chronicle.event(event)
-        browsers = Browsers(lambda: msgspec.json.encode(chronicle.past(self._clock.unix_s())), self._clock.unix_s)
+        browsers = Browsers(lambda: msgspec.json.encode(chronicle.past(self.clock.unix_s())), self.clock.unix_s)
         self._shown = chronicle, browsers
         return browsers
 
     def _open(self) -> tuple[socket.socket, Access]:
         """Listen at the port of an earlier start, or the one that is wanted, or any."""
-        settings = self._settings
+        settings = self.settings
         access = Access(settings.log_dir, settings.run_id)
         for port in dict.fromkeys((access.earlier_port or settings.port, settings.port)):
             try:
@@ -179,15 +170,10 @@ class Dashboard:
         emit(logger, DashboardOpen(f"http://{_HOST}:{port}/"))
         if not is_known:
             # The token is for the user's eyes and in no log.
-            self._notice(f"dashboard: {access.url}")
+            self.notice(f"dashboard: {access.url}")
         self.opened.set()
 
     async def _tick(self, browsers: Browsers) -> None:
         while True:
-            await self._clock.sleep_s(TICK_S)
+            await self.clock.sleep_s(TICK_S)
             browsers.tick()
-
-
-def _import_server() -> Any:
-    """Import the web server, which takes a moment; raises ImportError if it is not installed."""
-    return importlib.import_module("shoal.monitor.http.server")

@@ -1,4 +1,5 @@
-"""What a page knows of a run: its newest numbers, curves, peers, rounds, and what has happened. Bounded, and pure.
+"""What a page knows of a run: its newest numbers, curves, peers, rounds, and what has happened. Bounded, and pure but
+for `read_chronicle`, which makes it of the files in the run's folder.
 
     rows of a second ------.                 .--> past: all of it, for a page that is opened
                            +--> Chronicle ---+
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +22,8 @@ import msgspec
 from shoal.config import Config
 from shoal.events.base import Event, catalogue, name_of
 from shoal.events.run import EvaluationDone, RoundBegun, RoundRecorded, RoundShared
-from shoal.monitor.exporters.base import NotedEvent
+from shoal.monitor.exporters.base import NotedEvent, read_noted
+from shoal.monitor.exporters.metrics_file import read_rows
 from shoal.monitor.page.curve import Curve
 from shoal.telemetry.rows import MetricRow
 
@@ -41,6 +44,8 @@ _MAX_EVENTS, _MAX_ROUNDS = 300, 1000
 _COURSE: Final[Mapping[str, type[Event]]] = {
     name_of(kind): kind for kind in (RoundBegun, RoundShared, RoundRecorded, EvaluationDone)
 }
+
+_LAST_LINES: Final = 200
 
 
 @dataclass
@@ -223,3 +228,19 @@ def info_of(config: Config, run_id: str) -> dict[str, Any]:
 def _short(value: float) -> float:
     """Return a number with as many digits as a picture shows, and what counts something as it is."""
     return value if value.is_integer() else float(f"{value:.5g}")
+
+
+def read_chronicle(log_dir: Path, info: Mapping[str, Any]) -> tuple[Chronicle, frozenset[bytes]]:
+    """Return what the run in this folder has left, and the last lines of `events.jsonl`, which it contains.
+
+    Raises:
+        OSError: its files cannot be read.
+    """
+    chronicle = Chronicle(info)
+    for row in read_rows(log_dir):
+        chronicle.row(row)
+    last = deque[bytes](maxlen=_LAST_LINES)
+    for event in read_noted(log_dir):
+        chronicle.event(event)
+        last.append(event.line)
+    return chronicle, frozenset(last)

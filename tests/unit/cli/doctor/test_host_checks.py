@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shoal.cli import runs_here
-from shoal.cli.doctor import host_checks, host_facts, names
+from shoal.cli.doctor import host_checks, host_facts
 from shoal.cli.doctor.diagnosis import Condition, Judged, ok
 from shoal.cli.doctor.facts import (
     Folder,
@@ -32,8 +32,7 @@ from shoal.cli.doctor.facts import (
 )
 from shoal.config import Config, load_config
 from shoal.control.lan import FoundSwarm
-from shoal.runtime.run_dir import FoundDir, RunDir, found_dirs, remove_dead_dir
-from shoal.runtime.run_note import RunNote
+from shoal.runtime.run_dir import FoundDir, RunDir, RunNote, found_dirs, remove_dead_dir
 from shoal.server.visible_gpus import VisibleGpus
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.view import Run, SwarmView
@@ -411,14 +410,14 @@ async def test_a_resolver_that_does_not_answer_keeps_nobody_waiting(monkeypatch:
         answers.wait()
         return [object()]
 
-    monkeypatch.setattr(names.socket, "getaddrinfo", silent)
-    monkeypatch.setattr(names, "NAME_S", 0.05)
+    monkeypatch.setattr(host_facts.socket, "getaddrinfo", silent)
+    monkeypatch.setattr(host_facts, "NAME_S", 0.05)
     try:
-        assert not await names.is_known("host.example")
+        assert not await host_facts.is_known("host.example")
     finally:
         answers.set()
-    monkeypatch.setattr(names, "NAME_S", 200.0)
-    assert await names.is_known("host.example")
+    monkeypatch.setattr(host_facts, "NAME_S", 200.0)
+    assert await host_facts.is_known("host.example")
 
 
 async def test_a_hub_that_cannot_be_reached_is_found_where_something_is_fetched_from_it(

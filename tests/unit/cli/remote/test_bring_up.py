@@ -15,8 +15,7 @@ from tests.set_clock import SetClock
 from tests.unit.cli.remote.test_plan import FACTS
 
 from shoal.cli.remote import unit
-from shoal.cli.remote.bring_up import BringUp
-from shoal.cli.remote.client_invitation import ClientInvitation
+from shoal.cli.remote.bring_up import BringUp, ClientInvitation
 from shoal.cli.remote.hosts_file import HostsFile
 from shoal.cli.remote.plan import Installation, Wanted
 from shoal.cli.remote.probe import INSTALLED
