@@ -79,8 +79,13 @@ class ForgedRun:
         for server in range(4):
             hashes = stages[server % 2]
             parameters = self.changed.get((number, server), hashes.parameters)
-            held = {"parameters": parameters, "momentum": hashes.momentum, "buffers": hashes.buffers}
-            self._log(f"server_{server}", {"event": "round.swapped", "round": number, "stage": server % 2, **held})
+            self.swap(server, number, self._previous, StageHashes(parameters, hashes.momentum, hashes.buffers))
+
+    def swap(self, server: int, number: int, record: str, hashes: StageHashes) -> None:
+        """A server trains on from a record."""
+        told = {"round": number, "stage": server % 2, "record": record}
+        held = {"parameters": hashes.parameters, "momentum": hashes.momentum, "buffers": hashes.buffers}
+        self._log(f"server_{server}", {"event": "round.swapped", **told, **held})
 
     def skip_a_round(self) -> None:
         """Leave the next round out."""

@@ -10,6 +10,7 @@ from tests.unit.lab.forged_run import ForgedRun
 
 from shoal.errors import RunFailed
 from shoal.identity import Identity
+from shoal.wire.messages.round import StageHashes
 from shoal_lab.verdict import CHECKS, TRAINED, Check, Evidence, judge, require_whole
 
 Forge = Callable[[Path], Evidence]
@@ -136,6 +137,12 @@ def test_a_chain_that_a_stranger_has_signed_throughout_is_none(tmp_path: Path) -
     run.round(0, 4, signer=stranger, authority=stranger)
     run.round(8, 12, signer=stranger, authority=stranger)
     assert _violated(run.evidence()) >= {"chain", "samples"}
+
+
+def test_what_a_server_held_before_its_run_was_resumed_from_an_older_record_is_not_of_the_run(tmp_path: Path) -> None:
+    run = _good(tmp_path)
+    run.swap(1, 3, "0" * 64, StageHashes("before", "the", "resume"))
+    assert not _violated(run.evidence())
 
 
 def test_a_run_of_which_there_is_nothing_to_check_does_not_hold(tmp_path: Path) -> None:
