@@ -22,6 +22,8 @@ SEEDS = (0, 1, 2, 11)
 NOT_RUN = {
     "content_transfer.ChunkPlan": "where in four vectors the bytes of a chunk are: arithmetic, with tests of its own",
     "ring_order._LargeRing": "in which order many hosts stand: arithmetic, with tests of its own",
+    "codec_rule": "how long payloads take over links that were measured: arithmetic, with tests of its own",
+    "codec_rule.CodecRule": "which codec the next record names, which changes sizes and nothing else: likewise",
     "assignment.StageNeed": "how much memory a stage takes: arithmetic, with tests of its own",
     "view.PeerLabel": "what a peer is called, for people",
     "view.MirrorPeer": "who mirrors, and what it is announced to hold, for people",

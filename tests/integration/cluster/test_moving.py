@@ -135,7 +135,7 @@ async def test_a_mover_whose_stage_nobody_holds_waits_for_a_holder_that_comes_ba
             assert cluster.client._homes.usable({}).replica(cluster.servers[1].peer) is None
             for peer in others:
                 cluster.network.heal(frozen.peer, peer)
-            frozen.monitor._announcer.announce(frozen.replica)  # as it does every few seconds
+            frozen.monitor.announcer.announce(frozen.replica)  # as it does every few seconds
 
         cluster.when(StartRound, action=freeze, round=3)
         cluster.when(StartRound, action=_task(cluster, wake), round=3)
@@ -157,7 +157,7 @@ async def test_a_server_into_which_the_stage_does_not_fit_stays_and_another_one_
         async def no_memory(stage: int) -> LocalReplica:
             raise MemoryError("no room")
 
-        cluster.servers[2].monitor._rebuild = no_memory
+        cluster.servers[2].monitor.rebuild = no_memory
         kill_in_round(cluster, 4, round=2)
         result = await cluster.run()
         assert [server.stage for server in cluster.servers[:4]] == [0, 1, 0, 1]
