@@ -25,6 +25,7 @@ from shoal.errors import ConnectionLost, RemoteError, ShoalError
 from shoal.events.base import emit
 from shoal.events.processes import RoleProcessEnded, RoleRestartFailed, RoleStarted, SupervisorKilling
 from shoal.runtime.control_pipe import ControlPipe
+from shoal.runtime.file_limit import hint
 from shoal.runtime.fork_messages import ForkRole
 from shoal.runtime.fork_server_keeper import ForkServerKeeper
 from shoal.runtime.fork_servers import ForkServers
@@ -108,7 +109,7 @@ class Supervisor:
         try:
             launch = await self._launch(handle)
         except OSError as error:
-            raise RemoteError(f"{spec} cannot be started: {error.strerror or error}") from error
+            raise RemoteError(f"{spec} cannot be started: {error.strerror or error}{hint(error)}") from error
         self._handles.append(handle)
         tasks.start_soon(self._keep, handle, launch, name=f"keep {spec}")
         return handle
