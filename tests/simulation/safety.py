@@ -157,7 +157,8 @@ class ChainSafety:
     (docs/protocol.md, "The outer round"). Its `CommitRecord` may still lie with a member that is frozen: that is on a
     chain of its own when it wakes, be it just before the successor commits, which then has not heard of it. Or where a
     split has taken members from a coordinator that had prepared a record: it goes on with another one under its ballot,
-    without them, and they have the first one committed. Nobody has taken both then.
+    without them, and they have the first one committed. Nobody has taken both then; but a member of the second that it
+    has not reached any more, which has only the first one prepared, may be among them.
 
     Args:
         is_heard: Whether the coordinator of a ballot could reach a process just now, for long enough.
@@ -211,8 +212,8 @@ class ChainSafety:
         is_superseded = ballot is not None and ballot == its_ballot
         is_newer = ballot is not None and its_ballot is not None and ballot > its_ballot
         is_dropped = is_newer and bool(takers) and not is_heard_of
-        nobody_took_both = takers.isdisjoint(here) and takers.isdisjoint(self._takers[digest])
-        has_kept_apart = nobody_took_both and (is_superseded or is_dropped)
+        nobody_took_both = takers.isdisjoint(self._takers[digest]) and (takers.isdisjoint(here) or not is_heard_of)
+        has_kept_apart = nobody_took_both and (is_superseded or (is_dropped and takers.isdisjoint(here)))
         started_again = {member.peer for member in here} & {member.peer for member in there - here}
         if has_kept_apart or (here.isdisjoint(there) and not (started_again and is_heard_of)):
             raise Split(f"two records of round {round}")

@@ -123,6 +123,12 @@ def test_a_record_that_its_coordinator_replaces_and_others_finish_is_a_split_unl
             chain.swaps(who, 1, "one", {A, B}, "b1")
         with pytest.raises(found):
             chain.swaps(A, 1, "other", {A}, "b1")
+    for is_heard, found in ((False, Split), (True, Broken)):
+        chain = ChainSafety(lambda *_, is_heard=is_heard: is_heard)
+        for who in (B, C):  # C is a member of the other one as well, and was told of the first alone
+            chain.swaps(who, 1, "one", {A, B, C}, "b1")
+        with pytest.raises(found):
+            chain.swaps(A, 1, "other", {A, C}, "b1")
     chain = ChainSafety()
     chain.swaps(B, 1, "one", {A, B}, "b1")
     with pytest.raises(Broken, match="members of both"):

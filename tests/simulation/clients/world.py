@@ -60,7 +60,7 @@ class Host:
         self.generation = 0
         self.gone_for_good = self.is_misled = False
         self.led_since_s = 0.0
-        self.alive_since_s = 0.0
+        self.alive_since_s = self.told_since_s = 0.0
         self.lived_briefly = False
         self.begin()
 
@@ -68,6 +68,7 @@ class Host:
         """Start, knowing nobody."""
         self.generation += 1
         self.alive, self.alive_since_s = True, self.world.network.now_s
+        self.told_since_s = self.alive_since_s
         self.turn = self.world.turn_class(self.peer, "run")
         self.seen: dict[PeerId, ClientPeer] = {}
 
@@ -235,7 +236,7 @@ class World:
             host.look()
 
     def enlighten(self, host: Host) -> None:
-        host.is_misled = False
+        host.is_misled, host.told_since_s = False, self.network.now_s
 
     def cut_off(self, server: Server, for_s: float) -> None:
         """One server of several has no connection with the client, whoever that is."""
@@ -314,7 +315,7 @@ class World:
     def _knows_all(self, host: Host) -> bool:
         if host.is_misled:
             return False
-        return host.alive and self.network.now_s - host.alive_since_s > EXPIRES_S / 3 + SEEN_S + DIALS_S
+        return host.alive and self.network.now_s - host.told_since_s > EXPIRES_S / 3 + SEEN_S + DIALS_S
 
     def _is_flapping(self, host: Host) -> bool:
         """Whether it has been killed twice so fast that some have not found it in between, nor since."""

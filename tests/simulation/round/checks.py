@@ -178,6 +178,9 @@ class Checks:
         network = self.world.network
         if not isinstance(ballot, Ballot) or network.boots[process.peer] != process.boot:
             return False
+        coordinator = network.hosts.get(ballot.peer)
+        if not isinstance(coordinator, ClientHost) or coordinator.generation() != ballot.generation:
+            return False  # its process has ended
         heard_s = HEARD_S + 2 * network.manners.slow_s
         return network.reachable(ballot.peer, process.peer, network.now_s - heard_s, network.now_s)
 
