@@ -4,6 +4,9 @@
       ^    or nothing is trained yet             |                    |
       '--- refused, dead, silent, too slow ------+--------------------'
 
+Whoever was killed may be back the moment after another one was sent in its place, and take its stage again, which has
+one too many then. So who has filled a gap is sent on at once where that helps.
+
 Who goes where is `placement.improve`'s decision. A mover that another coordinator has sent is recognised by what it
 says itself (`Moving` is said again to whoever takes a ballot), so a successor does not send a second one.
 """
@@ -34,6 +37,8 @@ class MoveSettings:
         silence_s: a mover that cannot be reached is forgotten after this time.
         timeout_s: a mover that has not arrived is forgotten after this time.
         rest_rounds: records between two moves of the same server, unless a stage has none.
+        return_s: who has filled a gap is sent on, in the middle of a round, within this time of its arrival: those for
+            whom it was sent may have come back meanwhile, and it has trained next to nothing since.
     """
 
     patience_s: float = 1.0
@@ -41,6 +46,7 @@ class MoveSettings:
     silence_s: float = 10.0
     timeout_s: float = 120.0
     rest_rounds: int = 3
+    return_s: float = 10.0
 
 
 class MoveEnd(enum.StrEnum):
@@ -89,6 +95,7 @@ class MoveOrders:
         self._answered = self._was_lost = False
         self._begun_s = self._seen_s = self._repeat_at_s = 0.0
         self._gap_since_s: float | None = None
+        self._filled: tuple[PeerId, float] | None = None  # who has filled a gap in this round, and until when it may go
         self._round = 0
         self._known: Mapping[PeerId, int] = {}
         self._rests_until: dict[PeerId, int] = {}
@@ -117,7 +124,7 @@ class MoveOrders:
             view: the servers, at the stages that they serve now.
             holders: the replicas that hold the record, with their stages.
         """
-        self._round = round
+        self._round, self._filled = round, None
         effects = self.update(view, holders, holders, now_s)
         if self.under_way is None:
             resting = {peer for peer, until in self._rests_until.items() if until > round}
@@ -155,6 +162,8 @@ class MoveOrders:
         elif self.under_way is None and now_s >= self._gap_since_s + self._settings.patience_s:
             effects += self._order(view, holders, (), now_s, only_urgent=True)
             self._gap_since_s = now_s  # if nobody can go now, it is tried again later
+        if self.under_way is None and self._filled is not None and not view.missing_stages(self._num_stages):
+            effects += self._send_on(self._filled, view, holders, now_s)
         return effects
 
     def receive(self, peer: PeerId, message: Moving, now_s: float) -> list[MoveEffect]:
@@ -196,6 +205,21 @@ class MoveOrders:
             return []
         return self._ordered(move, now_s)
 
+    def _send_on(
+        self, filled: tuple[PeerId, float], view: SwarmView, holders: Mapping[PeerId, int], now_s: float
+    ) -> list[MoveEffect]:
+        """Who has filled a gap leaves again where it is not needed any more; what others have trained stays."""
+        peer, until_s = filled
+        if now_s >= until_s:
+            self._filled = None
+            return []
+        others = {replica.peer for replica in view.replicas} - {peer}
+        move = improve(view, self._num_stages, holders, others, trains=True)
+        if move is None or move.peer != peer:
+            return []
+        self._filled = None  # once: it may refuse
+        return self._ordered(move, now_s)
+
     def _ordered(self, move: StageMove, now_s: float) -> list[MoveEffect]:
         self._begin(move, now_s)
         return [Begun(move), SendOrder(move)]
@@ -211,6 +235,7 @@ class MoveOrders:
         if move is None:
             return []
         if holders.get(move.peer) == move.stage:
+            self._filled = (move.peer, now_s + self._settings.return_s) if move.urgent else None
             return [self._end(move, MoveEnd.ARRIVED)]
         if move.peer in known:
             self._seen_s = now_s

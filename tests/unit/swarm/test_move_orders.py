@@ -98,6 +98,40 @@ def test_a_stage_without_anybody_is_filled_after_a_moment_but_not_if_somebody_co
     assert world.look(2.6)[0] == Begun(URGENT)
 
 
+def test_who_has_filled_a_gap_goes_back_in_the_same_round_if_those_that_were_lost_are_there_again() -> None:
+    there = swarm(2, 2)
+    lost = {r.peer for r in there.replicas if r.stage == 1}
+    for back_at_s, goes_back in ((1.5, True), (11.0, True), (14.0, False)):
+        world = Swarm(2, 2)
+        world.view = there.without(lost)
+        world.look(0.0)
+        sent = world.look(1.0)[0].move
+        assert sent == StageMove(PeerId("s0.1"), 0, 1, True)
+        world.answer("s0.1", 1)
+        world.view = there.without(lost).placed({sent.peer: 1})
+        assert world.look(3.0) == [Ended(sent, MoveEnd.ARRIVED)]
+        assert world.look(max(3.0, back_at_s)) == [], "it is the only one of its stage"
+        world.view = there.placed({sent.peer: 1})
+        back = StageMove(sent.peer, 1, 0, False)
+        assert world.look(max(3.0, back_at_s)) == ([Begun(back), SendOrder(back)] if goes_back else [])
+        if not goes_back:
+            assert world.record(1, 20.0)[0].move.stage == 0, "now nobody loses what it has trained"
+
+
+def test_who_goes_back_is_not_sent_on_again_and_others_stay() -> None:
+    there = swarm(2, 2)
+    world = Swarm(2, 2)
+    world.view = there.without({r.peer for r in there.replicas if r.stage == 1})
+    world.look(0.0)
+    world.look(1.0)
+    world.view = there.placed({PeerId("s0.1"): 1})
+    assert [type(each) for each in world.look(2.0)] == [Ended, Begun, SendOrder]
+    assert world.answer("s0.1", 0, "its user has given it a stage")[0].how is MoveEnd.REFUSED
+    assert world.look(2.5) == []
+    world.view = swarm(1, 4)  # others would have to go: they may have trained
+    assert world.look(3.0) == []
+
+
 def test_a_candidate_fills_the_gap_and_nobody_moves() -> None:
     world = Swarm(2, 0)
     world.view = SwarmView(world.view.replicas, (Candidate(Hop(PeerId("new"), ()), 200.0),))
