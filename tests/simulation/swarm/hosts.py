@@ -225,19 +225,19 @@ class Launcher:
         self.rng = random.Random(f"launcher of {world.seed}")
         self.fail_rate = self.rng.choice((0.0, 0.0, 0.1)) if world.has_faults else 0.0
         self.stuck_rate = self.rng.choice((0.0, 0.0, 0.2)) if world.has_faults else 0.0
-        self._under_way: dict[int, Client] = {}
+        self._under_way: dict[int, RunClient | None] = {}  # by slot, the run whose client, as one process, has asked
 
     def start(self, client: Client, order: StartTrainer) -> None:
         if self.client is not client:
             return
-        if self._under_way.get(order.slot) is client:
+        if order.slot in self._under_way and self._under_way[order.slot] is client.run:
             raise Broken(f"trainer {order.slot} is to be started while one is being started")
-        self._under_way[order.slot], self.asked[order.slot] = client, order.generation
-        self.world.network.after(self.rng.uniform(0.0, LAUNCH_S), self._started, client, order)
+        self._under_way[order.slot], self.asked[order.slot] = client.run, order.generation
+        self.world.network.after(self.rng.uniform(0.0, LAUNCH_S), self._started, client, client.run, order)
 
-    def _started(self, client: Client, order: StartTrainer) -> None:
+    def _started(self, client: Client, run: RunClient | None, order: StartTrainer) -> None:
         network, slot = self.world.network, order.slot
-        if self._under_way.get(slot) is client:
+        if slot in self._under_way and self._under_way[slot] is run:
             del self._under_way[slot]
         if self.client is not client or order.generation <= self.generations[slot]:
             return
