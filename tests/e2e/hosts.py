@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.e2e.far_line import FarHosts
 from tests.e2e.launched import END_S, PACE, START_S, Launched, launched, until
 from tests.e2e.namespaces import Lan, lan
 
@@ -23,7 +24,7 @@ class Hosts:
     """The commands on all hosts of one swarm; with a `Lan` each runs in a namespace of its own."""
 
     directory: Path
-    lan: Lan | None = None
+    lan: Lan | FarHosts | None = None
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts_of(directory: Path, network: Lan | None = None) -> Iterator[Hosts]:
+def hosts_of(directory: Path, network: Lan | FarHosts | None = None) -> Iterator[Hosts]:
     """Give hosts; whatever runs on them at the end is ended."""
     hosts = Hosts(directory, network)
     try:

@@ -97,10 +97,12 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class _Replacement:
-    """How far the place of a lost trainer is taken; `fencing` is None as soon as its steps are settled."""
+    """How far the place of a lost trainer is taken; `fencing` is None as soon as its steps are settled. Its successor
+    boots meanwhile, so it has to say hello in time after `launched_s`, however long that takes."""
 
     generation: int
     begun_s: float
+    launched_s: float
     next_step: int
     fencing: TakeoverMachine | None
     is_launched: bool
@@ -238,7 +240,7 @@ class TrainerSlots:
             return []
         if error:
             return self._leave(training, slot, error, now_s)
-        replacement.is_launched = True
+        replacement.is_launched, replacement.launched_s = True, now_s
         return self._advance(training, slot, now_s)
 
     # -- a round
@@ -332,7 +334,7 @@ class TrainerSlots:
         replacement.next_step = next_number(
             replacement.settled, training.steps, last_reported, answer.next_step, is_known=answer.is_known
         )
-        self._await_hello(replacement, now_s)
+        self._await_hello(replacement)
         replaced = TrainerReplaced(slot, replacement.generation, replacement.next_step)
         return [replaced, *self._advance(training, slot, now_s)]
 
@@ -377,7 +379,7 @@ class TrainerSlots:
     def _replace(self, training: _TrainedRound, slot: int, generation: int, now_s: float, *, is_launched: bool) -> None:
         fencing = TakeoverMachine(slot, generation, training.round, now_s) if training.steps else None
         first = training.steps.first
-        training.replacements[slot] = _Replacement(generation, now_s, first, fencing, is_launched)
+        training.replacements[slot] = _Replacement(generation, now_s, now_s, first, fencing, is_launched)
 
     def _advance_all(self, training: _TrainedRound, now_s: float) -> SlotEffects:
         effects: SlotEffects = []
@@ -397,7 +399,7 @@ class TrainerSlots:
                 replacement.phase = _Phase.RELEASING
                 effects.append(ReleaseLeases(slot, replacement.generation - 1, replacement.settled))
             else:
-                self._await_hello(replacement, now_s)
+                self._await_hello(replacement)
         if replacement.phase is _Phase.GREETING:
             effects += self._greet(training, slot, replacement, now_s)
         return effects
@@ -422,9 +424,9 @@ class TrainerSlots:
             )
         ]
 
-    def _await_hello(self, replacement: _Replacement, now_s: float) -> None:
+    def _await_hello(self, replacement: _Replacement) -> None:
         replacement.phase = _Phase.GREETING
-        replacement.silent_at_s = now_s + self.start_timeout_s
+        replacement.silent_at_s = replacement.launched_s + self.start_timeout_s
 
     def _greet(self, training: _TrainedRound, slot: int, replacement: _Replacement, now_s: float) -> SlotEffects:
         if not self.silent([slot]):

@@ -298,3 +298,14 @@ def test_a_trainer_that_was_started_and_says_nothing_is_not_waited_for() -> None
     assert said == TrainerNotReplaced(1, "trainer 1 was started but did not report; see its log")
     assert desk.slots.is_done(1)
     assert desk.slots.wake_at_s == math.inf
+
+
+def test_the_last_one_s_steps_may_take_long_to_settle_and_the_next_one_has_no_longer_to_say_hello() -> None:
+    desk = Desk()
+    desk.slots.replicas([], 1.5)
+    desk.lose()
+    desk.slots.launched(1, 2, "", 2.1)
+    desk.slots.tick(7.1)
+    desk.slots.released(Released(1, 1, 9, is_known=True), 8, 7.2)
+    assert desk.slots.wake_at_s == 22.1
+    assert only(desk.slots.tick(22.1), TrainerNotReplaced)
