@@ -32,7 +32,7 @@ from shoal.checkpoint.tensor_file import TensorFile
 from shoal.config.named_code import family_problem
 from shoal.config.schema import Config
 from shoal.config.sources import read_file
-from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
+from shoal.errors import MALFORMED, ConfigError, RecordRejected, ShoalError, StateMismatch
 from shoal.identity import verify
 from shoal.model.hf.described import FAMILY
 from shoal.model.hf.tokenizer import kept_tokenizer
@@ -246,7 +246,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _parsed(content: bytes, path: Path) -> dict[str, Any]:
     try:
         return _object(json.loads(content), path)
-    except ValueError as error:
+    except MALFORMED as error:
         raise ConfigError(f"{path} is no JSON ({error}): take it as it was written") from error
 
 

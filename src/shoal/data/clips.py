@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
 from shoal.data.huggingface import HubTable, load_folder, load_table, misfit, require_apart
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 
 _SUFFIXES: Final = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 _OTHER_TEXT_COLUMNS: Final = ("transcription", "sentence")
@@ -167,7 +167,7 @@ def _of_metadata(path: Path, column: str) -> Iterator[tuple[Path, str]]:
     else:
         try:
             rows = [json.loads(line) for line in _lines(path) if line]
-        except ValueError as error:
+        except MALFORMED as error:
             raise ConfigError(f"{path} is no JSON lines ({error}); mend it") from error
     for number, row in enumerate(rows):
         text = next((row[name] for name in (column, *_OTHER_TEXT_COLUMNS) if name in row), None)

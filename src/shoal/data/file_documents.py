@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from shoal.config.training import DataConfig
 from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
 from shoal.data.passing_errors import of_the_system
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 
 _PIECE_CHARACTERS: Final = 1 << 20
 _PIECE_TOKENS: Final = 1 << 20
@@ -238,7 +238,7 @@ def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiec
             where = f"{path.name}:{number}"
             try:
                 row = decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except MALFORMED as error:
                 yield read, Unreadable(where, f"it is no JSON object ({error})")
                 continue
             yield read, _cell(row, reader, where)

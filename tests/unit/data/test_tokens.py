@@ -216,9 +216,10 @@ def test_of_two_who_make_the_same_tokens_at_once_one_waits_and_finds_them(tmp_pa
 def test_documents_that_cannot_be_read_are_left_out_counted_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:5], None, 7, "lone \ud800 half"])
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:5], 7, "lone \ud800 half"])
     with (tmp_path / "corpus" / "a.jsonl").open("a") as file:
         file.write("{broken\n")
+        file.write(3000 * '{"text":' + "\n")
     write_parquet(tmp_path / "corpus" / "b.parquet", [*TEXTS[5:9], None])
     said: list[Event] = []
     config = of_folder(tmp_path / "corpus", {"seq_len": 1, "max_bad_fraction": 0.5})
