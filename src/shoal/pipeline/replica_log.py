@@ -256,7 +256,7 @@ def read_replica_log(path: Path) -> list[Line]:
 def replica_logs(directory: Path) -> list[Path]:
     """Return the files of all replicas in a run's directory, those of a peer in their order."""
     found = [(path.name.removesuffix(_SUFFIX).rpartition("."), path) for path in (directory / _FOLDER).glob("*.jsonl")]
-    numbered = [(peer, int(number), path) for (peer, _, number), path in found if number.isdigit()]
+    numbered = [(peer, int(number), path) for (peer, _, number), path in found if number.isdecimal()]
     return [path for _, _, path in sorted(numbered)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,7 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("health: {deadline_s: 3.0, max_deadline_s: 2.0}", ["health.max_deadline_s", "raise it"]),
         ("network: {initial_peers: localhost}", ["network.initial_peers", "not a multiaddress"]),
         ("network: {initial_peers: '@nowhere'}", ["network.initial_peers", "nowhere"]),
+        (f"network: {{initial_peers: '@{sys.executable}'}}", ["network.initial_peers", "cannot read", "utf-8"]),
     ],
 )
 def test_wrong_files_are_refused_with_key_place_and_advice(text: str, parts: list[str], tmp_path: Path) -> None:
