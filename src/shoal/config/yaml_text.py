@@ -38,11 +38,11 @@ class _BoundedLoader(yaml.SafeLoader):
 
     def construct_document(self, node: yaml.Node) -> Any:
         _count(node, {})
-        return super().construct_document(node)
+        return cast(Any, super()).construct_document(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            return cast(Any, super()).construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
             # PyYAML knows what a date or a tagged number looks like, and has Python find out whether it is one.
             raise _refusal(

@@ -153,7 +153,7 @@ _MERGES = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join(10 * [f'*a{n - 1}'])}]}}" fo
         (f"a0: &a0 [x]\n{_LAUGHS}", "use fewer aliases in"),
         (f"a0: &a0 {{x: 1}}\n{_MERGES}", "use fewer aliases in"),
         ("a: &a [*a]", "contains itself"),
-        ("model: " + 3000 * "[", "nested too deeply"),
+        ("model: " + 500 * "[", "nested too deeply"),
         ("run: {seed: 2024-13-45}", "'2024-13-45' is no timestamp (month must be"),
         ("run: {seed: !!timestamp x}", "is no timestamp"),
         ("run: {seed: !!bool x}", "is no bool"),
