@@ -39,6 +39,13 @@ places, and every retry has a deadline. A message holds the values and the next 
 from __future__ import annotations
 
 import enum
+from typing import Final
+
+MALFORMED: Final = (ValueError, RecursionError)
+"""What a decoder of JSON or msgpack raises for bytes from anywhere; the second one if they are nested too deeply.
+
+All errors of msgspec and json are of the first kind, and so is what is no text in UTF-8.
+"""
 
 
 class ShoalError(Exception):

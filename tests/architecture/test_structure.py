@@ -148,6 +148,31 @@ def test_forbidden_calls_are_absent() -> None:
     assert found == []
 
 
+READS = re.compile(r"json\.loads?|msgspec\.\w+\.decode|_?decode(_\w+)?|.*decoder\.decode", re.IGNORECASE)
+
+
+def _unready(tree: ast.AST) -> Iterator[int]:
+    """Lines of handlers around what reads JSON or msgpack that name some of what it may raise, but not all."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and any(READS.fullmatch(call) for each in node.body for call in _calls(each)):
+            for handler in node.handlers:
+                caught = ast.unparse(handler.type) if handler.type else ""
+                if re.search("DecodeError|MsgspecError|ValueError|RecursionError", caught):
+                    yield handler.lineno
+
+
+def test_who_reads_json_or_msgpack_is_ready_for_all_that_a_decoder_raises() -> None:
+    assert list(_unready(ast.parse("try:\n    x = json.loads(y)\nexcept (OSError, ValueError):\n    pass"))) == [3]
+    found = [f"{name}:{line}: catch errors.MALFORMED" for name, tree in trees().items() for line in _unready(tree)]
+    assert found == []
+
+
+def test_no_form_lets_a_line_end_through_behind_a_name() -> None:
+    patterns = re.compile(r"""msgspec\.Meta\([^#\n]*pattern=r?(["']).*\$\1""")
+    assert patterns.search('x = msgspec.Meta(pattern="^[a-z]$")')
+    assert [_name(path) for path in SOURCES if patterns.search(path.read_text())] == [], "write \\Z in place of $"
+
+
 def test_broad_excepts_are_rare() -> None:
     lines = sum(len(path.read_text().splitlines()) for path in SOURCES)
     broad = 0

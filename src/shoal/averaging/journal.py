@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.errors import RecordRejected, StorageError
+from shoal.errors import MALFORMED, RecordRejected, StorageError
 from shoal.ids import PeerId
 from shoal.runtime.durable_files import put_whole, sync_directory
 from shoal.swarm.records import Logs, genesis_hash, record_hash, signed_from_json, signed_to_json
@@ -123,7 +123,7 @@ def genesis_of(content: bytes, name: str) -> Genesis:
             version = "an earlier" if form < _FORM else "a later"
             raise RecordRejected(f"{name} was written by {version} version of shoal: use that one for this run")
         return msgspec.json.decode(content, type=Genesis)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise RecordRejected(f"{name} is no beginning of a run: {error}; restore it from a copy") from error
 
 
@@ -230,7 +230,7 @@ def _read_record(path: Path) -> tuple[Record, SignedRecord] | None:
             return None
         signed = signed_from_json(content)
         return msgspec.msgpack.decode(signed.body, type=Record), signed
-    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+    except (KeyError, *MALFORMED) as error:
         raise RecordRejected(f"{path} is no round record: {error}; remove it or restore it from a copy") from error
 
 
@@ -250,7 +250,7 @@ def read_steps(directory: Path, round: int) -> list[StepLine]:
     path = _steps_file(directory, round)
     try:
         return [msgspec.json.decode(line, type=StepLine) for line in path.read_bytes().splitlines()]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise RecordRejected(f"{path} is no step log: {error}; remove it or restore it from a copy") from error
 
 

@@ -25,7 +25,7 @@ from shoal.averaging.contents import Contents
 from shoal.averaging.digest_fetch import offered
 from shoal.averaging.snapshot_fetch import SnapshotFetch
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
-from shoal.errors import RemoteProtocolError
+from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.state import SnapshotForged, SnapshotSearched
 from shoal.ids import PeerId
@@ -162,7 +162,7 @@ class SnapshotExchange:
     def _offered(self, peer: PeerId, offer: OfferSnapshot) -> None:
         try:
             snapshot = _decoder.decode(offer.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise RemoteProtocolError(f"{peer} offers what is no snapshot: {error}") from error
         search, now_s = self._search, self._clock.now_s()
         if search is not None and snapshot.peer == self._endpoint.peer_id:

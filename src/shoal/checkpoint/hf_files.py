@@ -11,7 +11,7 @@ from typing import Final, cast
 from torch import Tensor
 
 from shoal.checkpoint.tensor_file import TensorFile
-from shoal.errors import ConfigError, StateMismatch
+from shoal.errors import MALFORMED, ConfigError, StateMismatch
 from shoal.model.hf.repository import Repository
 
 TENSORS: Final = "model.safetensors"
@@ -90,7 +90,7 @@ def _files_by(index: Path) -> dict[str, str]:
         files = cast("dict[str, str]", json.loads(index.read_bytes())["weight_map"])
         names = sorted(set(files.values()))
         odd = [name for name in names if Path(name).name != name or len(name) > _LONGEST_NAME]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+    except (KeyError, TypeError, AttributeError, OSError, *MALFORMED) as error:
         raise ConfigError(f"{index} is no index of tensors: {type(error).__name__}: {error}") from None
     if odd or not names:
         what = f"names {odd[0][:80]!r}, which is no file beside it" if odd else "names no file"

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import msgspec
 import torch
-import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -32,7 +31,8 @@ from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.checkpoint.tensor_file import TensorFile
 from shoal.config.named_code import family_problem
 from shoal.config.schema import Config
-from shoal.errors import ConfigError, RecordRejected, ShoalError, StateMismatch
+from shoal.config.sources import read_file
+from shoal.errors import MALFORMED, ConfigError, RecordRejected, ShoalError, StateMismatch
 from shoal.identity import verify
 from shoal.model.hf.described import FAMILY
 from shoal.model.hf.tokenizer import kept_tokenizer
@@ -91,7 +91,7 @@ def open_model(path: Path, *, family: str | None = None) -> ModelSource:
 
 def _open_transformers(folder: Path, described: Mapping[str, Any], family: str | None) -> ModelSource:
     """Open an export of ours, or a model from elsewhere: a GPT-2 as the family gpt, any other as the family hf."""
-    configuration = _yaml(folder / YAML) if (folder / YAML).is_file() else None
+    configuration = read_file(folder / YAML) if (folder / YAML).is_file() else None
     model: object = (configuration or {}).get("model")
     is_hf = isinstance(model, dict) and cast("dict[str, Any]", model).get("family") == FAMILY
     if described["model_type"] == MODEL_TYPE and not is_hf:
@@ -147,7 +147,7 @@ def _hashes(folder: Path, described: Mapping[str, Any], config: Config) -> Calla
 
 def _open_export(folder: Path, family: str | None) -> ModelSource:
     """Open a state dict, one with integers in place of weights, or adapters, with the configuration of the run."""
-    config = _configuration(_yaml(folder / YAML), family, folder / YAML)
+    config = _configuration(read_file(folder / YAML), family, folder / YAML)
     if (folder / ADAPTER).is_file():
         return open_adapter(folder, config)
     tensors = _tensors(folder / TENSORS)
@@ -246,16 +246,8 @@ def _json(path: Path) -> dict[str, Any]:
 def _parsed(content: bytes, path: Path) -> dict[str, Any]:
     try:
         return _object(json.loads(content), path)
-    except ValueError as error:
+    except MALFORMED as error:
         raise ConfigError(f"{path} is no JSON ({error}): take it as it was written") from error
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        content: object = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML ({error}): take it as it was written") from error
-    return _object(content, path)
 
 
 def _object(content: object, path: Path) -> dict[str, Any]:

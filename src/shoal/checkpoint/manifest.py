@@ -27,7 +27,7 @@ import torch
 
 from shoal.checkpoint.model_layout import StageLayout
 from shoal.checkpoint.tensor_file import DTYPE_NAMES, DTYPE_OF
-from shoal.errors import StateMismatch
+from shoal.errors import MALFORMED, StateMismatch
 from shoal.ids import PeerId
 from shoal.optim.flat import FlatEntry, FlatLayout
 from shoal.runtime.durable_files import FileDigest
@@ -45,7 +45,7 @@ _FLAT_DTYPES: Final = (torch.float32, torch.float64, torch.int64)
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=_MAX_SIZE_BYTES)]
 _Shape = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=16)]
-_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class NamedTensors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,7 +193,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
             manifest = msgspec.json.decode(content, type=cls)
             manifest._require_whole()
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except MALFORMED as error:
             raise StateMismatch(f"{MANIFEST} is damaged ({error})") from error
         if manifest.encoded() != content:
             raise StateMismatch(f"{MANIFEST} is damaged (it has changed since it was written)")

@@ -26,6 +26,7 @@ from shoal.checkpoint.tensor_file import TensorFileWriter
 from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
+from shoal.errors import MALFORMED
 from shoal.model.hf.tokenizer import kept_tokenizer
 from shoal.model.registry import load_family
 from shoal.model.stage import stage_units
@@ -145,7 +146,7 @@ def has_model_of(path: Path, record_hash: str) -> bool:
     """Whether the folder at a path is there, and of this record: it is in place as a whole or not at all."""
     try:
         return json.loads((path / CONFIG).read_bytes()).get("record") == record_hash
-    except (OSError, ValueError):
+    except (OSError, *MALFORMED):
         return False
 
 

@@ -30,7 +30,7 @@ from shoal.checkpoint.manifest import (
 from shoal.checkpoint.model_layout import StageLayout, require_hashes
 from shoal.checkpoint.places import CheckpointPlace
 from shoal.checkpoint.tensor_file import TensorFile
-from shoal.errors import IdentityError, ProtocolError, RecordRejected, StateMismatch
+from shoal.errors import MALFORMED, IdentityError, ProtocolError, RecordRejected, StateMismatch
 from shoal.identity import verify
 from shoal.swarm.records import outcome_of, record_hash, unseal
 from shoal.wire.messages.round import Record, SignedRecord
@@ -217,7 +217,7 @@ def kept_record(content: bytes, unsealer: Unseal) -> tuple[SignedRecord, Record]
     try:
         signed = msgspec.msgpack.decode(content, type=SignedRecord)
         record = unsealer(signed)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ProtocolError, IdentityError) as error:
+    except (ProtocolError, IdentityError, *MALFORMED) as error:
         raise RecordRejected(f"{RECORD} is no record of the run: {error}") from error
     rounds = [era.round for era in record.eras]
     is_chain = bool(rounds) and rounds == sorted({*rounds}) and rounds[-1] <= record.round

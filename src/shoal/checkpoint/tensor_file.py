@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal.codec.raw import to_wire
-from shoal.errors import StateMismatch
+from shoal.errors import MALFORMED, StateMismatch
 from shoal.optim.flat import FlatEntry, FlatLayout
 from shoal.runtime.durable_files import FileDigest
 
@@ -171,7 +171,7 @@ class TensorFile:
             try:
                 size_bytes = path.stat().st_size if content is None else len(content)
                 self._places, self.metadata = _places(file.read(8), file.read, size_bytes)
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            except (TypeError, KeyError, AttributeError, *MALFORMED) as error:
                 raise self._damaged(f"{type(error).__name__}: {error}") from error
 
     @property

@@ -22,7 +22,7 @@ import anyio
 from shoal.cli.output import without_controls
 from shoal.cli.runs_here import living_runs
 from shoal.clock import SystemClock
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.events.base import EVENTS_FILE, Event, brief_of, catalogue, level_name
 from shoal.events.described import described
 from shoal.log import old_files
@@ -219,7 +219,7 @@ def _parsed(text: bytes) -> Line | None:
         values: dict[str, Any] = json.loads(text)
         at = datetime.fromisoformat(values.pop("time")).astimezone()
         return Line(at, str(values.pop("level")), str(values.pop("event")), values, text.decode().rstrip())
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (KeyError, AttributeError, TypeError, *MALFORMED):
         return None  # whoever wrote it was killed meanwhile
 
 

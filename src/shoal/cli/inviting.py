@@ -26,7 +26,7 @@ from shoal.control.invitation import MARK, MAX_PEERS, Invitation, read, written
 from shoal.control.known_client import known_client
 from shoal.control.maddrs import outward
 from shoal.control.pairing import VALID_S
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.identity import create_swarm_key, load_swarm_key, swarm_key_fingerprint
 from shoal.runtime.durable_files import put_private
 
@@ -226,7 +226,7 @@ def _joined_file(prefix: str) -> Path:
 
 
 def _remembered(prefix: str) -> Joined | None:
-    with suppress(OSError, msgspec.MsgspecError):  # none was joined, or by another version
+    with suppress(OSError, *MALFORMED):  # none was joined, or by another version
         joined = msgspec.json.decode(_joined_file(prefix).read_bytes(), type=Joined)
         if Path(joined.swarm_key_file).expanduser().exists():
             return joined

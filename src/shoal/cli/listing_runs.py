@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -20,6 +21,7 @@ from shoal.cli.output import table_lines, without_controls
 from shoal.cli.run_files import CONFIG_FILE, SUMMARY_FILE
 from shoal.cli.runs_here import ask_here, dead_dirs, living_runs
 from shoal.clock import SystemClock, utc_iso
+from shoal.errors import MALFORMED
 from shoal.runtime.fork_servers import tag_of
 from shoal.runtime.process_control import end_tagged
 from shoal.runtime.process_info import with_environment
@@ -182,31 +184,40 @@ def _written_row(folder: Path, begun_unix_s: float, note: RunNote | None) -> dic
         # Who is killed writes no summary.
         state = str(summary.get("exit", "broken off"))
     rounds = [path.name for path in (folder / "rounds").glob("round_*.json")]
-    first: Mapping[str, Any] = _read(folder / "rounds/round_0000.json").get("configuration", {})
     return {
         "run": folder.name,
         "state": state,
         "begun": utc_iso(begun_unix_s),
         "round": max((int(found[1]) for name in rounds if (found := _ROUND.fullmatch(name))), default=0),
-        "rounds": first.get("diloco", {}).get("outer_steps"),
+        "rounds": _num_rounds(_read(folder / "rounds/round_0000.json")),
         "hosts": hosts,
         "model": summary.get("model"),
         "log_dir": str(folder),
     }
 
 
+def _num_rounds(first: Any) -> Any:
+    """How many rounds a run was to have, by its first record; None: that does not say it."""
+    try:
+        return first["configuration"]["diloco"]["outer_steps"]
+    except (KeyError, TypeError):
+        return None
+
+
 def _begun_unix_s(folder: Path) -> float:
     """When a run was begun, by its name; of another name when its folder was last taken."""
-    if (stamp := _STAMP.search(folder.name)) is None:
-        return (folder / CONFIG_FILE).stat().st_mtime
-    return datetime.strptime(stamp[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
+    stamp = _STAMP.search(folder.name)
+    with suppress(ValueError):  # digits that are no day, in a name that somebody has given
+        if stamp is not None:
+            return datetime.strptime(stamp[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
+    return (folder / CONFIG_FILE).stat().st_mtime
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Return what a JSON object of a run holds; nothing where there is none, or it is damaged."""
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, *MALFORMED):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 

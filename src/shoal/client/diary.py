@@ -20,7 +20,7 @@ import msgspec
 
 from shoal.client.totals import RunTotals
 from shoal.control.records import VerifiedRecord
-from shoal.errors import RecordRejected, StorageError
+from shoal.errors import MALFORMED, RecordRejected, StorageError
 from shoal.events.incidents import IncidentClosed, LossExplained, TroubleOver, TroubleSeen
 from shoal.events.losses import (
     ClientReplaced,
@@ -230,7 +230,7 @@ def _read(path: Path) -> tuple[Saved, tuple[DiaryEvent, ...], int]:
         if not parts:
             raise ValueError("it ends before it has begun")
         return _decode_saved(parts[0]), tuple(map(_decode_event, parts[1:])), position
-    except (msgspec.MsgspecError, ValueError) as error:
+    except MALFORMED as error:
         raise RecordRejected(
             f"{path} does not say how the client left the run: {error}; restore it from a copy, or start a new run"
         ) from error

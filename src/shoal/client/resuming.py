@@ -19,6 +19,7 @@ from shoal.checkpoint.stored import StoredCheckpoint, Unseal
 from shoal.client.diary import Saved, leave_saved
 from shoal.client.totals import RunTotals
 from shoal.control.role_start import ResumedFrom
+from shoal.errors import MALFORMED
 from shoal.swarm.records import parameters_of, record_hash, used_samples
 from shoal.wire.messages.round import Record
 
@@ -82,7 +83,7 @@ def needed_checkpoint(source: ResumedFrom | None, saved: Saved, unseal: Unseal) 
 def _totals(content: bytes, record: Record, now_s: float) -> tuple[RunTotals, str]:
     try:
         kept = msgspec.json.decode(content, type=KeptTotals)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         return RunTotals(rounds=record.round, hashes=parameters_of(record)), str(error)
     kept.totals.move(kept.at_s, now_s)
     return kept.totals, ""

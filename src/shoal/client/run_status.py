@@ -21,17 +21,24 @@ from shoal.control.seen_peers import seen_peers
 from shoal.ids import PeerId
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.control import MAX_CURVE, MAX_STATE_CHARS, AskStatus, RunStatus, ServerNumbers
+from shoal.wire.messages.control import MAX_CURVE, MAX_STATE_CHARS, MAX_TOTAL, AskStatus, RunStatus, ServerNumbers
 
 
 def numbers_of(peer: PeerId, values: Mapping[str, float], age_s: float) -> ServerNumbers:
-    """Return what is said of a server which has measured these values so long ago."""
+    """Return what is said of a server which has measured these values so long ago.
+
+    A gauge may have any value, and several add up: what no server has is told as the nearest that one may have, since
+    whoever asks refuses all of an answer in which it stands.
+    """
+
+    def told(name: str) -> float | None:
+        return min(max(values[name], 0.0), float(MAX_TOTAL)) if name in values else None
 
     def speed(name: str) -> float | None:
-        return values.get(name) if age_s < FRESH_S else None
+        return told(name) if age_s < FRESH_S else None
 
     def whole(name: str) -> int | None:
-        return int(values[name]) if name in values else None
+        return None if (value := told(name)) is None else int(value)
 
     return ServerNumbers(
         peer=peer,
@@ -39,7 +46,7 @@ def numbers_of(peer: PeerId, values: Mapping[str, float], age_s: float) -> Serve
         steps=whole("step.committed"),
         samples_per_s=speed("samples_per_s"),
         busy=speed("busy"),
-        step_s=values.get("step.open_seconds/p50"),
+        step_s=told("step.open_seconds/p50"),
         sent_bytes=whole("transport.sent_bytes"),
         received_bytes=whole("transport.received_bytes"),
         memory_bytes=whole("process.memory_bytes"),

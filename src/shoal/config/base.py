@@ -7,6 +7,7 @@ from typing import Annotated, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from shoal.config.sizes import parse_bytes
+from shoal.errors import MALFORMED
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -39,7 +40,7 @@ def split_list(value: object) -> object:
         if text.startswith("["):
             try:
                 return cast(object, json.loads(text))
-            except json.JSONDecodeError as error:
+            except MALFORMED as error:
                 raise ValueError(f"starts with '[' but is not a JSON list: {error}") from error
         return [part for part in re.split(r"[\s,]+", text) if part]
     if isinstance(value, list | tuple):

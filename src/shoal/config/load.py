@@ -168,8 +168,9 @@ def _read_address_files(layer: Layer) -> None:
         if isinstance(address, str) and address.startswith("@"):
             try:
                 text = Path(address[1:]).expanduser().read_text(encoding="utf-8")
-            except OSError as error:
-                layer.problems.append(f"network.initial_peers: cannot read {address[1:]}: {error.strerror}")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or error
+                layer.problems.append(f"network.initial_peers: cannot read {address[1:]}: {reason}")
                 continue
             expanded.append("\n".join(line.partition("#")[0] for line in text.splitlines()))
         else:

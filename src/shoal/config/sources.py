@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from shoal.config.base import Section
 from shoal.config.distqat_names import FILES_ELSEWHERE, REMOVED, is_of_distqat
 from shoal.config.keys import ALIASES, Key, flag_names, item_section_of, keys, plain, section_of, unknown_key
+from shoal.config.yaml_text import parsed_yaml
 from shoal.errors import ConfigError
 
 ENV_PREFIX = "SHOAL_"
@@ -88,11 +87,11 @@ def from_file(path: Path) -> Layer:
     return layer
 
 
-def read_file(path: Path) -> Mapping[object, object]:
+def read_file(path: Path) -> Mapping[Any, Any]:
     """Return the mapping that a YAML file holds, as it stands there; an empty file holds an empty one.
 
     Raises:
-        ConfigError: there is no such file, it is no YAML mapping, or it has a repeated key.
+        ConfigError: there is no such file, it is no YAML mapping, or as `parsed_yaml`.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -101,41 +100,18 @@ def read_file(path: Path) -> Mapping[object, object]:
         raise ConfigError(f"there is no configuration file {path}{reason}{_other_files(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    try:
-        loaded = _load_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    loaded = parsed_yaml(text, str(path))
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: must hold `key: value` lines, not a {type(loaded).__name__}")
-    return cast(dict[object, object], loaded)
+    return cast(dict[Any, Any], loaded)
 
 
 def _other_files(path: Path) -> str:
     """Return a hint at the configuration files that do exist where the user looked."""
     others = sorted(other.name for other in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
     return f"; {path.parent} holds {', '.join(others)}" if others else f"; there is none in {path.parent.resolve()}"
-
-
-def _load_yaml(text: str) -> object:
-    return cast(object, _UniqueKeyLoader(text).get_single_data())
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, except that a key given twice is an error instead of the last one winning."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = cast(object, key_node.value)
-            if isinstance(key, str):
-                if key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key!r} is given twice", key_node.start_mark
-                    )
-                seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 def from_mapping(values: Mapping[Any, Any], origin: str) -> Layer:
@@ -225,9 +201,9 @@ def from_text(key: Key, text: str, origin: str) -> Layer:
         value = None
     elif key.is_structure and not key.is_word_list:
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            return Layer(problems=[f"{origin}: {key.name} needs YAML or JSON, not {text!r}"])
+            value = parsed_yaml(text, origin)
+        except ConfigError as error:
+            return Layer(problems=[f"{error}; {key.name} needs YAML or JSON"])
     return from_value(key, value, origin)
 
 

@@ -28,7 +28,7 @@ from shoal.control.keyed_protocol import KeyedProtocol, Members
 from shoal.control.maddrs import check_port_free, is_loopback, pinned
 from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import REPLICAS
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.events.base import emit
 from shoal.events.registry import DhtPortTaken
 
@@ -58,7 +58,7 @@ class SignedRecords(RecordValidatorBase):
     def validate(self, record: DHTRecord) -> bool:
         try:
             subkey, value = _decode_text(record.subkey), _decode_bytes(record.value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except MALFORMED:
             return self._checker.malformed(record.subkey)
         return self._checker.check(record.key, subkey, value, record.expiration_time)
 

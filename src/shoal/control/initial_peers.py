@@ -29,6 +29,7 @@ from shoal.errors import BootstrapError, IdentityError
 from shoal.identity import peer_id_of
 from shoal.ids import PeerId
 from shoal.transport.reach import DIAL_TIMEOUT_S, DialFailure, dial_failure
+from shoal.transport.tls import UNREADABLE_CERTIFICATE
 
 PATIENCE_S: Final = 3.0
 """What starts at this moment may not listen yet: so long it is tried again."""
@@ -153,7 +154,7 @@ async def _obstacle(place: PeerAddress) -> Obstacle | None:
     try:
         with anyio.fail_after(_ANSWER_TIMEOUT_S):
             known = await anyio.getaddrinfo(place.host, place.port, family=place.family, type=socket.SOCK_STREAM)
-    except (socket.gaierror, TimeoutError):
+    except (socket.gaierror, TimeoutError, UnicodeError):
         return unknown_name(place)
     try:
         with anyio.fail_after(_ANSWER_TIMEOUT_S):
@@ -236,5 +237,5 @@ def _peer_of(certificate: bytes | None) -> PeerId | None:
         value = extension.value
         found = _SIGNED_KEY.match(value.value) if isinstance(value, x509.UnrecognizedExtension) else None
         return None if found is None else peer_id_of(found[1])
-    except (ValueError, x509.ExtensionNotFound, IdentityError):
+    except (IdentityError, *UNREADABLE_CERTIFICATE):
         return None

@@ -9,7 +9,6 @@ mistake, and the checksum one that was not copied whole.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.identity import KEY_BYTES
 
 MARK: Final = "shoal1:"
@@ -44,15 +43,15 @@ class Invitation(msgspec.Struct, frozen=True):
     expires_unix_s: int
 
 
-_Peer = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[A-Za-z0-9]+$")]
-_Where = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^/[A-Za-z0-9._/:%-]+$")]
+_Peer = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[A-Za-z0-9]+\Z")]
+_Where = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^/[A-Za-z0-9._/:%-]+\Z")]
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True):
     """What is written: a peer once, with all of its addresses. Nothing in it can mean more than it says: what begins
     with an @ would be the name of a file."""
 
-    experiment_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    experiment_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     swarm_key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     expires_unix_s: Annotated[int, msgspec.Meta(ge=0)]
     addresses: Annotated[dict[_Peer, list[_Where]], msgspec.Meta(min_length=1, max_length=MAX_PEERS)]
@@ -100,7 +99,7 @@ def read(text: str, now_unix_s: float) -> Invitation:
         if checksum != _checksum(body):
             raise ValueError
         found = msgspec.msgpack.decode(body, type=_Body)
-    except (binascii.Error, ValueError) as error:
+    except MALFORMED as error:
         raise ConfigError("the invitation is not whole: copy all of it, from the mark to the last letter") from error
     if now_unix_s > found.expires_unix_s:
         at = datetime.fromtimestamp(found.expires_unix_s, UTC)

@@ -17,6 +17,7 @@ import msgspec
 
 from shoal.control.membership import Membership
 from shoal.control.role_start import RoleStart
+from shoal.errors import MALFORMED
 from shoal.identity import namespace
 from shoal.ids import PeerId
 from shoal.runtime.user_cache import cached_file, keep, user_cache
@@ -102,7 +103,7 @@ def _kept(path: Path) -> KnownClient | None:
     try:
         with path.open("rb") as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=KnownClient)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *MALFORMED):
         return None  # never written, or by another version
 
 

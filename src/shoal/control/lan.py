@@ -20,6 +20,7 @@ from zeroconf import Error as ZeroconfError
 from zeroconf import NonUniqueNameException, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
+from shoal.errors import MALFORMED
 from shoal.identity import derived_key, open_content, seal_content
 from shoal.transport.tcp import own_hosts
 
@@ -72,7 +73,7 @@ def opened(swarm_key: bytes, text: Mapping[bytes, bytes | None]) -> FoundSwarm |
     plain = open_content(swarm_key, _LABEL, content)
     try:
         return None if plain is None else msgspec.msgpack.decode(plain, type=FoundSwarm)
-    except ValueError:
+    except MALFORMED:
         return None
 
 

@@ -153,7 +153,7 @@ async def take(host: str, port: int, code: Code) -> str:
     try:
         with anyio.fail_after(_EXCHANGE_S):
             stream = await anyio.connect_tcp(host, port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         reason = str(error) or "no answer"
         raise ConnectionLost(f"{where} cannot be reached ({reason}): does `shoal invite` still wait there?") from error
     shown = False

@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.config.host import HOST_NAME_PATTERN
-from shoal.errors import RecordRejected, SignatureError
+from shoal.errors import MALFORMED, RecordRejected, SignatureError
 from shoal.identity import Identity, derived_key, verify
 from shoal.ids import PeerId
 from shoal.wire.handshake import PROTOCOL_VERSION
@@ -297,7 +297,7 @@ def unseal(value: bytes, namespace: str, subkey: str) -> VerifiedRecord | Reject
         envelope = _decode_envelope(value[_MAC_BYTES:])
         is_ours = envelope.version == PROTOCOL_VERSION
         record = _decode_record(envelope.body) if is_ours else OtherVersion(envelope.version)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return Rejection.MALFORMED
     if topic_of(record) not in (envelope.topic, None):
         return Rejection.WRONG_TOPIC

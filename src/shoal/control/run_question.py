@@ -19,7 +19,7 @@ import msgspec
 
 from shoal.clock import SystemClock
 from shoal.control.role_start import RoleStart, open_role_endpoint
-from shoal.errors import ConfigError, ConnectionLost, RecordRejected
+from shoal.errors import MALFORMED, ConfigError, ConnectionLost, RecordRejected
 from shoal.ids import PeerId
 from shoal.swarm.client_turn import ANSWER_WITHIN_S
 from shoal.transport.base import Endpoint, PeerLost, Received
@@ -126,7 +126,7 @@ def unpack_configuration(packed: bytes) -> dict[str, Any]:
                 f"the run's configuration is cut off, or has more than {_MAX_UNPACKED_BYTES} bytes once unpacked"
             )
         values = cast(object, _decode(raw))
-    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (zlib.error, *MALFORMED) as error:
         raise RecordRejected(f"the run's configuration cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise RecordRejected("the run's configuration is no mapping")

@@ -22,6 +22,9 @@ Audio = NDArray[np.float32]
 
 _WAV: Final = (b"RIFF", b"WAVE")
 _LEAST_VARIANCE: Final = 1e-7
+_MOST_BYTES_OF_VALUE: Final = 4
+_MOST_STEPS: Final = 50_000
+"""Of a clip's rate, in what it has in common with the wanted one: the filter grows with them, 160 bytes for each."""
 _INSTALL: Final = "pip install 'shoal[speech]'"
 
 
@@ -29,13 +32,13 @@ def audio_length(file: IO[bytes], sampling_rate: int) -> int:
     """Return how many samples a clip has at another rate, by what its header says.
 
     Raises:
-        UnreadableAudio: It is no audio, or its end is missing.
+        UnreadableAudio: It is no audio, its end is missing, or its rate is odd.
         ConfigError: soundfile is needed and not installed.
     """
     if (opened := _opened_wav(file)) is not None:
         with opened as wav:
             num, rate = wav.getnframes(), wav.getframerate()
-            size = num * wav.getnchannels() * wav.getsampwidth()
+            size = num * wav.getnchannels() * _width(wav)
         if file.seek(0, io.SEEK_END) < size:
             raise UnreadableAudio("its end is missing")
     else:
@@ -53,7 +56,7 @@ def read_audio(file: IO[bytes], sampling_rate: int) -> Audio:
     """Return the samples of a clip at a rate, the mean of its channels; of mean 0 and variance 1, as wav2vec2's are.
 
     Raises:
-        UnreadableAudio: It cannot be decoded.
+        UnreadableAudio: It cannot be decoded, has values that are no numbers, or its rate is odd.
         ConfigError: soundfile, or scipy, is needed and not installed.
     """
     if (opened := _opened_wav(file)) is not None:
@@ -65,6 +68,8 @@ def read_audio(file: IO[bytes], sampling_rate: int) -> Audio:
             samples, rate = soundfile.read(file, dtype="float64", always_2d=True)
         except soundfile.LibsndfileError as error:
             raise UnreadableAudio(str(error)) from error
+    if not np.isfinite(samples).all():
+        raise UnreadableAudio("it has values that are no numbers")
     return normalised(resampled(samples.mean(axis=1), rate, sampling_rate))
 
 
@@ -72,6 +77,7 @@ def resampled(samples: NDArray[np.float64], rate: int, wanted: int) -> NDArray[n
     """Return the same sound at another rate.
 
     Raises:
+        UnreadableAudio: The two rates have too little in common.
         ConfigError: scipy is not installed.
     """
     up, down = _ratio(rate, wanted)
@@ -108,9 +114,16 @@ def _opened_wav(file: IO[bytes]) -> wave.Wave_read | None:
         return None
 
 
+def _width(wav: wave.Wave_read) -> int:
+    """Return how many bytes a value has."""
+    if (width := wav.getsampwidth()) > _MOST_BYTES_OF_VALUE:
+        raise UnreadableAudio(f"its values have {width} bytes, and at most {_MOST_BYTES_OF_VALUE} are read")
+    return width
+
+
 def _of_wav(wav: wave.Wave_read) -> NDArray[np.float64]:
     """Return the samples (n, channels), from -1 to 1."""
-    width, channels, num = wav.getsampwidth(), wav.getnchannels(), wav.getnframes()
+    width, channels, num = _width(wav), wav.getnchannels(), wav.getnframes()
     data = wav.readframes(num)
     if len(data) < num * width * channels:
         raise UnreadableAudio("its end is missing")
@@ -124,6 +137,8 @@ def _of_wav(wav: wave.Wave_read) -> NDArray[np.float64]:
 
 def _ratio(rate: int, wanted: int) -> tuple[int, int]:
     common = math.gcd(rate, wanted)
+    if not 0 < rate // common <= _MOST_STEPS:
+        raise UnreadableAudio(f"its rate is {rate} samples a second, which is not converted to {wanted}; give it 48000")
     return wanted // common, rate // common
 
 

@@ -12,20 +12,19 @@ import csv
 import importlib
 import io
 import json
-import re
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
 from shoal.data.huggingface import HubTable, load_folder, load_table, misfit, require_apart
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 
 _SUFFIXES: Final = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 _OTHER_TEXT_COLUMNS: Final = ("transcription", "sentence")
-_SPHINX: Final = re.compile(r"^(?:<s>)?(?P<text>.*?)(?:</s>)?\s*\((?P<id>[^()]+)\)\s*$")
 _FORMS: Final = (
     "metadata.csv or metadata.jsonl with file_name and text, *.trans.txt, fileids and transcription, or a name.txt for "
     "each name.wav"
@@ -62,7 +61,7 @@ class FileClips(Clips):
 
     def __init__(self, found: dict[Path, str], root: Path) -> None:
         self._paths = sorted(found)
-        self.names = [path.relative_to(root).as_posix() for path in self._paths]
+        self.names = [Path(os.path.relpath(path, root)).as_posix() for path in self._paths]
         self.texts = [_plain(found[path]) for path in self._paths]
 
     def open(self, index: int) -> IO[bytes]:
@@ -95,7 +94,7 @@ def open_clips(data: DataConfig, split: str | None) -> Clips:
     folder = _folder(data, split)
     if folder is None:
         return _of_table(data, split)
-    if found := dict(_transcripts(folder, data.text_column)):
+    if found := dict(_transcripts(folder, data)):
         return FileClips(_trained_on(found, data) if split is None else found, folder)
     if not any(folder.glob("**/*.parquet")):
         raise ConfigError(
@@ -127,7 +126,7 @@ def _trained_on(found: dict[Path, str], data: DataConfig) -> dict[Path, str]:
     if folder is None:
         return found
     place = folder.resolve()
-    clips = {path.resolve() for path, _ in _transcripts(folder, data.text_column)}
+    clips = {path.resolve() for path, _ in _transcripts(folder, data)}
     left = {
         path: text
         for path, text in found.items()
@@ -142,47 +141,84 @@ def _trained_on(found: dict[Path, str], data: DataConfig) -> dict[Path, str]:
     return left
 
 
-def _transcripts(folder: Path, column: str) -> Iterator[tuple[Path, str]]:
-    """Yield each clip of a folder with its transcript; of one that is there in several forms, the last one counts."""
+def _transcripts(folder: Path, data: DataConfig) -> Iterator[tuple[Path, str]]:
+    """Yield each clip of a folder with its transcript; of one that is there in several forms, the last one counts.
+
+    What is trained on is seen by other hosts, so a data set from elsewhere may read no file but its own: neither by a
+    name in its metadata nor by a link.
+    """
+    places = [place.expanduser().resolve() for place in (folder, Path(data.dataset_name))]
+    # The hub's cache has links in place of files, to what lies beside all snapshots.
+    places += [place.parents[1] / "blobs" for place in places if place.parent.name == "snapshots"]
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         inside = path.relative_to(folder)
         if any(part.startswith(".") for part in inside.parts):
             continue
-        if path.name in ("metadata.csv", "metadata.jsonl"):
-            yield from _of_metadata(path, column)
-        elif path.name.endswith(".trans.txt"):
-            for line in _lines(path):
-                name, _, text = line.partition(" ")
-                yield _clip(path.parent, name), text
-        elif path.name == "fileids" or path.suffix == ".fileids":
-            yield from _of_sphinx(path)
-        elif path.suffix.lower() in _SUFFIXES and path.with_suffix(".txt").is_file():
-            yield path, " ".join(_lines(path.with_suffix(".txt")))
+        if path.is_symlink():
+            _require_inside(path, places)
+        for clip, text in _of_file(path, data.text_column):
+            _require_inside(clip, places)
+            yield clip, text
+
+
+def _require_inside(path: Path, places: Sequence[Path]) -> None:
+    """Refuse a file that lies, or leads, elsewhere.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if "\0" in str(path) or not any(Path(os.path.realpath(path)).is_relative_to(place) for place in places):
+        raise ConfigError(
+            f"{str(path)!r} is outside of its data set, {places[0]}, and is not read; copy or hard-link it into there"
+        )
+
+
+def _of_file(path: Path, column: str) -> Iterator[tuple[Path, str]]:
+    """Yield the clips that a file has the transcripts of."""
+    if path.name in ("metadata.csv", "metadata.jsonl"):
+        yield from _of_metadata(path, column)
+    elif path.name.endswith(".trans.txt"):
+        for line in _lines(path):
+            name, _, text = line.partition(" ")
+            yield _clip(path.parent, name), text
+    elif path.name == "fileids" or path.suffix == ".fileids":
+        yield from _of_sphinx(path)
+    elif path.suffix.lower() in _SUFFIXES and path.with_suffix(".txt").is_file():
+        yield path, " ".join(_lines(path.with_suffix(".txt")))
 
 
 def _of_metadata(path: Path, column: str) -> Iterator[tuple[Path, str]]:
     if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows: list[Any] = list(csv.DictReader(file))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is no table of text in UTF-8 ({error}); mend it") from error
     else:
         try:
             rows = [json.loads(line) for line in _lines(path) if line]
-        except ValueError as error:
+        except MALFORMED as error:
             raise ConfigError(f"{path} is no JSON lines ({error}); mend it") from error
     for number, row in enumerate(rows):
-        text = next((row[name] for name in (column, *_OTHER_TEXT_COLUMNS) if name in row), None)
-        if not row.get("file_name") or text is None:
+        values = cast("dict[str, Any]", row) if isinstance(row, dict) else {}
+        text = next((values[name] for name in (column, *_OTHER_TEXT_COLUMNS) if name in values), None)
+        name = values.get("file_name")
+        if not isinstance(name, str) or not name or text is None:
             raise ConfigError(
-                f"{path}: row {number + 1} has {', '.join(row)}, and needs file_name and {column} (data.text_column)"
+                f"{path}: row {number + 1} has {', '.join(map(str, values))}, and needs file_name and {column} "
+                "(data.text_column)"
             )
-        yield path.parent / row["file_name"], str(text)
+        yield path.parent / name, str(text)
 
 
 def _of_sphinx(path: Path) -> Iterator[tuple[Path, str]]:
     beside = path.with_name(path.name.removesuffix("fileids") + "transcription")
     if not beside.is_file():
         raise ConfigError(f"{path} has no {beside.name} beside it with the transcripts")
-    found = {match["id"]: match["text"] for match in map(_SPHINX.match, _lines(beside)) if match is not None}
+    found: dict[str, str] = {}
+    for line in _lines(beside):
+        text, _, id = line.removesuffix(")").rpartition("(")
+        found[id] = text.strip().removeprefix("<s>").removesuffix("</s>")
     for name in _lines(path):
         yield _clip(path.parent, name), found.get(name, found.get(Path(name).name, ""))
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.config.training import DataConfig
+from shoal.errors import MALFORMED
 
 _ROLES: Final = {"human": "user", "gpt": "assistant", "bot": "assistant"}
 """Of ShareGPT, as chat templates have them."""
@@ -137,7 +138,7 @@ def conversation_of(messages: object, tools: object, where: str) -> TextPiece | 
     if isinstance(tools, str) and tools:
         try:
             tools = msgspec.json.decode(tools)
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             return Unreadable(where, f"its tools are no JSON ({error})")
     if tools and not isinstance(tools, list):
         return Unreadable(where, f"its tools are no list but {type(tools).__name__}")

@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Final, cast
 
 import msgspec
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from shoal.config.training import DataConfig
 from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
 from shoal.data.passing_errors import of_the_system
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 
 _PIECE_CHARACTERS: Final = 1 << 20
 _PIECE_TOKENS: Final = 1 << 20
@@ -238,7 +239,7 @@ def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiec
             where = f"{path.name}:{number}"
             try:
                 row = decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except MALFORMED as error:
                 yield read, Unreadable(where, f"it is no JSON object ({error})")
                 continue
             yield read, _cell(row, reader, where)
@@ -254,19 +255,17 @@ def _csv(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unr
     csv.field_size_limit(min(sys.maxsize, 1 << 31))
     with path.open("rb") as raw, open(raw.fileno(), encoding="utf-8", newline="", closefd=False) as file:
         rows = csv.DictReader(file)
-        if reader.column not in (rows.fieldnames or ()):
-            raise _no_column(path, reader, list(rows.fieldnames or ()))
         number = 1
-        while True:
-            number += 1
-            try:
-                row = next(rows, None)
-            except (csv.Error, UnicodeDecodeError) as error:
-                # What follows it in the file cannot be told from it.
-                raise ConfigError(f"{path}, row {number}, cannot be read ({error}); mend the file") from error
-            if row is None:
-                return
-            yield raw.tell(), reader.take(row, f"{path.name}:{number}")
+        try:
+            if reader.column not in (rows.fieldnames or ()):
+                raise _no_column(path, reader, list(rows.fieldnames or ()))
+            for row in rows:
+                number += 1
+                yield raw.tell(), reader.take(row, f"{path.name}:{number}")
+        except (csv.Error, UnicodeDecodeError) as error:
+            # What follows it in the file cannot be told from it.
+            where = f"row {number + 1}" if number > 1 else "its first row"
+            raise ConfigError(f"{path}, {where}, cannot be read ({error}); mend the file") from error
 
 
 def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, TextPiece | Unreadable]]:
@@ -290,7 +289,7 @@ def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, 
                     for found in batch.to_pylist():
                         row += 1
                         yield read, reader.take(found, f"{path.name}:{row}")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, _arrow_exception()) as error:
                 if (reason := of_the_system(error)) is not None:
                     raise reason from None  # another time it gives them
                 yield read, Unreadable(f"{path.name}:{row + 1}", f"its pages cannot be read ({error})", end - row)
@@ -302,6 +301,11 @@ def _pyarrow_parquet(path: Path) -> Any:
         return importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ConfigError(f"{path}: to read parquet needs the package pyarrow: pip install 'shoal[hf]'") from error
+
+
+def _arrow_exception() -> type[Exception]:
+    """What pyarrow also raises, as for a form of pages that it does not know."""
+    return importlib.import_module("pyarrow").ArrowException
 
 
 def _no_column(path: Path, reader: RowReader, names: Sequence[str]) -> ConfigError:
@@ -316,12 +320,17 @@ def _tokens(path: Path, data: DataConfig) -> Iterator[tuple[float, TextPiece | U
     if path.suffix == ".npy":
         try:
             array = cast("NDArray[np.generic]", open_memmap(path, mode="r"))
-        except ValueError as error:
+        except (TypeError, OverflowError, MemoryError, TokenError, *MALFORMED) as error:
+            # Its header is parsed as an expression of Python, and says how large it is.
             raise ConfigError(f"{path} is no array of numpy ({error}); give token files, or leave it out") from error
         if array.ndim != 1 or array.dtype != data.token_dtype:
             raise ConfigError(
                 f"{path} holds {array.dtype} of shape {array.shape}, not a row of data.token_dtype = {data.token_dtype}"
             )
+    elif path.stat().st_size % np.dtype(data.token_dtype).itemsize:
+        raise ConfigError(
+            f"{path} ends within a token of data.token_dtype = {data.token_dtype}; mend it, or leave it out"
+        )
     else:
         array = np.memmap(path, dtype=data.token_dtype, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
     for start in range(0, len(array), _PIECE_TOKENS):

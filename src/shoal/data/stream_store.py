@@ -23,7 +23,7 @@ import numpy as np
 from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec
 from shoal.data.streams import StreamPlace
-from shoal.errors import StorageError
+from shoal.errors import MALFORMED, StorageError
 from shoal.runtime.durable_files import DurableFile, make_directory, put_whole, sync_directory
 from shoal.runtime.file_locks import lock
 
@@ -241,7 +241,7 @@ class WindowStore:
     def _decoded(self, line: bytes, kind: type[_Line]) -> _Line:
         try:
             return msgspec.json.decode(line, type=kind)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise self._changed(str(error)) from error
 
     def _changed(self, why: str) -> StorageError:

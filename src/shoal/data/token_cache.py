@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from shoal.config.training import DataConfig
-from shoal.errors import StorageError
+from shoal.errors import MALFORMED, StorageError
 from shoal.runtime.durable_files import DurableFile, make_directory, put_whole, sync_directory
 from shoal.runtime.file_locks import lock
 from shoal.runtime.user_cache import user_cache
@@ -74,7 +74,7 @@ class TokenCache:
             noted = msgspec.json.decode(self._noted.read_bytes(), type=CachedTokens)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *MALFORMED) as error:
             damaged(f"{self._noted} cannot be read ({error})")
             return None
         try:

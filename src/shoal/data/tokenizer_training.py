@@ -11,7 +11,7 @@ from shoal.config.schema import Config
 from shoal.config.training import trained_size
 from shoal.data.documents import Documents
 from shoal.data.tokenising import first_text
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.events.base import Event
 from shoal.events.data import TokenizerTraining
 from shoal.model.hf.tokenizer import (
@@ -33,7 +33,7 @@ def trained_before(config: Config, documents: Documents) -> KeptTokenizer | None
     """Return the tokenizer that was trained on these documents, if it is on this host."""
     try:
         hash: object = json.loads(cached_file(user_cache("tokenizers"), _key(config, documents)).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, *MALFORMED):
         return None
     return kept_tokenizer(hash) if isinstance(hash, str) else None
 

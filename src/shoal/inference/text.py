@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from shoal.checkpoint.byte_tokenizer import NUM_BYTES
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.model.hf.tokenizer import GENERATION, SETTINGS, TOKENIZER_FILE, end_of_document, read_tokenizer
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -127,7 +127,7 @@ def _settings(path: Path) -> dict[str, Any]:
     """Read a file that need not be there."""
     try:
         found: object = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
+    except (FileNotFoundError, *MALFORMED):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 

@@ -19,7 +19,7 @@ import msgspec
 from shoal.clock import Clock
 from shoal.control.peer_numbers import PeerNumbers
 from shoal.control.registry import Registry
-from shoal.errors import RemoteProtocolError
+from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.monitor import ExportUnfinished, PeersMeasured
 from shoal.ids import PeerId
@@ -154,7 +154,7 @@ class Gatherer:
     def _hand_on(self, line: str) -> None:
         try:
             event = noted_event(line.encode())
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise RemoteProtocolError(f"what the client has noted is no event: {error}") from error
         for exporter in self._exporters:
             exporter.event(event)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.errors import RecordRejected
+from shoal.errors import MALFORMED, RecordRejected
 from shoal.events.base import emit
 from shoal.events.steps import ReplicaLogEnded
 from shoal.ids import PeerId, StepKey
@@ -249,14 +249,14 @@ def read_replica_log(path: Path) -> list[Line]:
     *lines, _unfinished = path.read_bytes().split(b"\n")
     try:
         return [_decoder.decode(line) for line in lines]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise RecordRejected(f"{path} is no log of a replica: {error}; restore it from a copy") from error
 
 
 def replica_logs(directory: Path) -> list[Path]:
     """Return the files of all replicas in a run's directory, those of a peer in their order."""
     found = [(path.name.removesuffix(_SUFFIX).rpartition("."), path) for path in (directory / _FOLDER).glob("*.jsonl")]
-    numbered = [(peer, int(number), path) for (peer, _, number), path in found if number.isdigit()]
+    numbered = [(peer, int(number), path) for (peer, _, number), path in found if number.isdecimal()]
     return [path for _, _, path in sorted(numbered)]
 
 
@@ -285,6 +285,6 @@ def _is_same(path: Path, started: Started) -> bool:
     try:
         with path.open("rb") as file:
             line = _decoder.decode(file.readline())
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *MALFORMED):
         return False
     return isinstance(line, Started) and (line.run_id, line.stage) == (started.run_id, started.stage)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.errors import MALFORMED
 from shoal.events.base import EVENTS_FILE, Event, name_of
 from shoal.events.losses import DataServerLost, LossFound, ServerLost, TrainerLost
 from shoal.events.run import EvaluationDone, LossPart, RoundBegun, RoundRecorded
@@ -78,7 +79,7 @@ def _noted(log_dir: Path) -> Iterator[tuple[float, Event]]:
             head = msgspec.json.decode(line, type=_LineHead)
             if (kind := _KINDS.get(head.event)) is not None:
                 yield head.time.timestamp(), msgspec.json.decode(line, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except MALFORMED:
             continue  # whoever wrote it was killed meanwhile, or it is of another version
 
 

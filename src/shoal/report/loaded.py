@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shoal.config.load import load_config
 from shoal.config.schema import Config
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.ids import RunId
 from shoal.monitor.exporters.base import read_noted
 from shoal.monitor.exporters.metrics_file import read_rows
@@ -86,7 +86,8 @@ def load_run(path: str | Path) -> LoadedRun:
         path: its folder, such as `logs/sandbox`, the link to the newest run of that name.
 
     Raises:
-        ConfigError: there is no run in this folder, or its configuration is of another version.
+        ConfigError: there is no run in this folder, its configuration is of another version, or its summary
+            is damaged.
         OSError: a file cannot be read.
     """
     folder = Path(path).resolve()
@@ -126,3 +127,5 @@ def _summary(path: Path) -> Mapping[str, Any]:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
+    except MALFORMED as error:
+        raise ConfigError(f"{path} is no JSON ({error}): restore it from a copy, or remove it") from error

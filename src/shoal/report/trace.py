@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from shoal.errors import MALFORMED
 from shoal.events.base import name_of
 from shoal.events.run import RoundRecorded
 from shoal.monitor.exporters.base import NotedEvent
@@ -43,7 +44,7 @@ def _of_event(event: NotedEvent) -> Iterator[dict[str, Any]]:
     try:
         at_us = _us(datetime.fromisoformat(event.time))
         record = msgspec.json.decode(event.line, type=RoundRecorded) if event.event == _RECORDED else None
-    except ValueError:
+    except MALFORMED:
         return  # of another version
     if record is not None:
         yield from _of_round(record, at_us)

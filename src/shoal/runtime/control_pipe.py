@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from shoal.clock import Clock
-from shoal.errors import ConnectionLost
+from shoal.errors import MALFORMED, ConnectionLost
 from shoal.events.base import emit
 from shoal.events.processes import ControlPipeGarbled, ControlPipeLineTooLong
 from shoal.runtime import launcher_messages as messages
@@ -82,7 +82,7 @@ class ControlPipe(asyncio.Protocol, Generic[_Received]):
         for line in lines:
             try:
                 message = self._decoder.decode(line)
-            except msgspec.DecodeError as error:
+            except MALFORMED as error:
                 shown = line[:_SHOWN_BYTES].decode(errors="replace")
                 emit(_logger, ControlPipeGarbled(str(error), shown))
                 self._abort()

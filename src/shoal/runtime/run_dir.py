@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.ids import PeerId
 from shoal.runtime.durable_files import put_whole
 from shoal.runtime.file_locks import locked
@@ -324,5 +324,5 @@ def read_note(directory: Path) -> RunNote | None:
     """Return the note in a directory; None if there is none, or it is of another version."""
     try:
         return msgspec.json.decode((directory / NOTE_NAME).read_bytes(), type=RunNote)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *MALFORMED):
         return None

@@ -20,6 +20,7 @@ import msgspec
 from shoal import __version__
 from shoal.config.dump import public_values
 from shoal.config.schema import Config
+from shoal.errors import MALFORMED
 from shoal.runtime.hardware import processor_name
 from shoal.runtime.user_cache import cached_file, keep, user_cache
 
@@ -112,7 +113,7 @@ class CostCache:
             return CachedCosts(problem=f"{path}: {error.strerror}")
         try:
             entry = msgspec.json.decode(raw, type=_Entry)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             return CachedCosts(problem=f"{path} is damaged: {error}")
         if not _plausible(entry, key, num_units):
             return CachedCosts(problem=f"{path} is damaged: it does not hold one cost for each unit of this model")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.errors import RemoteProtocolError
+from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.sample_ranges import Ranges, merge, subtract
 from shoal.wire.messages.base import Era
@@ -74,7 +74,7 @@ def unseal(signed: SignedRecord, run_id: str, verify: Verify) -> Record:
     verify(signed.signer, signed.body, signed.signature)
     try:
         record = _decoder.decode(signed.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise RemoteProtocolError(f"{signed.signer} signed what is no round record: {error}") from error
     if record.run_id != run_id or record.ballot.peer != signed.signer:
         raise RemoteProtocolError(

@@ -378,8 +378,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                         await decided.wait()
             except TimeoutError:
                 connection.close(f"no answer within {self._limits.dial_timeout_s:g} s")
-            except OSError as error:
-                connection.close(error.strerror or str(error))
+            except (OSError, ValueError) as error:
+                # A peer may also announce what cannot be a name or a path at all, and then it is a ValueError.
+                connection.close(getattr(error, "strerror", None) or str(error))
             if decided.is_set():
                 return
             reasons.append(f"{address}: {connection.reason}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -34,6 +35,17 @@ _AUTHORITY_NAME: Final = "shoal swarm"
 # Clocks of strangers' machines may be far off, and keys are changed with the swarm key: the dates bind nothing.
 _NOT_BEFORE: Final = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 _NOT_AFTER: Final = dt.datetime(9999, 12, 31, tzinfo=dt.UTC)
+
+
+UNREADABLE_CERTIFICATE: Final = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.UnsupportedGeneralNameType,
+)
+"""What `cryptography` raises for the certificate of a stranger who writes into it what they like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +91,7 @@ def peer_of(certificate: bytes | None) -> PeerId:
         raise HandshakeError("TLS: the other side showed no certificate", Offence.TLS)
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
-    except ValueError as error:
+    except UNREADABLE_CERTIFICATE as error:
         raise HandshakeError(f"TLS: the certificate cannot be read: {error}", Offence.TLS) from error
     if not isinstance(key, Ed25519PublicKey):
         raise HandshakeError("TLS: the certificate is not for an Ed25519 key", Offence.IDENTITY)

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from shoal.errors import RemoteProtocolError
+from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.wire.frame import (
     FRAME_VERSION,
     HEADER,
@@ -189,7 +189,7 @@ class FrameDecoder:
             return False
         try:
             body = _DECODER.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise RemoteProtocolError(f"body of {header.body_bytes} bytes fits no message: {error}") from error
         self._check(header, body)
         self._header = None

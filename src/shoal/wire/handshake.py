@@ -18,7 +18,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from shoal.errors import HandshakeError, Offence
+from shoal.errors import MALFORMED, HandshakeError, Offence
 from shoal.ids import PeerId, RunId
 from shoal.wire.messages.base import Struct
 
@@ -125,7 +125,7 @@ class HandshakeDecoder:
         decoder = _HELLO_DECODER if kind == _HELLO else _REFUSAL_DECODER
         try:
             return decoder.decode(self._buffer[PREFIX.size : self._wanted])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise HandshakeError(f"the other side's hello does not fit the schema: {error}", Offence.GARBAGE) from error
 
 

@@ -13,7 +13,7 @@ import msgspec.inspect as schema
 from shoal.clock import Clock
 from shoal.control import records
 from shoal.control.record_checker import RecordChecker
-from shoal.errors import RemoteProtocolError, SignatureError
+from shoal.errors import MALFORMED, RemoteProtocolError, SignatureError
 from shoal.identity import Identity, verify
 from shoal.swarm.records import seal, unseal
 from shoal.telemetry.registry import MetricRegistry
@@ -121,7 +121,7 @@ def _place_in(data: bytes, owner: str) -> tuple[str, str]:
     """Return the topic and the peer that a record names, or usual ones."""
     try:
         envelope = _decode(data[_MAC_BYTES:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return "client", owner
     fields = cast("list[object]", envelope) if isinstance(envelope, list) else []
     topic, peer = fields[1:3] if len(fields) > 2 else ("client", owner)

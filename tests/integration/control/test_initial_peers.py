@@ -91,6 +91,7 @@ async def test_a_program_that_closes_and_one_that_says_nothing_are_told_apart(mo
 
 
 async def test_a_name_that_nobody_knows_is_named() -> None:
+    assert "is not known on this host" in await _cause(f"/dns4/{70 * 'ü'}/tcp/1/p2p/{STRANGER}")
     cause = await _cause(f"/dns4/no-such-host.invalid/tcp/50000/p2p/{STRANGER}")
     assert cause == "the name no-such-host.invalid is not known on this host"
 

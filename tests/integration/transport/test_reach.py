@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.integration.transport.samples import ALICE, BOB, CAROL, KEY, over_tcp
 
+from shoal.runtime.hardware import machine_name
 from shoal.transport import reach
 from shoal.transport.reach import DialFailure, why_unreachable
 from shoal.transport.tls import tls_contexts
@@ -34,6 +35,8 @@ async def test_each_address_has_its_reason(host: Any, monkeypatch: pytest.Monkey
     assert reason == f"127.0.0.1:1: {DialFailure.REFUSED}; 127.0.0.1:{port}: another peer is there, {BOB.peer_id}"
     elsewhere = f"unix:0123456789abcdef:{b.addresses[0].rpartition(':')[2]}"
     assert await why_unreachable(Hop(BOB.peer_id, (elsewhere,)), contexts) == "it names no address for other hosts"
+    odd = Hop(BOB.peer_id, (f"unix:{machine_name()}:/a\0b", "tcp:\ud800:5"))
+    assert "U+D800 not allowed" in await why_unreachable(odd, contexts)
     assert "another swarm key" in await why_unreachable(over_tcp(b), tls_contexts(ALICE, b"o" * 32))
     monkeypatch.setattr(reach, "DIAL_TIMEOUT_S", 0.2)
     with socket.socket() as silent:

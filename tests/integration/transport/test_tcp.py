@@ -175,13 +175,20 @@ async def test_a_socket_of_another_user_is_told_nothing(
 
 async def test_every_address_that_fails_is_named(host: Any) -> None:
     a = await host(ALICE)
-    a.introduce(Hop(BOB.peer_id, ("tcp:127.0.0.1:1", "tcp:nonsense", "tcp:::1:5", "other:x")))
+    a.introduce(
+        Hop(
+            BOB.peer_id,
+            ("tcp:127.0.0.1:1", "tcp:nonsense", "tcp:::1:5", f"tcp:{64 * 'a'}.b:5", "unix:/a\0b", "other:x"),
+        )
+    )
     a.post(BOB.peer_id, Opened(step()))
     (lost,) = await take(a, 1)
     assert isinstance(lost, PeerLost)
     assert "tcp:127.0.0.1:1: " in lost.reason
     assert "'nonsense' is not host:port" in lost.reason
     assert "'::1:5' is not host:port" in lost.reason
+    assert "label" in lost.reason
+    assert "embedded null" in lost.reason
     assert "other:x: cannot be dialled from here" in lost.reason
 
 

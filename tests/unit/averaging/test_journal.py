@@ -208,7 +208,9 @@ def test_a_short_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "steps/round_0001.jsonl").exists()
 
 
-@pytest.mark.parametrize("text", ["{", '{"body": "AA=="}', '{"body": "wA==", "signer": "C", "signature": "00"}'])
+@pytest.mark.parametrize(
+    "text", ["{", 3000 * '{"body":', '{"body": "AA=="}', '{"body": "wA==", "signer": "C", "signature": "00"}']
+)
 def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "rounds").mkdir()
     (tmp_path / "rounds/round_0001.json").write_text(text)
@@ -219,9 +221,10 @@ def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
 def test_a_damaged_step_log_is_named(tmp_path: Path) -> None:
     write(tmp_path, 1, both(entry(0, 0, 4)))
     path = tmp_path / "steps/round_0001.jsonl"
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(RecordRejected, match=r"round_0001\.jsonl"):
-        read_steps(tmp_path, 1)
+    for damaged in (path.read_bytes()[:-5], b"[" * 3000):
+        path.write_bytes(damaged)
+        with pytest.raises(RecordRejected, match=r"round_0001\.jsonl"):
+            read_steps(tmp_path, 1)
 
 
 def test_an_audit_of_a_run_without_faults(tmp_path: Path) -> None:

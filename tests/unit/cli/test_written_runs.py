@@ -71,14 +71,16 @@ def test_each_folder_of_a_run_is_listed_with_how_it_has_ended(
     assert lines[5].split()[3] == "-"
 
 
+@pytest.mark.parametrize("text", ["[1", "[" * 3000, '{"configuration": [1]}', '{"configuration": {"diloco": 1}}'])
+@pytest.mark.parametrize("name", ["renamed", "renamed-99999999-999999-aaaa"])
 def test_what_is_damaged_or_called_otherwise_is_listed_all_the_same(
-    log_dir: Path, capsys: pytest.CaptureFixture[str]
+    log_dir: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
-    folder = left(log_dir, "renamed", rounds=0)
-    for name in ("summary.json", "rounds/round_0000.json"):
-        (folder / name).write_text("[1")
+    folder = left(log_dir, name, rounds=0)
+    for file in ("summary.json", "rounds/round_0000.json"):
+        (folder / file).write_text(text)
     [row] = told(log_dir, capsys)
-    assert (row["run"], row["state"], row["round"], row["rounds"]) == ("renamed", "broken off", 0, None)
+    assert (row["run"], row["state"], row["round"], row["rounds"]) == (name, "broken off", 0, None)
 
 
 def test_where_there_is_none_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

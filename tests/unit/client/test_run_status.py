@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.test_clock import ManualClock
 
@@ -15,7 +17,7 @@ from shoal.control.peer_numbers import PeerNumbers
 from shoal.events.run import StepReported
 from shoal.ids import PeerId
 from shoal.transport.base import Received
-from shoal.wire.messages.control import AskCounters, AskStatus, MetricReport, RunStatus, ServerNumbers
+from shoal.wire.messages.control import AskCounters, AskStatus, MetricReport, RunStatus, ServerNumbers, ToldEvent
 
 
 class Asked:
@@ -113,6 +115,19 @@ def test_the_rate_of_a_time_that_is_over_is_not_told_as_if_it_were_now() -> None
     assert status.last_step_s == 1.0
     asked.clock.time_s += 60.0
     assert (asked.answers.status().samples_per_s, asked.answers.status().last_step_s) == (0.0, 61.0)
+
+
+def test_what_no_server_can_have_measured_is_told_as_what_one_may_have_and_refused_where_it_is_told() -> None:
+    asked = Asked()
+    gauges = {"process.memory_bytes": -5e8, **{f"transport.sent_bytes{{traffic={each}}}": 2.0**53 for each in range(3)}}
+    asked.numbers.take(PeerId("a"), MetricReport("server", {}, gauges, {}), asked.clock.now_s())
+    status = asked.answers.status()
+    assert (status.servers[0].memory_bytes, status.servers[0].sent_bytes) == (0, 1 << 53)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(status), type=RunStatus) == status
+    event = ToldEvent(1 << 62, "INFO", "x", "x")
+    for odd in ({"left_s": math.inf}, {"samples_per_s": -1.0}, {"last_step_s": math.nan}, {"events": (event,)}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.structs.replace(status, **odd)), type=RunStatus)
 
 
 def test_each_server_is_told_with_its_own_numbers_and_their_age_and_what_is_old_has_no_speed() -> None:

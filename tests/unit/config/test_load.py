@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from shoal import load_config
 from shoal.config import Config, config_from_json, config_to_json, dump_config, published_values
 from shoal.config.distqat_names import REMOVED
 from shoal.config.keys import ALIASES, flag_names, keys, plain
+from shoal.config.sources import read_file
 from shoal.errors import ConfigError
 
 
@@ -131,6 +133,7 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("health: {deadline_s: 3.0, max_deadline_s: 2.0}", ["health.max_deadline_s", "raise it"]),
         ("network: {initial_peers: localhost}", ["network.initial_peers", "not a multiaddress"]),
         ("network: {initial_peers: '@nowhere'}", ["network.initial_peers", "nowhere"]),
+        (f"network: {{initial_peers: '@{sys.executable}'}}", ["network.initial_peers", "cannot read", "utf-8"]),
     ],
 )
 def test_wrong_files_are_refused_with_key_place_and_advice(text: str, parts: list[str], tmp_path: Path) -> None:
@@ -138,6 +141,36 @@ def test_wrong_files_are_refused_with_key_place_and_advice(text: str, parts: lis
     for part in parts:
         assert part in message
     assert "pydantic" not in message
+
+
+_LAUGHS = "\n".join(f"a{n}: &a{n} [{', '.join(10 * [f'*a{n - 1}'])}]" for n in range(1, 9))
+_MERGES = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join(10 * [f'*a{n - 1}'])}]}}" for n in range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (f"a0: &a0 [x]\n{_LAUGHS}", "use fewer aliases in"),
+        (f"a0: &a0 {{x: 1}}\n{_MERGES}", "use fewer aliases in"),
+        ("a: &a [*a]", "contains itself"),
+        ("model: " + 500 * "[", "nested too deeply"),
+        ("run: {seed: 2024-13-45}", "'2024-13-45' is no timestamp (month must be"),
+        ("run: {seed: !!timestamp x}", "is no timestamp"),
+        ("run: {seed: !!bool x}", "is no bool"),
+        (f"run: {{seed: {5000 * '9'}}}", "is no int"),
+    ],
+)
+def test_a_small_text_cannot_stand_for_a_large_one_and_says_what_is_odd_in_it(
+    text: str, part: str, tmp_path: Path
+) -> None:
+    message = _refused(_write(tmp_path, text))
+    assert "config.yaml: not valid YAML" in message
+    assert part in message
+
+
+def test_what_is_merged_may_be_said_anew_whatever_the_order_in_which_it_is_read(tmp_path: Path) -> None:
+    text = "one: &one {k: 1}\na: {b: {c: &two {<<: *one, k: 2}}}\nd: {<<: *two}"
+    assert read_file(_write(tmp_path, text))["d"] == {"k": 2}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,11 @@ def test_what_is_no_invitation_is_refused(text: str, message: str) -> None:
     assert message in _refused(text)
 
 
+def test_one_that_is_nested_too_deeply_is_refused() -> None:
+    body = b"\x91" * 1100 + b"\x00"
+    assert "is not whole" in _refused(MARK + base64.b32encode(body + hashlib.sha256(body).digest()[:5]).decode())
+
+
 @pytest.mark.parametrize(
     ("prefix", "where", "peer"),
     [
@@ -80,6 +86,9 @@ def test_what_is_no_invitation_is_refused(text: str, message: str) -> None:
         ("sandbox", "/ip4/1.2.3.4/tcp/1,@/etc/passwd", PEER),
         ("sandbox", "/ip4/1.2.3.4/tcp/1", "x,@/etc/passwd"),
         ("../../up", "/ip4/1.2.3.4/tcp/1", PEER),
+        ("sandbox\n", "/ip4/1.2.3.4/tcp/1", PEER),
+        ("sandbox", "/ip4/1.2.3.4/tcp/1\n", PEER),
+        ("sandbox", "/ip4/1.2.3.4/tcp/1", f"{PEER}\n"),
     ],
 )
 def test_one_that_would_mean_more_than_it_says_is_refused(prefix: str, where: str, peer: str) -> None:

@@ -156,7 +156,7 @@ def test_a_value_that_lines_of_json_call_nothing_stays(tmp_path: Path) -> None:
 def test_tools_may_be_json_and_what_is_none_is_named(tmp_path: Path) -> None:
     template = "{% if tools %}[{{ tools[0].name }}]{% endif %}" + TEMPLATE
     found = config(tmp_path, [], template, max_bad_fraction=1.0)
-    tools = ['[{"name": "add"}]', "", "[", {"name": "add"}, '[{"name": "sub"}]']
+    tools = ['[{"name": "add"}]', "", "[" * 3000, {"name": "add"}, '[{"name": "sub"}]']
     rows = [{"messages": turns(0), "tools": each} for each in tools]
     (tmp_path / "corpus" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     said: list[Event] = []

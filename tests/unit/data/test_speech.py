@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import sys
 import wave
 from collections.abc import Callable
@@ -138,6 +139,59 @@ def test_a_table_with_a_column_of_audio_gives_them_too(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(rows).to_parquet(str(tmp_path / "table" / "train.parquet"))
     dataset = opened(config(tmp_path / "table"))
     assert texts(dataset, " abenort") == PLAIN
+
+
+OUTSIDE = {
+    "metadata.csv": "file_name,text\n../secret.wav,to be\n",
+    "metadata.jsonl": '{"file_name": "{there}/secret.wav", "text": "to be"}',
+    "x.trans.txt": "../secret to be",
+    "fileids": "../secret",
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_a_data_set_names_outside_of_it_is_not_read(name: str, tmp_path: Path) -> None:
+    write_wav(tmp_path / "secret.wav")
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "transcription").write_text("to be (secret)")
+    (tmp_path / "clips" / name).write_text(OUTSIDE[name].replace("{there}", str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"secret\.wav' is outside of its data set, .*clips, and is not read; copy"):
+        opened(config(tmp_path / "clips"))
+
+
+def test_a_name_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.trans.txt").write_text("a\0b to be")
+    with pytest.raises(ConfigError, match="is outside of its data set"):
+        opened(config(tmp_path))
+
+
+@pytest.mark.parametrize("link", ["c1.wav", "c1.txt"])
+def test_a_link_out_of_a_data_set_is_not_followed_but_that_of_the_hub_s_cache_is(link: str, tmp_path: Path) -> None:
+    folder = tmp_path / "repository" / "snapshots" / "0123"
+    of_texts_beside(folder)
+    (tmp_path / "repository" / "blobs").mkdir()
+    (folder / link).rename(tmp_path / "repository" / "blobs" / link)
+    (folder / link).symlink_to(f"../../blobs/{link}")
+    assert sorted(open_clips(config(folder).data, None).texts) == PLAIN
+    (tmp_path / "repository" / "blobs").rename(tmp_path / "repository" / "elsewhere")
+    (folder / link).unlink()
+    (folder / link).symlink_to(f"../../elsewhere/{link}")
+    with pytest.raises(ConfigError, match=rf"{link}' is outside of its data set"):
+        open_clips(config(folder).data, None)
+
+
+def test_clips_beside_the_folder_of_a_split_are_of_the_data_set(tmp_path: Path) -> None:
+    write_wav(tmp_path / "audio" / "a.wav")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "metadata.csv").write_text("file_name,text\n../audio/a.wav,to be\n")
+    assert open_clips(config(tmp_path).data, None).names == ["../audio/a.wav"]
+
+
+def test_a_long_line_of_a_transcription_takes_no_long_time(tmp_path: Path) -> None:
+    write_wav(tmp_path / "a.wav")
+    (tmp_path / "fileids").write_text("a")
+    (tmp_path / "transcription").write_text(f"<s> to be </s> (a)\nx{200_000 * ' '}x")
+    assert open_clips(config(tmp_path).data, None).texts == ["to be"]
 
 
 def test_characters_that_are_said_come_in_their_order_and_a_clip_with_another_one_is_bad(tmp_path: Path) -> None:
@@ -309,6 +363,32 @@ def test_wav_of_every_width_is_read_by_python_alone(
     assert np.allclose(found, normalised(sound()), atol=0.02 if width == 1 else 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("at", "header", "part"),
+    [
+        (24, "<I", "its rate is 0 samples a second, which is not converted to 4000"),
+        (24, "<I", f"its rate is {2**31 - 1} samples a second"),
+        (32, "<HH", "its values have 8 bytes"),
+    ],
+)
+def test_a_header_that_says_what_no_clip_is_makes_a_bad_clip_and_no_large_filter(
+    at: int, header: str, part: str, tmp_path: Path
+) -> None:
+    write_wav(tmp_path / "a.wav", sound())
+    values = {"<HH": (8, 64), "<I": (2**31 - 1 if str(2**31 - 1) in part else 0,)}[header]
+    content = bytearray((tmp_path / "a.wav").read_bytes())
+    struct.pack_into(header, content, at, *values)
+    for read in (audio_length, read_audio):
+        with pytest.raises(UnreadableAudio, match=part):
+            read(io.BytesIO(bytes(content)), RATE)
+
+
+def test_a_clip_with_values_that_are_no_numbers_is_bad(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.full(RATE, np.nan), RATE, subtype="FLOAT")
+    with (tmp_path / "a.wav").open("rb") as file, pytest.raises(UnreadableAudio, match="no numbers"):
+        read_audio(file, RATE)
+
+
 @pytest.mark.parametrize(("suffix", "subtype"), [("flac", "PCM_16"), ("wav", "FLOAT"), ("ogg", "VORBIS")])
 def test_other_audio_is_read_by_soundfile_or_says_what_to_install(
     suffix: str, subtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -386,6 +466,11 @@ def test_what_is_built_in_for_another_task_is_refused_before_a_network_is_asked(
         ({"notes.md": "x"}, "this folder has no transcripts of audio: metadata.csv"),
         ({"metadata.csv": "name,text\na,b\n"}, "row 1 has name, text, and needs file_name and text"),
         ({"metadata.jsonl": "{no json"}, "is no JSON lines"),
+        ({"metadata.jsonl": 3000 * "["}, "is no JSON lines"),
+        ({"metadata.jsonl": '["file_name"]'}, "row 1 has , and needs file_name"),
+        ({"metadata.jsonl": '{"file_name": 5, "text": "a"}'}, "row 1 has file_name, text, and needs"),
+        ({"metadata.csv": "name,text\na,b,c\n"}, "row 1 has name, text, None, and needs"),
+        ({"metadata.csv": f"file_name,text\n{200_000 * 'a'},b\n"}, "is no table of text"),
         ({"fileids": "a"}, "has no transcription beside it"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -216,9 +217,10 @@ def test_of_two_who_make_the_same_tokens_at_once_one_waits_and_finds_them(tmp_pa
 def test_documents_that_cannot_be_read_are_left_out_counted_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:5], None, 7, "lone \ud800 half"])
+    write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:5], 7, "lone \ud800 half"])
     with (tmp_path / "corpus" / "a.jsonl").open("a") as file:
         file.write("{broken\n")
+        file.write(3000 * '{"text":' + "\n")
     write_parquet(tmp_path / "corpus" / "b.parquet", [*TEXTS[5:9], None])
     said: list[Event] = []
     config = of_folder(tmp_path / "corpus", {"seq_len": 1, "max_bad_fraction": 0.5})
@@ -230,6 +232,18 @@ def test_documents_that_cannot_be_read_are_left_out_counted_and_named(
         assert where in skipped.first
     open_source(config)
     assert caplog.messages == ["documents.skipped"], "where nobody watches it is logged"
+
+
+def test_pages_of_a_form_that_pyarrow_does_not_know_are_documents_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise pyarrow.ArrowNotImplementedError("Unknown encoding")
+
+    write_parquet(tmp_path / "corpus" / "a.parquet", TEXTS)
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", refuse)
+    with pytest.raises(ConfigError, match=r"a\.parquet:1: its pages cannot be read \(Unknown encoding\)"):
+        all_tokens(of_folder(tmp_path / "corpus"))
 
 
 def test_too_many_documents_that_cannot_be_read_end_the_run_also_when_their_tokens_are_kept(tmp_path: Path) -> None:
@@ -485,6 +499,14 @@ def test_without_the_package_a_tokenizer_says_what_to_install(tmp_path: Path, mo
         with_tokenizer(of_folder(tmp_path / "corpus", {"tokenizer": "train:300"}), print)
 
 
+_NPY = "{'descr': '<u2', 'fortran_order': False, 'shape': (%s,)}"
+
+
+def _npy(header: str) -> bytes:
+    """A file of numpy with this header, an expression of Python."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + bytes(10)
+
+
 @pytest.mark.parametrize(
     ("files", "data", "message"),
     [
@@ -492,6 +514,12 @@ def test_without_the_package_a_tokenizer_says_what_to_install(tmp_path: Path, mo
         ({"train.jsonl": b""}, {"eval_split": "validation"}, r"data\.eval_split = validation: no file .* train\.jsonl"),
         ({"a.jsonl": b""}, {"eval_split": "./no/such"}, r"data\.eval_split = \./no/such: there is no such file"),
         ({"a.parquet": b"PAR1"}, {}, r"a\.parquet is no parquet file"),
+        ({"a.csv": "n,text\n1,é\n".encode("latin-1")}, {}, r"a\.csv, its first row, cannot be read"),
+        ({"a.bin": bytes(3)}, {"token_dtype": "uint16"}, r"a\.bin ends within a token of data\.token_dtype = uint16"),
+        *(
+            ({"a.npy": _npy(header)}, {"token_dtype": "uint16"}, r"a\.npy is no array of numpy")
+            for header in (9000 * "(", "{[]: 1}", _NPY % 10**30, _NPY % "True", _NPY % (5000 * "-" + "5"))
+        ),
         ({"a.csv": b"n,body\n1,x\n"}, {}, r'a\.csv has no column "text" but n, body'),
         ({"a.jsonl": b'{"text": "few"}\n'}, {}, r"has 4 tokens: too few for data\.seq_len = 8"),
     ],

@@ -57,6 +57,13 @@ def test_a_run_that_goes_on_has_no_summary_and_one_that_has_ended_has(logs: Path
     assert shoal.load_run(logs / RUN_ID).summary == {"exit": "done"}
 
 
+def test_a_damaged_summary_is_named(logs: Path) -> None:
+    folder = logs / RUN_ID
+    (folder / "summary.json").write_text("[" * 3000)
+    with pytest.raises(ConfigError, match=r"summary\.json is no JSON"):
+        shoal.load_run(folder)
+
+
 def test_where_no_run_is_that_is_said_and_one_that_has_trained_nothing_is_empty(tmp_path: Path, logs: Path) -> None:
     with pytest.raises(ConfigError, match=r"no run has left config\.yaml there"):
         shoal.load_run(tmp_path)

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from tests.unowned_keys import SMALL_ORDER
 
+from shoal.control import initial_peers
 from shoal.errors import HandshakeError, Offence
 from shoal.identity import Identity, peer_id_of, public_key_of
 from shoal.transport import tls
@@ -94,6 +95,28 @@ def test_what_is_no_identity_certificate_names_nobody() -> None:
     with pytest.raises(HandshakeError, match="Ed25519"):
         peer_of(builder.sign(tls._authority_key(KEY), None).public_bytes(Encoding.DER))
     assert peer_id_of(public_key_of(ALICE.peer_id)) == ALICE.peer_id
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("a003020102", "a003020107", False),  # a version that there is none of
+        ("2b6570", "2b6572", False),  # a kind of key that is not known here
+        ("551d23", "551d0e", True),  # one extension twice, which nobody looks at whose authority is known
+    ],
+)
+def test_a_certificate_in_which_a_stranger_has_written_what_there_is_not_names_nobody(
+    old: str, new: str, names: bool
+) -> None:
+    public_key = Ed25519PublicKey.from_public_bytes(public_key_of(ALICE.peer_id))
+    good = tls._certificate(ALICE.peer_id, public_key, tls._authority_key(KEY), is_authority=False)
+    odd = good.public_bytes(Encoding.DER).replace(bytes.fromhex(old), bytes.fromhex(new))
+    assert initial_peers._peer_of(odd) is None
+    if names:
+        assert peer_of(odd) == ALICE.peer_id
+    else:
+        with pytest.raises(HandshakeError, match="cannot be read"):
+            peer_of(odd)
 
 
 @pytest.mark.parametrize("key", SMALL_ORDER, ids=bytes.hex)

@@ -27,7 +27,7 @@ from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, Request, Sta
 from shoal.cli.remote.units_there import ask_units
 from shoal.clock import Clock
 from shoal.control.swarm_status import SwarmStatus
-from shoal.errors import HostFailed
+from shoal.errors import MALFORMED, HostFailed
 
 _INSTALL_S: Final = 1800.0
 _PEERS_S: Final = 120.0
@@ -269,7 +269,7 @@ class BringUp:
                     if status.state != said:
                         self.say("", f"run {status.run}: {status.state}")
                         said = status.state
-            except (HostFailed, msgspec.MsgspecError) as error:
+            except (HostFailed, *MALFORMED) as error:
                 self._fail(self._client_host, f"cannot be asked how the run is: {error}")
                 return
         why = f"no step within {_TRAINS_S / 60:.0f} minutes" if scope.cancelled_caught else "the run has ended"

@@ -27,7 +27,7 @@ from shoal.cli.remote.unit_messages import (
     Units,
     UnitState,
 )
-from shoal.errors import HostFailed
+from shoal.errors import MALFORMED, HostFailed
 
 _LABEL: Final = "shoal.unit"
 """Of a container: the digest of the unit that it was started as."""
@@ -155,7 +155,7 @@ async def _look(ssh: Ssh, name: str, num_lines: int, within_s: float) -> tuple[U
     _require_done(done)
     try:
         [found] = msgspec.json.decode(done.stdout, type=list[_Container])
-    except (msgspec.MsgspecError, ValueError) as error:
+    except MALFORMED as error:
         raise HostFailed(f"what runs containers there says something else of {container}: {error}") from error
     said = await _told(ssh, f'"$engine" logs --tail {num_lines} {container} 2>&1', within_s)
     state, is_running = found.state, found.state.status in _RUNNING

@@ -35,7 +35,7 @@ from shoal.cli.remote.unit_messages import (
 )
 from shoal.cli.remote.unit_starts import OUTPUT, service_name, start_service, start_session, systemctl
 from shoal.clock import Deadline, SystemClock
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.runtime.durable_files import put_private, put_whole
 from shoal.runtime.process_info import read_stat
 
@@ -226,7 +226,7 @@ def _note_of(name: str) -> _Note | None:
         return msgspec.json.decode((_folder(name) / _NOTE).read_bytes(), type=_Note)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ConfigError(
             f"{_folder(name) / _NOTE} is of another version: end what runs there and remove it"
         ) from error

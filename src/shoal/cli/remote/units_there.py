@@ -10,7 +10,7 @@ from shoal.cli.remote.container_units import ask_containers
 from shoal.cli.remote.probe import INSTALLED
 from shoal.cli.remote.ssh import Ssh, last_line
 from shoal.cli.remote.unit_messages import Request, Units
-from shoal.errors import HostFailed
+from shoal.errors import MALFORMED, HostFailed
 
 NEWEST: Final = (
     f'newest=$(ls -t "$HOME"/{INSTALLED}/*/whole 2>/dev/null | head -n 1); newest=${{newest%whole}}; '
@@ -42,5 +42,5 @@ async def ask_units(
     try:
         # A login shell may have something to say before.
         return msgspec.json.decode(done.stdout.splitlines()[-1] if done.stdout else b"", type=Units)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise HostFailed("its units answer in another version: `shoal up` brings this one there") from error

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.errors import ConfigError
+from shoal.errors import MALFORMED, ConfigError
 from shoal.model.hf.repository import CONFIG, INSTALL, Repository
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ def with_hf_config(model: ModelConfig) -> ModelConfig:
     path = repository.path(CONFIG)
     try:
         content: object = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        said = of_the_model(cast("dict[str, Any]", content)) if isinstance(content, dict) else {}
+    except (OSError, *MALFORMED) as error:
         raise ConfigError(f"model.name_or_path = {model.name_or_path}: {path} cannot be read ({error})") from error
-    if not isinstance(content, dict) or "model_type" not in content:
+    if "model_type" not in said:
         raise ConfigError(
             f"model.name_or_path = {model.name_or_path}: {path} names no model_type, so it describes no model of "
             "transformers; give the folder of one"
         )
-    said = of_the_model(cast("dict[str, Any]", content))
     return model.model_copy(update={"hf_config": said, "commit": repository.commit_of(path)})
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from shoal.config.training import trained_size
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import MALFORMED, ConfigError, StorageError
 from shoal.model.hf.repository import INSTALL, Repository
 from shoal.runtime.user_cache import keep, user_cache
 
@@ -82,7 +82,7 @@ def kept_tokenizer(hash: str | None) -> KeptTokenizer | None:
         facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=TokenizerFacts)
         kept = KeptTokenizer(folder, hash, facts)
         return kept if _hash(kept.files, facts.end) == hash else None
-    except (OSError, msgspec.MsgspecError, KeyError):
+    except (OSError, KeyError, *MALFORMED):
         return None
 
 
@@ -221,6 +221,6 @@ def _added(content: bytes) -> dict[str, int]:
 def _object(content: bytes) -> dict[str, Any]:
     try:
         found: object = msgspec.json.decode(content)
-    except (msgspec.MsgspecError, RecursionError):
+    except MALFORMED:
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import msgspec
 
+from shoal.errors import MALFORMED
 from shoal.model.hf.described import transformers_version
 from shoal.runtime.user_cache import cached_file, keep, user_cache
 
@@ -61,7 +62,7 @@ class Verdicts:
         try:
             with cached_file(self.folder, key).open("rb") as file:
                 verdict = msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=_Verdict)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, *MALFORMED):
             return None
         return verdict.reason if verdict.key == key else None
 

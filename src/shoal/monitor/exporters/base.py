@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from shoal.errors import MALFORMED
 from shoal.events.base import EVENTS_FILE
 from shoal.log import written_lines
 from shoal.telemetry.rows import MetricRow
@@ -40,7 +41,7 @@ def noted_event(line: bytes) -> NotedEvent:
     """Return the event that a line of `events.jsonl` holds.
 
     Raises:
-        msgspec.MsgspecError: it holds none.
+        ValueError, RecursionError: it holds none.
     """
     return msgspec.structs.replace(msgspec.json.decode(line, type=NotedEvent), line=line)
 
@@ -54,7 +55,7 @@ def read_noted(log_dir: Path) -> Iterator[NotedEvent]:
     for line in written_lines(log_dir / EVENTS_FILE):
         try:
             yield noted_event(line.rstrip(b"\n"))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except MALFORMED:
             continue  # whoever wrote it was killed meanwhile, or it is of another version
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.errors import MALFORMED
 from shoal.log import LinesFile, written_lines
 from shoal.monitor.exporters.base import NotedEvent
 from shoal.telemetry.rows import METRICS_FILE, PEERS_FILE, MetricRow
@@ -37,7 +38,7 @@ def _read(path: Path) -> Iterator[MetricRow]:
     for line in written_lines(path):
         try:
             yield _decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except MALFORMED:
             continue  # whoever wrote it was killed meanwhile, or it is of another version
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from shoal.config import Config
+from shoal.errors import MALFORMED
 from shoal.events.base import Event, catalogue, name_of
 from shoal.events.run import EvaluationDone, RoundBegun, RoundRecorded, RoundShared
 from shoal.monitor.exporters.base import NotedEvent, read_noted
@@ -133,7 +134,7 @@ class Chronicle:
         if (kind := _COURSE.get(event.event)) is not None:
             try:
                 return self._course(msgspec.json.decode(event.line, type=kind), at_s)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except MALFORMED:
                 return None  # of another version
         if not event.says:
             return None

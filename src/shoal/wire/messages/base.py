@@ -29,7 +29,7 @@ class Traffic(enum.StrEnum):
     CONTROL = "control"
 
 
-FigureName = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z0-9_/]*$")]
+FigureName = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z0-9_/]*\Z")]
 
 
 class RouterReport(Struct, frozen=True):

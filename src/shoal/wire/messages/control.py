@@ -174,7 +174,10 @@ class Metrics(Struct, frozen=True, tag="metrics"):
 
 MAX_COUNTERS, MAX_GAUGES, MAX_HISTOGRAMS = 256, 32, 8
 """Of one process."""
-Total = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+MAX_TOTAL = 1 << 53
+"""Of anything that is counted or measured: up to here a float is exact."""
+Total = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOTAL)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=float(MAX_TOTAL))]
 Reading = Annotated[float, msgspec.Meta(ge=-(2.0**53), le=2.0**53)]
 Bucket = Annotated[int, msgspec.Meta(ge=FIRST_BUCKET, le=LAST_BUCKET)]
 
@@ -237,7 +240,7 @@ class ToldEvent(Struct, frozen=True):
     """Something that the client has noted and that says something to people: `number` is when, in microseconds since
     1970, made unique; `level` and `event` are those of logs; `routine` is what the numbers show anyway."""
 
-    number: Number
+    number: Annotated[int, msgspec.Meta(ge=0, le=250_000_000_000_000_000)]  # in the year 9892, and dates end in 9999
     level: Annotated[str, msgspec.Meta(max_length=16)]
     event: Annotated[str, msgspec.Meta(max_length=64)]
     says: Annotated[str, msgspec.Meta(max_length=MAX_SAYS_CHARS)]
@@ -264,14 +267,14 @@ class ServerNumbers(Struct, frozen=True):
     open there. Speeds that are old are None."""
 
     peer: PeerId
-    age_s: float
-    steps: int | None = None
-    samples_per_s: float | None = None
-    busy: float | None = None
-    step_s: float | None = None
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    memory_bytes: int | None = None
+    age_s: Amount
+    steps: Total | None = None
+    samples_per_s: Amount | None = None
+    busy: Amount | None = None
+    step_s: Amount | None = None
+    sent_bytes: Total | None = None
+    received_bytes: Total | None = None
+    memory_bytes: Total | None = None
 
 
 class RunStatus(Struct, frozen=True, tag="run_status"):
@@ -289,12 +292,12 @@ class RunStatus(Struct, frozen=True, tag="run_status"):
     samples: Number
     loss: float | None
     eval_loss: float | None
-    samples_per_s: float
-    last_step_s: float | None
+    samples_per_s: Amount
+    last_step_s: Amount | None
     trainers: Annotated[tuple[int, ...], msgspec.Meta(max_length=4096)]
     servers: Annotated[tuple[ServerNumbers, ...], msgspec.Meta(max_length=4096)] = ()
     paused: bool = False
-    left_s: float | None = None
+    left_s: Amount | None = None
     losses: Losses = ()
     eval_losses: Losses = ()
     events: Annotated[tuple[ToldEvent, ...], msgspec.Meta(max_length=MAX_TOLD_EVENTS)] = ()

@@ -34,7 +34,7 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.errors import RemoteProtocolError
+from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.wire.messages.base import Era, Hop, SampleRange, Struct
 from shoal.wire.messages.step import Earlier, StepEntry
@@ -59,7 +59,7 @@ class Payload(Struct, frozen=True):
     """The bytes that a pseudo-gradient is encoded as, where each member's is gathered whole: their SHA-256 (hex), and
     how many."""
 
-    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     num_bytes: Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -259,7 +259,7 @@ class QuorumTag(Struct, frozen=True, order=True):
         """
         try:
             return msgspec.msgpack.decode(tag, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise RemoteProtocolError(f"{tag.hex()[:32]} is no tag of a quorum: {error}") from error
 
 

@@ -117,7 +117,13 @@ def test_code_that_a_config_names_is_not_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "has no config.json"), ("{", "cannot be read"), ("{}", "names no model_type")]
+    ("content", "message"),
+    [
+        (None, "has no config.json"),
+        ("{", "cannot be read"),
+        (800 * '{"a":' + "1" + 800 * "}", "cannot be read"),
+        ("{}", "names no model_type"),
+    ],
 )
 def test_a_folder_without_a_config_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
