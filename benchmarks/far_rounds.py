@@ -45,17 +45,17 @@ from shoal_lab.observed import Step, Swarm, time_of
 
 NUM_SLOTS = 2
 STEPS = 30
-CALL_S = 0.5
-"""Of a forward, and of a backward."""
+BATCH = 16
+"""Samples of a step on average: the near server, whose steps need no line, gets more of them."""
 MODEL = (
     "--model.num-layers=8",
     "--model.hidden-size=448",
     "--model.num-heads=7",
-    "--data.seq-len=32",
+    "--data.seq-len=8",
     "--data.holdout-fraction=0.01",
     "--model-pipeline.stages=1",
-    "--model-pipeline.microbatches=1",
-    "--diloco.batch-size-per-step=1",
+    "--model-pipeline.microbatches=4",
+    f"--diloco.batch-size-per-step={BATCH}",
 )
 FLAGS = (
     *MODEL,
@@ -67,7 +67,7 @@ FLAGS = (
     "--run.eval-every=1000",
 )
 MAX_RECORDS = 6
-PACE = {"SHOAL_EMULATION__CALL_S": str(CALL_S)}
+PACE = {"SHOAL_EMULATION__CALL_S": "0", "SHOAL_EMULATION__SAMPLE_S": f"0={1 / BATCH}"}
 
 
 @dataclass(frozen=True)
