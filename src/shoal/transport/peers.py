@@ -380,6 +380,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                 connection.close(f"no answer within {self._limits.dial_timeout_s:g} s")
             except OSError as error:
                 connection.close(error.strerror or str(error))
+            except ValueError as error:
+                # What a peer calls an address can be none at all, as a path with a zero byte: no call takes it.
+                connection.close(f"it is no address: {error}")
             if decided.is_set():
                 return
             reasons.append(f"{address}: {connection.reason}")

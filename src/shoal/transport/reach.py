@@ -82,7 +82,7 @@ def _is_here(addresses: Sequence[str]) -> bool:
         if address.startswith(own):
             try:
                 return os.stat(address.removeprefix(own)).st_uid == os.getuid()
-            except OSError:
+            except (OSError, ValueError):
                 return False
     return False
 
@@ -98,6 +98,8 @@ async def _why_not(hop: Hop, address: str, contexts: TlsContexts) -> str:
         return str(explained(error))
     except (TimeoutError, OSError) as error:
         return str(dial_failure(error))
+    except ValueError as error:
+        return f"it is no address: {error}"
     except anyio.BrokenResourceError:
         return "whoever listens there closes the connection"
     async with stream:

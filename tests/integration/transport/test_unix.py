@@ -107,6 +107,15 @@ async def test_a_peer_that_cannot_be_dialled_is_lost_once_with_the_reason(endpoi
     assert "tcp:1.2.3.4:5" in lost.reason
 
 
+async def test_what_is_no_address_at_all_loses_its_peer_and_nobody_else(endpoint: Any) -> None:
+    a, b = await linked(endpoint)
+    a.introduce(Hop(C, ("unix:/a\0b",)))
+    a.post(C, Opened(step()))
+    assert await take(a, 1) == [PeerLost(C, "unix:/a\0b: it is no address: embedded null byte")]
+    a.post(B, Opened(step(1)))
+    assert await take(b, 1) == [Received(A, Opened(step(1)))]
+
+
 async def test_a_peer_that_has_said_that_it_ends_is_not_dialled_once_it_is_gone_until_it_connects_anew(
     endpoint: Any,
 ) -> None:
