@@ -117,7 +117,7 @@ class TakeoverMachine:
             if answer.round != self._round:
                 continue
             if answer.steady and peer in steady:
-                witnesses[peer] = StepKey(self._slot, self._lowest - 1, -1, -1)
+                witnesses[peer] = StepKey(self._slot, self._lowest - 1, 0, 0)
             elif self._slot in answer.since:
                 witnesses[peer] = answer.since[self._slot]
         return Settled(
