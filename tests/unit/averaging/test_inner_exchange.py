@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from tests.alongside import alongside, until
 from torch import Tensor
@@ -17,9 +18,12 @@ from shoal.averaging.inner_fetch import InnerFetch
 from shoal.checkpoint.tensor_file import encode_tensors
 from shoal.clock import SystemClock
 from shoal.ids import PeerId, StageIndex
+from shoal.swarm.snapshots import Base
 from shoal.swarm.view import Replica, SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.inner import InnerState, InnerTaken, TakeInner
+from shoal.wire.messages.round import StageHashes
 
 MEMBER, MIRROR, SECOND = PeerId("member"), PeerId("mirror"), PeerId("second")
 
@@ -42,6 +46,7 @@ class Desk:
             0,
             generation=1,
             device=Inline(),
+            num_parameters=3,
             capture=lambda: {"step/weight": torch.full((3,), float(self.num_steps))},
             inherit=lambda *_: None,  # type: ignore[arg-type, return-value]
             base=lambda: None,  # type: ignore[arg-type, return-value]
@@ -78,7 +83,7 @@ async def asking(desk: Desk, *peers: PeerId) -> AsyncIterator[list[InnerFetch]]:
 
 
 async def given(fetch: InnerFetch, round: int) -> bytes | None:
-    content = await fetch.fetch(MEMBER, 0, f"record {round}")
+    content = await fetch.fetch(MEMBER, 0, f"record {round}", 3)
     return None if content is None else content.numpy().tobytes()
 
 
@@ -91,6 +96,37 @@ async def test_the_newest_record_has_a_copy_though_no_checkpoint_of_it_is_wanted
         assert await given(fetch, 2) == desk.knew(2)
         await desk.record(3)
         assert await given(fetch, 3) == desk.knew(3)
+
+
+async def test_what_is_larger_than_a_stage_can_know_is_neither_made_room_for_nor_taken() -> None:
+    desk = Desk()
+    huge = InnerState(0, "0" * 64, "1" * 64, 1 << 60)
+    async with asking(desk, MIRROR) as [fetch]:
+        answers: list[InnerTaken] = []
+        fetch.receive = lambda event: answers.append(event.message) is None  # type: ignore[method-assign, assignment]
+        fetch._endpoint.introduce(desk.endpoint.hop)
+        fetch._endpoint.post(MEMBER, TakeInner(huge))
+        await until(lambda: answers)
+    [taken] = answers
+    assert taken.digest == huge.digest
+    assert taken.refused.startswith(f"it has {1 << 60} bytes")
+
+
+async def test_a_member_that_says_it_knows_more_than_its_stage_can_is_not_read() -> None:
+    desk = Desk()
+    async with asking(desk, MIRROR) as [fetch]:
+        await desk.record(1)
+        desk.exchange._named = lambda kept: InnerState(0, kept.record_hash, "1" * 64, 1 << 60)  # type: ignore[method-assign]
+        assert await given(fetch, 1) is None
+
+
+@pytest.mark.parametrize("owner", ["member", ".1", "member.", "member.x", f"member.{'1' * 5000}", f"{'m' * 200}.1"])
+async def test_whose_a_content_was_has_to_be_said_in_a_form_that_can_be(owner: str) -> None:
+    desk = Desk()
+    desk.exchange._base = lambda: Base(1, "record 1", StageHashes("", "", ""))
+    content = encode_tensors({"step/weight": torch.zeros(3)}, {"replica": owner})
+    inner = InnerState(0, "record 1", "1" * 64, content.nbytes)
+    assert await desk.exchange._inherited(inner, content) == "it does not say whose it is"
 
 
 async def test_without_mirrors_nothing_is_copied_but_what_is_wanted() -> None:
