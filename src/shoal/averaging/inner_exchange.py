@@ -51,6 +51,7 @@ Inherit = Callable[[Mapping[str, Tensor], PeerId, int], Awaitable[bool]]
 _PARAMETER_BYTES: Final = 32
 """Of each parameter no optimizer knows more: AdamW in float64 has 16, and what a codec has left out is one of 4."""
 _MAX_OWNER_CHARS: Final = 128
+_MAX_REFUSED_CHARS: Final = 400
 _MAX_DIGITS: Final = 18
 """Of a generation; Python would not read one of thousands."""
 
@@ -206,7 +207,8 @@ class InnerExchange:
         if inner.digest == self._taken:
             self._endpoint.post(peer, InnerTaken(inner.digest))
             return
-        refused = await self._fetched(peer, inner)
+        # What is wrong with a content may be as long as that is.
+        refused = (await self._fetched(peer, inner))[:_MAX_REFUSED_CHARS]
         if refused:
             emit(logger, InnerRefused(self._stage, peer, refused))
         self._endpoint.post(peer, InnerTaken(inner.digest, refused))

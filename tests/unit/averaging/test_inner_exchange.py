@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from tests.alongside import alongside, until
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
+from shoal.averaging.digest_fetch import digest_of, offered
 from shoal.averaging.inner_exchange import InnerExchange
 from shoal.averaging.inner_fetch import InnerFetch
 from shoal.checkpoint.tensor_file import encode_tensors
@@ -20,6 +23,7 @@ from shoal.clock import SystemClock
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.snapshots import Base
 from shoal.swarm.view import Replica, SwarmView
+from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.inner import InnerState, InnerTaken, TakeInner
@@ -66,6 +70,12 @@ def _content(tensors: dict[str, Tensor]) -> bytes:
     return encode_tensors(tensors, {"replica": f"{MEMBER}.1"}).numpy().tobytes()
 
 
+def _noted(event: Received, answers: list[InnerTaken]) -> bool:
+    if isinstance(event.message, InnerTaken):
+        answers.append(event.message)
+    return isinstance(event.message, InnerTaken)
+
+
 @asynccontextmanager
 async def asking(desk: Desk, *peers: PeerId) -> AsyncIterator[list[InnerFetch]]:
     fetches: list[InnerFetch] = []
@@ -103,13 +113,31 @@ async def test_what_is_larger_than_a_stage_can_know_is_neither_made_room_for_nor
     huge = InnerState(0, "0" * 64, "1" * 64, 1 << 60)
     async with asking(desk, MIRROR) as [fetch]:
         answers: list[InnerTaken] = []
-        fetch.receive = lambda event: answers.append(event.message) is None  # type: ignore[method-assign, assignment]
+        fetch.receive = lambda event: _noted(event, answers)  # type: ignore[method-assign]
         fetch._endpoint.introduce(desk.endpoint.hop)
         fetch._endpoint.post(MEMBER, TakeInner(huge))
         await until(lambda: answers)
     [taken] = answers
     assert taken.digest == huge.digest
     assert taken.refused.startswith(f"it has {1 << 60} bytes")
+
+
+async def test_what_is_wrong_with_a_content_is_said_in_an_answer_that_can_be_sent() -> None:
+    desk = Desk()
+    desk.exchange._base = lambda: Base(1, "1" * 64, StageHashes("", "", ""))
+    entry = {"dtype": "x" * (2 << 20), "shape": [], "data_offsets": [0, 0]}
+    header = json.dumps({"weight": entry}).encode()
+    content = torch.frombuffer(bytearray(struct.pack("<Q", len(header)) + header), dtype=torch.uint8)
+    offers = offered(content)
+    inner = InnerState(0, "1" * 64, digest_of(offers.hashes()), content.nbytes)
+    async with asking(desk, MIRROR) as [fetch]:
+        answers: list[InnerTaken] = []
+        fetch.receive = lambda event: _noted(event, answers)  # type: ignore[method-assign]
+        fetch._contents.offer(inner.name, offers)
+        fetch._endpoint.introduce(desk.endpoint.hop)
+        fetch._endpoint.post(MEMBER, TakeInner(inner))
+        await until(lambda: answers)
+    assert "is damaged (KeyError: 'xxx" in answers[0].refused
 
 
 async def test_a_member_that_says_it_knows_more_than_its_stage_can_is_not_read() -> None:
