@@ -125,7 +125,7 @@ async def test_what_is_larger_than_a_stage_can_know_is_neither_made_room_for_nor
 async def test_what_is_wrong_with_a_content_is_said_in_an_answer_that_can_be_sent() -> None:
     desk = Desk()
     desk.exchange._base = lambda: Base(1, "1" * 64, StageHashes("", "", ""))
-    entry = {"dtype": "x" * (2 << 20), "shape": [], "data_offsets": [0, 0]}
+    entry = {"dtype": "x" * (1 << 20), "shape": [], "data_offsets": [0, 0]}
     header = json.dumps({"weight": entry}).encode()
     content = torch.frombuffer(bytearray(struct.pack("<Q", len(header)) + header), dtype=torch.uint8)
     offers = offered(content)
