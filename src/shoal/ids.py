@@ -3,11 +3,15 @@
 A *step* is named by the trainer that drives it, the generation (restart count) of that trainer, and its number; a
 *step key* adds the attempt, because a step that was aborted is tried again under a new attempt and late messages of the
 old one must be told apart. A *ballot* orders coordinators: the highest one leads.
+
+All of them come from peers, so they say what they may be, and whatever decodes them refuses the rest.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from typing import Annotated, NamedTuple, NewType
+
+import msgspec
 
 PeerId = NewType("PeerId", str)
 """libp2p peer id in base58; for our Ed25519 identities it contains the public key itself."""
@@ -19,21 +23,36 @@ StageIndex = NewType("StageIndex", int)
 """0..S-1: a contiguous part of the model."""
 
 
+Ordinal = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""What is counted on from a number that a peer has said: far enough below what travels that the next ones do, too."""
+
+MAX_SLOTS = 4096
+"""Trainers of a run, at most: what is remembered of each has a bound."""
+
+MAX_STAGES = 4096
+
+Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+"""The number of a trainer."""
+
+Stage = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
+"""A stage as a message names it: not always one that the run has."""
+
+
 class StepId(NamedTuple):
     """One inner optimizer step of one trainer."""
 
-    trainer: int
-    generation: int
-    number: int
+    trainer: Slot
+    generation: Ordinal
+    number: Ordinal
 
 
 class StepKey(NamedTuple):
     """One attempt at a step; every message of the step protocol carries it."""
 
-    trainer: int
-    generation: int
-    number: int
-    attempt: int
+    trainer: Slot
+    generation: Ordinal
+    number: Ordinal
+    attempt: Ordinal
 
     @property
     def step(self) -> StepId:
@@ -47,9 +66,9 @@ class StepKey(NamedTuple):
 class Ballot(NamedTuple):
     """Right to coordinate; compared field by field, the highest wins."""
 
-    number: int
+    number: Ordinal
     peer: PeerId
-    generation: int
+    generation: Ordinal
 
 
 NO_BALLOT = Ballot(0, PeerId(""), 0)

@@ -24,7 +24,7 @@ from torch import Tensor
 from shoal.averaging.contents import Contents, Offered, Request
 from shoal.averaging.digest_fetch import DigestFetch, digest_of, offered
 from shoal.averaging.round_average import Device
-from shoal.checkpoint.tensor_file import TensorFile, encode_tensors
+from shoal.checkpoint.tensor_file import MAX_HEADER_BYTES, TensorFile, encode_tensors
 from shoal.errors import StateMismatch
 from shoal.events.base import emit
 from shoal.events.state import InnerKept, InnerRefused, InnerTakenOver
@@ -48,9 +48,29 @@ Inherit = Callable[[Mapping[str, Tensor], PeerId, int], Awaitable[bool]]
 """Has the replica go on with what another one's optimizer knew; see `pipeline.StageWorker.inherit`."""
 
 
+_PARAMETER_BYTES: Final = 32
+"""Of each parameter no optimizer knows more: AdamW in float64 has 16, and what a codec has left out is one of 4."""
+_MAX_OWNER_CHARS: Final = 128
+_MAX_REFUSED_CHARS: Final = 400
+_MAX_DIGITS: Final = 18
+"""Of a generation; Python would not read one of thousands."""
+
+
+def most_inner_bytes(num_parameters: int) -> int:
+    """The most bytes that the content of a stage with so many parameters can have."""
+    return num_parameters * _PARAMETER_BYTES + MAX_HEADER_BYTES
+
+
 def owned_by(peer: PeerId, generation: int) -> dict[str, str]:
     """The metadata of a content that says which replica's it was."""
     return {_OWNER: f"{peer}.{generation}"}
+
+
+def _owner_of(metadata: Mapping[str, str]) -> tuple[PeerId, int] | None:
+    """Whose a content was, and which of that peer's replicas; None: its metadata do not say it."""
+    owner, _, generation = metadata.get(_OWNER, "").rpartition(".")
+    is_number = generation.isascii() and generation.isdecimal() and len(generation) <= _MAX_DIGITS
+    return (PeerId(owner), int(generation)) if 0 < len(owner) <= _MAX_OWNER_CHARS and is_number else None
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,7 @@ class InnerExchange:
     Args:
         generation: Which replica of this peer this is, counted from its first; None: not known, and nothing is kept,
             since whoever went on from it could not be replayed.
+        num_parameters: Of the stage: what is taken over has a size.
         capture: Returns what the inner optimizer knows (not copies), on the device thread.
         base: Returns the state that the replica's round began from.
         has_mirrors: Returns whether somebody is there who writes checkpoints.
@@ -80,6 +101,7 @@ class InnerExchange:
         *,
         generation: int | None,
         device: Device,
+        num_parameters: int,
         capture: Callable[[], Mapping[str, Tensor]],
         inherit: Inherit,
         base: Callable[[], Base],
@@ -90,6 +112,7 @@ class InnerExchange:
         self._stage = stage
         self._generation = generation
         self._device = device
+        self._most_bytes = most_inner_bytes(num_parameters)
         self._capture = capture
         self._inherit = inherit
         self._base = base
@@ -184,13 +207,20 @@ class InnerExchange:
         if inner.digest == self._taken:
             self._endpoint.post(peer, InnerTaken(inner.digest))
             return
-        fetch = DigestFetch(self._contents, inner.name, inner.num_bytes, lambda: (peer,))
-        refused = "it did not come whole"
-        if await self._contents.fetch(fetch):
-            refused = await self._inherited(inner, fetch.content)
+        # What is wrong with a content may be as long as that is.
+        refused = (await self._fetched(peer, inner))[:_MAX_REFUSED_CHARS]
         if refused:
             emit(logger, InnerRefused(self._stage, peer, refused))
         self._endpoint.post(peer, InnerTaken(inner.digest, refused))
+
+    async def _fetched(self, peer: PeerId, inner: InnerState) -> str:
+        """Get a content and go on with it; returns why not."""
+        if inner.num_bytes > self._most_bytes:
+            return f"it has {inner.num_bytes} bytes, and of this stage there are {self._most_bytes} at most"
+        fetch = DigestFetch(self._contents, inner.name, inner.num_bytes, lambda: (peer,))
+        if not await self._contents.fetch(fetch):
+            return "it did not come whole"
+        return await self._inherited(inner, fetch.content)
 
     async def _inherited(self, inner: InnerState, content: Tensor) -> str:
         """Go on with a content; returns why not."""
@@ -199,15 +229,16 @@ class InnerExchange:
             return f"it is of stage {inner.stage} and another record"
         try:
             file = TensorFile(Path(inner.digest), content.numpy().tobytes())
-            owner, _, generation = file.metadata.get(_OWNER, "").rpartition(".")
-            if not owner or not generation.isdecimal():
+            found = _owner_of(file.metadata)
+            if found is None:
                 return "it does not say whose it is"
+            owner, generation = found
             tensors = {name: file.read(name) for name in file.shapes}
-            is_taken = await self._inherit(tensors, PeerId(owner), int(generation))
+            is_taken = await self._inherit(tensors, owner, generation)
         except StateMismatch as error:
             return str(error)
         if not is_taken:
             return "steps have begun"
         self._taken = inner.digest
-        emit(logger, InnerTakenOver(base.round, self._stage, PeerId(owner), len(tensors)))
+        emit(logger, InnerTakenOver(base.round, self._stage, owner, len(tensors)))
         return ""

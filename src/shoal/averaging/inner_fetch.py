@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.digest_fetch import DigestFetch
+from shoal.averaging.inner_exchange import most_inner_bytes
 from shoal.control.membership import Membership
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
@@ -40,8 +41,12 @@ class InnerFetch:
             self._endpoint.introduce(hop)
             self._endpoint.post(peer, AskInner(stage, record_hash))
 
-    async def fetch(self, peer: PeerId, stage: int, record_hash: str) -> Tensor | None:
-        """Return the bytes of a safetensors file, whose digest is what the member says; None: nobody gives it."""
+    async def fetch(self, peer: PeerId, stage: int, record_hash: str, num_parameters: int) -> Tensor | None:
+        """Return the bytes of a safetensors file, whose digest is what the member says; None: nobody gives it.
+
+        Args:
+            num_parameters: Of the stage: a content that is too large for them is none of its optimizer's.
+        """
         hop = self._hop(peer)
         if hop is None:
             return None
@@ -51,6 +56,8 @@ class InnerFetch:
         inner = await self._answered()
         self._asked = None
         if inner is None or (inner.stage, inner.record_hash) != (stage, record_hash):
+            return None
+        if inner.num_bytes > most_inner_bytes(num_parameters):
             return None
         fetch = DigestFetch(self._contents, inner.name, inner.num_bytes, lambda: (peer,))
         return fetch.content if await self._contents.fetch(fetch) else None

@@ -56,6 +56,7 @@ class Starts:
     Args:
         contents: For this alone: nobody else gives its events there.
         genesis: The hash that stands for D_0.
+        num_stages: Of the model: peers may ask for others.
         view: Returns the swarm as it is now.
         read: Asked once for each stage that somebody wants; None: what is offered is all.
         notice: Tells the user what he may want to act on.
@@ -65,6 +66,7 @@ class Starts:
         self,
         contents: Contents,
         genesis: str,
+        num_stages: int,
         *,
         view: Callable[[], SwarmView],
         read: ReadStart | None = None,
@@ -73,6 +75,7 @@ class Starts:
     ) -> None:
         self._contents = contents
         self._genesis = genesis
+        self._num_stages = num_stages
         self._view = view
         self._read = read
         self._notice = notice
@@ -120,7 +123,7 @@ class Starts:
         if not isinstance(name, ContentName) or name.kind is not ContentKind.START:
             return False
         is_wanted = isinstance(event.message, Want) and name == self._name(name.stage)
-        if is_wanted and self._read is not None and name.stage not in self._asked:
+        if is_wanted and name.stage < self._num_stages and self._read is not None and name.stage not in self._asked:
             self._asked.add(name.stage)
             self._wanted.put(name.stage)
         return self._contents.receive(event)

@@ -42,7 +42,7 @@ DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {
 DTYPE_OF: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _ALIGNMENT = 8
 _PIECE_BYTES = 1 << 23
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """The most that safetensors itself reads."""
 _MAX_DIMENSIONS, _MAX_ELEMENTS = 32, 1 << 50
 
@@ -234,7 +234,7 @@ def _places(size: bytes, read: Any, file_bytes: int) -> tuple[dict[str, _Stored]
     header_bytes = int.from_bytes(size, "little")
     if len(size) != 8:
         raise ValueError("no header")
-    if header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
+    if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
         raise ValueError(f"a header of {header_bytes} bytes")
     described = cast("dict[str, Any]", json.loads(read(header_bytes)))
     metadata = cast("dict[str, Any]", described.pop("__metadata__", {}))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 from shoal.clock import Clock
-from shoal.control.records import OtherVersion, StageRecord, VerifiedRecord
+from shoal.control.records import MAX_TTL_S, OtherVersion, StageRecord, VerifiedRecord
 from shoal.control.view_builder import build_view, label_of
 from shoal.events.registry import PeerOtherVersion
 from shoal.ids import PeerId
@@ -130,6 +130,7 @@ class Membership:
             for (peer, topic), opened in self._records.items()
             if opened.expires_unix_s > now_unix_s or peer in self._connected
         }
+        self._forget_losses(now_unix_s)
         self._note_other_versions()
         self._note_labels()
         self._rebuild()
@@ -151,6 +152,12 @@ class Membership:
         self._connected.add(peer)
         if self._lost.pop(peer, None) is not None:
             self._rebuild()
+
+    def _forget_losses(self, now_unix_s: float) -> None:
+        """Forget those that no record can be alive from before: also peers are lost that somebody has made up."""
+        owners = {owner for owner, _ in self._records}
+        oldest = sequence_at(now_unix_s - 2 * MAX_TTL_S)
+        self._lost = {peer: at for peer, at in self._lost.items() if at > oldest or peer in owners}
 
     def _note_other_versions(self) -> None:
         """Name a peer of another version when it appears, since it can only be upgraded by people."""

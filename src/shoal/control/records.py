@@ -22,9 +22,9 @@ import msgspec
 from shoal.config.host import HOST_NAME_PATTERN
 from shoal.errors import MALFORMED, RecordRejected, SignatureError
 from shoal.identity import Identity, derived_key, verify
-from shoal.ids import PeerId
+from shoal.ids import MAX_STAGES, Ordinal, PeerId, Stage
 from shoal.wire.handshake import PROTOCOL_VERSION
-from shoal.wire.messages.base import Cap, Hop, Struct
+from shoal.wire.messages.base import Cap, HeldRound, Hop, Struct
 
 MAX_RECORD_BYTES = 8 * 1024
 """Larger sealed records are refused; hivemind itself loses values above 4 MiB without a word."""
@@ -40,11 +40,9 @@ SIGNED_AS = b"shoal-record"
 
 _KEY_LABEL = b"shoal records 1"
 _MAC_BYTES = 32
-_MAX_STAGES = 4096
 MAX_INDEX = 9999
 """Of a server on its host."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
 # An infinite load or age would win every comparison.
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Moment = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
@@ -71,15 +69,15 @@ class StageRecord(Struct, frozen=True, tag="stage"):
 
     addresses: Addresses
     join_unix_s: Amount
-    stage: Annotated[int, msgspec.Meta(ge=0, lt=_MAX_STAGES)] | None = None
-    free_memory_bytes: Count = 0
+    stage: Stage | None = None
+    free_memory_bytes: Ordinal = 0
     load: Amount = 0.0
-    step: Count = 0
-    base_round: Annotated[int, msgspec.Meta(ge=-1)] = 0
+    step: Ordinal = 0
+    base_round: HeldRound = 0
     pinned: bool = False
     serving: bool = False
     max_microbatch_samples: Cap | None = None
-    device_memory_bytes: Count = 0
+    device_memory_bytes: Ordinal = 0
     cap: Cap | None = None
     maddrs: Maddrs = ()
     host: HostName = UNNAMED
@@ -120,7 +118,7 @@ class RunRecord(Struct, frozen=True, tag="run"):
     """
 
     run_id: FolderName
-    num_stages: Annotated[int, msgspec.Meta(ge=1, le=_MAX_STAGES)]
+    num_stages: Annotated[int, msgspec.Meta(ge=1, le=MAX_STAGES)]
     join_unix_s: Amount
     ended: bool = False
     kept: bool = False
@@ -141,7 +139,7 @@ class MirrorRecord(Struct, frozen=True, tag="mirror"):
     join_unix_s: Amount
     maddrs: Maddrs = ()
     host: HostName = UNNAMED
-    held_round: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    held_round: HeldRound = -1
 
 
 class GoneRecord(Struct, frozen=True, tag="gone"):
@@ -160,10 +158,10 @@ class OtherVersion:
 
 
 class _Envelope(Struct, frozen=True):
-    version: Count
+    version: Ordinal
     topic: str
     peer: PeerId
-    sequence: Count
+    sequence: Ordinal
     expires_unix_s: Moment
     body: bytes
     signature: bytes

@@ -227,7 +227,8 @@ class Checkpoints:
         if not self._is_wanted(whole):
             return
         for slot, peer in [(slot, peer) for its, slot, peer in self._givers(whole) if its == stage]:
-            content = anyio.from_thread.run(self.inner.fetch, peer, stage, whole.hash)
+            num_parameters = self.layouts()[stage].parameters.numel
+            content = anyio.from_thread.run(self.inner.fetch, peer, stage, whole.hash, num_parameters)
             if content is None:
                 self._num_missing += 1
                 emit(logger, InnerMissing(whole.record.round, stage, peer))

@@ -108,6 +108,7 @@ class Mirror:
             self._starts = Starts(
                 Contents(endpoint, clock, transfer.chunk_bytes),
                 genesis,
+                config.num_stages,
                 view=lambda: membership.view,
                 read=self._read_start,
             )

@@ -27,6 +27,7 @@ class EvalDriver:
         self._evaluation = -1
         self._path: tuple[PeerId, ...] = ()
         self._results: dict[int, EvalResult] = {}
+        self._num_sent = 0
         self._problem: str | None = None
         self._refuses: Callable[[PeerId], None] = lambda _: None
         self._changed = Signal()
@@ -40,7 +41,7 @@ class EvalDriver:
                 return  # it was passed on, arrived, and was answered before the connection ended
             self._refuses(peer)
             self._problem = f"{peer} refused: {message.reason}"
-        elif peer == self._path[self._head]:
+        elif peer == self._path[self._head] and message.microbatch < self._num_sent:
             self._results.setdefault(message.microbatch, message)
         self._changed.notify()
 
@@ -63,12 +64,12 @@ class EvalDriver:
         self._path = tuple(hop.peer for hop in path)
         self._evaluation, self._results, self._problem = evaluation, {}, None
         self._refuses = refuses
-        sent = 0
+        self._num_sent = 0
         try:
             while len(self._results) < len(microbatches):
-                while sent < len(microbatches) and sent - len(self._results) < self._window:
-                    self._send(evaluation, sent, base_round, microbatches[sent], path)
-                    sent += 1
+                while self._num_sent < len(microbatches) and self._num_sent - len(self._results) < self._window:
+                    self._send(evaluation, self._num_sent, base_round, microbatches[self._num_sent], path)
+                    self._num_sent += 1
                 await self._change()
                 if self._problem is not None:
                     raise RoundAborted(f"evaluation of round {base_round}: {self._problem}")

@@ -202,10 +202,13 @@ class StageWorker:
             case Forward() | Labels() | Backward():
                 self._on_payload(event.peer, message, event.tensors)
             case Open():
-                for hop in message.path:
-                    if hop.peer != self._endpoint.peer_id:
-                        self._endpoint.introduce(hop)
-                self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
+                answers = self._machine.receive(event.peer, message, self._clock.now_s())
+                step = self._machine.open.get(message.key)
+                if step is not None and step.request is message:
+                    for hop in message.path:
+                        if hop.peer != self._endpoint.peer_id:
+                            self._endpoint.introduce(hop)
+                self._do(answers)
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
                 self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
             case EvalForward() | EvalLabels():

@@ -213,6 +213,7 @@ async def build_replica(
         stage,
         generation=None if log is None else log.generation,
         device=device,
+        num_parameters=compute.averaged.parameters.layout.numel,
         capture=compute.parts.inner_state,
         inherit=worker.inherit,
         base=lambda: member.base,

@@ -49,7 +49,7 @@ class ServerWeights:
         view: Callable[[], SwarmView],
         notice: Callable[[str], None],
     ) -> None:
-        self.starts = Starts(Contents(endpoint, clock), genesis, view=view, notice=notice)
+        self.starts = Starts(Contents(endpoint, clock), genesis, config.num_stages, view=view, notice=notice)
         self._config = config
         self._device = device
         self._view = view

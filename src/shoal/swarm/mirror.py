@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shoal.errors import RemoteProtocolError
 from shoal.ids import NO_BALLOT, Ballot, PeerId
 from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import Tip, outcome_of, record_hash
 from shoal.swarm.round_effects import Fetch, Send
+from shoal.swarm.round_orders import check_ballot
 from shoal.wire.messages.mirror import Follow, HeldRecord, Mirrored
 from shoal.wire.messages.round import Record, SignedRecord, StaleBallot
 
@@ -71,8 +71,7 @@ class MirrorMachine:
             RemoteProtocolError: It acts under another peer's ballot, or names what is no record of this run.
             SignatureError: The record's signature does not verify.
         """
-        if message.ballot.peer != peer:
-            raise RemoteProtocolError(f"{peer} used the ballot of {message.ballot.peer}")
+        check_ballot(peer, message.ballot, self.promised)
         if message.ballot < self.promised:
             return [self._said(message.ballot), Send(peer, StaleBallot(self.promised))]
         effects: Effects = []

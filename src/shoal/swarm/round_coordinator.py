@@ -32,6 +32,7 @@ from shoal.swarm.round_effects import (
 from shoal.swarm.round_joins import RoundJoins
 from shoal.swarm.round_judgement import MIRRORED, Judgement
 from shoal.swarm.round_mirrors import RoundMirrors
+from shoal.swarm.round_orders import check_number
 from shoal.swarm.round_preparation import RecordPreparation
 from shoal.swarm.round_quorums import RoundQuorums, StageQuorum
 from shoal.swarm.round_replicas import RoundReplicas
@@ -219,7 +220,14 @@ class RoundCoordinatorMachine:
         return effects + self._advance(now_s)
 
     def receive(self, peer: PeerId, message: RoundMessage | MirrorMessage, now_s: float) -> Effects:
-        """Take a replica's or mirror's message; what is of another ballot, round or epoch has no effect."""
+        """Take a replica's or mirror's message; what is of another ballot, round or epoch has no effect.
+
+        Raises:
+            RemoteProtocolError: It cannot be.
+            SignatureError: A record's signature does not verify.
+        """
+        if isinstance(message, StaleBallot):
+            check_number(peer, message.highest, max(self.highest, self.ballot))
         if isinstance(message, StaleBallot) and peer in self._mirrors.known:
             self.highest = max(self.highest, message.highest)
             self._mirrors.unanswered.add(peer)

@@ -16,9 +16,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import steps_held
+from shoal.swarm.sample_ranges import merge
 from shoal.wire.messages.round import Join
+
+MAX_RANGES = 1 << 16
+"""Of samples, in a replica's log: batches follow each other, but for what was put back."""
 
 
 class Fate(NamedTuple):
@@ -53,7 +58,16 @@ class RoundJoins:
         return self.joins
 
     def note(self, peer: PeerId, join: Join) -> None:
-        """Take a join, with what an earlier coordinator had aborted there."""
+        """Take a join, with what an earlier coordinator had aborted there.
+
+        Raises:
+            RemoteProtocolError: Its samples are in so many pieces that records which name them could not be sent.
+        """
+        num_ranges = len(merge(item for entry in join.log for item in entry.samples))
+        if num_ranges > MAX_RANGES:
+            raise RemoteProtocolError(
+                f"{peer} joins with samples in {num_ranges} pieces, at most {MAX_RANGES} are taken"
+            )
         self.joins[peer] = join
         for key in join.aborted:
             self._fates.setdefault(key, Fate(key, False, 0.0, 0.0, False))

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from shoal.errors import RemoteProtocolError
 from shoal.ids import NO_BALLOT, Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import Tip, names, outcome_of, record_hash, uncounted
@@ -41,7 +40,16 @@ from shoal.swarm.round_effects import (
     Send,
     Swap,
 )
-from shoal.swarm.round_orders import NO_BYTES, Order, StepsClosed, check_quorum, fits, move_refusal, why_fetched
+from shoal.swarm.round_orders import (
+    NO_BYTES,
+    Order,
+    StepsClosed,
+    check_ballot,
+    check_quorum,
+    fits,
+    move_refusal,
+    why_fetched,
+)
 from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
@@ -135,8 +143,7 @@ class RoundMemberMachine:
         """
         if not isinstance(message, Order):
             return []
-        if message.ballot.peer != peer:
-            raise RemoteProtocolError(f"{peer} used the ballot of {message.ballot.peer}")
+        check_ballot(peer, message.ballot, self.promised)
         if message.ballot < self.promised:
             return [Send(peer, StaleBallot(self.promised))]
         self.promised = message.ballot

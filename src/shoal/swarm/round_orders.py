@@ -34,6 +34,31 @@ NO_BYTES = Basis(NO_BASE, StageHashes("", "", ""))
 """What a replica has whose memory does not hold what it should."""
 
 
+MAX_BALLOTS_AHEAD = 1 << 32
+"""By so many are ballots never taken that a peer has not heard of: each is the next one after the highest."""
+
+
+def check_ballot(sender: PeerId, ballot: Ballot, promised: Ballot) -> None:
+    """Check that a coordinator acts under a ballot that it can have taken.
+
+    Raises:
+        RemoteProtocolError: It is another peer's, or so high that nobody could lead after it.
+    """
+    if ballot.peer != sender:
+        raise RemoteProtocolError(f"{sender} used the ballot of {ballot.peer}")
+    check_number(sender, ballot, promised)
+
+
+def check_number(sender: PeerId, ballot: Ballot, known: Ballot) -> None:
+    """Check that there are ballots enough above one that a peer names.
+
+    Raises:
+        RemoteProtocolError: There may be none.
+    """
+    if ballot.number - known.number > MAX_BALLOTS_AHEAD:
+        raise RemoteProtocolError(f"{sender} names ballot {ballot.number}, and {known.number} is the highest until now")
+
+
 def fits(message: CommitRecord | Restore, record: Record, tip: Tip, unseal: Unseal) -> bool:
     """Whether a committed record follows what the replica holds, or was chosen in place of that. If not, the
     coordinator believes that the replica holds something else."""

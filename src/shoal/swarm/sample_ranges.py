@@ -6,6 +6,7 @@ works for every data source and every seed.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,17 +33,25 @@ def merge(ranges: Iterable[SampleRange]) -> Ranges:
 def subtract(ranges: Ranges, taken: Ranges) -> Ranges:
     """Return the parts of `ranges` that lie in none of `taken`, in the order of `ranges`."""
     left: list[SampleRange] = []
+    cuts = merge(taken)
     for item in ranges:
         start = item.start
-        for cut in sorted(taken):
-            if cut.pass_number != item.pass_number or cut.stop <= start or cut.start >= item.stop:
-                continue
+        # A peer may have said hundreds of thousands of ranges: not each is compared with each.
+        for number in range(_first_behind(cuts, item), len(cuts)):
+            cut = cuts[number]
+            if cut.pass_number != item.pass_number or cut.start >= item.stop:
+                break
             if cut.start > start:
                 left.append(SampleRange(item.pass_number, start, cut.start))
             start = cut.stop
         if start < item.stop:
             left.append(SampleRange(item.pass_number, start, item.stop))
     return tuple(left)
+
+
+def _first_behind(cuts: Ranges, item: SampleRange) -> int:
+    """The number of the first of these merged ranges that ends behind where `item` begins, in its pass or a later."""
+    return bisect_right(cuts, (item.pass_number, item.start), key=lambda cut: (cut.pass_number, cut.stop))
 
 
 def count(ranges: Iterable[SampleRange]) -> int:

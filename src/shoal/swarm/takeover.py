@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.step_operations import SendStepMessage
 from shoal.wire.messages.base import StepRange
@@ -25,6 +26,9 @@ _DOUBT_S = 1.0
 """How long replicas may take to settle a step among themselves; what is in doubt then is left to the record."""
 _SILENCE_S = 5.0
 """A frozen replica has lost its connection by then."""
+
+MAX_COMMITTED = 1 << 17
+"""Of the attempts of one slot in a round, which a replica says it has committed."""
 
 Path = tuple[PeerId, ...]
 
@@ -78,14 +82,22 @@ class TakeoverMachine:
         self._slot, self._lowest, self._round = slot, lowest, round
         self._begun_s = self.wake_at_s = now_s
         self._answers: dict[PeerId, Fenced] = {}
-        self._committed: set[StepKey] = set()
+        self._committed: dict[PeerId, set[StepKey]] = {}  # by who has said so
 
     def receive(self, peer: PeerId, answer: Fenced) -> None:
-        """Take an answer; one to an earlier fence says nothing about the trainers since."""
+        """Take an answer; one to an earlier fence says nothing about the trainers since.
+
+        Raises:
+            RemoteProtocolError: It names more attempts than a trainer can have made in a round.
+        """
         if answer.generations.get(self._slot, 0) < self._lowest:
             return
+        committed = self._committed.setdefault(peer, set())
+        committed |= {key for key in answer.committed if key.trainer == self._slot}
+        if len(committed) > MAX_COMMITTED or len(answer.in_doubt) > MAX_COMMITTED:
+            del self._committed[peer]
+            raise RemoteProtocolError(f"{peer} names more than {MAX_COMMITTED} attempts of slot {self._slot}")
         self._answers[peer] = answer
-        self._committed.update(key for key in answer.committed if key.trainer == self._slot)
 
     def asks(self, live: Collection[PeerId], now_s: float) -> list[SendStepMessage]:
         """Whom to ask now, out of those that can be reached: all of them again, since doubt may have ended."""
@@ -117,13 +129,14 @@ class TakeoverMachine:
             if answer.round != self._round:
                 continue
             if answer.steady and peer in steady:
-                witnesses[peer] = StepKey(self._slot, self._lowest - 1, -1, -1)
+                witnesses[peer] = StepKey(self._slot, self._lowest - 1, 0, 0)
             elif self._slot in answer.since:
                 witnesses[peer] = answer.since[self._slot]
+        committed = frozenset[StepKey]().union(*self._committed.values())
         return Settled(
             round=self._round,
-            committed=frozenset(self._committed),
-            in_doubt=frozenset(self._in_doubt() - self._committed),
+            committed=committed,
+            in_doubt=frozenset(self._in_doubt() - committed),
             witnesses=witnesses,
             complete=everyone is not None and self._answers.keys() >= set(everyone),
         )

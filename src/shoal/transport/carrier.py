@@ -34,6 +34,7 @@ class Carrier(Protocol):
 
         Raises:
             OSError: it cannot be reached.
+            ValueError: it cannot be the address of anything: peers say what they like.
         """
         ...
 

@@ -44,6 +44,11 @@ class PeerState:
         return None if self.connection is None else self.connection.process
 
     @property
+    def is_unmet(self) -> bool:
+        """Whether there never was a connection, and none is being made."""
+        return not self.generation and self.connection is None and not self.dialling
+
+    @property
     def queued_bytes(self) -> int:
         """Bytes for this peer that no socket has taken yet."""
         return self.waiting_bytes + (self.connection.queued_bytes if self.connection is not None else 0)

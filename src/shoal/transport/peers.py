@@ -17,7 +17,7 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import anyio
 
@@ -47,6 +47,10 @@ from shoal.wire.messages.control import Heartbeat
 from shoal.wire.tensors import WireTensor
 
 logger = logging.getLogger(__name__)
+
+
+_MAX_PEERS: Final = 1 << 14
+"""With more, those that there has been no connection with are forgotten."""
 
 
 class StreamEndpoint(Endpoint, ConnectionOwner):
@@ -151,6 +155,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._inbound.pool.memory = memory
 
     def introduce(self, hop: Hop) -> None:
+        if len(self._peers) >= _MAX_PEERS and hop.peer not in self._peers:
+            self._forget_unmet()
         self._peers[hop.peer].addresses = hop.addresses
 
     def post(
@@ -343,6 +349,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         state.dialling, state.dial = False, None
         state.decided.set()
 
+    def _forget_unmet(self) -> None:
+        """Of those that others have only spoken of, the first half makes way: they can speak of any number."""
+        unmet = [peer for peer, state in self._peers.items() if state.is_unmet]
+        for peer in unmet[: len(unmet) // 2 + 1]:
+            del self._peers[peer]
+
     def _stop_listening(self) -> None:
         for carrier in self._carriers:
             carrier.stop_listening()
@@ -378,9 +390,11 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                         await decided.wait()
             except TimeoutError:
                 connection.close(f"no answer within {self._limits.dial_timeout_s:g} s")
-            except (OSError, ValueError) as error:
-                # A peer may also announce what cannot be a name or a path at all, and then it is a ValueError.
-                connection.close(getattr(error, "strerror", None) or str(error))
+            except OSError as error:
+                connection.close(error.strerror or str(error))
+            except ValueError as error:
+                # What a peer calls an address can be none at all, as a path with a zero byte: no call takes it.
+                connection.close(f"it is no address: {error}")
             if decided.is_set():
                 return
             reasons.append(f"{address}: {connection.reason}")

@@ -96,8 +96,10 @@ async def _why_not(hop: Hop, address: str, contexts: TlsContexts) -> str:
             )
     except ssl.SSLError as error:
         return str(explained(error))
-    except (TimeoutError, OSError, UnicodeError) as error:
+    except (TimeoutError, OSError) as error:
         return str(dial_failure(error))
+    except ValueError as error:
+        return f"it is no address: {error}"
     except anyio.BrokenResourceError:
         return "whoever listens there closes the connection"
     async with stream:

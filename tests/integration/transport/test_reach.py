@@ -6,13 +6,15 @@ import socket
 from typing import Any
 
 import pytest
-from tests.integration.transport.samples import ALICE, BOB, CAROL, KEY, over_tcp
+from tests.integration.transport.samples import ALICE, BOB, CAROL, KEY, over_tcp, take
 
 from shoal.runtime.hardware import machine_name
 from shoal.transport import reach
+from shoal.transport.base import PeerLost
 from shoal.transport.reach import DialFailure, why_unreachable
 from shoal.transport.tls import tls_contexts
 from shoal.wire.messages import Hop
+from shoal.wire.messages.control import Heartbeat
 
 
 async def test_one_address_at_which_the_peer_itself_answers_is_enough(host: Any) -> None:
@@ -44,3 +46,17 @@ async def test_each_address_has_its_reason(host: Any, monkeypatch: pytest.Monkey
         silent.listen()
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         assert await why_unreachable(Hop(BOB.peer_id, (f"tcp:{where}",)), contexts) == f"{where}: {DialFailure.SILENT}"
+
+
+async def test_what_is_no_address_at_all_is_a_reason_too(host: Any) -> None:
+    contexts, machine = tls_contexts(ALICE, KEY), machine_name()
+    no_name = f"{'ä' * 64}:1"
+    reason = await why_unreachable(Hop(BOB.peer_id, (f"unix:{machine}:/a\0b", f"tcp:{no_name}")), contexts)
+    assert reason.startswith(f"{no_name}: it is no address: ")
+    # An endpoint that dials it loses that peer, and nobody else.
+    a = await host(ALICE)
+    a.introduce(Hop(CAROL.peer_id, (f"tcp:{no_name}",)))
+    a.post(CAROL.peer_id, Heartbeat())
+    [lost] = await take(a, 1)
+    assert isinstance(lost, PeerLost)
+    assert "it is no address" in lost.reason

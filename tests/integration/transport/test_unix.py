@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.ids import RunId
+from shoal.ids import PeerId, RunId
+from shoal.transport import peers
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
@@ -105,6 +106,31 @@ async def test_a_peer_that_cannot_be_dialled_is_lost_once_with_the_reason(endpoi
     (lost,) = [event for event in events if isinstance(event, PeerLost)]
     assert "absent: No such file" in lost.reason
     assert "tcp:1.2.3.4:5" in lost.reason
+
+
+async def test_what_is_no_address_at_all_loses_its_peer_and_nobody_else(endpoint: Any) -> None:
+    a, b = await linked(endpoint)
+    a.introduce(Hop(C, ("unix:/a\0b",)))
+    a.post(C, Opened(step()))
+    assert await take(a, 1) == [PeerLost(C, "unix:/a\0b: it is no address: embedded null byte")]
+    a.post(B, Opened(step(1)))
+    assert await take(b, 1) == [Received(A, Opened(step(1)))]
+
+
+async def test_peers_that_are_only_spoken_of_make_way_for_each_other(
+    endpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_MAX_PEERS", 8)
+    a, b = await linked(endpoint)
+    for number in range(1000):
+        a.introduce(Hop(PeerId(f"invented {number}"), ()))
+    assert len(a.links()) <= 8
+    a.post(B, Opened(step(1)))
+    assert await take(b, 1) == [Received(A, Opened(step(1)))], "whom it has met it knows"
+    c = await endpoint(C)
+    a.introduce(c.hop)
+    a.post(C, Opened(step()))
+    assert await take(a, 1) == [PeerUp(C)]
 
 
 async def test_a_peer_that_has_said_that_it_ends_is_not_dialled_once_it_is_gone_until_it_connects_anew(

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from tests.alongside import alongside, until
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
+from shoal.averaging.digest_fetch import digest_of, offered
 from shoal.averaging.inner_exchange import InnerExchange
 from shoal.averaging.inner_fetch import InnerFetch
 from shoal.checkpoint.tensor_file import encode_tensors
 from shoal.clock import SystemClock
 from shoal.ids import PeerId, StageIndex
+from shoal.swarm.snapshots import Base
 from shoal.swarm.view import Replica, SwarmView
+from shoal.transport.base import Received
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
+from shoal.wire.messages.inner import InnerState, InnerTaken, TakeInner
+from shoal.wire.messages.round import StageHashes
 
 MEMBER, MIRROR, SECOND = PeerId("member"), PeerId("mirror"), PeerId("second")
 
@@ -42,6 +50,7 @@ class Desk:
             0,
             generation=1,
             device=Inline(),
+            num_parameters=3,
             capture=lambda: {"step/weight": torch.full((3,), float(self.num_steps))},
             inherit=lambda *_: None,  # type: ignore[arg-type, return-value]
             base=lambda: None,  # type: ignore[arg-type, return-value]
@@ -61,6 +70,12 @@ def _content(tensors: dict[str, Tensor]) -> bytes:
     return encode_tensors(tensors, {"replica": f"{MEMBER}.1"}).numpy().tobytes()
 
 
+def _noted(event: Received, answers: list[InnerTaken]) -> bool:
+    if isinstance(event.message, InnerTaken):
+        answers.append(event.message)
+    return isinstance(event.message, InnerTaken)
+
+
 @asynccontextmanager
 async def asking(desk: Desk, *peers: PeerId) -> AsyncIterator[list[InnerFetch]]:
     fetches: list[InnerFetch] = []
@@ -78,7 +93,7 @@ async def asking(desk: Desk, *peers: PeerId) -> AsyncIterator[list[InnerFetch]]:
 
 
 async def given(fetch: InnerFetch, round: int) -> bytes | None:
-    content = await fetch.fetch(MEMBER, 0, f"record {round}")
+    content = await fetch.fetch(MEMBER, 0, f"record {round}", 3)
     return None if content is None else content.numpy().tobytes()
 
 
@@ -91,6 +106,55 @@ async def test_the_newest_record_has_a_copy_though_no_checkpoint_of_it_is_wanted
         assert await given(fetch, 2) == desk.knew(2)
         await desk.record(3)
         assert await given(fetch, 3) == desk.knew(3)
+
+
+async def test_what_is_larger_than_a_stage_can_know_is_neither_made_room_for_nor_taken() -> None:
+    desk = Desk()
+    huge = InnerState(0, "0" * 64, "1" * 64, 1 << 60)
+    async with asking(desk, MIRROR) as [fetch]:
+        answers: list[InnerTaken] = []
+        fetch.receive = lambda event: _noted(event, answers)  # type: ignore[method-assign]
+        fetch._endpoint.introduce(desk.endpoint.hop)
+        fetch._endpoint.post(MEMBER, TakeInner(huge))
+        await until(lambda: answers)
+    [taken] = answers
+    assert taken.digest == huge.digest
+    assert taken.refused.startswith(f"it has {1 << 60} bytes")
+
+
+async def test_what_is_wrong_with_a_content_is_said_in_an_answer_that_can_be_sent() -> None:
+    desk = Desk()
+    desk.exchange._base = lambda: Base(1, "1" * 64, StageHashes("", "", ""))
+    entry = {"dtype": "x" * (1 << 20), "shape": [], "data_offsets": [0, 0]}
+    header = json.dumps({"weight": entry}).encode()
+    content = torch.frombuffer(bytearray(struct.pack("<Q", len(header)) + header), dtype=torch.uint8)
+    offers = offered(content)
+    inner = InnerState(0, "1" * 64, digest_of(offers.hashes()), content.nbytes)
+    async with asking(desk, MIRROR) as [fetch]:
+        answers: list[InnerTaken] = []
+        fetch.receive = lambda event: _noted(event, answers)  # type: ignore[method-assign]
+        fetch._contents.offer(inner.name, offers)
+        fetch._endpoint.introduce(desk.endpoint.hop)
+        fetch._endpoint.post(MEMBER, TakeInner(inner))
+        await until(lambda: answers)
+    assert "is damaged (KeyError: 'xxx" in answers[0].refused
+
+
+async def test_a_member_that_says_it_knows_more_than_its_stage_can_is_not_read() -> None:
+    desk = Desk()
+    async with asking(desk, MIRROR) as [fetch]:
+        await desk.record(1)
+        desk.exchange._named = lambda kept: InnerState(0, kept.record_hash, "1" * 64, 1 << 60)  # type: ignore[method-assign]
+        assert await given(fetch, 1) is None
+
+
+@pytest.mark.parametrize("owner", ["member", ".1", "member.", "member.x", f"member.{'1' * 5000}", f"{'m' * 200}.1"])
+async def test_whose_a_content_was_has_to_be_said_in_a_form_that_can_be(owner: str) -> None:
+    desk = Desk()
+    desk.exchange._base = lambda: Base(1, "record 1", StageHashes("", "", ""))
+    content = encode_tensors({"step/weight": torch.zeros(3)}, {"replica": owner})
+    inner = InnerState(0, "record 1", "1" * 64, content.nbytes)
+    assert await desk.exchange._inherited(inner, content) == "it does not say whose it is"
 
 
 async def test_without_mirrors_nothing_is_copied_but_what_is_wanted() -> None:

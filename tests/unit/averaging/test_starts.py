@@ -21,7 +21,7 @@ from shoal.swarm.view import ClientPeer, MirrorPeer, SwarmView
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages import Hop
-from shoal.wire.messages.transfer import ContentKind, ContentName
+from shoal.wire.messages.transfer import ContentKind, ContentName, Want
 
 LAYOUT = StageLayout.of(nn.Linear(3, 2))
 WEIGHTS = [torch.arange(8.0), torch.empty(0), torch.empty(0, dtype=torch.int64)]
@@ -40,8 +40,8 @@ class Swarm:
         clock = SystemClock()
         contents = [Contents(endpoint, clock, chunk_bytes=8) for endpoint in (self.mirror, self.server)]
         more = {"view": lambda: self.view, "settings": SETTINGS}
-        self.giving = Starts(contents[0], "genesis", read=self._read, **more)  # type: ignore[arg-type]
-        self.taking = Starts(contents[1], "genesis", **more)  # type: ignore[arg-type]
+        self.giving = Starts(contents[0], "genesis", 2, read=self._read, **more)  # type: ignore[arg-type]
+        self.taking = Starts(contents[1], "genesis", 2, **more)  # type: ignore[arg-type]
 
     async def _read(self, stage: int) -> Sequence[Tensor] | None:
         self.read.append(stage)
@@ -67,6 +67,18 @@ async def test_what_is_wanted_is_read_once_and_given() -> None:
     found = await swarm.fetched()
     assert found is not None
     assert swarm._are_right(found)
+    assert swarm.read == [1]
+
+
+async def test_weights_of_a_stage_that_the_model_lacks_are_not_read() -> None:
+    swarm = Swarm(WEIGHTS)
+    strange = Want(ContentName(ContentKind.START, 2, "genesis"))
+    async with alongside(swarm.giving.run) as tasks:
+        tasks.start_soon(dispatch, swarm.mirror, (swarm.giving,))
+        swarm.server.introduce(swarm.mirror.hop)
+        for message in (strange, Want(ContentName(ContentKind.START, 1, "genesis"))):
+            swarm.server.post(PeerId("mirror"), message)
+        await until(lambda: swarm.read)
     assert swarm.read == [1]
 
 

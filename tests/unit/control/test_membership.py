@@ -10,6 +10,7 @@ from tests.set_clock import SetClock
 from shoal.control import membership as membership_module
 from shoal.control.membership import Membership
 from shoal.control.records import (
+    MAX_TTL_S,
     ClientRecord,
     GoneRecord,
     MirrorRecord,
@@ -64,6 +65,19 @@ def test_records_become_a_view_in_a_fixed_order() -> None:
     assert view.monitor is not None
     assert view.monitor.peer == "m"
     assert view.run == Run("first", 2, PeerId("c1"))
+
+
+def test_who_is_lost_and_was_never_announced_is_not_remembered_for_ever() -> None:
+    clock = SetClock()
+    membership = Membership(clock)
+    for number in range(100):
+        membership.lost(PeerId(f"made up {number}"))
+    membership.update([_opened("s0", _stage(0), sequence=5)])
+    membership.lost(PeerId("s0"))
+    clock.now += 3 * MAX_TTL_S
+    membership.update([_opened("s0", _stage(0), sequence=6, expires=1e6)])
+    assert membership._lost.keys() == {"s0"}, "of which a record is there"
+    assert membership.view.replicas == ()
 
 
 def test_a_run_that_goes_on_comes_before_one_that_has_ended() -> None:

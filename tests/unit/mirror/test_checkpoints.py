@@ -71,7 +71,7 @@ class Members(InnerFetch):
     def reserve(self, peer: PeerId, stage: int, record_hash: str) -> None:
         self.reserved.append((peer, stage))
 
-    async def fetch(self, peer: PeerId, stage: int, record_hash: str) -> Tensor | None:
+    async def fetch(self, peer: PeerId, stage: int, record_hash: str, num_parameters: int) -> Tensor | None:
         self.asked.append((peer, stage))
         return self.known.get((peer, stage))
 

@@ -6,10 +6,11 @@ import pytest
 from tests.unit.swarm.test_round_coordinator import unsealed
 
 from shoal.errors import RemoteProtocolError
-from shoal.ids import Ballot, PeerId
+from shoal.ids import NO_BALLOT, Ballot, PeerId
 from shoal.swarm.mirror import FetchStage, MirrorEffect, MirrorMachine
 from shoal.swarm.records import Tip, record_hash, seal
 from shoal.swarm.round_effects import Send
+from shoal.swarm.round_orders import MAX_BALLOTS_AHEAD
 from shoal.wire.messages.base import Era
 from shoal.wire.messages.mirror import Follow, HeldRecord, Mirrored
 from shoal.wire.messages.round import Basis, Record, SignedRecord, StageHashes, StageOutcome, StaleBallot
@@ -54,6 +55,13 @@ def said(effects: list[MirrorEffect]) -> dict[int, tuple[int, ...]]:
 
 def fetches(effects: list[MirrorEffect]) -> dict[int, int]:
     return {each.stage: each.order.record.round for each in effects if isinstance(each, FetchStage)}
+
+
+def test_a_ballot_after_which_nobody_could_lead_is_refused() -> None:
+    machine = MirrorMachine(2, unsealed)
+    with pytest.raises(RemoteProtocolError, match="names ballot"):
+        machine.follow(C, Follow(Ballot(MAX_BALLOTS_AHEAD + 1, C, 1), None))
+    assert machine.promised == NO_BALLOT
 
 
 def follow(

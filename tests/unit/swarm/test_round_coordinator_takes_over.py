@@ -7,6 +7,7 @@ import math
 import pytest
 from tests.unit.swarm.test_round_coordinator import BYTES, ME, A, B, coordinator, lead, sent, state, unsealed
 
+from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.records import record_hash, seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
@@ -43,6 +44,18 @@ def test_who_holds_the_record_that_a_new_coordinator_finds_says_again_what_it_ha
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {"state": 2}), 0.0)
     [ready] = machine.receive(B, Swapped(1, 0, record_hash(signed), BYTES, {"state": 3}), 0.0)
     assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {"state": 5})
+
+
+def test_a_ballot_after_which_nobody_could_lead_is_believed_of_nobody(machine: RoundCoordinatorMachine) -> None:
+    machine.replicas({A: Hop(A, ())}, 0.0)
+    machine.mirrors({B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    before = machine.ballot
+    for peer in (A, B):
+        with pytest.raises(RemoteProtocolError, match="names ballot"):
+            machine.receive(peer, StaleBallot(Ballot((1 << 62) - 1, ME, 7)), 0.0)
+    assert machine.ballot == before
+    assert machine.highest <= before
 
 
 def test_nothing_is_chosen_before_every_reachable_replica_has_answered(machine: RoundCoordinatorMachine) -> None:

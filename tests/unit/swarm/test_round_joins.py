@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.swarm.test_round_coordinator import BYTES, ME, sent, state, unsealed
 
+from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm import round_joins
 from shoal.swarm.records import seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Journal
@@ -36,6 +39,16 @@ def test_a_doubt_that_some_join_holds_is_committed_by_its_numbers() -> None:
     joins.note(B, join(log=(ENTRY,)))
     assert joins.settle() == [(A, Fate(KEY, True, 0.5, 0.25, True))]
     assert joins.joins.keys() == {B}
+
+
+def test_samples_in_more_pieces_than_a_record_could_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_joins, "MAX_RANGES", 8)
+    joins = RoundJoins()
+    pieces = tuple(SampleRange(0, 2 * number, 2 * number + 1) for number in range(9))
+    joins.note(A, join(log=(msgspec.structs.replace(ENTRY, samples=pieces[1:]),)))
+    with pytest.raises(RemoteProtocolError, match="in 9 pieces"):
+        joins.note(B, join(log=(msgspec.structs.replace(ENTRY, samples=pieces),)))
+    assert joins.joins.keys() == {A}
 
 
 def test_a_doubt_that_nobody_holds_is_aborted() -> None:

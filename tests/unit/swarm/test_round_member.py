@@ -9,7 +9,7 @@ from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_effects import CloseSteps, Fetch, Introduce, Pin, ReplicaOut, ResolveStep, RunRing, Send, Swap
 from shoal.swarm.round_member import RoundMemberMachine
-from shoal.swarm.round_orders import StepsClosed
+from shoal.swarm.round_orders import MAX_BALLOTS_AHEAD, StepsClosed
 from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
@@ -85,6 +85,16 @@ def test_answering_a_ballot_is_a_promise(member: RoundMemberMachine) -> None:
     assert member.receive(C, AskRound(LOW)) == [Send(C, StaleBallot(HIGH))]
     assert member.receive(C, Close(LOW, 1)) == [Send(C, StaleBallot(HIGH))]
     assert not member.closing
+
+
+def test_a_ballot_after_which_nobody_could_lead_is_refused(member: RoundMemberMachine) -> None:
+    member.receive(D, AskRound(HIGH))
+    far = HIGH.number + MAX_BALLOTS_AHEAD
+    with pytest.raises(RemoteProtocolError, match="names ballot"):
+        member.receive(C, AskRound(Ballot(far + 1, C, 1)))
+    assert member.promised == HIGH
+    member.receive(C, AskRound(Ballot(far, C, 1)))
+    assert member.promised.number == far
 
 
 def test_a_ballot_belongs_to_its_peer(member: RoundMemberMachine) -> None:

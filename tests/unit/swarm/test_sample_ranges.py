@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,20 @@ def test_a_difference_holds_what_is_in_the_first_only(
     assert positions(left) == positions(items) - positions(taken)
     assert all(item.start < item.stop for item in left)
     assert list(left) == sorted(left)
+
+
+def test_a_difference_of_many_pieces_does_not_compare_each_with_each() -> None:
+    compared = 0
+
+    class Counting(SampleRange, frozen=True, order=True):
+        def __lt__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return tuple(msgspec.structs.astuple(self)) < tuple(msgspec.structs.astuple(other))  # type: ignore[arg-type]
+
+    pieces = tuple(Counting(0, 2 * number, 2 * number + 1) for number in range(300))
+    assert subtract(pieces, pieces) == ()
+    assert compared < 300 * 20
 
 
 @pytest.mark.parametrize(("num_samples", "batch_samples"), [(10, 3), (9, 3), (1, 1), (2, 5)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
+from shoal.swarm import takeover
 from shoal.swarm.step_operations import SendStepMessage
 from shoal.swarm.takeover import Settled, TakeoverMachine, next_number
 from shoal.wire.messages.base import StepRange
@@ -42,6 +44,16 @@ def test_live_replicas_are_asked_until_all_have_answered() -> None:
     assert asking.asks([A, B], 10.1) == [SendStepMessage(A, Fence({1: 2})), SendStepMessage(B, Fence({1: 2}))]
     asking.receive(B, fenced())
     assert asking.is_over([A, B], 10.1)
+
+
+def test_who_names_ever_more_attempts_is_believed_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "MAX_COMMITTED", 4)
+    asking = machine(B=fenced(KEY))
+    made_up = [StepKey(1, 1, number, 0) for number in range(100, 106)]
+    asking.receive(A, fenced(*made_up[:3]))
+    with pytest.raises(RemoteProtocolError, match="A names more than 4 attempts of slot 1"):
+        asking.receive(A, fenced(*made_up[3:]))
+    assert asking.settled([A, B], ()).committed == {KEY}
 
 
 def test_one_that_is_gone_is_not_waited_for_and_a_silent_one_not_for_ever() -> None:

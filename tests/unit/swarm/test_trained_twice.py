@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm import trained_twice as module
 from shoal.swarm.round_effects import TrainedTwice
 from shoal.swarm.round_quorums import RoundQuorums
 from shoal.swarm.round_settings import RoundSettings
@@ -50,6 +51,23 @@ def test_the_larger_side_is_left_out_where_a_stage_would_have_nobody_without_the
     assert found == [TrainedTwice(OLD, NEW, ())], "B has both, and is alone in its stage"
     found = trained_twice(joins(a=small, b=small, c=large))
     assert found == [TrainedTwice(OLD, NEW, (C,))]
+
+
+def test_steps_that_one_replica_has_made_up_are_not_all_compared_with_each_other() -> None:
+    made_up = [step(StepKey(3, 1, number, 0), (0, 4)) for number in range(100)]
+    honest = [step(NEW, (0, 4)), step(OTHER, (4, 8))]
+    assert [each.out for each in trained_twice(joins(a=made_up, c=honest, d=honest))] == [(A,)]
+    assert len(trained_twice(joins(a=made_up, d=honest))) < 1200, "nobody else serves its stage"
+
+
+def test_nothing_is_trained_twice_however_few_pairs_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = [step(OLD, (0, 2))], [step(NEW, (0, 4))], [step(OTHER, (3, 4), (20, 30))]
+    given = joins(a=first, b=first, c=second + third, d=second)
+    monkeypatch.setattr(module, "_MOST_PAIRS", 0)
+    out = {peer for each in trained_twice(given) for peer in each.out}
+    assert out
+    rest = trained_twice({peer: join for peer, join in given.items() if peer not in out})
+    assert not any(each.out for each in rest), "but by the last ones of a stage"
 
 
 def test_a_step_that_is_out_already_shares_samples_with_nobody_any_more() -> None:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Annotated
 
 import msgspec
 
-from shoal.ids import Ballot, PeerId
+from shoal.ids import Ballot, Ordinal, PeerId
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
-Cap = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""Of steps, samples or targets: sums of as many as a message has are numbers that can be sent, too."""
+
+HeldRound = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
+"""Of the record that somebody holds; -1: of none."""
+
+Finite = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+"""Neither NaN nor infinite, nor below 0: what it is multiplied by stays a number, and JSON has no others."""
+
+Cap = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 """The most samples that a replica takes in a microbatch."""
 
 
@@ -28,6 +38,15 @@ class Traffic(enum.StrEnum):
     STATE = "state"
     CONTROL = "control"
 
+
+ContentBytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+"""Of a content that is got in chunks. Whoever gets it knows how much it can be, before there is room for it."""
+
+Sent = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]],
+    msgspec.Meta(max_length=64),
+]
+"""Bytes that were sent, by the traffic that they are."""
 
 FigureName = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[a-z0-9_/]*\Z")]
 
@@ -51,8 +70,8 @@ Routers = Annotated[tuple[RouterReport, ...], msgspec.Meta(max_length=1024)]
 class Hop(Struct, frozen=True):
     """One peer of a path or a ring, with the addresses under which it can be dialled."""
 
-    peer: PeerId
-    addresses: tuple[str, ...]
+    peer: Annotated[PeerId, msgspec.Meta(max_length=128)]
+    addresses: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=512)], ...], msgspec.Meta(max_length=16)]
 
 
 class ReplicaRef(Struct, frozen=True):
@@ -75,7 +94,7 @@ Replicas = tuple[tuple[ReplicaRef, ...], ...]
 class Era(Struct, frozen=True):
     """From `round` on a chain's records are of `ballot`, until the next era."""
 
-    round: int
+    round: Ordinal
     ballot: Ballot
 
 
@@ -98,9 +117,9 @@ class StepRange(Struct, frozen=True):
 class SampleRange(Struct, frozen=True, order=True):
     """Positions [start, stop) of the shuffled order of one pass over the data."""
 
-    pass_number: int
-    start: int
-    stop: int
+    pass_number: Ordinal
+    start: Count
+    stop: Count
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return max(0, self.stop - self.start)

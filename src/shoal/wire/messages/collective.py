@@ -14,7 +14,8 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.wire.messages.base import Struct
+from shoal.ids import Ordinal
+from shoal.wire.messages.base import Count, Struct
 
 MAX_TAG_BYTES = 256
 """So that parts which wait for their group cannot fill the memory."""
@@ -27,20 +28,20 @@ class RingPart(Struct, frozen=True, tag="ring_part"):
     formed. One tensor. `buffer` tells the vectors of an operation from each other."""
 
     tag: Tag
-    operation: int
+    operation: Count
     gather: bool
-    buffer: int
-    chunk: int
-    segment: int
+    buffer: Count
+    chunk: Count
+    segment: Count
 
 
 class SharedVector(Struct, frozen=True):
     """Where a vector lies in the sender's own memory: a file that it has open, and the file's number in the system, so
     that no other one is taken for it. Only good over a connection whose process the kernel proves."""
 
-    descriptor: int
+    descriptor: Count
     inode: int
-    offset_bytes: int
+    offset_bytes: Ordinal
 
 
 class RingReady(Struct, frozen=True, tag="ring_ready"):
@@ -48,12 +49,12 @@ class RingReady(Struct, frozen=True, tag="ring_ready"):
     receiver has passed on what it makes of them, or has answered RingTaken."""
 
     tag: Tag
-    operation: int
+    operation: Count
     gather: bool
-    buffer: int
-    chunk: int
-    segment: int
-    count: int
+    buffer: Count
+    chunk: Count
+    segment: Count
+    count: Count
     vector: SharedVector
 
 
@@ -61,7 +62,7 @@ class RingTaken(Struct, frozen=True, tag="ring_taken"):
     """The sender reads nothing more from the receiver's memory in this operation."""
 
     tag: Tag
-    operation: int
+    operation: Count
 
 
 CollectiveMessage = RingPart | RingReady | RingTaken

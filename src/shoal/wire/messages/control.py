@@ -6,9 +6,20 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shoal.ids import PeerId, StepKey
+from shoal.ids import MAX_SLOTS, MAX_STAGES, Ordinal, PeerId, Slot, Stage, StepKey
 from shoal.telemetry.registry import FIRST_BUCKET, LAST_BUCKET
-from shoal.wire.messages.base import Hop, Number, Replicas, RouterReport, StepRange, Struct
+from shoal.wire.messages.base import (
+    Count,
+    Finite,
+    HeldRound,
+    Hop,
+    Number,
+    Replicas,
+    RouterReport,
+    Sent,
+    StepRange,
+    Struct,
+)
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
@@ -23,18 +34,18 @@ class TrainerHello(Struct, frozen=True, tag="trainer_hello"):
     """First message of a trainer to its client, again whenever it has been dialled anew, and then followed by all
     reports of `round`: the last one that the trainer was started in, 0 before the first."""
 
-    slot: int
-    generation: int
+    slot: Slot
+    generation: Ordinal
     hop: Hop
-    round: int = 0
+    round: Ordinal = 0
 
 
 class Evaluation(Struct, frozen=True):
     """A share of the held-out set: samples [start, stop), evaluated on the parameters of record `base_round`."""
 
-    base_round: int
-    start: int
-    stop: int
+    base_round: HeldRound
+    start: Count
+    stop: Count
 
 
 class StartRound(Struct, frozen=True, tag="start_round"):
@@ -42,9 +53,9 @@ class StartRound(Struct, frozen=True, tag="start_round"):
     all usable replicas of stage s, best first, to replace one that is lost. `base` is the hash of the record on top of
     which the round is trained."""
 
-    round: int
-    slot: int
-    num_slots: int
+    round: Ordinal
+    slot: Slot
+    num_slots: Annotated[int, msgspec.Meta(ge=1, le=MAX_SLOTS)]
     steps: StepRange
     path: tuple[Hop, ...]
     replicas: Replicas
@@ -62,38 +73,38 @@ class StepReport(Struct, frozen=True, tag="step_report"):
     """One step is committed (or skipped), at `at_s` on the monotonic clock of the host of trainer and client. `loss` is
     the mean over its targets. `routers` are those of all stages, in order."""
 
-    slot: int
-    round: int
+    slot: Slot
+    round: Ordinal
     key: StepKey
-    num_samples: int
-    num_targets: int
+    num_samples: Count
+    num_targets: Count
     loss: float
     grad_norm: float
-    lr: float
+    lr: Finite
     skipped: bool
-    duration_s: float
-    at_s: float
+    duration_s: Finite
+    at_s: Finite
     routers: tuple[RouterReport, ...] = ()
 
 
 class EvalReport(Struct, frozen=True, tag="eval_report"):
     """Sum of the losses over the targets in this trainer's share of the held-out set."""
 
-    slot: int
-    base_round: int
+    slot: Slot
+    base_round: HeldRound
     loss_sum: float
-    num_samples: int
-    num_targets: int
+    num_samples: Count
+    num_targets: Count
 
 
 class TrainerDone(Struct, frozen=True, tag="trainer_done"):
     """The trainer has done its steps of the round and waits. `sent_bytes` counts from its start."""
 
-    slot: int
-    round: int
-    steps: int
-    num_samples: int
-    sent_bytes: dict[str, int]
+    slot: Slot
+    round: Ordinal
+    steps: Ordinal
+    num_samples: Count
+    sent_bytes: Sent
 
 
 MAX_REFUSAL_CHARS = 200
@@ -103,9 +114,9 @@ class TrainerStuck(Struct, frozen=True, tag="trainer_stuck"):
     """The trainer cannot put a path together: `stages` have no replica that answers, or those of one refuse its step
     (`refusal` says why)."""
 
-    slot: int
-    round: int
-    stages: tuple[int, ...]
+    slot: Slot
+    round: Ordinal
+    stages: Annotated[tuple[Stage, ...], msgspec.Meta(max_length=MAX_STAGES)]
     refusal: Annotated[str, msgspec.Meta(max_length=MAX_REFUSAL_CHARS)] = ""
 
 
@@ -137,7 +148,7 @@ class TellRun(Struct, frozen=True, tag="tell_run"):
 class Leave(Struct, frozen=True, tag="leave"):
     """A server is about to leave, with these others: does anybody who stays hold `stage`? Repeated until it may go."""
 
-    stage: Annotated[int, msgspec.Meta(ge=0)]
+    stage: Stage
     others: Annotated[tuple[PeerId, ...], msgspec.Meta(max_length=4096)] = ()
 
 
@@ -145,7 +156,7 @@ class MayLeave(Struct, frozen=True, tag="may_leave"):
     """The client's answer. With `is_safe` others of the stage hold the newest record, or, if there is a `record_hash`,
     the client keeps the state of that record. Without, the client fetches it now, unless `refused` says why not."""
 
-    stage: Annotated[int, msgspec.Meta(ge=0)]
+    stage: Stage
     round: Number
     is_safe: bool
     record_hash: str = ""
@@ -168,7 +179,7 @@ class Metrics(Struct, frozen=True, tag="metrics"):
 
     role: RoleName
     peer: PeerId
-    round: int
+    round: Ordinal
     values: Annotated[dict[RunNumber, float], msgspec.Meta(max_length=MAX_VALUES)]
 
 
@@ -213,7 +224,7 @@ class Noted(Struct, frozen=True, tag="noted"):
 class AskCounters(Struct, frozen=True, tag="ask_counters"):
     """What has the receiver measured until now? `number` is above 0, and comes back in the answer."""
 
-    number: Annotated[int, msgspec.Meta(ge=1)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class AskStatus(Struct, frozen=True, tag="ask_status"):
@@ -255,7 +266,7 @@ class SeenPeer(Struct, frozen=True):
     role: RoleName
     host: PeerHost | None
     index: int | None = None
-    stage: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    stage: Stage | None = None
     serving: bool = False
     held_round: int = -1
     problem: str = ""

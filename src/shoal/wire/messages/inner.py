@@ -17,11 +17,8 @@ client                               replica that takes a member's place
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-
-from shoal.wire.messages.base import Struct
+from shoal.ids import Stage
+from shoal.wire.messages.base import ContentBytes, Struct
 from shoal.wire.messages.transfer import ContentKind, ContentName, Digest
 
 
@@ -30,10 +27,10 @@ class InnerState(Struct, frozen=True):
     SHA-256 of its content's chunks. The content is a safetensors file: each tensor is called by what it is and by its
     parameter, and the metadata say whose it is."""
 
-    stage: int
+    stage: Stage
     record_hash: Digest
     digest: Digest
-    num_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    num_bytes: ContentBytes
 
     @property
     def name(self) -> ContentName:
@@ -44,14 +41,14 @@ class InnerState(Struct, frozen=True):
 class AskInner(Struct, frozen=True, tag="ask_inner"):
     """What did the receiver's inner optimizer know at this record?"""
 
-    stage: int
+    stage: Stage
     record_hash: Digest
 
 
 class InnerHeld(Struct, frozen=True, tag="inner_held"):
     """The sender gives it, or (None) does not have it."""
 
-    stage: int
+    stage: Stage
     record_hash: Digest
     inner: InnerState | None
 

@@ -13,7 +13,11 @@ A mirror fetches states, and gives them, as replicas do (`transfer`).
 
 from __future__ import annotations
 
-from shoal.ids import Ballot
+from typing import Annotated
+
+import msgspec
+
+from shoal.ids import MAX_STAGES, Ballot, Stage
 from shoal.wire.messages.base import Struct
 from shoal.wire.messages.round import SignedRecord
 
@@ -32,7 +36,7 @@ class HeldRecord(Struct, frozen=True):
     """A committed record, and the stages whose bytes the sender holds as this record names them."""
 
     record: SignedRecord
-    stages: tuple[int, ...]
+    stages: Annotated[tuple[Stage, ...], msgspec.Meta(max_length=MAX_STAGES)]
 
 
 class Mirrored(Struct, frozen=True, tag="mirrored"):

@@ -35,8 +35,8 @@ from typing import Annotated
 import msgspec
 
 from shoal.errors import MALFORMED, RemoteProtocolError
-from shoal.ids import Ballot, PeerId, StepKey
-from shoal.wire.messages.base import Era, Hop, SampleRange, Struct
+from shoal.ids import Ballot, Ordinal, PeerId, Slot, Stage, StepKey
+from shoal.wire.messages.base import ContentBytes, Count, Era, Finite, HeldRound, Hop, SampleRange, Sent, Struct
 from shoal.wire.messages.step import Earlier, StepEntry
 
 
@@ -51,7 +51,7 @@ class StageHashes(Struct, frozen=True):
 class Basis(Struct, frozen=True):
     """The bytes of a stage that a replica trains from: those that record `round` named; with 0 the initial ones."""
 
-    round: int
+    round: HeldRound
     hashes: StageHashes
 
 
@@ -59,8 +59,8 @@ class Payload(Struct, frozen=True):
     """The bytes that a pseudo-gradient is encoded as, where each member's is gathered whole: their SHA-256 (hex), and
     how many."""
 
-    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    num_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z", max_length=64)]
+    num_bytes: ContentBytes
 
 
 class StageOutcome(Struct, frozen=True):
@@ -73,14 +73,14 @@ class StageOutcome(Struct, frozen=True):
     was encoded as a whole: None of one that had not trained or was not finite; empty where sums are formed on their
     way."""
 
-    stage: int
-    epoch: int
+    stage: Stage
+    epoch: Ordinal
     members: tuple[PeerId, ...]
-    weights: tuple[int, ...]
+    weights: tuple[Ordinal, ...]
     hashes: StageHashes
-    steps_lost: int
+    steps_lost: Count
     restored: Basis | None = None
-    scales: tuple[float, ...] = ()
+    scales: tuple[Finite, ...] = ()
     differed: tuple[PeerId, ...] = ()
     payloads: tuple[Payload | None, ...] = ()
 
@@ -104,13 +104,13 @@ class Record(Struct, frozen=True):
     this run."""
 
     run_id: str
-    round: int
+    round: Ordinal
     ballot: Ballot
     previous: str
     stages: tuple[StageOutcome, ...]
     samples: tuple[SampleRange, ...]
     skipped: tuple[SampleRange, ...]
-    generations: dict[int, int]
+    generations: dict[Slot, Ordinal]
     recorded: tuple[SampleRange, ...] = ()
     eras: tuple[Era, ...] = ()
     keep: bool = False
@@ -140,8 +140,8 @@ class RoundState(Struct, frozen=True, tag="round_state"):
     has: not those of its record if its stage was restored."""
 
     ballot: Ballot
-    stage: int
-    base_round: int
+    stage: Stage
+    base_round: HeldRound
     record: SignedRecord | None
     prepared: SignedRecord | None
     hop: Hop
@@ -159,15 +159,15 @@ class Close(Struct, frozen=True, tag="close"):
     """Stop opening steps of `round`, finish what has begun, then join."""
 
     ballot: Ballot
-    round: int
+    round: Ordinal
 
 
 class LinkReport(Struct, frozen=True):
     """What a replica has measured of its link to another one; `is_local`: they share a host, and memory."""
 
     peer: PeerId
-    round_trip_ms: Annotated[float, msgspec.Meta(ge=0)]
-    bandwidth_mbit: Annotated[float, msgspec.Meta(ge=0)]
+    round_trip_ms: Finite
+    bandwidth_mbit: Finite
     is_local: bool = False
 
 
@@ -183,9 +183,9 @@ class Join(Struct, frozen=True, tag="join"):
     rounds since it took part in averaging the fragment of this one: that counts with this round's steps."""
 
     ballot: Ballot
-    round: int
-    stage: int
-    num_samples: int
+    round: Ordinal
+    stage: Stage
+    num_samples: Ordinal
     in_doubt: tuple[StepKey, ...]
     log: tuple[StepEntry, ...]
     aborted: tuple[StepKey, ...]
@@ -199,9 +199,9 @@ class PayloadReady(Struct, frozen=True, tag="payload_ready"):
     """To the others of the stage: what the sender's pseudo-gradient of this round, which is trained on this record, is
     encoded as. It may be fetched (`wire.messages.transfer`) before the round is closed."""
 
-    round: int
+    round: Ordinal
     record_hash: Annotated[str, msgspec.Meta(max_length=64)]
-    stage: int
+    stage: Stage
     payload: Payload
 
 
@@ -209,11 +209,11 @@ class Resolve(Struct, frozen=True, tag="resolve"):
     """The fate of a step in doubt, settled from all joins; with `commit`, by the numbers of the entry that holds it."""
 
     ballot: Ballot
-    round: int
+    round: Ordinal
     key: StepKey
     commit: bool
-    scale: float = 0.0
-    lr: float = 0.0
+    scale: Finite = 0.0
+    lr: Finite = 0.0
     skipped: bool = False
 
 
@@ -223,12 +223,12 @@ class Propose(Struct, frozen=True, tag="propose"):
     weight; empty where sums are formed on their way."""
 
     ballot: Ballot
-    round: int
-    epoch: int
-    stage: int
+    round: Ordinal
+    epoch: Ordinal
+    stage: Stage
     members: tuple[Hop, ...]
-    weights: tuple[int, ...]
-    scales: tuple[float, ...] = ()
+    weights: tuple[Ordinal, ...]
+    scales: tuple[Finite, ...] = ()
     payloads: tuple[Payload | None, ...] = ()
 
 
@@ -236,10 +236,10 @@ class QuorumTag(Struct, frozen=True, order=True):
     """The tag of the collective operations of a quorum (`wire.messages.collective`). Compared field by field, the
     highest is the newest."""
 
-    round: int
+    round: Ordinal
     ballot: Ballot
-    epoch: int
-    stage: int
+    epoch: Ordinal
+    stage: Stage
 
     @classmethod
     def of(cls, quorum: Propose) -> QuorumTag:
@@ -267,9 +267,9 @@ class Staged(Struct, frozen=True, tag="staged"):
     """The member has computed the outer step into its staging buffer."""
 
     ballot: Ballot
-    round: int
-    epoch: int
-    stage: int
+    round: Ordinal
+    epoch: Ordinal
+    stage: Stage
     hashes: StageHashes
 
 
@@ -277,9 +277,9 @@ class MemberLost(Struct, frozen=True, tag="member_lost"):
     """The sender cannot reach a member of its ring."""
 
     ballot: Ballot
-    round: int
-    epoch: int
-    stage: int
+    round: Ordinal
+    epoch: Ordinal
+    stage: Stage
     peer: PeerId
 
 
@@ -294,7 +294,7 @@ class RecordPrepared(Struct, frozen=True, tag="record_prepared"):
     """Answer to PrepareRecord."""
 
     ballot: Ballot
-    round: int
+    round: Ordinal
     record_hash: str
 
 
@@ -315,7 +315,7 @@ class Restore(Struct, frozen=True, tag="restore"):
 
     ballot: Ballot
     record: SignedRecord
-    stage: int
+    stage: Stage
     basis: Basis
     instead_of: str = ""
 
@@ -324,19 +324,19 @@ class Swapped(Struct, frozen=True, tag="swapped"):
     """The replica now holds D_round, with bytes of these hashes. `sent_bytes` counts what it sent since it held the
     record before, by traffic."""
 
-    round: int
-    stage: int
+    round: Ordinal
+    stage: Stage
     record_hash: str
     hashes: StageHashes
-    sent_bytes: dict[str, int]
+    sent_bytes: Sent
 
 
 class Move(Struct, frozen=True, tag="move"):
     """Serve `stage` from now on, in the same process. `urgent`: it has no replica, so no round's end is waited for."""
 
     ballot: Ballot
-    round: int
-    stage: int
+    round: Ordinal
+    stage: Stage
     urgent: bool
 
 
@@ -345,7 +345,7 @@ class Moving(Struct, frozen=True, tag="moving"):
     empty, why it does not. Said once more, with a RoundState, by the replica of the new stage when it begins."""
 
     ballot: Ballot
-    stage: int
+    stage: Stage
     refused: str
 
 

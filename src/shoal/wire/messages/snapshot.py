@@ -13,12 +13,8 @@ the owner, started again             the same buddy
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-
-from shoal.ids import PeerId
-from shoal.wire.messages.base import Struct
+from shoal.ids import Ordinal, PeerId, Stage
+from shoal.wire.messages.base import ContentBytes, Struct
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Earlier, StepEntry
 from shoal.wire.messages.transfer import ContentKind, ContentName, Digest
@@ -31,13 +27,13 @@ class Snapshot(Struct, frozen=True):
     what the replica has trained in earlier rounds of which some fragment is still to be averaged."""
 
     peer: PeerId
-    stage: int
-    generation: int
-    round: int
+    stage: Stage
+    generation: Ordinal
+    round: Ordinal
     record_hash: str
     hashes: StageHashes
     log: tuple[StepEntry, ...]
-    num_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    num_bytes: ContentBytes
     digest: Digest
     earlier: Earlier = ()
 
@@ -70,7 +66,7 @@ class SnapshotKept(Struct, frozen=True, tag="snapshot_kept"):
 class AskSnapshot(Struct, frozen=True, tag="ask_snapshot"):
     """Does the receiver keep a snapshot of the sender's earlier generation of this number, at this stage?"""
 
-    stage: int
+    stage: Stage
     generation: int
 
 

@@ -22,11 +22,8 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.ids import PeerId, StepKey
-from shoal.wire.messages.base import Cap, Hop, Routers, SampleRange, Struct
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-"""Of steps or targets: sums of as many as a message has are numbers that can be sent, too."""
+from shoal.ids import Ordinal, PeerId, Slot, Stage, StepKey
+from shoal.wire.messages.base import Cap, Count, Finite, HeldRound, Hop, Routers, SampleRange, Struct
 
 
 class StepsTrained(Struct, frozen=True):
@@ -50,12 +47,12 @@ class StepEntry(Struct, frozen=True):
 
     key: StepKey
     path: tuple[PeerId, ...]
-    version: int
+    version: Count
     samples: tuple[SampleRange, ...]
     num_samples: Count
     num_targets: Count
-    scale: float
-    lr: float
+    scale: Finite
+    lr: Finite
     skipped: bool
 
 
@@ -66,13 +63,13 @@ class Open(Struct, frozen=True, tag="open"):
     times `loss_scale`, a power of two, and says and applies its gradients divided by it."""
 
     key: StepKey
-    round: int
+    round: Ordinal
     path: tuple[Hop, ...]
-    microbatch_samples: tuple[int, ...]
-    microbatch_targets: tuple[int, ...]
+    microbatch_samples: tuple[Count, ...]
+    microbatch_targets: tuple[Count, ...]
     samples: tuple[SampleRange, ...]
     base: str = ""
-    loss_scale: float = 1.0
+    loss_scale: Finite = 1.0
 
 
 class Opened(Struct, frozen=True, tag="opened"):
@@ -100,28 +97,28 @@ class Forward(Struct, frozen=True, tag="fwd"):
     """Input of one microbatch for the receiving stage. Its tensor, and those of the context, which is handed on."""
 
     key: StepKey
-    microbatch: int
+    microbatch: Count
 
 
 class Labels(Struct, frozen=True, tag="labels"):
     """Labels of one microbatch, for the last stage. One tensor."""
 
     key: StepKey
-    microbatch: int
+    microbatch: Count
 
 
 class Backward(Struct, frozen=True, tag="bwd"):
     """Gradient with respect to what the receiving stage sent forward. One tensor."""
 
     key: StepKey
-    microbatch: int
+    microbatch: Count
 
 
 class MicrobatchDone(Struct, frozen=True, tag="mb_done"):
     """Stage 0 has finished the backward of a microbatch: the trainer may send the next one."""
 
     key: StepKey
-    microbatch: int
+    microbatch: Count
 
 
 class Prepared(Struct, frozen=True, tag="prepared"):
@@ -129,8 +126,8 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     the mean over the step's targets and comes from the last stage only, `routers` from stages that have experts."""
 
     key: StepKey
-    stage: int
-    version: int
+    stage: Stage
+    version: Count
     squared_norm: float
     finite: bool
     loss: float | None
@@ -141,8 +138,8 @@ class Commit(Struct, frozen=True, tag="commit"):
     """Apply the step: gradients times `scale`, learning rate `lr`. `scale` 0 with `skipped` leaves parameters alone."""
 
     key: StepKey
-    scale: float
-    lr: float
+    scale: Finite
+    lr: Finite
     skipped: bool
 
 
@@ -200,8 +197,8 @@ class TellOutcome(Struct, frozen=True, tag="tell_outcome"):
 
     key: StepKey
     outcome: Outcome
-    scale: float = 0.0
-    lr: float = 0.0
+    scale: Finite = 0.0
+    lr: Finite = 0.0
     skipped: bool = False
     forgotten: tuple[PeerId, ...] = ()
 
@@ -209,7 +206,7 @@ class TellOutcome(Struct, frozen=True, tag="tell_outcome"):
 class Fence(Struct, frozen=True, tag="fence"):
     """From now on refuse every generation of a trainer below the given one (trainer -> lowest allowed generation)."""
 
-    generations: dict[int, int]
+    generations: dict[Slot, Ordinal]
 
 
 class Fenced(Struct, frozen=True, tag="fenced"):
@@ -221,11 +218,11 @@ class Fenced(Struct, frozen=True, tag="fenced"):
     all.
     """
 
-    generations: dict[int, int]
+    generations: dict[Slot, Ordinal]
     committed: tuple[StepKey, ...]
     in_doubt: tuple[StepKey, ...]
-    round: int
-    since: dict[int, StepKey]
+    round: Ordinal
+    since: dict[Slot, StepKey]
     steady: bool
 
 
@@ -234,9 +231,9 @@ class EvalForward(Struct, frozen=True, tag="eval_fwd"):
     `base_round`. Tensors as of `Forward`. `trainer`, `evaluation` and `microbatch` pair it with its labels; the answer
     goes to `trainer`."""
 
-    evaluation: int
-    microbatch: int
-    base_round: int
+    evaluation: Ordinal
+    microbatch: Count
+    base_round: HeldRound
     path: tuple[Hop, ...]
     trainer: Hop
 
@@ -244,25 +241,25 @@ class EvalForward(Struct, frozen=True, tag="eval_fwd"):
 class EvalLabels(Struct, frozen=True, tag="eval_labels"):
     """Labels of one evaluation batch, for the last stage. One tensor."""
 
-    evaluation: int
-    microbatch: int
-    base_round: int
+    evaluation: Ordinal
+    microbatch: Count
+    base_round: HeldRound
 
 
 class EvalResult(Struct, frozen=True, tag="eval_result"):
     """Mean loss over the targets of one evaluation batch of `num_samples` samples; 0 where it has none."""
 
-    evaluation: int
-    microbatch: int
+    evaluation: Ordinal
+    microbatch: Count
     loss: float
-    num_samples: int
+    num_samples: Count
 
 
 class EvalRefused(Struct, frozen=True, tag="eval_refused"):
     """The sender does not hold the record asked for, or cannot reach the next stage."""
 
-    evaluation: int
-    microbatch: int
+    evaluation: Ordinal
+    microbatch: Count
     reason: str
 
 

@@ -14,7 +14,8 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.wire.messages.base import Struct
+from shoal.ids import Stage
+from shoal.wire.messages.base import Count, HeldRound, Struct
 
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
 """A SHA-256 in hex. Whoever answers repeats the name, and the answer is a longer message."""
@@ -43,7 +44,7 @@ class ContentName(Struct, frozen=True):
     inner state the SHA-256 of the hashes of its chunks; of a payload its own SHA-256. All in hex."""
 
     kind: ContentKind
-    stage: int
+    stage: Stage
     digest: Digest
 
 
@@ -67,21 +68,21 @@ class Missing(Struct, frozen=True, tag="missing"):
     none)."""
 
     name: ContentName
-    base_round: int
+    base_round: HeldRound
 
 
 class Read(Struct, frozen=True, tag="read"):
     """Send a chunk of it."""
 
     name: ContentName
-    chunk: int
+    chunk: Count
 
 
 class Chunk(Struct, frozen=True, tag="chunk"):
     """The chunk. One tensor of bytes."""
 
     name: ContentName
-    chunk: int
+    chunk: Count
 
 
 TransferMessage = Want | Have | Missing | Read | Chunk

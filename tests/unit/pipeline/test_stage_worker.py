@@ -1,0 +1,51 @@
+"""A replica's end of the training step: whom it takes a trainer's word for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from shoal.ids import PeerId, StepKey
+from shoal.pipeline.stage_worker import StageWorker, StepLimits
+from shoal.swarm.step_operations import Schedule
+from shoal.telemetry.registry import MetricRegistry
+from shoal.transport.base import Received
+from shoal.wire.messages.base import Hop
+from shoal.wire.messages.step import Open
+
+ME, NEXT, TRAINER = PeerId("me"), PeerId("next"), PeerId("trainer")
+
+
+class Post:
+    """An endpoint that dials nobody."""
+
+    def __init__(self) -> None:
+        self.peer_id, self.metrics = ME, MetricRegistry()
+        self.introduced: list[PeerId] = []
+
+    def introduce(self, hop: Hop) -> None:
+        self.introduced.append(hop.peer)
+
+    def post(self, *_: object) -> None:
+        pass
+
+
+def test_nobody_is_known_by_a_step_that_is_not_opened() -> None:
+    post = Post()
+    compute: Any = SimpleNamespace(
+        stage=0, schedule=Schedule.ONE_F_ONE_B, module=SimpleNamespace(is_wrapped=False, has_loss=False)
+    )
+    device: Any = None
+    endpoint: Any = post
+    worker = StageWorker(
+        endpoint=endpoint, compute=compute, device=device, num_stages=2, limits=StepLimits(open_steps=1)
+    )
+    worker.start_round(1)
+    invented = tuple(Hop(PeerId(f"nobody {number}"), ()) for number in range(1000))
+    path = (Hop(ME, ()), Hop(NEXT, ()))
+    worker.receive(Received(TRAINER, Open(StepKey(0, 1, 0, 0), 1, invented, (2,), (2,), ()), ()))
+    assert post.introduced == []
+    worker.receive(Received(TRAINER, Open(StepKey(0, 1, 0, 1), 1, path, (2,), (2,), ()), ()))
+    assert post.introduced == [NEXT]
+    worker.receive(Received(PeerId("another"), Open(StepKey(0, 1, 0, 1), 1, invented[:2], (2,), (2,), ()), ()))
+    assert post.introduced == [NEXT]
