@@ -113,7 +113,7 @@ async def test_what_is_larger_than_a_stage_can_know_is_neither_made_room_for_nor
     huge = InnerState(0, "0" * 64, "1" * 64, 1 << 60)
     async with asking(desk, MIRROR) as [fetch]:
         answers: list[InnerTaken] = []
-        fetch.receive = lambda event: _noted(event, answers)  # type: ignore[method-assign]
+        fetch.receive = lambda event: _noted(event, answers)
         fetch._endpoint.introduce(desk.endpoint.hop)
         fetch._endpoint.post(MEMBER, TakeInner(huge))
         await until(lambda: answers)
@@ -132,7 +132,7 @@ async def test_what_is_wrong_with_a_content_is_said_in_an_answer_that_can_be_sen
     inner = InnerState(0, "1" * 64, digest_of(offers.hashes()), content.nbytes)
     async with asking(desk, MIRROR) as [fetch]:
         answers: list[InnerTaken] = []
-        fetch.receive = lambda event: _noted(event, answers)  # type: ignore[method-assign]
+        fetch.receive = lambda event: _noted(event, answers)
         fetch._contents.offer(inner.name, offers)
         fetch._endpoint.introduce(desk.endpoint.hop)
         fetch._endpoint.post(MEMBER, TakeInner(inner))
@@ -144,7 +144,7 @@ async def test_a_member_that_says_it_knows_more_than_its_stage_can_is_not_read()
     desk = Desk()
     async with asking(desk, MIRROR) as [fetch]:
         await desk.record(1)
-        desk.exchange._named = lambda kept: InnerState(0, kept.record_hash, "1" * 64, 1 << 60)  # type: ignore[method-assign]
+        desk.exchange._named = lambda kept: InnerState(0, kept.record_hash, "1" * 64, 1 << 60)
         assert await given(fetch, 1) is None
 
 
