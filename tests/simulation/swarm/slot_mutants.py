@@ -122,8 +122,8 @@ class IsDoneForGood(TrainerSlots):
 class WaitsForEver(TrainerSlots):
     """Waits for the hello of a trainer that was started until the round ends."""
 
-    def _await_hello(self, replacement: Any, now_s: float) -> None:
-        super()._await_hello(replacement, now_s)
+    def _await_hello(self, replacement: Any) -> None:
+        super()._await_hello(replacement)
         replacement.silent_at_s = math.inf
 
 
