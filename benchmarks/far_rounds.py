@@ -27,7 +27,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.e2e.far_line import LineKind, far_hosts
 from tests.e2e.hosts import hosts_of, invited
 
-from shoal_lab.launched import END_S, START_S, until
+from shoal_lab.launched import END_S, START_S, Launched, until
 from shoal_lab.observed import Step, Swarm, time_of
 
 NUM_SLOTS = 2
@@ -133,20 +134,25 @@ def main() -> int:
     return 0 if all(each.holds for each in figures) else 1
 
 
-def measured(name: str, num_rounds: int) -> Figure:
-    """Train so many rounds, and see when steps were committed."""
-    flags = (*FLAGS, f"--num-servers={NUM_SLOTS}", f"--diloco.outer-steps={num_rounds}", *CASES[name].flags)
+@contextmanager
+def client_at_a_line(flags: Sequence[str]) -> Iterator[tuple[Launched, Callable[[str], Launched]]]:
+    """Start a client on the near host; gives it, and what starts a server on one of the hosts."""
     with (
         tempfile.TemporaryDirectory(prefix="far-rounds-") as directory,
         far_hosts(LineKind()) as line,
         hosts_of(Path(directory), line) as hosts,
     ):
-        client = hosts.run("near", "start_trainer_client.py", *flags, environment=PACE)
+        client = hosts.run("near", "start_trainer_client.py", *FLAGS, *flags, environment=PACE)
         variable, command = invited(client)
         hosts.give_key("near", "far")
-        servers = [
-            hosts.run(host, *command, environment={**variable, **PACE}, start="server") for host in ("near", "far")
-        ]
+        yield client, lambda host: hosts.run(host, *command, environment={**variable, **PACE}, start="server")
+
+
+def measured(name: str, num_rounds: int) -> Figure:
+    """Train so many rounds, and see when steps were committed."""
+    flags = (f"--num-servers={NUM_SLOTS}", f"--diloco.outer-steps={num_rounds}", *CASES[name].flags)
+    with client_at_a_line(flags) as (client, server):
+        servers = [server(host) for host in ("near", "far")]
         assert client.ends(num_rounds * STEPS * 10.0 + END_S) == 0, client.output
         steps = [Swarm(client, servers, NUM_SLOTS).steps(slot) for slot in range(NUM_SLOTS)]
     figures = [of_trainer(each, num_rounds) for each in steps]
@@ -157,21 +163,12 @@ def measured(name: str, num_rounds: int) -> Figure:
 
 def newcomer() -> tuple[float, int]:
     """Start a server at the other end of the line; return after which time, and how many records, it has trained."""
-    flags = (*FLAGS, "--num-servers=1", "--diloco.outer-steps=1000", *CASES["int4"].flags)
-    with (
-        tempfile.TemporaryDirectory(prefix="far-rounds-") as directory,
-        far_hosts(LineKind()) as line,
-        hosts_of(Path(directory), line) as hosts,
-    ):
-        client = hosts.run("near", "start_trainer_client.py", *flags, environment=PACE)
-        variable, command = invited(client)
-        hosts.give_key("near", "far")
-        environment = {**variable, **PACE}
-        servers = [hosts.run("near", *command, environment=environment, start="server")]
-        swarm = Swarm(client, servers, 1)
+    flags = ("--num-servers=1", "--diloco.outer-steps=1000", *CASES["int4"].flags)
+    with client_at_a_line(flags) as (client, server):
+        swarm = Swarm(client, [server("near")], 1)
         until(swarm.is_training, 2 * START_S, "a first record")
         from_s = time.time()
-        servers.append(hosts.run("far", *command, environment=environment, start="server"))
+        server("far")
         step_s = time_of(client.saw("trainer_1", "step.committed", 3 * START_S))
         num_records = swarm.records_between(from_s, step_s)
         client.interrupt()

@@ -209,11 +209,12 @@ class ChainSafety:
             return
         takers = self._takers[other]
         is_heard_of = any(self._is_heard(ballot, taker) for taker in takers)
-        is_superseded = ballot is not None and ballot == its_ballot
         is_newer = ballot is not None and its_ballot is not None and ballot > its_ballot
-        is_dropped = is_newer and bool(takers) and not is_heard_of
-        nobody_took_both = takers.isdisjoint(self._takers[digest]) and (takers.isdisjoint(here) or not is_heard_of)
-        has_kept_apart = nobody_took_both and (is_superseded or (is_dropped and takers.isdisjoint(here)))
+        no_member_took_it = takers.isdisjoint(here)
+        is_superseded = ballot is not None and ballot == its_ballot and (no_member_took_it or not is_heard_of)
+        is_dropped = is_newer and bool(takers) and not is_heard_of and no_member_took_it
+        nobody_took_both = takers.isdisjoint(self._takers[digest])
+        has_kept_apart = nobody_took_both and (is_superseded or is_dropped)
         started_again = {member.peer for member in here} & {member.peer for member in there - here}
         if has_kept_apart or (here.isdisjoint(there) and not (started_again and is_heard_of)):
             raise Split(f"two records of round {round}")

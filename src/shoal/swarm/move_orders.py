@@ -215,7 +215,7 @@ class MoveOrders:
             return []
         others = {replica.peer for replica in view.replicas} - {peer}
         move = improve(view, self._num_stages, holders, others, trains=True)
-        if move is None or move.peer != peer:
+        if move is None:
             return []
         self._filled = None  # once: it may refuse
         return self._ordered(move, now_s)
