@@ -62,7 +62,7 @@ async def see_joined(
             facts.swarm = swarm = await _swarm(observer, node, peers)
             async with anyio.create_task_group() as tasks:
                 # Where its packets are lost, all that is asked on the same connection waits behind a long question.
-                tasks.start_soon(_see_large, facts, swarm, node, peers)
+                tasks.start_soon(see_large, facts, swarm, node, peers)
                 return await _client(facts, observer, swarm.view, origins)
     except (BootstrapError, ConfigError) as error:
         facts.joined = failed(str(error), "see what host.p2pd and swarm.peers say, and whether the run is up")
@@ -70,9 +70,13 @@ async def see_joined(
         return None
 
 
-async def _see_large(facts: Facts, swarm: SwarmSeen, node: DhtNode, peers: list[PeerId]) -> None:
-    """Ask a peer that answers a short question a long one, and note what comes of it."""
-    takes_large: Judged | bool = skipped("no initial peer answers short questions")
+async def see_large(facts: Facts, swarm: SwarmSeen, node: DhtNode, peers: list[PeerId]) -> None:
+    """Ask a peer that answers a short question a long one, and note what comes of it.
+
+    One of them has answered as the DHT was joined. If none does any more, a full packet is lost already: small ones
+    that wait together leave as one, and all that follows waits behind it.
+    """
+    takes_large: Judged | bool = False if peers else skipped("no initial peer is named by its id")
     for peer in peers:
         if await node.takes(peer, QUESTION_BYTES):
             takes_large = await node.takes(peer, _LARGE_BYTES)

@@ -122,8 +122,8 @@ def large_frames(swarm: SwarmSeen) -> Judged:
     if swarm.takes_large:
         return ok(f"{size} get through to an initial peer")
     return warning(
-        f"short questions are answered, and one of {size} is not: full packets get lost on the way, or the link is "
-        "very slow",
+        f"short questions were answered, and one of {size} is not: full packets get lost on the way, the link is very "
+        "slow, or the peer has just ended",
         "let this host send smaller packets (ip link set dev <interface> mtu 1280), or let the firewall between pass "
         'ICMP "fragmentation needed"',
     )
