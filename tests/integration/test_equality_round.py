@@ -175,7 +175,10 @@ async def make_swarm(
                     num_stages=num_stages,
                     limits=StepLimits(open_steps=4),
                     cuts=RoundCuts(
-                        cuts, lambda round, number=(stage, slot): replicas[number[0]][number[1]].member.cut(round)
+                        cuts,
+                        lambda round, num_targets, number=(stage, slot): replicas[number[0]][number[1]].member.cut(
+                            round, num_targets
+                        ),
                     ),
                 )
                 contents = Contents(endpoint, clock)

@@ -109,9 +109,10 @@ RoundEvent = RoundSwapped | ReplicaOut | Relocate
 
 @dataclass(frozen=True, slots=True)
 class _EncodeCut:
-    """The replica was cut in this round."""
+    """The replica was cut in this round, to which it brings so many targets."""
 
     round: int
+    num_targets: int
 
 
 _Job = CloseSteps | RunRing | Swap | Fetch | _EncodeCut
@@ -164,6 +165,7 @@ class RoundMember:
         self._ring_scope = anyio.CancelScope()
         self._fetch_scope = anyio.CancelScope()
         self._sent_before = self._sent_bytes()
+        self._last_members: Sequence[PeerId] = ()
 
     @property
     def base_round(self) -> int:
@@ -195,9 +197,13 @@ class RoundMember:
         """Whether the end of the round has begun for this replica."""
         return self._machine.closing
 
-    def cut(self, round: int) -> None:
-        """The replica was cut, and goes on training: encode its pseudo-gradient meanwhile."""
-        self._put(_EncodeCut(round))
+    def cut(self, round: int, num_targets: int) -> None:
+        """The replica was cut, and goes on training: encode its pseudo-gradient meanwhile.
+
+        Args:
+            num_targets: What it brings to the round.
+        """
+        self._put(_EncodeCut(round, num_targets))
 
     def stay(self, reason: str) -> None:
         """Answer an order to move (`Relocate`): the server cannot."""
@@ -242,6 +248,8 @@ class RoundMember:
         async with anyio.create_task_group() as tasks:
             if self._ahead is not None:
                 tasks.start_soon(self._ahead.run)
+            if self._ring.foresight is not None:
+                tasks.start_soon(self._ring.foresight.run, self._expected)
             if self._source.may_resume and not self._machine.is_behind:
                 await self._source.settled(self.base)
                 self._steps.start_round(self._machine.round, self._machine.tip.hash)
@@ -251,8 +259,8 @@ class RoundMember:
                     match self._jobs.popleft():
                         case CloseSteps(round):
                             tasks.start_soon(self._close, round)
-                        case _EncodeCut(round):
-                            tasks.start_soon(self._encode, round)
+                        case _EncodeCut(round, num_targets):
+                            tasks.start_soon(self._encode, round, num_targets)
                         case RunRing(quorum):
                             self._start_ring(tasks, quorum)
                         case Swap() as swap:
@@ -308,18 +316,22 @@ class RoundMember:
         brought = replace(closed, links=links, gradient_norm=norm, payload=payload)
         self._do(self._machine.steps_closed(brought))
 
-    async def _encode(self, round: int) -> None:
+    async def _encode(self, round: int, num_targets: int) -> None:
         """In pieces: steps go on in between."""
         while round == self._machine.round:
             if await self._device.run(self._state.encode_some, self._state.fragment(round)):
-                self._give(round)
+                self._give(round, num_targets)
                 return
 
-    def _give(self, round: int) -> None:
+    def _give(self, round: int, num_targets: int = 0) -> None:
         """Let others of the stage have what this replica has encoded, if it has."""
         brought = self._state.brought_payload
         if self._ahead is not None and brought is not None and round == self._machine.round:
-            self._ahead.give(brought.payload_P, brought.announced)
+            self._ahead.give(brought.payload_P, brought.announced, num_targets)
+
+    def _expected(self) -> tuple[int, Sequence[PeerId]]:
+        """The round that is under way, and whom its quorum has if it has those of the last one."""
+        return self._machine.round, self._last_members
 
     def _sent_bytes(self) -> dict[str, int]:
         return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}
@@ -335,9 +347,9 @@ class RoundMember:
             peers = [hop.peer for hop in quorum.members]
             emit(logger, RingStarted(quorum.round, quorum.epoch, peers))
             try:
-                average = await self._ring.run(quorum)
+                average, foreseen = await self._ring.run(quorum)
                 is_kept, fragment = self._source.donor.is_followed, self._state.fragment(quorum.round)
-                hashes = await self._device.run(self._state.stage, average, is_kept, fragment)
+                hashes = await self._device.run(self._state.stage, average, is_kept, fragment, foreseen)
             except StateMismatch as error:
                 self._source.donor.release()
                 self._do(self._machine.state_broken(str(error)))
@@ -386,6 +398,8 @@ class RoundMember:
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
             return
+        outcome = outcome_of(record, self._stage)
+        self._last_members = () if outcome is None else outcome.members
         await self._keep_inner(record)
         before, self._sent_before = self._sent_before, self._sent_bytes()
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
@@ -407,9 +421,8 @@ class RoundMember:
     async def _keep_inner(self, record: Record) -> None:
         """What is copied here is what the inner optimizer knew at the record: no step can begin before the swap is
         said."""
-        outcome, signed = outcome_of(record, self._stage), self._machine.swapping
-        is_member = outcome is not None and self._endpoint.peer_id in outcome.members
-        if is_member and signed is not None:
+        signed = self._machine.swapping
+        if self._endpoint.peer_id in self._last_members and signed is not None:
             await self._source.keep_inner(record.round, record_hash(signed), is_wanted=record.keep)
 
     def _resume(self) -> None:

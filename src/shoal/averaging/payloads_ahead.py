@@ -1,7 +1,8 @@
 """What the members of a stage have encoded for a round, given to each other while they go on training.
 
     own cut  -> give -> PayloadReady to the others
-    others': -> PayloadReady -> fetched (`contents`) beside the steps -> get, in the quorum
+    others': -> PayloadReady -> fetched (`contents`) beside the steps -> encoded_by, for what is foreseen
+                                                                      '-> get, in the quorum
 
 What was not announced in time, or could not be fetched, is fetched in the quorum: being early only saves time, and a
 round comes to the same bits without it.
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -38,6 +40,15 @@ from shoal.wire.messages.transfer import ContentKind, ContentName
 _PATIENCE = TransferSettings(window=16, retry_s=2.0, slow_s=math.inf, timeout_s=math.inf)
 
 Fetching = Callable[[], Awaitable[Tensor]]
+
+
+class Encoded(NamedTuple):
+    """What a member has encoded of a round, and the targets that it has trained for it."""
+
+    peer: PeerId
+    payload: Payload
+    num_targets: int
+    payload_P: Tensor
 
 
 class _PayloadFetch(ContentFetch):
@@ -87,6 +98,9 @@ class PayloadsAhead:
         view: Returns the swarm as it is now.
         base: Returns the state that the replica's round is trained from.
         limit_bytes: Of a payload in a round, at most.
+
+    Attributes:
+        came: What `encoded_by` says may have changed.
     """
 
     def __init__(
@@ -104,25 +118,31 @@ class PayloadsAhead:
         self._view = view
         self._base = base
         self._limit_bytes = limit_bytes
-        self._given: ContentName | None = None
+        self.came = Signal()
+        self._given: Encoded | None = None
         self._ready: dict[PeerId, PayloadReady] = {}
         self._fetches: dict[PeerId, _PayloadFetch] = {}
         self._named: set[PeerId] = set()
         self._new: list[_PayloadFetch] = []
         self._changed = Signal()
 
-    def give(self, payload_P: Tensor, announced: Payload) -> None:
-        """This replica has encoded its pseudo-gradient of the round; again if that has changed."""
-        name = ContentName(ContentKind.PAYLOAD, self._stage, announced.digest)
-        if name == self._given:
+    def give(self, payload_P: Tensor, announced: Payload, num_targets: int = 0) -> None:
+        """This replica has encoded its pseudo-gradient of the round; again if that has changed.
+
+        Args:
+            num_targets: That it has trained for it; 0: that is not known before it joins.
+        """
+        if self._given is not None and self._given.payload == announced:
             return
         self._forget_own()
-        self._given = name
-        self._contents.offer(name, offered(payload_P))
+        self._given = Encoded(self._endpoint.peer_id, announced, num_targets, payload_P)
+        self._contents.offer(self._name(announced), offered(payload_P))
         base = self._base()
+        ready = PayloadReady(base.round + 1, base.record_hash, self._stage, announced, num_targets)
         for peer, hop in self._others().items():
             self._endpoint.introduce(hop)
-            self._endpoint.post(peer, PayloadReady(base.round + 1, base.record_hash, self._stage, announced))
+            self._endpoint.post(peer, ready)
+        self.came.notify()
 
     def receive(self, event: Received) -> bool:
         """Take an announcement; one of another round is kept until that has begun. See `transport.dispatch.Handler`."""
@@ -132,7 +152,20 @@ class PayloadsAhead:
         if message.stage == self._stage and event.peer in self._others():
             self._ready[event.peer] = message
             self._look(event.peer)
+            self.came.notify()
         return True
+
+    def encoded_by(self, members: Sequence[PeerId]) -> list[Encoded]:
+        """What these members have encoded of the round that is under way, without those who are lost; empty unless all
+        of it is here, with its targets, and nobody else has anything."""
+        own, others = self._given, self._others()
+        expected = [peer for peer in members if peer in others or peer == self._endpoint.peer_id]
+        ready = {peer: said for peer, said in self._ready.items() if peer in others and self._is_now(said)}
+        if own is None or {self._endpoint.peer_id, *ready} != set(expected):
+            return []
+        found = [own if peer == own.peer else self._here(peer, ready[peer]) for peer in expected]
+        here = [each for each in found if each is not None and each.num_targets]
+        return here if len(here) == len(found) else []
 
     def ask(self, peer: PeerId, joined_with: Payload) -> Fetching:
         """Fetch what a member has joined with, unless it is here or on its way; what it announces from now on is of no
@@ -164,6 +197,7 @@ class PayloadsAhead:
         self._ready = {peer: ready for peer, ready in self._ready.items() if ready.round > base.round}
         for peer in list(self._ready):
             self._look(peer)
+        self.came.notify()
 
     async def run(self) -> None:
         """Fetch until cancelled."""
@@ -182,10 +216,28 @@ class PayloadsAhead:
 
     def _look(self, peer: PeerId) -> None:
         """What this peer has announced may be of the round that is under way."""
-        ready, base = self._ready[peer], self._base()
-        is_now = (ready.round, ready.record_hash) == (base.round + 1, base.record_hash)
-        if is_now and peer not in self._named and ready.payload.num_bytes <= self._limit_bytes(ready.round):
+        ready = self._ready[peer]
+        if (
+            self._is_now(ready)
+            and peer not in self._named
+            and ready.payload.num_bytes <= self._limit_bytes(ready.round)
+        ):
             self._fetched(peer, ready.payload)
+
+    def _is_now(self, ready: PayloadReady) -> bool:
+        """Whether it is of the round that is under way."""
+        base = self._base()
+        return (ready.round, ready.record_hash) == (base.round + 1, base.record_hash)
+
+    def _here(self, peer: PeerId, ready: PayloadReady) -> Encoded | None:
+        """What this peer has announced, if it has come."""
+        fetch = self._fetches.get(peer)
+        if fetch is None or fetch.payload != ready.payload or fetch.is_wrong or not fetch.ended.is_set():
+            return None
+        return Encoded(peer, ready.payload, ready.num_targets, fetch.content)
+
+    def _name(self, payload: Payload) -> ContentName:
+        return ContentName(ContentKind.PAYLOAD, self._stage, payload.digest)
 
     def _fetched(self, peer: PeerId, payload: Payload) -> _PayloadFetch:
         """Return the fetch of a payload, which is begun unless it was."""
@@ -203,8 +255,9 @@ class PayloadsAhead:
     async def _run(self, fetch: _PayloadFetch) -> None:
         if await self._contents.fetch(fetch) or fetch.is_wrong:
             fetch.ended.set()
+            self.came.notify()
 
     def _forget_own(self) -> None:
         if self._given is not None:
-            self._contents.drop(self._given)
+            self._contents.drop(self._name(self._given.payload))
             self._given = None

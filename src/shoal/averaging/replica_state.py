@@ -132,6 +132,16 @@ def outer_step(optimizer: OuterSgd, state: OuterState, average: Contribution, fr
     return OuterState(parameters_N, momentum_N, buffers.floats_F, buffers.integers_I)
 
 
+class Foreseen(NamedTuple):
+    """An averaged pseudo-gradient (M), and outer parameters and momentum (N each) that follow, with their hashes."""
+
+    average_M: Tensor
+    parameters_N: Tensor
+    momentum_N: Tensor
+    parameters_hash: str
+    momentum_hash: str
+
+
 class _Staged(NamedTuple):
     """A successor of the held state, and what it was made from if that is to be kept."""
 
@@ -355,8 +365,20 @@ class ReplicaState:
         floats_F = floats.flat().cpu().mul_(weight / total_weight) if weight else torch.zeros_like(self._base.floats_F)
         return floats_F, integers.flat().cpu()
 
+    def foresee(self, average_M: Tensor, fragment: Fragment = WHOLE) -> Foreseen:
+        """What `stage` will compute of the parameters if that is their average. Any thread may call this: what it reads
+        stays as it is."""
+        floats_F, integers_I = self._base.averages_like(fragment)[1:]
+        state = self.successor(self._base, Contribution(average_M, floats_F, integers_I), fragment)
+        hashes = tensor_sha256(state.parameters_N), tensor_sha256(state.momentum_N)
+        return Foreseen(average_M, state.parameters_N, state.momentum_N, *hashes)
+
     def stage(
-        self, average: Contribution | None, keep_average: bool = False, fragment: Fragment = WHOLE
+        self,
+        average: Contribution | None,
+        keep_average: bool = False,
+        fragment: Fragment = WHOLE,
+        foreseen: Foreseen | None = None,
     ) -> StageHashes:
         """Compute the outer step into new buffers and return their hashes.
 
@@ -365,9 +387,18 @@ class ReplicaState:
         Args:
             average: The ring's result; None if no member has trained: the state stays.
             keep_average: `swap` then returns a copy of the averages; the memory of `average` is used again.
+            foreseen: What is known of that step.
         """
-        staged = self._base if average is None else self.successor(self._base, average, fragment)
-        hashes = staged.hashes()
+        if average is None:
+            staged, hashes = self._base, self._base.hashes()
+        elif foreseen is None:
+            staged = self.successor(self._base, average, fragment)
+            hashes = staged.hashes()
+        else:
+            buffers = average if fragment.has_buffers else self._base
+            staged = OuterState(foreseen.parameters_N, foreseen.momentum_N, buffers.floats_F, buffers.integers_I)
+            digest = buffers_sha256(buffers.floats_F, buffers.integers_I)
+            hashes = StageHashes(foreseen.parameters_hash, foreseen.momentum_hash, digest)
         self._staged = {key: kept for key, kept in self._staged.items() if key == self._pinned}
         kept = average if keep_average else None
         if kept is not None:

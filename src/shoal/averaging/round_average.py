@@ -3,7 +3,8 @@
 An element-wise codec travels in a ring that forms sums on the way: the pseudo-gradient, weighed, is computed anew from
 the kept inputs for every quorum, and lies in memory that the other members of this host may read
 (`collective.shared_memory`), the same in every round. Of any other one each member sends its bytes, the same in every
-quorum, straight to each other one (`averaging.gathered`). Buffers are reduced either way.
+quorum, straight to each other one (`averaging.gathered`), or has given them before and all is computed by now
+(`averaging.foresight`). Buffers are reduced either way.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import anyio
 import torch
 from torch import Tensor
 
-from shoal.averaging.gathered import brought_by, gathered_average, gathered_weights, payload_of
+from shoal.averaging.foresight import Counted, Foresight
+from shoal.averaging.gathered import Gathered, brought_by, gathered_average, gathered_weights, payload_of
 from shoal.averaging.payloads_ahead import Fetching, PayloadsAhead
-from shoal.averaging.replica_state import Contribution, ReplicaState
+from shoal.averaging.replica_state import Contribution, Foreseen, ReplicaState
 from shoal.codec.base import Codec
 from shoal.codec.plain import PLAIN
 from shoal.codec.registry import CodecSettings, auto_codec, codec_of
@@ -33,6 +35,7 @@ from shoal.errors import MemberFault, RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.rounds import RingRefused
 from shoal.ids import PeerId
+from shoal.optim.fragments import Fragment
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.round import Propose, QuorumTag
 
@@ -99,6 +102,9 @@ class RoundAverage:
     Args:
         blame: Is told of a member that breaks the protocol, which is disconnected when the quorum is another one.
         ahead: With it payloads are not gathered: what was not fetched before the quorum is fetched in it.
+
+    Attributes:
+        foresight: Of the next average; None without payloads that come before it.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class RoundAverage:
         ahead: PayloadsAhead | None = None,
     ) -> None:
         self._ahead = ahead
+        self.foresight = None if ahead is None else Foresight(ahead, self._foreseen)
         self._blame = blame
         self._endpoint = endpoint
         self._stage = stage
@@ -142,14 +149,15 @@ class RoundAverage:
         """Give the shared memory back."""
         self._memory.close()
 
-    async def run(self, quorum: Propose) -> Contribution | None:
+    async def run(self, quorum: Propose) -> tuple[Contribution | None, Foreseen | None]:
         """Reduce the contributions of a quorum's members.
 
         A quorum with a member that breaks the protocol cannot end. This call disconnects that member, and the newer
         quorum that follows cancels this call.
 
         Returns:
-            The averages, valid until the next call; None: no member has trained.
+            The averages, valid until the next call; None: no member has trained. What follows from them, if it was
+            foreseen.
 
         Raises:
             StateMismatch: This replica's own state is not what the record says, or its pseudo-gradient not what it has
@@ -170,11 +178,11 @@ class RoundAverage:
             await self._device.run(self._state.check)
         total = sum(quorum.weights)
         if total == 0:
-            return None
+            return None, None
         self._memory.forget_others(peers)
         try:
             if self._settings.codec.is_elementwise:
-                return await self._reduced(group, quorum, peers, total)
+                return await self._reduced(group, quorum, peers, total), None
             return await self._gathered(group, quorum, peers)
         except MemberFault as error:
             peer = PeerId(error.peer)
@@ -199,8 +207,10 @@ class RoundAverage:
         await group.all_reduce(ring_vectors(share, self._settings.codec))
         return share
 
-    async def _gathered(self, group: Group, quorum: Propose, peers: Sequence[PeerId]) -> Contribution | None:
-        """The averages of what each member has encoded; None: no member counts."""
+    async def _gathered(
+        self, group: Group, quorum: Propose, peers: Sequence[PeerId]
+    ) -> tuple[Contribution | None, Foreseen | None]:
+        """The averages of what each member has encoded, None if no member counts; and what was foreseen of them."""
         place, codec = peers.index(self._endpoint.peer_id), self._settings.codec
         fragment = self._state.fragment(quorum.round)
         num_elements = self._state.gradient_size(fragment)
@@ -213,7 +223,7 @@ class RoundAverage:
                 )
         total = sum(weights)
         if total == 0:
-            return None
+            return None, None
         lengths = [
             payload.num_bytes if weight and payload is not None else 0
             for weight, payload in zip(weights, quorum.payloads, strict=True)
@@ -221,13 +231,21 @@ class RoundAverage:
         # Others may be ahead by all that they send.
         self._inbox.limit_bytes = self._limit_bytes + (sum(lengths) if self._ahead is None else 0)
         floats_F, integers_I = await self._device.run(self._state.buffers, weights[place], total, fragment)
-        # What this returns, everybody knows how much is to come.
-        await group.all_reduce([*buffer_vectors(floats_F, integers_I), RingVector(0, torch.zeros(1))])
+        buffers = buffer_vectors(floats_F, integers_I)
         if self._ahead is None:
+            # When this returns, everybody knows how much is to come.
+            await group.all_reduce([*buffers, RingVector(0, torch.zeros(1))])
             parts = await self._all_gathered(group, quorum, place, lengths)
         else:
+            if floats_F.numel() or integers_I.numel():
+                await group.all_reduce(buffers)
+            foreseen = await self._foreseen_of(quorum, peers, weights)
+            if foreseen is not None:
+                self._endpoint.metrics.counter("round.foreseen").add()
+                return Contribution(foreseen.average_M, floats_F, integers_I), foreseen
             parts = await self._fetched(self._ahead, quorum, peers, weights)
-        return await self._device.run(self._averaged, quorum, peers, weights, parts, floats_F, integers_I)
+        average_M = await self._device.run(self._averaged, quorum, peers, weights, parts)
+        return Contribution(average_M, floats_F, integers_I), None
 
     async def _all_gathered(
         self, group: Group, quorum: Propose, place: int, lengths: Sequence[int]
@@ -257,21 +275,35 @@ class RoundAverage:
             parts[place] = await get()
         return parts
 
+    async def _foreseen_of(self, quorum: Propose, peers: Sequence[PeerId], weights: Sequence[int]) -> Foreseen | None:
+        """What was foreseen of a quorum. A later one is computed anew: there may be one because members differed."""
+        if self.foresight is None or quorum.epoch > 0:
+            return None
+        scales, total = quorum.scales or [1.0] * len(peers), sum(weights)
+        members = zip(peers, quorum.payloads, weights, scales, strict=True)
+        return await self.foresight.of(
+            [
+                Counted(peer, payload, weight / total, scale)
+                for peer, payload, weight, scale in members
+                if weight and payload is not None
+            ]
+        )
+
+    def _foreseen(self, round: int, brought: Sequence[Gathered]) -> Foreseen:
+        """What the state becomes in a round by what its members have brought; any thread may call this."""
+        fragment = self._state.fragment(round)
+        return self._state.foresee(self._average_of(brought, fragment), fragment)
+
     def _averaged(
-        self,
-        quorum: Propose,
-        peers: Sequence[PeerId],
-        weights: Sequence[int],
-        parts: Sequence[Tensor],
-        floats_F: Tensor,
-        integers_I: Tensor,
-    ) -> Contribution:
+        self, quorum: Propose, peers: Sequence[PeerId], weights: Sequence[int], parts: Sequence[Tensor]
+    ) -> Tensor:
         """Check and average what was gathered, on the device thread."""
         for peer, weight, part_P, announced in zip(peers, weights, parts, quorum.payloads, strict=True):
             if weight and payload_of(part_P) != announced:
                 raise MemberFault(f"it sent {payload_of(part_P)} and has joined with {announced}", peer)
         brought = brought_by(peers, weights, quorum.scales, parts)
-        num_elements = self._state.gradient_size(self._state.fragment(quorum.round))
-        over_senders = self._settings.over_senders
-        average_M = gathered_average(self._settings.codec, brought, num_elements, over_senders=over_senders)
-        return Contribution(average_M, floats_F, integers_I)
+        return self._average_of(brought, self._state.fragment(quorum.round))
+
+    def _average_of(self, brought: Sequence[Gathered], fragment: Fragment) -> Tensor:
+        num_elements, over_senders = self._state.gradient_size(fragment), self._settings.over_senders
+        return gathered_average(self._settings.codec, brought, num_elements, over_senders=over_senders)

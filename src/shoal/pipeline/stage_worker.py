@@ -90,10 +90,11 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class RoundCuts:
-    """Which steps the average of a round has; `taken` is told the round when its cut has been taken."""
+    """Which steps the average of a round has; `taken` is told the round when its cut has been taken, and the targets
+    that the replica brings to it."""
 
     rule: CutRule = EVERY_STEP
-    taken: Callable[[int], None] = lambda _: None
+    taken: Callable[[int, int], None] = lambda _round, _num_targets: None
 
 
 class StageWorker:
@@ -383,7 +384,7 @@ class StageWorker:
             return
         round = self._machine.round
         if self._machine.version == self._machine.cuts.commits(round):
-            self._cuts.taken(round)
+            self._cuts.taken(round, self._cuts.rule.brought(round, self.log, self._machine.earlier).num_targets)
         if self._boundary is not None:
             self._post_results()
             await self._boundary(round, self.log, self._machine.earlier)

@@ -60,6 +60,9 @@ _HELD_VECTORS = 5
 _CUT_VECTORS = 3
 # Those that an outer round adds for a moment: the new momentum and the new parameters.
 _ROUND_VECTORS = 2
+# What a round comes to is computed beside steps too (`averaging.foresight`), and once more if that was in vain: the
+# average, the new momentum and the new parameters, and the values that are being decoded.
+_FORESEEN_VECTORS = 4
 # Where pseudo-gradients are encoded as a whole it adds more (`averaging.gathered`): the sum, the values that are being
 # decoded, what a coordinate is divided by, and what is left out of the own one.
 _GATHER_VECTORS = 4
@@ -144,9 +147,8 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     ahead_bytes = 0
     if config.diloco.overlap_steps:
         # Payloads of the other members lie beside steps too.
-        ahead_bytes = _CUT_VECTORS * num_elements * _FLOAT_BYTES + _GATHERED_MEMBERS * codec.max_size_bytes(
-            num_elements
-        )
+        ahead_bytes = (_CUT_VECTORS + _FORESEEN_VECTORS) * num_elements * _FLOAT_BYTES
+        ahead_bytes += _GATHERED_MEMBERS * codec.max_size_bytes(num_elements)
     compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
     return StageNeed(
         device_bytes=device_bytes,

@@ -194,7 +194,7 @@ async def build_replica(
         replica_log=log,
         hooks=hooks,
         boundary=None if owner is None else owner.boundary,
-        cuts=RoundCuts(cuts, lambda round: member.cut(round)),
+        cuts=RoundCuts(cuts, lambda round, num_targets: member.cut(round, num_targets)),
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     ahead: PayloadsAhead | None = None

@@ -44,6 +44,7 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
     "records.dropped": Metric(_COUNTER, "records of the registry that did not verify, by reason", ("reason",)),
     "ring.refused": Metric(_COUNTER, "averages that a member could not take part in"),
     "round.chains_left": Metric(_COUNTER, "chains of records that were left when sides of a split met"),
+    "round.foreseen": Metric(_COUNTER, "outer steps that were computed before their round was closed"),
     "round.phase_seconds": Metric(_HISTOGRAM, "how long the phases of outer rounds took", ("phase",)),
     "round.suspects": Metric(_COUNTER, "replicas that a record names, by suspicion", ("suspicion",)),
     "snapshot.kept": Metric(_COUNTER, "snapshots that others have taken in"),

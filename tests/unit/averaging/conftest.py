@@ -258,6 +258,12 @@ class Run:
         return replica
 
 
+def brought_to(run: Run, replica: Replica) -> int:
+    """The targets that a replica brings to the round that is under way, by what it has done so far."""
+    steps = replica.steps
+    return run.cuts.brought(steps.round, steps.log, steps.earlier).num_targets
+
+
 MakeRun = Callable[..., AbstractAsyncContextManager[Run]]
 
 

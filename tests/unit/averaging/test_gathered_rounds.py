@@ -17,7 +17,7 @@ import torch
 from tests.alongside import until
 from tests.covering import covering
 from tests.reference.diloco import Coding, agreed_sum, coded_by, coded_mean, in_fragment
-from tests.unit.averaging.conftest import FakeStage, MakeRun, Replica, Run
+from tests.unit.averaging.conftest import FakeStage, MakeRun, Replica, Run, brought_to
 from tests.unit.averaging.test_rounds import finish, on_message
 from torch import Tensor
 
@@ -145,7 +145,7 @@ class Scene:
             if cut_after is not None and slot != 2:
                 self.plain.cut(replica.peer)
                 replica.stage.cut = replica.stage.parameters.clone()
-                replica.member.cut(replica.steps.round)
+                replica.member.cut(replica.steps.round, brought_to(self.run, replica))
                 self._train(slot, replica, cut_after, slot + 1)
 
     def _train(self, slot: int, replica: Replica, first: int, num_steps: int) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 from tests.alongside import until
-from tests.unit.averaging.conftest import MakeRun, Replica, Run
+from tests.unit.averaging.conftest import MakeRun, Replica, Run, brought_to
 from tests.unit.averaging.test_rounds import finish
 
 from shoal.averaging.digest_fetch import offered
@@ -40,7 +40,7 @@ def cut(run: Run, slot: int, number: int = 0) -> None:
     replica = run.replicas[0][slot]
     run.commit(slot, number)
     replica.stage.cut = replica.stage.parameters.clone()
-    replica.member.cut(replica.steps.round)
+    replica.member.cut(replica.steps.round, brought_to(run, replica))
     run.commit(slot, number + 1)
 
 
@@ -116,8 +116,8 @@ async def test_one_that_gives_other_bytes_than_it_has_announced_is_left_out(
         liar = run.replicas[0][1]
         give = ahead_of(liar).give
 
-        def lies(payload: torch.Tensor, announced: Payload) -> None:
-            give(payload, announced)
+        def lies(payload: torch.Tensor, announced: Payload, num_targets: int = 0) -> None:
+            give(payload, announced, num_targets)
             other = payload.clone()
             other[5000] ^= 1
             hashes = offered(payload).hashes() if contradicts_itself else None

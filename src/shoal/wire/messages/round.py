@@ -197,12 +197,14 @@ class Join(Struct, frozen=True, tag="join"):
 
 class PayloadReady(Struct, frozen=True, tag="payload_ready"):
     """To the others of the stage: what the sender's pseudo-gradient of this round, which is trained on this record, is
-    encoded as. It may be fetched (`wire.messages.transfer`) before the round is closed."""
+    encoded as. It may be fetched (`wire.messages.transfer`) before the round is closed. `num_targets`: what it has
+    trained for it, as far as it knows by now; its join says what counts."""
 
     round: Ordinal
     record_hash: Annotated[str, msgspec.Meta(max_length=64)]
     stage: Stage
     payload: Payload
+    num_targets: Count = 0
 
 
 class Resolve(Struct, frozen=True, tag="resolve"):

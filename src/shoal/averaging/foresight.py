@@ -1,0 +1,90 @@
+"""The outer step that a round will most likely end with, computed while its last steps go on.
+
+    what all members of the last record have encoded is here --thread: average, outer step, hashes--> foreseen
+    quorum of the same members, payloads and shares --> foreseen;   another one --> computed as ever
+
+Foresight saves time, and nothing else: it comes to the bits that the quorum comes to without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+from torch import Tensor
+
+from shoal.averaging.gathered import Gathered
+from shoal.averaging.payloads_ahead import PayloadsAhead
+from shoal.averaging.replica_state import Foreseen
+from shoal.errors import MemberFault
+from shoal.ids import PeerId
+from shoal.wire.messages.round import Payload
+
+
+class Counted(NamedTuple):
+    """A member that counts: what it has encoded, its weight over the sum of all weights, and the factor on its
+    pseudo-gradient. The same ones in the same order come to the same average."""
+
+    member: PeerId
+    payload: Payload
+    share: float
+    scale: float
+
+
+class Foresight:
+    """That of one replica.
+
+    Args:
+        outer_step: Returns what the state becomes in a round by what its members have brought; called in a thread.
+    """
+
+    def __init__(self, ahead: PayloadsAhead, outer_step: Callable[[int, Sequence[Gathered]], Foreseen]) -> None:
+        self._ahead = ahead
+        self._outer_step = outer_step
+        self._counted: Sequence[Counted] = ()
+        self._foreseen: Foreseen | None = None
+        self._is_known = anyio.Event()
+
+    async def run(self, expected: Callable[[], tuple[int, Sequence[PeerId]]]) -> None:
+        """Compute until cancelled.
+
+        Args:
+            expected: Returns the round that is under way, and the members that its quorum has if nothing changes.
+        """
+        while True:
+            coming = self._ahead.came.coming
+            round, members = expected()
+            encoded = self._ahead.encoded_by(members)
+            total = sum(each.num_targets for each in encoded)
+            shares = [each.num_targets / total for each in encoded]
+            counted = [
+                Counted(each.peer, each.payload, share, 1.0) for each, share in zip(encoded, shares, strict=True)
+            ]
+            if counted != self._counted:
+                self._counted, self._foreseen, self._is_known = counted, None, anyio.Event()
+            if counted and not self._is_known.is_set():
+                await self._compute(round, [each.payload_P for each in encoded])
+            await coming.wait()
+
+    async def of(self, quorum: Sequence[Counted]) -> Foreseen | None:
+        """Return what these come to if that is known, or is being computed; None: it is not."""
+        if not quorum or quorum != self._counted:
+            return None
+        await self._is_known.wait()
+        return self._foreseen if quorum == self._counted else None
+
+    async def _compute(self, round: int, parts: Sequence[Tensor]) -> None:
+        counted, is_known = self._counted, self._is_known
+        brought = [
+            Gathered(each.member, payload_P, each.share, each.scale)
+            for each, payload_P in zip(counted, parts, strict=True)
+        ]
+        try:
+            foreseen = await anyio.to_thread.run_sync(self._outer_step, round, brought, abandon_on_cancel=True)
+        except MemberFault:
+            foreseen = None  # the quorum finds it too, and says it
+        if self._counted is counted:
+            self._foreseen = foreseen
+        is_known.set()
