@@ -356,7 +356,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._uplink.spend(sum(map(len, batch)), self._written)
             stream.writelines(batch)
         if self._uplink is not None:
-            self._uplink.steps(self._write, are_left=self._has_steps_left(stream))
+            self._uplink.unsent(self._write, self._unsent(stream))
         if not self.queued_bytes:
             self._empty.set()
             return
@@ -369,8 +369,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._empty.is_set():
             self._empty = anyio.Event()
 
-    def _has_steps_left(self, stream: Stream) -> bool:
-        """Whether the socket has not taken all frames of steps yet."""
-        if self._queue.urgency is Urgency.STEP:
-            return True
-        return self._written is Urgency.STEP and stream.get_write_buffer_size() > 0
+    def _unsent(self, stream: Stream) -> Urgency | None:
+        """Of the bulk frames that the socket has not taken, the most urgent ones."""
+        written = self._written if stream.get_write_buffer_size() > 0 else None
+        return min((each for each in (self._queue.urgency, written) if each is not None), default=None)

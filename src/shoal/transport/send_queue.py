@@ -1,13 +1,13 @@
 """What goes next on one connection: control frames first, the payloads of bulk frames in pieces. Decisions only.
 
-    put(frame) --> control -----------------------------------> \\
-               --> step ---------> \\                             take() --> one batch for the stream
-               --> background --> the one whose payload is open -/
+    put(frame) --> control ----------------------------------------> \\
+               --> step, round -----> \\                               take() --> one batch for the stream
+               --> background -----> the one whose payload is open --/
 
 Promises, of any order of `put` and `take`:
 
-- Frames of one class leave in the order in which they were put; a bulk frame of a step goes before those of the
-  background (averages, state) that have not begun to leave.
+- Frames of one class leave in the order in which they were put; a bulk frame of a step goes before those of
+  averages, and these before all others, that have not begun to leave.
 - A control frame that is put leaves with the next batches: it waits for control frames before it, and for what has been
   taken already, never for the rest of a tensor.
 - A bulk frame never overtakes a control frame that was put before it. Those put later do not hold it up either: as soon
@@ -25,8 +25,14 @@ from shoal.wire.messages import Traffic
 
 Buffer = bytes | bytearray | memoryview
 
-_OF_STEPS = frozenset({Traffic.ACTIVATIONS, Traffic.GRADIENTS, Traffic.CONTROL})
-"""What a bulk frame carries that a step waits for."""
+_URGENCY = {
+    Traffic.ACTIVATIONS: Urgency.STEP,
+    Traffic.GRADIENTS: Urgency.STEP,
+    Traffic.CONTROL: Urgency.STEP,
+    Traffic.PSEUDO_GRADIENTS: Urgency.ROUND,
+    Traffic.STATE: Urgency.BACKGROUND,
+}
+"""By what a bulk frame carries."""
 
 
 class SendQueue:
@@ -63,7 +69,7 @@ class SendQueue:
     def urgency(self) -> Urgency | None:
         """Of the bulk frames that are still here, or a part of one; None: there is none.
 
-        A step that waits for the rest of a background frame to leave makes that rest urgent.
+        What waits for the rest of a less urgent frame to leave makes that rest as urgent.
         """
         for urgency, frames in self._bulk.items():
             if frames or (self._open_bytes and self._open_urgency is urgency):
@@ -74,8 +80,7 @@ class SendQueue:
         """Append a frame."""
         self._queued_bytes += frame.num_bytes
         if frame.is_bulk:
-            urgency = Urgency.STEP if frame.traffic in _OF_STEPS else Urgency.BACKGROUND
-            self._bulk[urgency].append((self._num_control_put, frame))
+            self._bulk[_URGENCY[frame.traffic]].append((self._num_control_put, frame))
         else:
             self._num_control_put += 1
             self._control.append(frame)

@@ -1,12 +1,13 @@
 """The way out of a host, which its connections to other hosts share: whose tensors go next, and how much at most.
 
-    control frames     --> at once; they count against the cap
-    step frames        --> within the cap, one connection after the other
-    background frames  --> the same, and only while no other connection has step frames that its socket has not taken
+    control frames  --> at once; they count against the cap
+    of steps        --> within the cap, one connection after the other
+    of averages     --> the same, and only while no other connection has frames of steps that its socket has not taken
+    all others      --> the same, and neither frames of steps nor of averages
 
-Somebody waits for a step, nobody for the state of a newcomer. Where steps fill the line, background frames have one
-byte in `_SHARE` nevertheless, or a round would never end; and a connection whose peer takes nothing holds up no other
-one for longer than `_STUCK_S`.
+A trainer waits for a step and a round for averages, nobody for a checkpoint or the state of a newcomer. Where more
+urgent frames fill the line, each class has one byte in `_SHARE` nevertheless, or a round would never end; and a
+connection whose peer takes nothing holds up no other one for longer than `_STUCK_S`.
 
 The cap is one for all processes of a launcher: each spends time of the same uplink, a number in a file that all have
 in memory. That is done without a lock: in the microsecond in which two do it at once one piece too many leaves, but
@@ -21,6 +22,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -40,11 +42,29 @@ _TIME_BYTES: Final = 8
 Resume = Callable[[], None]
 
 
-class Urgency(enum.Enum):
-    """Of frames with tensors, by what waits for them."""
+class Urgency(enum.IntEnum):
+    """Of frames with tensors, by what waits for them; the most urgent one is the least."""
 
     STEP = enum.auto()
+    ROUND = enum.auto()
     BACKGROUND = enum.auto()
+
+
+@dataclass(slots=True)
+class _Class:
+    """The connections with frames of one urgency.
+
+    Attributes:
+        waiting: those whose turn it is not yet.
+        unsent: those which have frames that their sockets have not taken, and no more urgent ones.
+        held_from_s: when more urgent frames have left last, or began to be in the way.
+        credit_bytes: what this class may send beside those.
+    """
+
+    waiting: deque[Resume] = field(default_factory=deque[Resume])
+    unsent: set[Resume] = field(default_factory=set[Resume])
+    held_from_s: float = 0.0
+    credit_bytes: float = 0.0
 
 
 class UplinkTime:
@@ -115,10 +135,7 @@ class Uplink:
             bytes_per_s = max_mbit_per_s * 1e6 / 8
             self._bucket = ByteBucket(bytes_per_s, UplinkTime(shared))
             self.piece_bytes = min(_PIECE_BYTES, max(MIN_PIECE_BYTES, int(bytes_per_s * _PIECE_S)))
-        self._waiting: dict[Urgency, deque[Resume]] = {urgency: deque() for urgency in Urgency}
-        self._stepping: set[Resume] = set()
-        self._stepped_at_s = 0.0
-        self._credit_bytes = 0.0
+        self._of = {urgency: _Class() for urgency in Urgency}
         self._timer: asyncio.TimerHandle | None = None
         self._is_waking = False
 
@@ -129,12 +146,13 @@ class Uplink:
 
     def allows(self, resume: Resume, urgency: Urgency) -> bool:
         """Return whether such frames may leave now; if not, `resume` is called when it is this connection's turn."""
-        is_its_turn = self._is_waking or not self._waiting[urgency]
+        waiting = self._of[urgency].waiting
+        is_its_turn = self._is_waking or not waiting
         if is_its_turn and not self._wait_s(resume, urgency):
             return True
-        if resume not in self._waiting[urgency]:
+        if resume not in waiting:
             self._stop_waiting(resume)
-            self._waiting[urgency].append(resume)
+            waiting.append(resume)
         self._set_timer()
         return False
 
@@ -143,44 +161,60 @@ class Uplink:
         now_s = self._clock.now_s()
         if self._bucket is not None:
             self._bucket.spend(num_bytes, now_s)
-        if urgency is Urgency.STEP:
-            self._stepped_at_s = now_s
-            # The background never saves up more than a piece, so that it holds up no step for longer.
-            self._credit_bytes = min(_PIECE_BYTES, self._credit_bytes + num_bytes / (_SHARE - 1))
-            if self._waiting[Urgency.BACKGROUND] and self._credit_bytes > 0.0:
+        if urgency is None:
+            return
+        if any(each.unsent or each.waiting for each in self._before(urgency)):
+            self._of[urgency].credit_bytes -= num_bytes
+        for each in self._behind(urgency):
+            each.held_from_s = now_s
+            # No class ever saves up more than a piece, so that it holds up no other one for longer.
+            each.credit_bytes = min(_PIECE_BYTES, each.credit_bytes + num_bytes / (_SHARE - 1))
+            if each.waiting and each.credit_bytes > 0.0:
                 self._set_timer()
-        elif urgency is Urgency.BACKGROUND and (self._stepping or self._waiting[Urgency.STEP]):
-            self._credit_bytes -= num_bytes
 
-    def steps(self, resume: Resume, *, are_left: bool) -> None:
-        """Take note of whether a connection has step frames which its socket has not taken."""
-        if are_left:
-            if not self._stepping:
+    def unsent(self, resume: Resume, urgency: Urgency | None) -> None:
+        """Take note of the most urgent frames of a connection that its socket has not taken; None: there are none."""
+        for other, each in self._of.items():
+            if other is not urgency and resume in each.unsent:
+                each.unsent.discard(resume)
+                self._set_timer()
+        if urgency is None:
+            return
+        for other in Urgency:
+            if other > urgency and not any(each.unsent for each in self._before(other)):
                 # It has just begun to be in the way: nothing was earned before, and a debt stays one.
-                self._stepped_at_s, self._credit_bytes = self._clock.now_s(), min(self._credit_bytes, 0.0)
-            self._stepping.add(resume)
-        elif resume in self._stepping:
-            self._stepping.discard(resume)
-            self._set_timer()
+                held = self._of[other]
+                held.held_from_s, held.credit_bytes = self._clock.now_s(), min(held.credit_bytes, 0.0)
+        self._of[urgency].unsent.add(resume)
 
     def forget(self, resume: Resume) -> None:
         """Call this one no more: its connection has ended."""
         self._stop_waiting(resume)
-        self._stepping.discard(resume)
+        for each in self._of.values():
+            each.unsent.discard(resume)
         self._set_timer()
 
+    def _before(self, urgency: Urgency) -> list[_Class]:
+        """The classes that are more urgent."""
+        return [each for other, each in self._of.items() if other < urgency]
+
+    def _behind(self, urgency: Urgency) -> list[_Class]:
+        """The classes that are less urgent."""
+        return [each for other, each in self._of.items() if other > urgency]
+
     def _stop_waiting(self, resume: Resume) -> None:
-        for waiting in self._waiting.values():
-            if resume in waiting:
-                waiting.remove(resume)
+        for each in self._of.values():
+            if resume in each.waiting:
+                each.waiting.remove(resume)
 
     def _wait_s(self, resume: Resume, urgency: Urgency) -> float:
         """Return the seconds until frames of this class may leave, if nothing else happens."""
         now_s = self._clock.now_s()
         wait_s = 0.0 if self._bucket is None else self._bucket.wait_s(now_s)
-        has_steps_before = bool(self._waiting[Urgency.STEP] or self._stepping - {resume})
-        if urgency is Urgency.BACKGROUND and has_steps_before and self._credit_bytes <= 0.0:
-            wait_s = max(wait_s, self._stepped_at_s + _STUCK_S - now_s)
+        own = self._of[urgency]
+        is_held = any(each.waiting or each.unsent - {resume} for each in self._before(urgency))
+        if is_held and own.credit_bytes <= 0.0:
+            wait_s = max(wait_s, own.held_from_s + _STUCK_S - now_s)
         return wait_s
 
     def _set_timer(self) -> None:
@@ -190,7 +224,7 @@ class Uplink:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        waits_s = [self._wait_s(waiting[0], urgency) for urgency, waiting in self._waiting.items() if waiting]
+        waits_s = [self._wait_s(each.waiting[0], urgency) for urgency, each in self._of.items() if each.waiting]
         if waits_s:
             self._timer = asyncio.get_running_loop().call_later(min(waits_s), self._wake)
 
@@ -200,7 +234,7 @@ class Uplink:
         self._is_waking = True
         try:
             # Who is refused after all waits again. So that nobody is called without end, the rest is for the next time.
-            for _ in range(sum(map(len, self._waiting.values()))):
+            for _ in range(sum(len(each.waiting) for each in self._of.values())):
                 if (resume := self._next()) is None:
                     break
                 resume()
@@ -209,9 +243,9 @@ class Uplink:
             self._set_timer()
 
     def _next(self) -> Resume | None:
-        """Remove and return whose turn it is; the background has its share, if it has one, before the steps go on."""
-        for urgency in (Urgency.BACKGROUND, Urgency.STEP):
-            waiting = self._waiting[urgency]
+        """Remove and return whose turn it is; less urgent ones have their share, if any, before others go on."""
+        for urgency in reversed(Urgency):
+            waiting = self._of[urgency].waiting
             if waiting and not self._wait_s(waiting[0], urgency):
                 return waiting.popleft()
         return None

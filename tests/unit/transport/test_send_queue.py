@@ -100,17 +100,34 @@ def test_a_message_sent_as_bulk_keeps_its_place_behind_the_tensors_before_it() -
     assert messages == [Forward(key(0), 0), Abort(key(1))]
 
 
-@pytest.mark.parametrize("traffic", [Traffic.STATE, Traffic.PSEUDO_GRADIENTS])
-def test_a_step_overtakes_what_has_not_begun_to_leave_and_makes_urgent_what_has(traffic: Traffic) -> None:
+def test_an_average_overtakes_a_state_that_has_not_begun_to_leave_and_a_step_both() -> None:
+    sending, decoder = queue(), FrameDecoder()
+    sending.put(bulk(0, 5 * PIECE, Traffic.STATE))
+    assert messages_of(decoder, sending.take()) == []
+    for number, traffic in enumerate((Traffic.STATE, Traffic.PSEUDO_GRADIENTS, Traffic.ACTIVATIONS), start=1):
+        sending.put(bulk(number, PIECE, traffic))
+    messages: list[Message] = []
+    while sending:
+        messages += messages_of(decoder, sending.take())
+    assert messages == [Forward(key(number), 0) for number in (0, 3, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("traffic", "urgency"),
+    [(Traffic.STATE, Urgency.BACKGROUND), (Traffic.PSEUDO_GRADIENTS, Urgency.ROUND)],
+)
+def test_a_step_overtakes_what_has_not_begun_to_leave_and_makes_urgent_what_has(
+    traffic: Traffic, urgency: Urgency
+) -> None:
     sending, decoder = queue(), FrameDecoder()
     sending.put(bulk(0, 5 * PIECE, traffic))
     sending.put(bulk(1, PIECE, traffic))
     assert messages_of(decoder, sending.take()) == []
-    assert sending.urgency is Urgency.BACKGROUND
+    assert sending.urgency is urgency
     sending.put(bulk(2, PIECE))
     messages: list[Message] = []
     while sending:
-        assert sending.urgency is (Urgency.BACKGROUND if Forward(key(2), 0) in messages else Urgency.STEP)
+        assert sending.urgency is (urgency if Forward(key(2), 0) in messages else Urgency.STEP)
         messages += messages_of(decoder, sending.take())
     assert messages == [Forward(key(number), 0) for number in (0, 2, 1)]
     assert sending.urgency is None

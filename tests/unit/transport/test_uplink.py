@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import anyio
@@ -112,7 +113,7 @@ async def test_those_that_wait_take_turns_and_none_comes_in_between(urgency: Urg
     with anyio.fail_after(60):
         await done.wait()
     assert sorted(turns) == list("aaabbbccc")
-    assert not any(uplink._waiting.values())
+    assert not any(each.waiting for each in uplink._of.values())
 
 
 async def test_a_connection_that_has_ended_is_not_called_any_more() -> None:
@@ -147,15 +148,19 @@ class Sender:
             self.uplink.spend(1000, self.urgency)
 
 
-async def test_background_frames_wait_until_no_step_frame_is_left() -> None:
+LESS_URGENT = [(one, other) for one, other in itertools.product(Urgency, Urgency) if one < other]
+
+
+@pytest.mark.parametrize(("urgent", "other"), LESS_URGENT)
+async def test_frames_wait_until_no_more_urgent_ones_are_left(urgent: Urgency, other: Urgency) -> None:
     uplink = Uplink(clock=SetClock())
-    step, background = Sender(uplink, Urgency.STEP), Sender(uplink, Urgency.BACKGROUND)
+    step, background = Sender(uplink, urgent), Sender(uplink, other)
     background.send()
     assert background.sent_bytes == 1000
-    uplink.steps(step.send, are_left=True)
+    uplink.unsent(step.send, step.urgency)
     background.send()
-    assert background.sent_bytes == 1000, "a step is under way"
-    uplink.steps(step.send, are_left=False)
+    assert background.sent_bytes == 1000, "others are under way"
+    uplink.unsent(step.send, None)
     await anyio.wait_all_tasks_blocked()
     assert background.sent_bytes == 2000
 
@@ -163,7 +168,7 @@ async def test_background_frames_wait_until_no_step_frame_is_left() -> None:
 async def test_a_connection_with_frames_of_both_classes_does_not_wait_for_itself() -> None:
     uplink = Uplink(clock=SetClock())
     both = Sender(uplink, Urgency.BACKGROUND)
-    uplink.steps(both.send, are_left=True)
+    uplink.unsent(both.send, Urgency.STEP)
     both.send()
     assert both.sent_bytes == 1000
 
@@ -182,11 +187,39 @@ async def test_what_waits_for_the_cap_with_a_step_goes_before_the_background() -
     assert step.sent_bytes == 1000
 
 
-async def test_where_steps_fill_the_line_the_background_has_its_share() -> None:
+async def test_more_urgent_frames_go_first_whoever_has_come_before() -> None:
+    uplink = Uplink(clock=SetClock())
+    step, average, state = (Sender(uplink, urgency) for urgency in Urgency)
+    uplink.unsent(step.send, Urgency.STEP)
+    for each in (state, average):
+        each.send()
+        assert each.sent_bytes == 0
+    uplink.unsent(average.send, Urgency.ROUND)
+    uplink.unsent(step.send, None)
+    with anyio.fail_after(60):
+        await state.has_sent.wait()
+    assert average.sent_bytes == 1000, "before, and by it the state has earned its share"
+
+
+async def test_one_that_has_sent_what_was_more_urgent_is_in_the_way_of_less_urgent_ones_alone() -> None:
+    uplink = Uplink(clock=SetClock())
+    changing, average = Sender(uplink, Urgency.STEP), Sender(uplink, Urgency.ROUND)
+    uplink.unsent(changing.send, Urgency.STEP)
+    average.send()
+    assert average.sent_bytes == 0
+    uplink.unsent(changing.send, Urgency.ROUND)
+    with anyio.fail_after(60):
+        await average.has_sent.wait()
+
+
+@pytest.mark.parametrize(("urgent", "other"), LESS_URGENT)
+async def test_where_more_urgent_frames_fill_the_line_the_others_have_their_share(
+    urgent: Urgency, other: Urgency
+) -> None:
     clock = SetClock()
     uplink = Uplink(clock=clock)
-    step, background = Sender(uplink, Urgency.STEP), Sender(uplink, Urgency.BACKGROUND)
-    uplink.steps(step.send, are_left=True)
+    step, background = Sender(uplink, urgent), Sender(uplink, other)
+    uplink.unsent(step.send, step.urgency)
     for _ in range(800):
         step.send()
         background.send()
@@ -213,7 +246,7 @@ async def test_where_steps_fill_a_capped_uplink_the_background_has_its_share_and
     """With real timers, which come early and late by less than they can be set to."""
     uplink = Uplink(20.0)
     step, background = Endless(uplink, Urgency.STEP), Endless(uplink, Urgency.BACKGROUND)
-    uplink.steps(step.send, are_left=True)
+    uplink.unsent(step.send, step.urgency)
     step.send()
     background.send()
     turns = 0
@@ -229,7 +262,7 @@ async def test_a_peer_that_takes_nothing_does_not_hold_up_the_others() -> None:
     clock = SetClock()
     uplink = Uplink(clock=clock)
     step, background = Sender(uplink, Urgency.STEP), Sender(uplink, Urgency.BACKGROUND)
-    uplink.steps(step.send, are_left=True)
+    uplink.unsent(step.send, step.urgency)
     background.send()
     assert background.sent_bytes == 0
     clock.shown_s += 0.51
