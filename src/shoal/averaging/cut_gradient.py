@@ -18,7 +18,7 @@ from shoal.codec.gathered import GatheredCodec
 from shoal.codec.raw import to_wire
 from shoal.errors import LocalProtocolError
 from shoal.optim.fragments import Fragment
-from shoal.optim.norm import squared_norm
+from shoal.optim.norm import all_finite, squared_norm
 from shoal.optim.outer import pseudo_gradient
 from shoal.wire.messages.round import Payload
 
@@ -51,7 +51,7 @@ def bring_in_pieces(
     """
     is_finite = True
     for part in _parts(cut_N):
-        is_finite = is_finite and bool(cut_N[part].isfinite().all())
+        is_finite = is_finite and all_finite([cut_N[part]])
         yield
     base_M, cut_M = fragment.take(base_N), fragment.take(cut_N)
     yield

@@ -36,7 +36,7 @@ from shoal.errors import LocalProtocolError, StateMismatch
 from shoal.optim.flat import FlatLayout, buffers_sha256, tensor_sha256
 from shoal.optim.fragments import Fragment
 from shoal.optim.merge import Merge, merged
-from shoal.optim.norm import squared_norm
+from shoal.optim.norm import all_finite, squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.optim.parts import AveragedParts
 from shoal.quant.lsq import is_step_size
@@ -236,9 +236,7 @@ class ReplicaState:
         not. If so, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
         """
         local_N, floats_F, _ = self._local()
-        is_finite = bool(floats_F.isfinite().all())
-        if not fragment.is_whole:
-            is_finite = is_finite and bool(local_N.isfinite().all())
+        is_finite = all_finite([floats_F] if fragment.is_whole else [floats_F, local_N])
         local_M = fragment.take(local_N)
         gradient_M = pseudo_gradient(fragment.take(self._base.parameters_N), local_M, out=local_M)
         norm = math.sqrt(squared_norm(gradient_M).item()) if is_finite else math.nan
@@ -292,7 +290,7 @@ class ReplicaState:
         norm = math.nan if self._norm_of_cut is None else self._norm_of_cut
         # Buffers are averaged as they are at the join, and what the parameters have become since the cut is kept.
         parameters, floats, _ = self._stage.averaged
-        if not (floats.flat().isfinite().all() and parameters.flat().isfinite().all()):
+        if not all_finite([*floats.tensors, *parameters.tensors]):
             norm = math.nan
         self._forgets = not math.isfinite(norm)
         return norm, None if self._forgets or self._brought is None else self._brought.announced
