@@ -104,7 +104,7 @@ class StepDriver:
             case EvalResult() | EvalRefused():
                 self._evaluation.receive(event.peer, message)
             case Opened() | Busy() | Refused() | MicrobatchDone() | Prepared() | Committed() | Aborted() | Broken():
-                if isinstance(message, Refused | Broken | Aborted):
+                if isinstance(message, Refused | Broken | Aborted) and self._machine.is_current(message.key):
                     emit(logger, StepSetback(event.peer, repr(message)))
                 self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
             case _:

@@ -204,6 +204,10 @@ class StepTrainer:
         self._answers: dict[PeerId, bool] = {}
         self._lost: set[PeerId] = set()
 
+    def is_current(self, key: StepKey) -> bool:
+        """Whether this attempt is under way: what is said of another one comes too late."""
+        return self._plan is not None and key == self._key
+
     # ---- events
 
     def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
@@ -314,7 +318,9 @@ class StepTrainer:
         sizes = tuple(part.num_samples for part in self._parts)
         targets = tuple(sum(plan.microbatch_targets[part.whole][part.start : part.stop]) for part in self._parts)
         request = Open(self._key, plan.round, hops, sizes, targets, plan.samples, plan.base, plan.loss_scale)
-        return [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
+        effects: list[TrainerEffect] = [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
+        # What goes to one replica gets there in order; of several one could hear of the microbatch before the step.
+        return [*effects, *self._feed()] if len(path) == 1 else effects
 
     def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:
         """No path now: wait for a replica that may be tried again soon, but not too long."""
@@ -366,6 +372,10 @@ class StepTrainer:
         self._give_up_s = now_s + self._timeout_s
         if len(self._prepared) == len(self._path):
             return self._first_commit(plan)
+        return self._feed()
+
+    def _feed(self) -> list[TrainerEffect]:
+        """Send as many microbatches as may be in flight."""
         effects: list[TrainerEffect] = []
         while self._fed < len(self._parts) and self._fed - len(self._done) < self._window:
             part, first, head = self._parts[self._fed], self._path[0], self._path[self._head]

@@ -109,6 +109,26 @@ def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> 
     assert machine.receive(A, MicrobatchDone(KEY, 0), 0.0) == []
 
 
+def test_where_one_replica_is_the_whole_path_inputs_follow_at_once_and_what_is_refused_counts_once() -> None:
+    machine, alone = trainer(), StepPlan(1, 7, ((3, 1), (1, 1), (0,)), (), 0.1, hops(A), (refs(A, A2),))
+    effects = machine.start(alone, 0.0)
+    assert sent(effects) == [(A, Open)]
+    parts = [effect for effect in effects if isinstance(effect, FeedMicrobatch)]
+    assert effects[-2:] == parts, "behind the order to begin"
+    assert [(part.microbatch, part.inputs_to, part.labels_to) for part in parts] == [(0, A, A), (1, A, A)]
+    assert machine.receive(A, Opened(KEY), 0.0) == []
+    [third] = machine.receive(A, MicrobatchDone(KEY, 0), 0.0)
+    assert isinstance(third, FeedMicrobatch)
+    assert third.microbatch == 2
+    again = machine.receive(A, Refused(KEY, "no"), 0.0)
+    assert sent(again) == [(A, Abort), (A2, Open)]
+    assert (machine.is_current(KEY), machine.is_current(AGAIN)) == (False, True)
+    assert machine.receive(A, Refused(KEY, "unknown"), 0.0) == [], "of the inputs of what it has refused"
+    assert machine.receive(A2, Prepared(AGAIN, 0, 0, 0.02, True, 1.5), 0.0) == [], (
+        "it has not even said that it takes part"
+    )
+
+
 def test_of_a_wrapped_model_the_first_replica_gets_the_labels_and_says_the_loss() -> None:
     machine = StepTrainer(trainer=3, generation=2, window=1, max_grad_norm=None, step_timeout_s=10.0, is_wrapped=True)
     assert running(machine) == [FeedMicrobatch(KEY, 0, MicrobatchPart(0, 0, 2), A, A)]
