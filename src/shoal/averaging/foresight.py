@@ -43,48 +43,45 @@ class Foresight:
     def __init__(self, ahead: PayloadsAhead, outer_step: Callable[[int, Sequence[Gathered]], Foreseen]) -> None:
         self._ahead = ahead
         self._outer_step = outer_step
-        self._counted: Sequence[Counted] = ()
+        self._of: tuple[str, Sequence[Counted]] = "", ()
         self._foreseen: Foreseen | None = None
         self._is_known = anyio.Event()
 
-    async def run(self, expected: Callable[[], tuple[int, Sequence[PeerId]]]) -> None:
+    async def run(self, expected: Callable[[], Sequence[PeerId]]) -> None:
         """Compute until cancelled.
 
         Args:
-            expected: Returns the round that is under way, and the members that its quorum has if nothing changes.
+            expected: Returns the members that the next quorum has if nothing changes.
         """
         while True:
-            coming = self._ahead.came.coming
-            round, members = expected()
-            encoded = self._ahead.encoded_by(members)
+            coming, base = self._ahead.came.coming, self._ahead.base()
+            encoded = self._ahead.encoded_by(expected())
             total = sum(each.num_targets for each in encoded)
             shares = [each.num_targets / total for each in encoded]
             counted = [
                 Counted(each.peer, each.payload, share, 1.0) for each, share in zip(encoded, shares, strict=True)
             ]
-            if counted != self._counted:
-                self._counted, self._foreseen, self._is_known = counted, None, anyio.Event()
+            if (base.record_hash, counted) != self._of:
+                self._of, self._foreseen, self._is_known = (base.record_hash, counted), None, anyio.Event()
             if counted and not self._is_known.is_set():
-                await self._compute(round, [each.payload_P for each in encoded])
+                self._foreseen = await self._computed(base.round + 1, counted, [each.payload_P for each in encoded])
+                self._is_known.set()
             await coming.wait()
 
     async def of(self, quorum: Sequence[Counted]) -> Foreseen | None:
         """Return what these come to if that is known, or is being computed; None: it is not."""
-        if not quorum or quorum != self._counted:
+        wanted = self._ahead.base().record_hash, quorum
+        if not quorum or wanted != self._of:
             return None
         await self._is_known.wait()
-        return self._foreseen if quorum == self._counted else None
+        return self._foreseen if wanted == self._of else None
 
-    async def _compute(self, round: int, parts: Sequence[Tensor]) -> None:
-        counted, is_known = self._counted, self._is_known
+    async def _computed(self, round: int, counted: Sequence[Counted], parts: Sequence[Tensor]) -> Foreseen | None:
         brought = [
             Gathered(each.member, payload_P, each.share, each.scale)
             for each, payload_P in zip(counted, parts, strict=True)
         ]
         try:
-            foreseen = await anyio.to_thread.run_sync(self._outer_step, round, brought, abandon_on_cancel=True)
-        except MemberFault:
-            foreseen = None  # the quorum finds it too, and says it
-        if self._counted is counted:
-            self._foreseen = foreseen
-        is_known.set()
+            return await anyio.to_thread.run_sync(self._outer_step, round, brought, abandon_on_cancel=True)
+        except (MemberFault, MemoryError):
+            return None  # the quorum finds a fault too, and says it; it may have the memory

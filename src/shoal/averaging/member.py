@@ -249,7 +249,7 @@ class RoundMember:
             if self._ahead is not None:
                 tasks.start_soon(self._ahead.run)
             if self._ring.foresight is not None:
-                tasks.start_soon(self._ring.foresight.run, self._expected)
+                tasks.start_soon(self._ring.foresight.run, lambda: self._last_members)
             if self._source.may_resume and not self._machine.is_behind:
                 await self._source.settled(self.base)
                 self._steps.start_round(self._machine.round, self._machine.tip.hash)
@@ -328,10 +328,6 @@ class RoundMember:
         brought = self._state.brought_payload
         if self._ahead is not None and brought is not None and round == self._machine.round:
             self._ahead.give(brought.payload_P, brought.announced, num_targets)
-
-    def _expected(self) -> tuple[int, Sequence[PeerId]]:
-        """The round that is under way, and whom its quorum has if it has those of the last one."""
-        return self._machine.round, self._last_members
 
     def _sent_bytes(self) -> dict[str, int]:
         return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}

@@ -96,10 +96,10 @@ class PayloadsAhead:
 
     Args:
         view: Returns the swarm as it is now.
-        base: Returns the state that the replica's round is trained from.
         limit_bytes: Of a payload in a round, at most.
 
     Attributes:
+        base: Returns the state that the replica's round is trained from.
         came: What `encoded_by` says may have changed.
     """
 
@@ -116,7 +116,7 @@ class PayloadsAhead:
         self._endpoint = contents.endpoint
         self._stage = stage
         self._view = view
-        self._base = base
+        self.base = base
         self._limit_bytes = limit_bytes
         self.came = Signal()
         self._given: Encoded | None = None
@@ -137,7 +137,7 @@ class PayloadsAhead:
         self._forget_own()
         self._given = Encoded(self._endpoint.peer_id, announced, num_targets, payload_P)
         self._contents.offer(self._name(announced), offered(payload_P))
-        base = self._base()
+        base = self.base()
         ready = PayloadReady(base.round + 1, base.record_hash, self._stage, announced, num_targets)
         for peer, hop in self._others().items():
             self._endpoint.introduce(hop)
@@ -193,7 +193,7 @@ class PayloadsAhead:
         self._fetches.clear()
         self._named.clear()
         self._new.clear()
-        base = self._base()
+        base = self.base()
         self._ready = {peer: ready for peer, ready in self._ready.items() if ready.round > base.round}
         for peer in list(self._ready):
             self._look(peer)
@@ -226,7 +226,7 @@ class PayloadsAhead:
 
     def _is_now(self, ready: PayloadReady) -> bool:
         """Whether it is of the round that is under way."""
-        base = self._base()
+        base = self.base()
         return (ready.round, ready.record_hash) == (base.round + 1, base.record_hash)
 
     def _here(self, peer: PeerId, ready: PayloadReady) -> Encoded | None:

@@ -366,8 +366,8 @@ class ReplicaState:
     def foresee(self, average_M: Tensor, fragment: Fragment = WHOLE) -> Foreseen:
         """What `stage` will compute of the parameters if that is their average. Any thread may call this: what it reads
         stays as it is."""
-        floats_F, integers_I = self._base.averages_like(fragment)[1:]
-        state = self.successor(self._base, Contribution(average_M, floats_F, integers_I), fragment)
+        base = self._base
+        state = self.successor(base, Contribution(average_M, base.floats_F, base.integers_I), fragment)
         hashes = tensor_sha256(state.parameters_N), tensor_sha256(state.momentum_N)
         return Foreseen(average_M, state.parameters_N, state.momentum_N, *hashes)
 
