@@ -5,8 +5,8 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
     @pytest.mark.usual("Open-9", "CommitRecord-5")     # the other moments tell the same rule
     @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=...)
 
-One in twenty of the long tests is usual: of those that tests/long.txt names, and of the seeds of simulations, which are
-many. `quick` has units but for the long ones and those of tests/not_quick.txt, and one simulation in twenty. Which
+One in forty of the long tests is usual: of those that tests/long.txt names, and of the seeds of simulations, which are
+many. `quick` has units but for the long ones and those of tests/not_quick.txt, and one simulation in forty. Which
 ones stay depends on a test's name alone, so they are the same everywhere. `commit` (`make test-all`, and so continuous
 integration) has what is usual, and of all the rest one in two: here the present commit decides as well, so that each
 has its own half.
@@ -31,11 +31,11 @@ from pathlib import Path
 import pytest
 from tests.commit import present_commit
 
-SHARE = 20
+SHARE = 40
 """Of long tests, `usual` has one in so many."""
 THOROUGH_SHARE = 5
 """Where not everything is checked thoroughly, one in so many is."""
-QUICK_SHARE = 20
+QUICK_SHARE = 40
 """The same for simulations in `quick`; a multiple, since those are a part of these."""
 COMMIT_SHARE = 2
 """Of what is not usual, `commit` has one in so many."""

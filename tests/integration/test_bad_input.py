@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.usual(
     "arguments0-did you mean diloco.inner_steps?",
-    "arguments4-use --device auto or --device cpu",
     "arguments6-use --num-servers 2 or more",
     "arguments7-choose another with --log-dir",
     "arguments8-/corpus: there is no such folder or file here",

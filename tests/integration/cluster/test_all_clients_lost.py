@@ -78,7 +78,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.usual("False-StartRound-0", "False-Commit-13", "False-RecordPrepared-5", "False-CommitRecord-5")
+@pytest.mark.usual("False-Commit-13", "False-CommitRecord-5")
 @pytest.mark.parametrize(("kind", "after"), MOMENTS, ids=[f"{kind.__name__}-{after}" for kind, after in MOMENTS])
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_another_host_continues_a_run_whose_client_host_is_lost(

@@ -100,10 +100,8 @@ MOMENTS = [
 @pytest.mark.usual(
     "TrainerHello-0",
     "Open-9",
-    "TrainerDone-3",
     "Close-4",
     "Staged-5",
-    "PrepareRecord-6",
     "CommitRecord-5",
     "StartRound-8",
 )
@@ -268,7 +266,6 @@ async def test_a_client_that_is_started_again_knows_which_stages_were_restored(
     assert [failover["kind"] for failover in result.summary["failovers"]] == ["server", "server", "client"]
 
 
-@pytest.mark.usual("3")
 @pytest.mark.parametrize("client_dies_in_round", [3, 7])
 async def test_a_client_that_is_started_again_knows_how_many_servers_have_moved(
     make_cluster: MakeCluster, client_dies_in_round: int

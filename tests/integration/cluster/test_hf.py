@@ -123,7 +123,7 @@ CASES: dict[str, Config] = {
 }
 
 
-@pytest.mark.usual("qwen3", "experts", "tied")
+@pytest.mark.usual("tied")
 @pytest.mark.parametrize("case", CASES)
 async def test_a_run_is_recorded_replayed_bit_for_bit_and_loaded_in_one_piece(
     case: str, make_cluster: MakeCluster
@@ -168,7 +168,7 @@ async def test_what_is_trained_is_the_model_of_transformers_with_its_names(
     assert torch.equal(theirs(input_ids=tokens, use_cache=False).logits, model(tokens))
 
 
-@pytest.mark.usual("qwen3-1", "tied-0")
+@pytest.mark.usual("tied-0")
 @pytest.mark.parametrize(("extra", "lost"), [(QWEN, 1), (TIED, 0), (TIED, 1)], ids=["qwen3-1", "tied-0", "tied-1"])
 async def test_a_stage_that_loses_a_replica_goes_on(
     make_cluster: MakeCluster, extra: dict[str, Any], lost: int

@@ -39,7 +39,7 @@ def check(result: ClusterResult) -> None:
     assert result.summary["model_round"] == 5
 
 
-@pytest.mark.usual("leaving0-True", "leaving1-False")
+@pytest.mark.usual("leaving0-True")
 @pytest.mark.parametrize("comes_back", [True, False])
 @pytest.mark.parametrize("leaving", [STAGE_1, (0, 1, 2, 3)])
 async def test_a_stage_whose_last_servers_have_left_goes_on_from_what_the_client_keeps(

@@ -44,7 +44,6 @@ def test_several_processes_come_to_the_same_hashes(folder: Path, num_processes: 
     assert told == [(number + 1, verdict.steps) for number in range(verdict.steps)]
 
 
-@pytest.mark.usual("True")
 @pytest.mark.parametrize("is_tied", [False, True])
 async def test_a_process_that_has_no_end_of_the_model_computes_its_stage(tmp_path: Path, is_tied: bool) -> None:
     """It reads no samples, and takes the number of their targets from the log."""

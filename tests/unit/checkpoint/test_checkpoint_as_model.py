@@ -23,7 +23,6 @@ IMAGES = {"dataset_name": "digits", "task_type": "cv", "num_channels": 1, "img_s
 FOUR_BITS = {"base": {"weight_quant": {"num_bits": 4}, "activation_quant": {"num_bits": 8}}}
 
 
-@pytest.mark.usual("step sizes")
 @pytest.mark.parametrize(
     "sections",
     [

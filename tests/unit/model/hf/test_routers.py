@@ -173,7 +173,6 @@ def test_compiled_code_takes_the_weight_of_each_microbatch(user_caches: Path, tr
         assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(found, expected, strict=True))
 
 
-@pytest.mark.usual("with")
 @pytest.mark.parametrize(("coefficient", "least", "most"), [(0.1, 0.0, 0.3), (0.0, 0.6, 3.0)], ids=["with", "without"])
 def test_after_200_steps_on_text_the_loads_of_all_experts_are_alike(
     coefficient: float, least: float, most: float
