@@ -159,10 +159,17 @@ def _unready(tree: ast.AST) -> Iterator[int]:
                 caught = ast.unparse(handler.type) if handler.type else ""
                 if re.search("DecodeError|MsgspecError|ValueError|RecursionError", caught):
                     yield handler.lineno
+        # `suppress` around what reads by way of others, and what is kept for handlers.
+        is_kept = isinstance(node, ast.Assign | ast.AnnAssign)
+        is_suppressed = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress")
+        if (is_kept or is_suppressed) and re.search(r"msgspec\.\w+Error", ast.unparse(node)):
+            yield node.lineno
 
 
 def test_who_reads_json_or_msgpack_is_ready_for_all_that_a_decoder_raises() -> None:
     assert list(_unready(ast.parse("try:\n    x = json.loads(y)\nexcept (OSError, ValueError):\n    pass"))) == [3]
+    assert list(_unready(ast.parse("with suppress(msgspec.MsgspecError):\n    feed(x)"))) == [1]
+    assert list(_unready(ast.parse("JUNK = (OSError, msgspec.DecodeError)"))) == [1]
     found = [f"{name}:{line}: catch errors.MALFORMED" for name, tree in trees().items() for line in _unready(tree)]
     assert found == []
 

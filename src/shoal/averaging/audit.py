@@ -316,7 +316,13 @@ def _missing(distinct: Iterable[SampleRange], due: Iterable[SampleRange], num_sa
     frontier: Counter[int] = Counter()
     for item in due:
         frontier[item.pass_number] = max(frontier[item.pass_number], item.stop)
-    last = max(frontier, default=-1)
-    ends = {number: frontier[last] if number == last else num_samples_per_pass for number in range(last + 1)}
-    trained = sum(max(0, min(item.stop, ends.get(item.pass_number, 0)) - item.start) for item in distinct)
-    return sum(ends.values()) - trained
+    if not frontier:
+        return 0
+    last = max(frontier)
+
+    def end_of(number: int) -> int:
+        """Behind the last sample of a pass that is due; records may name any pass, so there is no list of all."""
+        return frontier[last] if number == last else num_samples_per_pass if number < last else 0
+
+    trained = sum(max(0, min(item.stop, end_of(item.pass_number)) - item.start) for item in distinct)
+    return last * num_samples_per_pass + frontier[last] - trained

@@ -163,6 +163,7 @@ class RoundCoordinator:
         *,
         keep: bool = False,
         trained_s: float | None = None,
+        num_samples: int | None = None,
     ) -> None:
         """Begin the end of the round.
 
@@ -172,14 +173,15 @@ class RoundCoordinator:
             join_within_s: How long to wait for reachable replicas that do not join; None: until they do.
             keep: A checkpoint of its record is wanted.
             trained_s: How long it was trained; None: not known.
+            num_samples: Of a pass over the data; None: not known.
 
         Raises:
             LocalProtocolError: The run is not in this round.
         """
         if round != self._machine.tip.round + 1:
             raise LocalProtocolError(f"round {round} cannot be closed, the run is in round {self.round}")
-        request = CloseRequest(round, dict(slots), dict(generations or {}), join_within_s, keep, trained_s)
-        self._do(self._machine.close(request, self._clock.now_s()))
+        known = dict(slots), dict(generations or {}), join_within_s, keep, trained_s, num_samples
+        self._do(self._machine.close(CloseRequest(round, *known), self._clock.now_s()))
 
     @property
     def ready(self) -> RoundReady | None:

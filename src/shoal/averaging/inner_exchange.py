@@ -92,6 +92,7 @@ class InnerExchange:
         capture: Returns what the inner optimizer knows (not copies), on the device thread.
         base: Returns the state that the replica's round began from.
         has_mirrors: Returns whether somebody is there who writes checkpoints.
+        is_client: Whether a peer is the client that the replica follows, which alone gives a state to go on with.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class InnerExchange:
         inherit: Inherit,
         base: Callable[[], Base],
         has_mirrors: Callable[[], bool],
+        is_client: Callable[[PeerId], bool] = lambda _: True,
     ) -> None:
         self._contents = contents
         self._endpoint = contents.endpoint
@@ -116,7 +118,7 @@ class InnerExchange:
         self._capture = capture
         self._inherit = inherit
         self._base = base
-        self._has_mirrors = has_mirrors
+        self._has_mirrors, self._is_client = has_mirrors, is_client
         self._kept: _Kept | None = None
         self._is_asked = False  # somebody wants what is held
         self._unread: dict[PeerId, set[int]] = {}  # who has not all of it yet, and the chunks that each has
@@ -144,7 +146,7 @@ class InnerExchange:
         match event.message:
             case AskInner() as asked:
                 self._jobs.put(partial(self._answer, event.peer, asked))
-            case TakeInner(inner):
+            case TakeInner(inner) if self._is_client(event.peer):
                 self._jobs.put(partial(self._take, event.peer, inner))
             case _:
                 return False

@@ -196,7 +196,7 @@ def set_aside(directory: Path, record: Record, digest: str) -> None:
 
 def left_folders(directory: Path) -> list[Path]:
     """What was put away by `set_aside`: folders with records and step logs as a run's directory has them, in order."""
-    return sorted((path for path in (directory / _LEFT).glob("*") if path.name.isdigit()), key=lambda p: int(p.name))
+    return sorted((path for path in (directory / _LEFT).glob("*") if path.name.isdecimal()), key=lambda p: int(p.name))
 
 
 def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
@@ -256,7 +256,8 @@ def read_steps(directory: Path, round: int) -> list[StepLine]:
 
 def rounds_with_steps(directory: Path) -> list[int]:
     """The rounds of which there is a step log, in order."""
-    return sorted(int(path.stem.removeprefix("round_")) for path in (directory / _STEPS).glob("round_*.jsonl"))
+    found = ((_round_of(path), path) for path in (directory / _STEPS).glob("round_*.jsonl"))
+    return sorted(round for round, path in found if round > 0 and path == _steps_file(directory, round))
 
 
 def _round_of(path: Path) -> int:

@@ -219,7 +219,7 @@ def _parsed(text: bytes) -> Line | None:
         values: dict[str, Any] = json.loads(text)
         at = datetime.fromisoformat(values.pop("time")).astimezone()
         return Line(at, str(values.pop("level")), str(values.pop("event")), values, text.decode().rstrip())
-    except (KeyError, AttributeError, TypeError, *MALFORMED):
+    except (KeyError, AttributeError, TypeError, OverflowError, *MALFORMED):
         return None  # whoever wrote it was killed meanwhile
 
 
@@ -245,7 +245,7 @@ def _logged(line: Line, least: int) -> Iterator[str]:
     if logging.getLevelNamesMapping().get(line.level, logging.ERROR) < least:
         return
     values = {name: value for name, value in line.values.items() if name not in ("process", "logger", "error")}
-    role = line.values.get("process", "")
+    role = str(line.values.get("process", ""))
     yield f"{line.at:%H:%M:%S}  {line.level:<8}{role:<14}{line.event}  {_short(values)}".rstrip()
     if "error" in line.values:
         yield str(line.values["error"])

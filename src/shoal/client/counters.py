@@ -7,6 +7,7 @@ every role -- MetricReport --> CounterTotals -- sums --> Reports, summary
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,8 +30,10 @@ from shoal.wire.messages.control import COUNTERS, MAX_VALUES, AskCounters, Metri
 
 ANSWER_WITHIN_S: Final = 2.0
 """At the end of a run, for what roles have counted."""
-# A peer must not fill this process's memory.
+# A peer must not fill this process's memory, nor the disk with what follows from its reports.
 _MAX_PEERS: Final = 4096
+_MOST_REPORTS: Final = 16
+"""Of a peer between two looks; one is due, and one more when it is asked or was started again."""
 # All that are asked at a time get one number; reports that nobody asked for have 0.
 _ASKED: Final = 1
 _ASKED_AGAIN: Final = 2
@@ -64,6 +67,7 @@ class CounterTotals:
     _heard: dict[PeerId, RoleCounted] = field(default_factory=dict[PeerId, RoleCounted])
     _connected: set[PeerId] = field(default_factory=set[PeerId])
     _unanswered: set[PeerId] = field(default_factory=set[PeerId])
+    _reports: Counter[PeerId] = field(default_factory=Counter[PeerId])
     _has_answered: Signal = field(default_factory=Signal)
 
     def totals(self) -> dict[str, int]:
@@ -87,6 +91,11 @@ class CounterTotals:
         message, peer = event.message, event.peer
         if not isinstance(message, MetricReport):
             return False
+        if message.number == _ASKED:
+            self._answered(peer)
+        self._reports[peer] += 1
+        if self._reports[peer] > _MOST_REPORTS:
+            return True
         before, now = self._heard.get(peer) or self.ledger.totals.counted.newest(peer), counted_by(peer, message)
         self._take(before, message)
         known = self.ledger.totals.counted.latest.keys() | self._heard.keys()
@@ -97,8 +106,6 @@ class CounterTotals:
                 self._note(before)
                 self._note(now)
             self._connected.add(peer)
-        if message.number == _ASKED:
-            self._answered(peer)
         return True
 
     def _take(self, before: RoleCounted, report: MetricReport) -> None:
@@ -142,6 +149,7 @@ class CounterTotals:
         self._has_turn = True
         while True:
             await self.clock.sleep_s(INTERVAL_S)
+            self._reports.clear()
             totals = self.totals()
             if totals != told:
                 told = totals

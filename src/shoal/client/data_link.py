@@ -13,12 +13,13 @@ import anyio
 from shoal.client.ledger import Ledger
 from shoal.clock import Backoff, Clock
 from shoal.errors import RemoteProtocolError
+from shoal.events.data import SamplesUnknown
 from shoal.events.losses import DataServerBack
 from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import Launcher, ReplaceDataServer
 from shoal.runtime.waking import Signal
-from shoal.swarm.sample_ranges import Ranges, merge
+from shoal.swarm.sample_ranges import Ranges, count, merge, within
 from shoal.swarm.takeover import Settled
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
@@ -66,6 +67,7 @@ class DataLink:
     _chain: str = ""
     _has_dead: bool = False
     _is_paused: bool = False
+    _has_warned: bool = False
     _released: dict[int, Released] = field(default_factory=dict[int, Released])
     is_up: bool = field(default=True, init=False)
     _is_told: bool = False
@@ -190,7 +192,7 @@ class DataLink:
         self._recorded = merge((*self._recorded, *samples))
         self._base_round = round
         if self.is_up:
-            self._post(RecordSamples(round, samples, self._chain))
+            self._post(RecordSamples(round, self._of_the_data(samples), self._chain))
 
     async def release(self, trainer: int, generation: int, settled: Settled) -> Released:
         """Free what this generation has leased and surely not trained; return what the data server says to it."""
@@ -237,7 +239,18 @@ class DataLink:
 
     def _post_record(self) -> None:
         if self._recorded or self._chain:
-            self._post(RecordSamples(self._base_round, self._recorded, self._chain))
+            self._post(RecordSamples(self._base_round, self._of_the_data(self._recorded), self._chain))
+
+    def _of_the_data(self, samples: Ranges) -> Ranges:
+        """Return what of this the data have: the data server would not take the rest, however often it is told."""
+        num_train = self.ledger.totals.num_train
+        if not num_train:
+            return samples
+        known = within(samples, num_train)
+        if not self._has_warned and (unknown := count(samples) - count(known)):
+            self._has_warned = True
+            self.ledger.note(SamplesUnknown(unknown, num_train))
+        return known
 
     def _post_plan(self) -> None:
         if self._plan is not None:

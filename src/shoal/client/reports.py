@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import anyio
 
@@ -45,6 +46,8 @@ from shoal.wire.messages.control import (
 
 logger = logging.getLogger(__name__)
 
+MAX_FIGURES = 64
+"""Of a step, that its servers name beside the loss; a family has a few."""
 _MONITOR_RESTS_S = 1.0
 """How long a monitor that was lost gets no numbers: it may be gone for good, and each number would dial it."""
 
@@ -242,7 +245,8 @@ class Reports:
         if report.key.number <= self.last_number(report.slot):
             return  # its trainer cannot know that it was counted before the client was started again
         routers = [each for each in report.routers if not each.figure]
-        figures = {each.figure: each.loss for each in report.routers if each.figure}
+        # A server may invent names, and the monitor takes so many numbers at a time.
+        figures = dict(islice(((each.figure, each.loss) for each in report.routers if each.figure), MAX_FIGURES))
         self._note(
             StepReported(
                 slot=report.slot,

@@ -59,7 +59,10 @@ class RoundRecords:
         slots = {peer: pipeline.slot for pipeline in self.homes.pipelines for peer in pipeline.peers}
         within_s = None if self.config.run.deterministic else self.config.diloco.averaging_timeout_s
         keep = self.checkpointing.is_due(round)
-        self.coordinator.close_round(round, slots, self.slots.lowest, within_s, keep=keep, trained_s=trained_s)
+        num_samples = self.ledger.totals.num_train or None
+        self.coordinator.close_round(
+            round, slots, self.slots.lowest, within_s, keep=keep, trained_s=trained_s, num_samples=num_samples
+        )
 
     async def recorded(self, ready: RoundReady, begun_s: float | None, closed_s: float | None) -> None:
         """Write the record down and act on it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from shoal.client.progress import Progress
@@ -32,7 +33,7 @@ from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStand
 from shoal.ids import PeerId
 from shoal.swarm.incidents import Incidents
 from shoal.swarm.round_boundary import RunTime
-from shoal.wire.messages.control import MetricReport
+from shoal.wire.messages.control import MAX_COUNTERS, MetricReport
 
 START_TIME: Final = "process.start_time_seconds"
 THIS_CLIENT = PeerId("")
@@ -66,7 +67,9 @@ class Counted:
 
     def started_again(self, peer: PeerId) -> None:
         """The peer's process has ended; the next one begins with nothing."""
-        self.earlier[peer] = dict(Counter(self.earlier.get(peer, {})) + Counter(self.latest.pop(peer, {})))
+        sums = Counter(self.earlier.get(peer, {})) + Counter(self.latest.pop(peer, {}))
+        # As many as one process may have: another one with other names counts nothing that is shown.
+        self.earlier[peer] = dict(islice(sums.items(), MAX_COUNTERS))
 
     def sums(self) -> dict[str, int]:
         """Return the sums by name."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from shoal.client.ledger import Ledger
 from shoal.client.totals import counted_by, counts_anew
-from shoal.clock import Clock
+from shoal.clock import Clock, Deadline
 from shoal.control.membership import Membership
 from shoal.events.incidents import CLOCK, DISK, DISK_COSTS, MEMORY, Cause, LossExplained, TroubleOver, TroubleSeen
 from shoal.events.run import RoleCounted
@@ -22,6 +22,8 @@ from shoal.wire.messages.control import MetricReport
 
 _FROZEN_SHARE: Final = 0.5
 """Of the time for which a peer was silent; a process that has not run for so much of it was frozen itself."""
+_REST_S: Final = 60.0
+"""Trouble that was over is told anew only so long afterwards: a peer may say as often as it likes that it has some."""
 _MEMORY, _COMMITTED, _STALLED, _DISK = "step.out_of_memory", "step.committed", "process.stalled_ms", "disk.failing"
 
 
@@ -39,6 +41,7 @@ class Troubles:
         self._membership = membership
         self._host = host
         self._clock = clock
+        self._rests: dict[tuple[Cause, PeerId], Deadline] = {}
 
     def reported(self, before: RoleCounted, now: MetricReport) -> None:
         """A peer has said what it has measured.
@@ -95,7 +98,8 @@ class Troubles:
             self._over(Cause.CLOCK, peer)
 
     def _see(self, cause: Cause, peer: PeerId, role: str, sentence: str, who: str = "") -> None:
-        if peer in self._incidents.troubled(cause):
+        self._rests = {known: rest for known, rest in self._rests.items() if not rest.expired()}
+        if (cause, peer) in self._rests or peer in self._incidents.troubled(cause):
             return
         view, now_s = self._membership.view, self._ledger.now_s()
         name = who or (view.name_of(peer) if peer in view.labels else f"the {role.replace('_', ' ')} on {self._host}")
@@ -107,3 +111,4 @@ class Troubles:
     def _over(self, cause: Cause, peer: PeerId) -> None:
         if peer in self._incidents.troubled(cause):
             self._ledger.note(TroubleOver(cause, peer, self._ledger.now_s()))
+            self._rests[cause, peer] = Deadline.after(self._clock, _REST_S)

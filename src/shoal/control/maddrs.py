@@ -39,7 +39,7 @@ def check_port_free(maddr: str) -> None:
         len(parts) < 5
         or parts[1] not in ("ip4", "ip6")
         or parts[3] != "tcp"
-        or not parts[4].isdigit()
+        or not parts[4].isdecimal()
         or parts[4] == "0"
     ):
         return

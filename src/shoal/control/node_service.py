@@ -23,12 +23,12 @@ import msgspec
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import VerifiedRecord, require_small
 from shoal.control.registry import Reachable
-from shoal.errors import LocalProtocolError, RecordRejected
+from shoal.errors import MALFORMED, LocalProtocolError, RecordRejected
 from shoal.ids import PeerId
 from shoal.runtime.frames import FrameReader, framed
 from shoal.transport.unix import other_end
 
-_MISUNDERSTOOD = msgspec.MsgspecError, LocalProtocolError
+_MISUNDERSTOOD = *MALFORMED, LocalProtocolError
 _MOST_VALUES = 4096
 """Of an answer: each has 8 KiB at most."""
 _WORD_TIMEOUT_S = 5.0

@@ -117,6 +117,8 @@ class CodeOffer:
                         await self._exchange(stream, peer)
                     finally:
                         self._served[peer] -= 1
+                        if not self._served[peer]:
+                            del self._served[peer]  # of addresses there is no end
 
     async def _exchange(self, stream: ByteStream, peer: str) -> None:
         received = BufferedByteReceiveStream(stream)

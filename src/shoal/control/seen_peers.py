@@ -5,24 +5,37 @@ client: view --seen_peers--> RunStatus.peers --view_of--> the view of who asked
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+import msgspec
 
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.view import NO_BASE, Candidate, ClientPeer, MirrorPeer, PeerLabel, Replica, Run, SwarmView
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.control import MAX_SEEN, RunStatus, SeenPeer
+from shoal.wire.messages.control import MAX_SEEN, MAX_SEEN_BYTES, RunStatus, SeenPeer
 
 
 def seen_peers(view: SwarmView) -> tuple[SeenPeer, ...]:
-    """Return clients, servers and mirrors of a view, at most `MAX_SEEN` of each kind, with the reasons that its first
-    client gives for not dialling servers."""
+    """Return clients, servers and mirrors of a view, at most `MAX_SEEN` and `MAX_SEEN_BYTES` of each kind, with the
+    reasons that its first client gives for not dialling servers."""
     undialled = dict(view.clients[0].undialled) if view.clients else {}
-    servers = (*view.replicas, *view.candidates)[:MAX_SEEN]
+    servers = (*view.replicas, *view.candidates)
     return (
-        *(_named(view, each.hop, "client") for each in view.clients[:MAX_SEEN]),
-        *(_server(view, each, undialled) for each in servers),
-        *(_named(view, each.hop, "mirror", each.held_round) for each in view.mirrors[:MAX_SEEN]),
+        *_few(_named(view, each.hop, "client") for each in view.clients),
+        *_few(_server(view, each, undialled) for each in servers),
+        *_few(_named(view, each.hop, "mirror", each.held_round) for each in view.mirrors),
     )
+
+
+def _few(peers: Iterable[SeenPeer]) -> Iterator[SeenPeer]:
+    """Yield the first ones of a kind."""
+    left_bytes = MAX_SEEN_BYTES
+    for each in islice(peers, MAX_SEEN):
+        left_bytes -= len(msgspec.msgpack.encode(each))
+        if left_bytes < 0:
+            return
+        yield each
 
 
 def _server(view: SwarmView, server: Candidate, undialled: Mapping[PeerId, str]) -> SeenPeer:

@@ -14,13 +14,14 @@ import io
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
 from shoal.data.huggingface import HubTable, load_folder, load_table, misfit, require_apart
+from shoal.data.places import places_of, require_inside
 from shoal.errors import MALFORMED, ConfigError
 
 _SUFFIXES: Final = (".wav", ".flac", ".ogg", ".opus", ".mp3")
@@ -144,33 +145,18 @@ def _trained_on(found: dict[Path, str], data: DataConfig) -> dict[Path, str]:
 def _transcripts(folder: Path, data: DataConfig) -> Iterator[tuple[Path, str]]:
     """Yield each clip of a folder with its transcript; of one that is there in several forms, the last one counts.
 
-    What is trained on is seen by other hosts, so a data set from elsewhere may read no file but its own: neither by a
-    name in its metadata nor by a link.
+    Neither a name in its metadata nor a link leads to a file of another data set.
     """
-    places = [place.expanduser().resolve() for place in (folder, Path(data.dataset_name))]
-    # The hub's cache has links in place of files, to what lies beside all snapshots.
-    places += [place.parents[1] / "blobs" for place in places if place.parent.name == "snapshots"]
+    places = places_of(folder, Path(data.dataset_name))
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         inside = path.relative_to(folder)
         if any(part.startswith(".") for part in inside.parts):
             continue
         if path.is_symlink():
-            _require_inside(path, places)
+            require_inside(path, places)
         for clip, text in _of_file(path, data.text_column):
-            _require_inside(clip, places)
+            require_inside(clip, places)
             yield clip, text
-
-
-def _require_inside(path: Path, places: Sequence[Path]) -> None:
-    """Refuse a file that lies, or leads, elsewhere.
-
-    Raises:
-        ConfigError: It does.
-    """
-    if "\0" in str(path) or not any(Path(os.path.realpath(path)).is_relative_to(place) for place in places):
-        raise ConfigError(
-            f"{str(path)!r} is outside of its data set, {places[0]}, and is not read; copy or hard-link it into there"
-        )
 
 
 def _of_file(path: Path, column: str) -> Iterator[tuple[Path, str]]:

@@ -28,7 +28,9 @@ from numpy.typing import NDArray
 
 from shoal.config.training import DataConfig
 from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
+from shoal.data.parquet_files import open_parquet
 from shoal.data.passing_errors import of_the_system
+from shoal.data.places import places_of, require_inside
 from shoal.errors import MALFORMED, ConfigError
 
 _PIECE_CHARACTERS: Final = 1 << 20
@@ -109,7 +111,11 @@ def _trained_on(data: DataConfig, files: Sequence[Path], held_out: Sequence[Path
 
 
 def _files(name: str) -> list[Path]:
-    """Return the files that a name stands for, in their order."""
+    """Return the files that a name stands for, in their order.
+
+    Raises:
+        ConfigError: A link in a folder leads out of it.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         found = [each for each in path.rglob("*") if not any(p.startswith(".") for p in each.relative_to(path).parts)]
@@ -119,7 +125,13 @@ def _files(name: str) -> list[Path]:
         found = [Path(each) for each in glob.glob(str(path), recursive=True)]
     else:
         return []
-    return sorted(each for each in found if each.suffix in SUFFIXES and each.is_file())
+    files = sorted(each for each in found if each.suffix in SUFFIXES and each.is_file())
+    if path.is_dir():
+        # What is trained on is seen by other hosts: a folder from elsewhere may read no file but its own.
+        places = places_of(path)
+        for each in files:
+            require_inside(each, places)
+    return files
 
 
 def _what_is_read() -> str:
@@ -269,12 +281,7 @@ def _csv(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unr
 
 
 def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, TextPiece | Unreadable]]:
-    package = _pyarrow_parquet(path)
-    try:
-        file: Any = package.ParquetFile(path)
-    except Exception as error:
-        raise ConfigError(f"{path} is no parquet file ({error}); mend it or leave it out") from error
-    with file:
+    with open_parquet(path, reader.columns) as file:
         names: list[str] = file.schema_arrow.names
         if reader.column not in names:
             raise _no_column(path, reader, names)
@@ -294,13 +301,6 @@ def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, 
                     raise reason from None  # another time it gives them
                 yield read, Unreadable(f"{path.name}:{row + 1}", f"its pages cannot be read ({error})", end - row)
             row = end
-
-
-def _pyarrow_parquet(path: Path) -> Any:
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ConfigError(f"{path}: to read parquet needs the package pyarrow: pip install 'shoal[hf]'") from error
 
 
 def _arrow_exception() -> type[Exception]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
 from shoal.data.fields import Fields
+from shoal.data.parquet_files import open_parquet
 from shoal.data.places import require_here
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
 from shoal.errors import ConfigError
@@ -232,8 +233,7 @@ def load_table(data: DataConfig, split: str) -> HubTable:
         ConfigError: `datasets` is not installed, or the data set cannot be reached or does not exist.
     """
     _require_two_splits(data)
-    require_here(data)
-    datasets = _import("datasets", data)
+    datasets = _datasets(data)
     try:
         loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=split, token=_token(data))
     except (OSError, ValueError) as error:
@@ -259,12 +259,21 @@ def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
 
 def _builder(data: DataConfig, split: str | None = None) -> Any:
     """Return what reads a data set, before it reads it."""
-    require_here(data)
-    datasets = _import("datasets", data)
+    datasets = _datasets(data)
     try:
         return datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=_token(data))
     except (OSError, ValueError) as error:
         raise _not_loaded(data, split or data.dataset_split, error) from error
+
+
+def _datasets(data: DataConfig) -> Any:
+    """Return the package that reads a data set, after the files of a folder were looked at."""
+    require_here(data)
+    package = _import("datasets", data)
+    folder = Path(data.dataset_name).expanduser()
+    for path in sorted(folder.rglob("*.parquet")) if folder.is_dir() else ():
+        open_parquet(path).close()
+    return package
 
 
 def _require_two_splits(data: DataConfig) -> None:

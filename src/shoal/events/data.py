@@ -182,6 +182,17 @@ class ClipsLeftOut(Event, frozen=True, tag="clips.left_out"):
     first: str
 
 
+class SamplesUnknown(Event, frozen=True, tag="samples.unknown"):
+    """Records of the run name samples that the data of this host do not have; nobody is given these."""
+
+    level = WARNING
+    says = "records name {samples} samples that are not in the data, which have {num_train}"
+    why = "A server has said that it has trained on them, or this host has other data than the run began with."
+    do = "Compare the data with those of the host that has begun the run; see the logs for replica.out."
+    samples: int
+    num_train: int
+
+
 class SampleSkipped(Event, frozen=True, tag="sample.skipped"):
     """A sample cannot be read; wherever it is its turn, the next one that can be read stands in its place."""
 

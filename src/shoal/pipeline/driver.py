@@ -15,6 +15,7 @@ from shoal.errors import LocalProtocolError, NoPipeline, RoundClosed
 from shoal.events.base import emit
 from shoal.events.steps import StepReplayed, StepSetback
 from shoal.ids import PeerId, StepKey
+from shoal.log import FloodGate
 from shoal.pipeline.eval_driver import EvalDriver
 from shoal.runtime.waking import Signal
 from shoal.swarm.microbatch_cut import MicrobatchPart, cut, smallest_cap
@@ -52,6 +53,9 @@ from shoal.wire.messages.step import (
 )
 
 logger = logging.getLogger(__name__)
+
+_MAX_TOLD_CHARS = 500
+"""Of what anybody may send."""
 
 
 class StepDriver:
@@ -92,6 +96,7 @@ class StepDriver:
         self._evaluation = EvalDriver(
             endpoint, window=evaluation_window, timeout_s=step_timeout_s, is_wrapped=is_wrapped
         )
+        self._gate = FloodGate(logger, clock)
         self._changed = Signal()
         self._wake_at_s = math.inf
         self._microbatches: Sequence[Microbatch] = ()
@@ -105,7 +110,7 @@ class StepDriver:
                 self._evaluation.receive(event.peer, message)
             case Opened() | Busy() | Refused() | MicrobatchDone() | Prepared() | Committed() | Aborted() | Broken():
                 if isinstance(message, Refused | Broken | Aborted) and self._machine.is_current(message.key):
-                    emit(logger, StepSetback(event.peer, repr(message)))
+                    self._gate.emit(StepSetback(event.peer, repr(message)[:_MAX_TOLD_CHARS]), event.peer)
                 self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
             case _:
                 return False

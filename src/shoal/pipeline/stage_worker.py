@@ -118,6 +118,7 @@ class StageWorker:
         hooks: RoleHooks = NO_HOOKS,
         boundary: Callable[[int, tuple[StepEntry, ...], tuple[StepsTrained, ...]], Awaitable[None]] | None = None,
         cuts: RoundCuts = RoundCuts(),
+        is_client: Callable[[PeerId], bool] = lambda _: True,
     ) -> None:
         """Opens no step before `start_round`.
 
@@ -125,8 +126,10 @@ class StageWorker:
             replica_log: Is told what changes the state of the device; None keeps no log.
             boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
                 it returns.
+            is_client: Whether a peer is the client that the replica follows, which alone may fence trainers.
         """
         self._replica_log = replica_log
+        self._is_client = is_client
         self._boundary = boundary
         self._cuts = cuts
         self._resumed: Tensor | None = None
@@ -210,6 +213,8 @@ class StageWorker:
                         if hop.peer != self._endpoint.peer_id:
                             self._endpoint.introduce(hop)
                 self._do(answers)
+            case Fence() if not self._is_client(event.peer):
+                return False  # of no one else's; a client that has just taken the run over repeats it
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
                 self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
             case EvalForward() | EvalLabels():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -84,7 +85,7 @@ def _noted(log_dir: Path) -> Iterator[tuple[float, Event]]:
 
 
 class _LineHead(msgspec.Struct):
-    time: datetime
+    time: Annotated[datetime, msgspec.Meta(tz=True)]
     event: str
 
 

@@ -29,6 +29,8 @@ TIME: Final = "time"
 """The column of when a row was made: Unix time, in seconds."""
 _CONFIG, _SUMMARY = "config.yaml", "summary.json"
 
+_MOST_COLUMNS = 4096
+
 Column = NDArray[np.float64]
 
 
@@ -112,11 +114,14 @@ def load_run(path: str | Path) -> LoadedRun:
 
 
 def _columns(rows: Iterable[tuple[float, Mapping[str, float]]]) -> dict[str, Column]:
+    """Return the numbers of these rows, each as long as there are rows: so a file may not have any number of names."""
     kept = list(rows)
     columns = {TIME: np.array([unix_s for unix_s, _ in kept], dtype=np.float64)}
     for at, (_, values) in enumerate(kept):
         for name, value in values.items():
             if name not in columns:
+                if len(columns) > _MOST_COLUMNS:
+                    continue
                 columns[name] = np.full(len(kept), np.nan)
             columns[name][at] = value
     return columns

@@ -52,7 +52,7 @@ class FrameReader(Generic[_Message]):
 
         Raises:
             LocalProtocolError: the next frame is larger than a frame may be.
-            msgspec.MsgspecError: it is no message of these kinds.
+            ValueError, RecursionError: it is no message of these kinds (`errors.MALFORMED`).
         """
         self._bytes += data
         messages: list[_Message] = []

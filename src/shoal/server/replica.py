@@ -195,6 +195,7 @@ async def build_replica(
         hooks=hooks,
         boundary=None if owner is None else owner.boundary,
         cuts=RoundCuts(cuts, lambda round, num_targets: member.cut(round, num_targets)),
+        is_client=lambda peer: peer == member.coordinator,
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     ahead: PayloadsAhead | None = None
@@ -218,6 +219,7 @@ async def build_replica(
         inherit=worker.inherit,
         base=lambda: member.base,
         has_mirrors=lambda: bool(view().mirrors),
+        is_client=lambda peer: peer == member.coordinator,
     )
     donor = StateDonor(contents, stage, config.diloco.fragments)
     source = StateSource(sync, donor, snapshots, inner, is_behind=fill is None or run_has_begun(view()))

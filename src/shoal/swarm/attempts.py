@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
-from shoal.ids import StepKey
+from shoal.ids import PeerId, StepKey
 from shoal.swarm.step_operations import Decision
 from shoal.wire.messages.step import StepEntry
 
@@ -16,8 +17,9 @@ class AttemptLedger:
     """A replica's memory of attempts; its size has a bound that peers cannot raise.
 
     A trainer's attempts are ordered by their keys, and it opens the next one only when the last is over. So one key per
-    trainer, the newest that the replica has heard of, is the tombstone of all older ones: an attempt that is not newer,
-    not open and not committed is aborted.
+    trainer, the newest that was opened here, is the tombstone of all older ones: an attempt that is not newer, not open
+    and not committed is aborted. Of attempts that were never opened here anybody can speak, so what is said of them
+    binds no more than it has to: an abort the attempts of who has sent it, an answer the one that was asked for.
 
     Attributes:
         is_steady: the replica has entered the round once only, and has dropped nothing of it.
@@ -34,24 +36,39 @@ class AttemptLedger:
         self._committed_before: dict[StepKey, Decision] = {}
         # Of each trainer the lowest attempt that somebody was told of that it is not committed here.
         self._denied: dict[int, StepKey] = {}
+        # Of attempts that were not opened here, of peers that are connected: the last one that a peer has ended itself,
+        # and of each trainer the last one that a peer was told of that it is not committed.
+        self._ended: dict[PeerId, StepKey] = {}
+        self._answered: defaultdict[int, dict[PeerId, StepKey]] = defaultdict(dict)
 
     def is_fenced(self, key: StepKey) -> bool:
         """Whether the attempt's generation has been replaced."""
         return key.generation < self.lowest_generation(key.trainer)
 
     def is_new(self, key: StepKey) -> bool:
-        """Whether the attempt is newer than all that was heard of its trainer."""
+        """Whether the attempt is newer than all of its trainer that were opened here."""
         newest = self._newest.get(key.trainer)
         return newest is None or key > newest
 
-    def heard_of(self, key: StepKey) -> None:
-        """From now on neither this attempt nor an older one of its trainer is new."""
-        if self.is_new(key):
-            self._newest[key.trainer] = key
+    def may_open(self, sender: PeerId, key: StepKey) -> bool:
+        """Whether `sender` may open the attempt: it is new, and was not said to be over before it came."""
+        ended = self._ended.get(sender)
+        is_ended = ended is not None and ended.trainer == key.trainer and key <= ended
+        return self.is_new(key) and not is_ended and key not in self._answered[key.trainer].values()
+
+    def end(self, sender: PeerId, key: StepKey) -> None:
+        """`sender` opens neither this attempt, which was not opened here, nor an older one any more."""
+        self._ended[sender] = max(key, self._ended.get(sender, key))
+
+    def forget(self, peer: PeerId) -> None:
+        """The connection to a peer has ended. What it had sent before is not on its way any more."""
+        self._ended.pop(peer, None)
+        for answered in self._answered.values():
+            answered.pop(peer, None)
 
     def opened(self, key: StepKey) -> None:
         """The attempt, which is new, is opened here."""
-        self.heard_of(key)
+        self._newest[key.trainer] = key
         oldest = self._oldest_opened.get(key.trainer)
         if oldest is None or key.generation > oldest.generation:
             self._oldest_opened[key.trainer] = key
@@ -66,9 +83,13 @@ class AttemptLedger:
         oldest = self._oldest_opened.get(key.trainer)
         return oldest is not None and key.generation == oldest.generation and key >= oldest
 
+    def answer(self, peer: PeerId, key: StepKey) -> None:
+        """A peer has asked for this attempt, of which nothing is known here: it is denied, and not opened any more."""
+        self._answered[key.trainer][peer] = key
+        self.deny(key)
+
     def deny(self, key: StepKey) -> None:
         """Somebody is told that this attempt, of which nothing is known here, is not committed; and so it stays."""
-        self.heard_of(key)
         self._denied[key.trainer] = min(key, self._denied.get(key.trainer, key))
 
     def lowest_generation(self, trainer: int) -> int:
@@ -107,7 +128,7 @@ class AttemptLedger:
         if any(self.is_fenced(key) or key >= self._denied.get(key.trainer, _NEVER) for key in decisions):
             return False
         for key, decision in decisions.items():
-            self.heard_of(key)
+            self._newest[key.trainer] = max(key, self._newest.get(key.trainer, key))
             self.commit(key, decision)
         return True
 

@@ -6,12 +6,14 @@ opened -> begun (first forward) -> prepared (all gradients) -> decided -> applie
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shoal.ids import PeerId
 from shoal.swarm.microbatch_pass import MicrobatchPass, Payload
 from shoal.swarm.settlement import Settlement
 from shoal.swarm.step_operations import Decision, Operation, ReadyOperation, Schedule, SendStepMessage
+from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.step import AskOutcome, Open, StepEntry
 
 
@@ -78,6 +80,11 @@ class OpenStep:
         return sum(self.request.microbatch_samples)
 
     @property
+    def entry_bytes(self) -> int:
+        """Of its entry in the log, see below."""
+        return entry_bytes(self.path, self.request.samples)
+
+    @property
     def num_targets(self) -> int:
         return sum(self.request.microbatch_targets)
 
@@ -140,3 +147,8 @@ class OpenStep:
 
     def _pass_through(self, operation: Operation) -> MicrobatchPass:
         return self.passes[-1] if operation.is_head else self.passes[0]
+
+
+def entry_bytes(path: Iterable[PeerId], samples: Sequence[SampleRange]) -> int:
+    """Return about how long the entry of a step is in a message, and not less."""
+    return 128 + sum(len(peer) + 4 for peer in path) + 28 * len(samples)

@@ -227,6 +227,8 @@ class RoundCoordinatorMachine:
             SignatureError: A record's signature does not verify.
         """
         if isinstance(message, StaleBallot):
+            if peer not in self._mirrors.known and peer not in self._replicas.known:
+                return []  # whom nobody has asked: that somebody else leads, replicas say
             check_number(peer, message.highest, max(self.highest, self.ballot))
         if isinstance(message, StaleBallot) and peer in self._mirrors.known:
             self.highest = max(self.highest, message.highest)
@@ -474,7 +476,8 @@ class RoundCoordinatorMachine:
         return [Send(p, close) for p in self._replicas.holders(self.tip) if p not in self._joins.joins]
 
     def _joined(self, peer: PeerId, join: Join) -> None:
-        if self.phase is RoundPhase.JOINING and self._replicas.takes_part(peer, self.tip):
+        is_member = self._replicas.takes_part(peer, self.tip) and join.stage == self._replicas.states[peer].stage
+        if self.phase is RoundPhase.JOINING and is_member:
             self._joins.note(peer, join)
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
@@ -485,10 +488,14 @@ class RoundCoordinatorMachine:
         is_waiting = bool(holders.keys() - joins.keys()) and not is_late
         if is_waiting or self._stages.without({join.stage for join in joins.values()}):
             return []
+        effects: Effects = []
+        strange = {} if request.num_samples is None else self._joins.leave_out_strange(request.num_samples)
+        for peer, item in strange.items():
+            reason = f"it has joined with samples up to {item.stop}, and the data have {request.num_samples}"
+            effects += self._replicas.mark_out(peer, reason)
         orders = self._joins.settle()
         if orders:
-            return [Send(peer, Resolve(self.ballot, self.tip.round + 1, *fate)) for peer, fate in orders]
-        effects: Effects = []
+            return effects + [Send(peer, Resolve(self.ballot, self.tip.round + 1, *fate)) for peer, fate in orders]
         for peer, key in self._joins.leave_out().items():
             effects += self._replicas.mark_out(peer, f"step {key} was settled in another way than here")
         return effects + self._propose_all(request, now_s)
@@ -499,7 +506,8 @@ class RoundCoordinatorMachine:
         return [*twice, *(effect for quorum in self._quorums.values() for effect in self._propose(quorum))]
 
     def _propose(self, quorum: StageQuorum) -> Effects:
-        hops = {peer: state.hop for peer, state in self._replicas.states.items()}
+        # Who has said it, and not who it says that it is: a quorum with a peer that is twice in it is refused by all.
+        hops = {peer: Hop(peer, state.hop.addresses) for peer, state in self._replicas.states.items()}
         return [*self._quorums.propose(quorum, self.ballot, self.tip.round + 1, hops)]
 
     def _new_epoch(self, quorum: StageQuorum, without: frozenset[PeerId]) -> Effects:

@@ -9,18 +9,24 @@ replica has committed or aborted by an order it cannot take back, so it contradi
 round: what this coordinator has settled itself counts, and where it has settled nothing, that some replica has aborted
 the step. But a stage keeps its replicas if all of them contradict. Without them the round could not end; so the step is
 in the record if one of them holds it, and counts as lost for the stages of which nobody does.
+
+A replica that names samples which the data do not have is left out as well, unless all replicas of its stage do: these
+may have been given such a step, and the record names it then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import steps_held
 from shoal.swarm.sample_ranges import merge
+from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Join
+
+_Found = TypeVar("_Found")
 
 MAX_RANGES = 1 << 16
 """Of samples, in a replica's log: batches follow each other, but for what was put back."""
@@ -80,9 +86,25 @@ class RoundJoins:
         Returns:
             The replicas whose joins were dropped, each with a step that it has ended against its fate.
         """
-        found = self._contradicting()
+        return self._drop(self._contradicting())
+
+    def leave_out_strange(self, num_samples: int) -> dict[PeerId, SampleRange]:
+        """Drop the joins that name samples which a pass over so many does not have, once all replicas have joined.
+
+        Returns:
+            The replicas whose joins were dropped, each with samples that there are not.
+        """
+        found: dict[PeerId, SampleRange] = {}
+        for peer, join in self.joins.items():
+            strange = [item for entry in join.log for item in entry.samples if item.stop > num_samples]
+            if strange:
+                found[peer] = strange[0]
+        return self._drop(found)
+
+    def _drop(self, found: Mapping[PeerId, _Found]) -> dict[PeerId, _Found]:
+        """Drop these joins, but those of a stage that would have none left."""
         sound = {join.stage for peer, join in self.joins.items() if peer not in found}
-        out = {peer: key for peer, key in found.items() if self.joins[peer].stage in sound}
+        out = {peer: what for peer, what in found.items() if self.joins[peer].stage in sound}
         for peer in out:
             del self.joins[peer]
         return out

@@ -48,6 +48,7 @@ class CloseRequest:
         join_within_s: how long those that are told to join are waited for, each time anew; None: while reachable.
         keep: a checkpoint of its record is wanted.
         trained_s: how long it was trained; None: not known.
+        num_samples: of a pass over the data; None: not known.
     """
 
     round: int
@@ -56,6 +57,7 @@ class CloseRequest:
     join_within_s: float | None = None
     keep: bool = False
     trained_s: float | None = None
+    num_samples: int | None = None
 
 
 class RoundPhase(enum.Enum):

@@ -132,3 +132,9 @@ class BatchStream:
     def contains(self, item: SampleRange) -> bool:
         """Return whether `item` lies inside a pass of this stream."""
         return item.pass_number >= 0 and 0 <= item.start <= item.stop <= self.num_samples
+
+
+def within(ranges: Ranges, num_samples: int) -> Ranges:
+    """Return what of `ranges` a pass over so many samples has."""
+    clipped = (SampleRange(item.pass_number, item.start, min(item.stop, num_samples)) for item in ranges)
+    return tuple(item for item in clipped if item.start < item.stop)

@@ -3,7 +3,7 @@
 Messages, losses and finished operations go in; messages to send come out, and `ready` tells what the device could do.
 The rules that keep a step atomic whoever dies:
 
-- An attempt is opened once: every Open of a trainer must be newer than all that this replica has heard of.
+- An attempt is opened once: every Open of a trainer must be newer than all that it has opened or ended here.
 - A commit waits for every other step that has begun and is not prepared, so a step sees one version of the weights.
 - A decision is final. Without its trainer, an unprepared step aborts alone; a prepared one asks the path, and asking or
   answering "not committed" is a promise that only this settlement (`settlement.py`), or the round, decides it here.
@@ -20,7 +20,7 @@ from shoal.swarm.attempts import AttemptLedger, keys_below
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import exceeded, refusal
 from shoal.swarm.microbatch_pass import MicrobatchPass, Payload
-from shoal.swarm.open_step import OpenStep
+from shoal.swarm.open_step import OpenStep, entry_bytes
 from shoal.swarm.settlement import Settlement
 from shoal.swarm.step_operations import (
     BEHIND,
@@ -61,6 +61,8 @@ from shoal.wire.messages.step import (
     TellOutcome,
 )
 
+MAX_LOG_BYTES = 12 << 20
+"""Of the log that a replica joins with, in one message, and of what is open and may come into it."""
 _REMIND_S = 0.5
 """Between two questions for the fate of a step in doubt."""
 
@@ -98,6 +100,7 @@ class StepReplica:
         self._is_wrapped = is_wrapped
         self.round, self.base = 0, ""
         self.log: list[StepEntry] = []
+        self._log_bytes = 0
         self.cuts = cuts
         self.earlier: tuple[StepsTrained, ...] = ()
         self.open: dict[StepKey, OpenStep] = {}
@@ -164,7 +167,7 @@ class StepReplica:
         key = request.key
         if key in self.open and self.open[key].trainer == sender:
             return [SendStepMessage(sender, Opened(key))]
-        reason = self._refusal(request)
+        reason = self._refusal(sender, request)
         if reason is not None:
             return [SendStepMessage(sender, Refused(key, reason, exceeded(request.microbatch_samples, self.cap)))]
         sends: list[SendStepMessage] = []
@@ -178,18 +181,24 @@ class StepReplica:
         self._num_opened += 1
         return [*sends, SendStepMessage(sender, Opened(key))]
 
-    def _refusal(self, request: Open) -> str | None:
-        if self._ledger.is_fenced(request.key) or not self._ledger.is_new(request.key):
+    def _refusal(self, sender: PeerId, request: Open) -> str | None:
+        if self._ledger.is_fenced(request.key) or not self._ledger.may_open(sender, request.key):
             return STALE
         if request.round > self.round or (request.round == self.round and request.base != self.base):
             return BEHIND
-        if request.round < self.round or self._closing:
+        if request.round < self.round or self._closing or self._is_full(request):
             return CLOSED
         if len(request.path) != self._num_stages or request.path[self._stage].peer != self._me:
             return MALFORMED
         if not is_loss_scale(request.loss_scale):
             return MALFORMED
         return refusal(request.microbatch_samples, request.microbatch_targets, self.cap)
+
+    def _is_full(self, request: Open) -> bool:
+        """Whether the log would be too long to be joined with: whoever has steps here says how long they are."""
+        open_bytes = sum(step.entry_bytes for step in self.open.values())
+        new_bytes = entry_bytes((hop.peer for hop in request.path), request.samples)
+        return self._log_bytes + open_bytes + new_bytes > MAX_LOG_BYTES
 
     def _on_payload(self, sender: PeerId, message: Payload) -> list[SendStepMessage]:
         step = self.open.get(message.key)
@@ -212,6 +221,7 @@ class StepReplica:
             return [SendStepMessage(sender, Committed(key))]
         step = self.open.get(key)
         if step is None:
+            self._ledger.end(sender, key)
             self._ledger.deny(key)
             return [SendStepMessage(sender, Aborted(key))]
         decision = Decision(message.scale, message.lr, message.skipped)
@@ -225,7 +235,7 @@ class StepReplica:
     def _on_abort(self, sender: PeerId, key: StepKey) -> list[SendStepMessage]:
         step = self.open.get(key)
         if step is None:
-            self._ledger.heard_of(key)
+            self._ledger.end(sender, key)
             return []
         if sender == step.trainer and step.decision is None and not self._joined:
             self._remove(step)
@@ -254,7 +264,7 @@ class StepReplica:
             sends = [SendStepMessage(sender, TellOutcome(key, Outcome.NOT_COMMITTED, forgotten=settlement.forgotten))]
             return sends if is_known else [*sends, *(step.questions() or self._abort_if_all_deny(step))]
         outcome = Outcome.ABORTED if self._ledger.remembers(key) else Outcome.FORGOTTEN
-        self._ledger.deny(key)
+        self._ledger.answer(sender, key)
         sends = [SendStepMessage(sender, TellOutcome(key, outcome))]
         if step is not None:
             self._remove(step)
@@ -300,6 +310,7 @@ class StepReplica:
 
     def lost(self, peer: PeerId, now_s: float) -> list[SendStepMessage]:
         """The connection to `peer` has ended."""
+        self._ledger.forget(peer)
         sends: list[SendStepMessage] = []
         for key, step in list(self.open.items()):
             if step.trainer == peer:
@@ -367,15 +378,15 @@ class StepReplica:
         if step is None or step.prepared:
             return []
         self._remove(step)
-        return [
-            SendStepMessage(step.trainer, Refused(key, reason, exceeded(step.request.microbatch_samples, self.cap)))
-        ]
+        cap = exceeded(step.request.microbatch_samples, self.cap)
+        return [SendStepMessage(step.trainer, Refused(key, reason, cap))]
 
     def _applied(self, step: OpenStep) -> list[SendStepMessage]:
         decision, key = step.decision, step.request.key
         if decision is None:
             return []
         self.log.append(step.entry(decision))
+        self._log_bytes += step.entry_bytes
         self._ledger.commit(key, decision)
         del self.open[key]
         return [SendStepMessage(step.trainer, Committed(key))] if step.commit_asked else []
@@ -418,7 +429,7 @@ class StepReplica:
             answer = Aborted(key) if step.commit_asked else Refused(key, CLOSED)
             sends.append(SendStepMessage(step.trainer, answer))
         self.earlier = self.cuts.still_earlier(self.round, self.earlier, self.log) if keeps_rest else ()
-        self.round, self.base, self.log = round, base, []
+        self.round, self.base, self.log, self._log_bytes = round, base, [], 0
         self._ledger.start_round(round)
         self._closing = self._joined = False
         return sends
@@ -427,6 +438,7 @@ class StepReplica:
         """Right after `start_round`: go on after these commits of an earlier generation; False if one was denied."""
         is_taken = self._ledger.resume(log)
         self.log, self.earlier = (list(log), earlier) if is_taken else ([], ())
+        self._log_bytes = sum(entry_bytes(entry.path, entry.samples) for entry in self.log)
         return bool(self.log)
 
     def forget_earlier(self) -> None:

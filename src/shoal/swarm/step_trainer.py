@@ -46,6 +46,9 @@ _REFUSED_S = 0.1
 _SUSPECT_S = 60.0
 # Of one step, other than by replicas that are behind: then the cause is not a single replica.
 _MAX_REFUSALS = 8
+_MAX_REASON_CHARS = 500
+_MAX_ROUTERS = 4096
+"""Of all stages together, so that a step can be reported whatever each of them says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +363,7 @@ class StepTrainer:
             self._refusals += 1
             if self._refusals > _MAX_REFUSALS:
                 aborts, stage = self._aborts(), self._path.index(sender)
-                self._end(NoPath((stage,), message.reason))
+                self._end(NoPath((stage,), message.reason[:_MAX_REASON_CHARS]))
                 return aborts
         return self._again(plan, now_s)
 
@@ -422,7 +425,9 @@ class StepTrainer:
             attempts=self._attempts,
             num_samples=sum(map(len, plan.microbatch_targets)),
             num_targets=sum(map(sum, plan.microbatch_targets)),
-            routers=tuple(router for stage in range(len(self._path)) for router in self._prepared[stage].routers),
+            routers=tuple(router for stage in range(len(self._path)) for router in self._prepared[stage].routers)[
+                :_MAX_ROUTERS
+            ],
         )
         self._end(finished)
         return []

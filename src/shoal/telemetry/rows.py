@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
 
@@ -33,7 +34,7 @@ class MetricRow(msgspec.Struct, frozen=True, omit_defaults=True):
             also its `stage`, and `held_round`, the newest round whose record it holds (-1: none).
     """
 
-    time: datetime
+    time: Annotated[datetime, msgspec.Meta(tz=True)]
     run: dict[str, float]
     peers: dict[str, dict[str, float]] = {}
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
-from shoal.wire.messages.control import RunStatus
+from shoal.wire.messages.control import RunStatus, StartRound, UpdateReplicas
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
 from shoal.wire.messages.mirror import Follow, Mirrored, RunCounts
-from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Restore, RoundState
+from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Propose, Restore, RoundState
 from shoal.wire.messages.snapshot import OfferSnapshot
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
 from shoal.wire.messages.transfer import Chunk, Have
@@ -44,6 +44,7 @@ LONG_MESSAGES: Final[frozenset[type]] = frozenset(
     {
         RoundState,
         Join,
+        Propose,
         PrepareRecord,
         CommitRecord,
         Restore,
@@ -56,10 +57,12 @@ LONG_MESSAGES: Final[frozenset[type]] = frozenset(
         ReleaseTrainer,
         Fenced,
         RunStatus,
+        StartRound,
+        UpdateReplicas,
     }
 )
 """Messages that contain a whole round's logs, records, sample ranges, a content's hashes or all peers, and may be that
-long."""
+long: of as many peers as an endpoint has connections with, each with as many addresses as a `Hop` may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import FeedMicrobatch, StepPhase, StepPlan, StepTrainer, TrainerEffect
 from shoal.wire.messages.base import ReplicaRef
-from shoal.wire.messages.step import AskOutcome, Backward, Outcome, Refused, StepMessage, TellOutcome
+from shoal.wire.messages.step import AskOutcome, Backward, Open, Outcome, Refused, StepMessage, TellOutcome
 
 Make = Callable[[int], World]
 
@@ -122,8 +122,8 @@ class IgnoresFences(StepReplica):
 
 
 class OpensStepsOfAnotherRound(StepReplica):
-    def _refusal(self, request: object) -> str | None:
-        reason = super()._refusal(request)  # type: ignore[arg-type]
+    def _refusal(self, sender: PeerId, request: Open) -> str | None:
+        reason = super()._refusal(sender, request)
         return None if reason in ("closed", "behind") and self.round else reason
 
 

@@ -206,3 +206,12 @@ async def test_whoever_has_asked_and_not_read_it_all_is_waited_for_unless_it_is_
         await until(lambda: SECOND not in desk.exchange._unread)
         await desk.record(3)
         assert await given(fetch, 3) == desk.knew(3)
+
+
+def test_an_inner_state_to_go_on_with_is_taken_of_the_client_alone() -> None:
+    """Whoever gives one may give a thousand, each as large as the stage allows."""
+    desk = Desk()
+    desk.exchange._is_client = lambda peer: peer == SECOND
+    take = TakeInner(InnerState(0, "record 1", "0" * 64, 1))
+    assert not desk.exchange.receive(Received(MIRROR, take))
+    assert desk.exchange.receive(Received(SECOND, take))

@@ -18,6 +18,7 @@ from shoal.averaging.journal import (
     follows,
     keep_steps,
     last_record,
+    left_folders,
     read_genesis,
     read_records,
     read_steps,
@@ -136,6 +137,16 @@ def test_a_finished_round_without_logs_keeps_those_written_before(tmp_path: Path
     assert len(read_steps(tmp_path, 1)) == 2
     write(tmp_path, 2, {})
     assert rounds_with_steps(tmp_path) == [1], "nobody can say which steps another host has gathered"
+
+
+def test_names_that_no_round_has_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 1, both(entry(0, 0, 4)))
+    for name in ("round_².jsonl", "round_x.jsonl", "round_1.jsonl", "round_-1.jsonl"):
+        (tmp_path / "steps" / name).touch()
+    assert rounds_with_steps(tmp_path) == [1]
+    for name in ("2", "1", "²", "x"):
+        (tmp_path / "left" / name).mkdir(parents=True)
+    assert [path.name for path in left_folders(tmp_path)] == ["1", "2"]
 
 
 def test_the_logs_of_the_record_that_was_committed_count_and_others_go(tmp_path: Path) -> None:
@@ -279,6 +290,12 @@ def test_an_audit_counts_gaps_below_the_frontier_and_the_rest_of_ended_passes(tm
     assert audit(tmp_path, 10).missing == 2
     write(tmp_path, 2, both(entry(2, 3, 4, pass_number=1)))
     assert audit(tmp_path, 10).missing == 2 + 4 + 3
+
+
+def test_an_audit_makes_no_list_of_the_passes_that_a_step_may_name(tmp_path: Path) -> None:
+    last = 1 << 32
+    write(tmp_path, 1, both(entry(0, 0, 10), entry(1, 0, 4, pass_number=last)))
+    assert audit(tmp_path, 10).missing == 10 * (last - 1)
 
 
 def test_what_the_end_of_the_run_has_cut_off_is_not_missing(tmp_path: Path) -> None:

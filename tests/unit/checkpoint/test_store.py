@@ -419,6 +419,14 @@ def test_a_manifest_that_cannot_be_is_refused(tmp_path: Path, change: Callable[[
     assert says in str(found.passed_over[0])
 
 
+def test_a_hash_with_a_line_end_behind_it_is_none(tmp_path: Path) -> None:
+    write_rounds(make_store(tmp_path), 1)
+    content = (folder(tmp_path, 1) / "manifest.json").read_bytes()
+    record = str(msgspec.json.decode(content)["record"])
+    with pytest.raises(StateMismatch, match="matching regex"):
+        Manifest.decoded(content.replace(record.encode(), rf"{record}\n".encode()))
+
+
 @pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_checkpoints_in_a_row_take_no_more_room_than_the_policy_says(tmp_path: Path, rounds: int) -> None:
     store = make_store(tmp_path, KeepPolicy(keep_last=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,21 @@ def test_each_event_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_misspelt_event_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean server.lost" in refused(capsys, "explain", "server.lots")
     assert "`shoal explain` lists all" in refused(capsys, "explain", "zzz")
+
+
+def test_lines_that_nobody_has_written_so_end_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT+12")
+    time.tzset()
+    folder = left(tmp_path / "one", RunStopped("me"))
+    good = {"time": "2099-01-01T00:00:00Z", "level": "INFO", "event": "of.nobody", "process": ["a"], "says": ["b"]}
+    odd = [{**good, "time": when} for when in ("0001-01-01T00:00:00", "9999-12-31T23:59:59", 1, "²")]
+    lines = "".join(json.dumps(each) + "\n" for each in (*odd, [], "x", good))
+    with (folder / EVENTS_FILE).open("a") as file:
+        file.write(lines)
+    (folder / "server_0.log").write_text(lines)
+    assert told(capsys, "events", folder)[-1].endswith("of.nobody               ['b']")
+    assert "['a']" in told(capsys, "logs", folder)[-1]
+    monkeypatch.undo()
+    time.tzset()

@@ -334,3 +334,30 @@ async def test_who_is_asked_again_reports_at_once() -> None:
         await heard.wait()
         tasks.cancel_scope.cancel()
     assert totals.totals()["refused"] == 4
+
+
+async def test_a_peer_that_reports_without_end_under_names_without_end_fills_neither_memory_nor_disk() -> None:
+    ledger, network = NotedLedger(), MemoryNetwork()
+    endpoint, clock, told = network.endpoint(PeerId("client")), _StoppedClock(), list[PeerId]()
+    totals = _counters(endpoint, clock, ledger, reported=lambda before, _: told.append(before.peer))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(totals.run)
+        for interval in range(4):
+            for start in range(1, 200):
+                counts = {f"n{interval}_{start}_{number}": 1 for number in range(100)}
+                _report(totals, "a", 1000.0 * interval + start, **counts)
+            await clock.passes()
+        tasks.cancel_scope.cancel()
+    assert len(told) == 4 * 16 + 4, "16 reports of an interval, and those of the client itself"
+    assert len(ledger.noted) <= 4 * (2 * 16 + 2)
+    assert len(ledger.totals.counted.earlier[PeerId("a")]) == MAX_COUNTERS
+
+
+async def test_a_report_too_many_is_an_answer_all_the_same() -> None:
+    totals = _totals()
+    for _ in range(20):
+        _report(totals, "a", refused=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(totals.ask)
+        await anyio.wait_all_tasks_blocked()
+        totals.receive(Received(PeerId("a"), MetricReport("", {"refused": 3}, {}, {}, 1)))

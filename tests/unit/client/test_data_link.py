@@ -12,7 +12,9 @@ from tests.unit.client.noted import NotedLedger
 from shoal.client import data_link
 from shoal.client.data_link import DataLink
 from shoal.clock import SystemClock
+from shoal.events.data import SamplesUnknown
 from shoal.events.losses import DataServerBack, LossFound
+from shoal.events.run import DataSized
 from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import ReplaceDataServer
@@ -136,3 +138,22 @@ async def test_a_data_server_that_was_replaced_while_there_was_no_client_is_back
     assert [event for event in desk.ledger.noted if isinstance(event, DataServerBack)] == [
         DataServerBack(1, desk.ledger.totals.incidents.all[0].back_s or 0.0)
     ]
+
+
+async def test_a_data_server_is_told_of_no_samples_that_its_data_do_not_have() -> None:
+    """It would end the connection each time, and be dialled again each time."""
+    desk = Desk()
+    desk.ledger.note(DataSized(64, 0))
+    desk.link.know(3, (SampleRange(0, 0, 64), SampleRange(7, 60, 1 << 40), SampleRange(8, 64, 65)), "")
+    desk.link.record(4, (SampleRange(1, 0, 8), SampleRange(1, 100, 104)))
+    told: list[object] = []
+    async for event in desk.server.events():
+        told += [event.message] if isinstance(event, Received) else []
+        if len(told) == 2:
+            break
+    assert told == [
+        RecordSamples(3, (SampleRange(0, 0, 64), SampleRange(7, 60, 64))),
+        RecordSamples(4, (SampleRange(1, 0, 8),)),
+    ]
+    said = [event for event in desk.ledger.noted if isinstance(event, SamplesUnknown)]
+    assert said == [SamplesUnknown((1 << 40) - 64 + 1, 64)]

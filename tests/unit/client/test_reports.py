@@ -14,7 +14,7 @@ from tests.unit.client.present import present_trainers
 
 from shoal.client.counters import CounterTotals
 from shoal.client.divergence import ALONE_IN_A_ROW, Divergence
-from shoal.client.reports import Reports
+from shoal.client.reports import MAX_FIGURES, Reports
 from shoal.clock import SystemClock
 from shoal.config.diloco import DilocoConfig
 from shoal.events.run import (
@@ -409,3 +409,12 @@ async def test_a_monitor_that_was_lost_is_told_again_who_is_there(desk: Desk) ->
         await anyio.wait_all_tasks_blocked()
         assert await desk.metrics() == [NUMBERS]
         tasks.cancel_scope.cancel()
+
+
+async def test_a_server_that_invents_numbers_of_a_step_is_told_of_in_as_many_as_the_monitor_takes(desk: Desk) -> None:
+    invented = tuple(RouterReport(1.0, 0.0, f"figure/{number}") for number in range(5000))
+    desk.hear(0, structs.replace(step(0), routers=invented))
+    [metrics] = await desk.metrics()
+    assert sum(name.startswith("figure/") for name in metrics) == MAX_FIGURES
+    [noted] = [event for event in desk.ledger.noted if isinstance(event, StepReported)]
+    assert len(noted.figures) == MAX_FIGURES

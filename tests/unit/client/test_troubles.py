@@ -149,3 +149,11 @@ async def test_a_peer_of_another_time_is_told_until_its_records_are_believed() -
         "set both, best by NTP",
         "server 1@box3 had another time: over after 5.0 s",
     ]
+
+
+def test_a_peer_that_says_again_and_again_that_it_has_trouble_and_has_none_is_told_of_once_a_minute() -> None:
+    story = Story()
+    for number in range(200):
+        story.hear(report({"disk.failing{what=log}": float(number % 2)}))
+        story.clock.now += 1.0
+    assert len(story.ledger.totals.incidents.all) == 4

@@ -40,6 +40,7 @@ def test_a_port_that_somebody_listens_on_is_refused() -> None:
         with pytest.raises(ConfigError, match=f"port {port} is taken"):
             check_port_free(f"/ip4/127.0.0.1/tcp/{port}")
     check_port_free("/ip4/127.0.0.1/tcp/0")
+    check_port_free("/ip4/127.0.0.1/tcp/²")
 
 
 def test_a_node_that_comes_back_to_a_taken_port_listens_on_any_free_one() -> None:

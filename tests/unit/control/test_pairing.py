@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -196,6 +198,7 @@ async def test_of_many_connections_of_one_address_some_are_served(monkeypatch: p
         for stream in silent:
             await stream.aclose()
         await until(lambda: offer._served.total() == 0)
+        assert not offer._served, "nothing is kept of who has gone"
         assert await take("127.0.0.1", port, CODE) == TEXT
 
 
@@ -206,13 +209,47 @@ async def test_where_nobody_listens_is_said() -> None:
         await take("127.0.0.1", port, CODE)
 
 
+@pytest.mark.parametrize("host", ["a" * 64, "..", "\ud800"])
+async def test_a_name_that_none_can_have_is_nowhere(host: str) -> None:
+    with pytest.raises(ConnectionLost, match="cannot be reached"):
+        await take(host, 4000, CODE)
+
+
+@pytest.mark.parametrize(
+    ("address", "peer"),
+    [
+        (("::ffff:192.0.2.7", 4000, 0, 0), "192.0.2.7"),
+        (("192.0.2.7", 4000), "192.0.2.7"),
+        (("2001:db8::7", 4000, 0, 0), "2001:db8::7"),
+        ("/run/socket", "/run/socket"),
+    ],
+)
+def test_an_address_of_ipv4_is_the_same_over_a_socket_for_both_kinds(address: object, peer: str) -> None:
+    stream: Any = SimpleNamespace(extra=lambda _attribute, _default: address)
+    assert pairing._peer_of(stream) == peer
+
+
 @pytest.mark.parametrize("text", ["7-482-913", "7-482913", " 7-482 913\n", "07-4-8-2-9-1-3"])
 def test_a_code_is_read_as_people_type_it(text: str) -> None:
     assert Code.parsed(text) == CODE
 
 
 @pytest.mark.parametrize(
-    "text", ["", "7", "482913", "7-48291", "7-4829131", "x-482913", "7-48291x", "777-482913", "7-"]
+    "text",
+    [
+        "",
+        "7",
+        "482913",
+        "7-48291",
+        "7-4829131",
+        "x-482913",
+        "7-48291x",
+        "777-482913",
+        "7-",
+        "²-482913",
+        "7-48291²",
+        "7-48291٣",
+    ],
 )
 def test_what_is_no_code_is_none(text: str) -> None:
     assert Code.parsed(text) is None

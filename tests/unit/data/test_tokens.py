@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from shoal.config import Config
 from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
-from shoal.data import stopped_processes, text_corpus
+from shoal.data import parquet_files, stopped_processes, text_corpus
 from shoal.data.catalog import log_event, open_source
 from shoal.data.documents import TextPiece
 from shoal.data.file_documents import local_documents
@@ -246,6 +246,25 @@ def test_pages_of_a_form_that_pyarrow_does_not_know_are_documents_that_cannot_be
         all_tokens(of_folder(tmp_path / "corpus"))
 
 
+def test_a_small_parquet_file_that_says_it_unpacks_to_a_large_one_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it is read")
+
+    (tmp_path / "corpus").mkdir()
+    rows = pyarrow.table({"text": ["a" * 1_000_000], "other": ["b" * 1_000_000]})
+    options = {"compression": "zstd", "use_dictionary": False}
+    pyarrow.parquet.write_table(rows, tmp_path / "corpus" / "a.parquet", **options)
+    assert len(all_tokens(of_folder(tmp_path / "corpus"))) > 900_000, "of a size that any host has"
+    monkeypatch.setattr(parquet_files, "_MOST_UNPACKED_BYTES", 1_500_000)
+    assert len(all_tokens(of_folder(tmp_path / "corpus", {"cache_dir": str(tmp_path / "anew")}))) > 900_000
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", refuse)
+    monkeypatch.setattr(parquet_files, "_MOST_UNPACKED_BYTES", 900_000)
+    with pytest.raises(ConfigError, match=r"a\.parquet: row group 0 unpacks from \d+ bytes to 1\d{6}, more than 1000"):
+        all_tokens(of_folder(tmp_path / "corpus", {"cache_dir": str(tmp_path / "again")}))
+
+
 def test_too_many_documents_that_cannot_be_read_end_the_run_also_when_their_tokens_are_kept(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "corpus" / "a.jsonl", [*TEXTS[:9], None])
     with pytest.raises(ConfigError, match=r"1 of 10 documents .* data\.max_bad_fraction = 0\.01: a\.jsonl:10"):
@@ -307,6 +326,28 @@ def test_a_file_that_is_held_out_of_a_folder_of_text_is_not_trained_on_also_by_a
     streams = open_streams(of_folder(corpus, {"seq_len": 1, "eval_split": held, "streaming": True}), print)
     taken = [each.sample.inputs[0] for each in streams.train.take(StreamPlace(0, 0)) if isinstance(each, Taken)]
     assert bytes(taken) == b"b.txt\nc.txt"
+
+
+def test_a_link_out_of_a_folder_of_text_is_not_followed_but_a_file_that_somebody_names_here_is(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("a password")
+    write_named(tmp_path / "corpus", "a.txt")
+    (tmp_path / "corpus" / "b.txt").symlink_to("../secret.txt")
+    for data in ({}, {"eval_split": f"{tmp_path}/corpus"}):
+        with pytest.raises(ConfigError, match=r"b\.txt' is outside of its data set"):
+            files_of(tmp_path / "corpus", data.get("eval_split"), **data)
+    assert files_of(tmp_path / "corpus" / "b.txt") == ["a password"]
+
+
+def test_links_of_the_hub_s_cache_lead_beside_all_snapshots(tmp_path: Path) -> None:
+    folder, blobs = tmp_path / "snapshots" / "0123", tmp_path / "blobs"
+    write_named(tmp_path, "blobs/a", "snapshots/0123/b.txt")
+    (folder / "a.txt").symlink_to("../../blobs/a")
+    assert files_of(folder) == ["blobs/a", "snapshots/0123/b.txt"]
+    blobs.rename(tmp_path / "elsewhere")
+    (folder / "a.txt").unlink()
+    (folder / "a.txt").symlink_to("../../elsewhere/a")
+    with pytest.raises(ConfigError, match="is outside of its data set"):
+        files_of(folder)
 
 
 @pytest.mark.parametrize(

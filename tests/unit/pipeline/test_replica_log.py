@@ -169,3 +169,10 @@ def test_a_life_says_from_which_snapshot_it_goes_on(log: ReplicaLog, tmp_path: P
     log.resumed(1, 4)
     [path] = replica_logs(tmp_path)
     assert read_replica_log(path)[-1] == Resumed(1, 4)
+
+
+@pytest.mark.parametrize("number", ["²", "", "x", "-1"])
+def test_a_file_whose_number_is_none_is_no_replica_s(log: ReplicaLog, tmp_path: Path, number: str) -> None:
+    [path] = replica_logs(tmp_path)
+    (path.parent / f"A.{number}.jsonl").touch()
+    assert replica_logs(tmp_path) == [path]

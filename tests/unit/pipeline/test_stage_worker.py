@@ -11,7 +11,7 @@ from shoal.swarm.step_operations import Schedule
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import Received
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.step import Open
+from shoal.wire.messages.step import Fence, Open
 
 ME, NEXT, TRAINER = PeerId("me"), PeerId("next"), PeerId("trainer")
 
@@ -30,17 +30,33 @@ class Post:
         pass
 
 
-def test_nobody_is_known_by_a_step_that_is_not_opened() -> None:
-    post = Post()
+def stage_worker(post: Post, **options: Any) -> StageWorker:
     compute: Any = SimpleNamespace(
         stage=0, schedule=Schedule.ONE_F_ONE_B, module=SimpleNamespace(is_wrapped=False, has_loss=False)
     )
     device: Any = None
     endpoint: Any = post
     worker = StageWorker(
-        endpoint=endpoint, compute=compute, device=device, num_stages=2, limits=StepLimits(open_steps=1)
+        endpoint=endpoint, compute=compute, device=device, num_stages=2, limits=StepLimits(open_steps=1), **options
     )
     worker.start_round(1)
+    return worker
+
+
+def test_only_the_client_that_it_follows_fences_a_trainer() -> None:
+    client: PeerId | None = None
+    worker = stage_worker(Post(), is_client=lambda peer: peer == client)
+    assert not worker.receive(Received(PeerId("client"), Fence({0: 5}), ()))
+    client = PeerId("client")
+    assert not worker.receive(Received(PeerId("another"), Fence({0: 5}), ()))
+    assert worker._machine._ledger.lowest_generation(0) == 0
+    assert worker.receive(Received(client, Fence({0: 5}), ()))
+    assert worker._machine._ledger.lowest_generation(0) == 5
+
+
+def test_nobody_is_known_by_a_step_that_is_not_opened() -> None:
+    post = Post()
+    worker = stage_worker(post)
     invented = tuple(Hop(PeerId(f"nobody {number}"), ()) for number in range(1000))
     path = (Hop(ME, ()), Hop(NEXT, ()))
     worker.receive(Received(TRAINER, Open(StepKey(0, 1, 0, 0), 1, invented, (2,), (2,), ()), ()))

@@ -94,3 +94,13 @@ def test_the_notebook_reads_the_newest_run_cell_by_cell(logs: Path, capsys: pyte
     assert "server 0@box0" in said
     assert "server.lost" in said
     assert found[f"shown_{len(cells) - 1}"] == {}
+
+
+def test_a_row_without_a_time_zone_is_none_and_names_without_end_are_no_columns(logs: Path) -> None:
+    rows = [{"time": "2027-01-15T08:00:00", "run": {"step": 1.0}}]
+    rows += [{"time": "2027-01-15T08:00:00Z", "run": {f"name/{number}": 1.0}} for number in range(5000)]
+    with (logs / RUN_ID / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    run = shoal.load_run(logs / RUN_ID)
+    assert {len(column) for column in run.numbers.values()} == {TICKS + 5000}
+    assert len(run.numbers) <= 4097

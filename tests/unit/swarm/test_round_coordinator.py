@@ -13,6 +13,7 @@ from shoal.swarm.records import record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CoordinatorEffect,
+    Deposed,
     Journal,
     RecordCommitted,
     ReplicaIn,
@@ -40,6 +41,7 @@ from shoal.wire.messages.round import (
     SignedRecord,
     Staged,
     StageHashes,
+    StaleBallot,
     Swapped,
 )
 
@@ -393,3 +395,31 @@ def test_who_has_swapped_to_another_chain_is_closed_with_nobody_until_it_has_sai
     assert sent(effects, AskRound).keys() == {A}
     assert machine.holders == {B: 0}
     assert sent(machine.close(CloseRequest(2, {}, {}), 6.0), Close).keys() == {B}
+
+
+def test_a_quorum_names_its_members_as_they_are_whoever_they_say_they_are(machine: RoundCoordinatorMachine) -> None:
+    """Of the states here each has the name of A."""
+    lead(machine, A, B)
+    for propose in sent(close(machine, A, B), Propose).values():
+        assert {hop.peer for hop in propose.members} == {A, B}
+
+
+def test_a_replica_joins_for_the_stage_alone_that_it_has_named() -> None:
+    machine = coordinator(num_stages=2)
+    machine.replicas({peer: Hop(peer, ()) for peer in (A, B)}, 0.0)
+    machine.lead(0.0)
+    for number, peer in enumerate((A, B)):
+        machine.receive(peer, state(machine, stage=number), 0.0)
+    machine.close(CloseRequest(1, {}, {}), 1.0)
+    machine.receive(A, Join(machine.ballot, 1, 1, 0, (), (), ()), 1.0)
+    assert sent(machine.receive(B, Join(machine.ballot, 1, 1, 0, (), (), ()), 1.0), Propose) == {}
+    effects = machine.receive(A, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
+    assert sent(effects, Propose).keys() == {A, B}
+
+
+def test_only_who_was_asked_says_that_somebody_else_leads(machine: RoundCoordinatorMachine) -> None:
+    lead(machine, A, B)
+    highest = machine.ballot._replace(number=machine.ballot.number + 1, peer=PeerId("another"))
+    assert machine.receive(PeerId("stranger"), StaleBallot(highest), 1.0) == []
+    assert machine.phase is RoundPhase.IDLE
+    assert machine.receive(A, StaleBallot(highest), 1.0) == [Deposed(highest)]

@@ -11,11 +11,11 @@ from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm import round_joins
 from shoal.swarm.records import seal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
-from shoal.swarm.round_effects import Journal
+from shoal.swarm.round_effects import Journal, ReplicaOut
 from shoal.swarm.round_joins import Fate, RoundJoins
 from shoal.swarm.round_settings import CloseRequest, RoundSettings
 from shoal.wire.messages.base import Hop, SampleRange
-from shoal.wire.messages.round import Join, Propose, Staged
+from shoal.wire.messages.round import Close, Join, Propose, Staged
 from shoal.wire.messages.step import StepEntry
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -134,3 +134,37 @@ def test_a_round_ends_though_the_last_of_its_stage_has_what_was_aborted_elsewher
     assert isinstance(journal, Journal)
     assert journal.record.skipped == ENTRY.samples
     assert [outcome.steps_lost for outcome in journal.record.stages] == [0, 1]
+
+
+def strange(*, stop: int = 64) -> StepEntry:
+    return msgspec.structs.replace(ENTRY, key=KEY._replace(number=9), samples=(SampleRange(1 << 20, 60, stop),))
+
+
+def test_who_joins_with_samples_that_the_data_do_not_have_is_left_out_and_told_of_once() -> None:
+    settings = RoundSettings("run", 1, "D0")
+    machine = RoundCoordinatorMachine(ME, 1, settings, lambda record: seal(record, ME, lambda _: b""), unsealed)
+    machine.replicas({A: Hop(A, ()), B: Hop(B, ())}, 0.0)
+    machine.lead(0.0)
+    for peer in (A, B):
+        machine.receive(peer, state(machine), 0.0)
+    machine.close(CloseRequest(1, {}, {}, num_samples=62), 1.0)
+    machine.receive(A, Join(machine.ballot, 1, 0, 4, (), (ENTRY,), ()), 1.0)
+    effects = machine.receive(B, Join(machine.ballot, 1, 0, 4, (), (strange(),), ()), 1.0)
+    reason = "it has joined with samples up to 64, and the data have 62"
+    assert [effect for effect in effects if isinstance(effect, ReplicaOut)] == [ReplicaOut(B, reason)]
+    assert sent(effects, Propose).keys() == {A}
+    again = machine.receive(B, Join(machine.ballot, 1, 0, 4, (), (strange(),), ()), 1.5)
+    assert (again, sent(machine.tick(9.0), Close)) == ([], {}), "it is not asked again, nor said again"
+    [journal] = machine.receive(A, Staged(machine.ballot, 1, 0, 0, BYTES), 2.0)
+    assert isinstance(journal, Journal)
+    assert journal.record.skipped == ENTRY.samples
+
+
+@pytest.mark.parametrize(("stop", "kept"), [(64, {A, B, C}), (63, {A, C})])
+def test_a_stage_of_which_all_name_samples_that_there_are_not_keeps_them(stop: int, kept: set[PeerId]) -> None:
+    joins = RoundJoins()
+    joins.note(A, join(log=(strange(stop=stop),)))
+    joins.note(B, join(log=(strange(),)))
+    joins.note(C, join(stage=1))
+    assert joins.leave_out_strange(63).keys() == {A, B, C} - kept
+    assert joins.joins.keys() == kept

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
 import pytest
 from tests.unit.swarm.step_by_hand import KEY, NUM, OTHER, PATH, A, B, C, T, U, begun, prepared, replica, request, run
 
 from shoal.errors import RemoteProtocolError
-from shoal.ids import PeerId, StepKey
+from shoal.ids import Ballot, PeerId, StepKey
 from shoal.pipeline.schedule import choose
+from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.step_operations import Operation, OperationKind, SendStepMessage
+from shoal.wire.frame import encode_frame
+from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.step import (
     Abort,
     Aborted,
@@ -118,6 +124,29 @@ def test_an_attempt_that_another_replica_was_told_is_forgotten_is_never_opened()
     machine = replica()
     assert machine.receive(A, AskOutcome(KEY), 0.0) == [SendStepMessage(A, TellOutcome(KEY, Outcome.FORGOTTEN))]
     assert machine.receive(T, request(), 0.0) == [SendStepMessage(T, Refused(KEY, "stale"))]
+
+
+def test_a_step_that_would_make_the_log_too_long_to_join_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replica(max_open_steps=8)
+    long = msgspec.structs.replace(
+        request(), samples=tuple(SampleRange(1 << 32, 1 << 39, 1 << 40) for _ in range(10_000))
+    )
+    keys = [KEY._replace(number=number) for number in range(100)]
+    committed = []
+    for key in keys:
+        [send] = machine.receive(T, msgspec.structs.replace(long, key=key), 0.0)
+        if isinstance(send.message, Refused):
+            break
+        prepared(machine, key)
+        machine.receive(T, Commit(key, 1.0, 0.1, False), 0.0)
+        run(machine)
+        committed.append(key)
+    assert send.message == Refused(key, "closed")
+    assert 40 < len(committed) < 60
+    closed = StepsClosed(0, (), tuple(machine.log))
+    assert encode_frame(closed.join(Ballot(1, T, 1), 1, 1, ())).num_bytes < 16 << 20
+    machine.start_round(2)
+    assert machine.receive(T, request(keys[-1], round=2), 0.0) == [SendStepMessage(T, Opened(keys[-1]))]
 
 
 def test_a_repeated_open_is_answered_again_and_too_many_are_busy() -> None:
@@ -256,3 +285,32 @@ def test_results_of_an_attempt_that_was_aborted_meanwhile_are_thrown_away() -> N
     machine.receive(T, Abort(KEY), 0.0)
     assert machine.finished(operation, None) == []
     assert choose(machine.ready()) == Operation(OperationKind.DROP, KEY)
+
+
+@pytest.mark.parametrize(
+    "message", [Abort, lambda key: Commit(key, 1.0, 0.1, False), AskOutcome], ids=["Abort", "Commit", "AskOutcome"]
+)
+def test_what_somebody_says_of_attempts_that_are_not_his_makes_none_stale(message: Callable[[StepKey], object]) -> None:
+    machine, huge = replica(), StepKey(KEY.trainer, 1 << 62, 1 << 62, 1 << 62)
+    for key in (huge, KEY._replace(attempt=1 << 62), KEY._replace(number=1 << 62)):
+        machine.receive(U, message(key), 0.0)  # type: ignore[arg-type]
+    assert machine.receive(T, request(), 0.0) == [SendStepMessage(T, Opened(KEY))]
+
+
+@pytest.mark.parametrize("message", [Abort(KEY), Commit(KEY, 1.0, 0.1, False)])
+def test_what_a_trainer_has_ended_before_it_came_is_never_opened(message: Abort | Commit) -> None:
+    machine = replica()
+    machine.receive(T, message, 0.0)
+    assert machine.receive(T, request(), 0.0) == [SendStepMessage(T, Refused(KEY, "stale"))]
+    later = KEY._replace(attempt=1)
+    assert machine.receive(T, request(later), 0.0) == [SendStepMessage(T, Opened(later))]
+
+
+def test_what_is_remembered_of_attempts_that_were_never_opened_goes_with_who_has_spoken_of_them() -> None:
+    machine = replica()
+    for number in range(3):
+        for peer in (PeerId(f"stranger {number}"), PeerId(f"another {number}")):
+            machine.receive(peer, Abort(KEY._replace(number=number)), 0.0)
+            machine.receive(peer, AskOutcome(KEY._replace(number=number)), 0.0)
+            machine.lost(peer, 0.0)
+    assert (machine._ledger._ended, machine._ledger._answered) == ({}, {KEY.trainer: {}})

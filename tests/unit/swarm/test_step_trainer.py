@@ -21,7 +21,9 @@ from shoal.swarm.step_trainer import (
     StepTrainer,
     TrainerEffect,
 )
+from shoal.wire.frame import encode_frame
 from shoal.wire.messages.base import Hop, ReplicaRef, Replicas, RouterReport
+from shoal.wire.messages.control import StepReport
 from shoal.wire.messages.step import (
     Abort,
     Aborted,
@@ -171,6 +173,19 @@ def test_routers_are_those_of_all_stages_in_order_whoever_was_prepared_first() -
         machine.receive(peer, Committed(KEY), 0.0)
     assert isinstance(machine.ended, Finished)
     assert machine.ended.routers == (first, second, third)
+
+
+def test_a_step_can_be_reported_whatever_its_replicas_say_beside_the_loss() -> None:
+    machine = trainer()
+    running(machine)
+    for stage, peer in enumerate((A, B)):
+        invented = tuple(RouterReport(1.0, 0.5, f"{peer.lower()}{number:0>63}") for number in range(3000))
+        machine.receive(peer, structs.replace(prepared(stage), routers=invented), 0.0)
+    for peer in (A, B):
+        machine.receive(peer, Committed(KEY), 0.0)
+    assert isinstance(machine.ended, Finished)
+    report = StepReport(0, 1, KEY, 4, 4, 5.0, 1.0, 0.1, False, 0.5, 7.0, machine.ended.routers)
+    assert encode_frame(report).num_bytes < 1 << 20
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 100.0])

@@ -13,20 +13,35 @@ from msgspec import inspect
 from shoal.control import records
 from shoal.errors import RemoteProtocolError
 from shoal.ids import MAX_SLOTS, Ballot, PeerId, StepKey
+from shoal.transport.limits import DEFAULT_LIMITS
 from shoal.wire.frame import encode_frame
 from shoal.wire.frame_decoder import FrameDecoder
 from shoal.wire.messages import FeedMessage, Message
-from shoal.wire.messages.base import Hop, SampleRange
+from shoal.wire.messages.base import Hop, ReplicaRef, RouterReport, SampleRange, StepRange
+from shoal.wire.messages.control import MetricReport, Metrics, StartRound, UpdateReplicas
 from shoal.wire.messages.inner import AskInner
-from shoal.wire.messages.round import Basis, Join, Record, RoundState, StageHashes, StaleBallot, Swapped
+from shoal.wire.messages.round import (
+    Basis,
+    Join,
+    Payload,
+    PayloadReady,
+    Propose,
+    Record,
+    RoundState,
+    StageHashes,
+    StaleBallot,
+    Swapped,
+)
 from shoal.wire.messages.snapshot import Snapshot
-from shoal.wire.messages.step import Abort, Commit, MicrobatchDone, StepEntry
+from shoal.wire.messages.step import Abort, Broken, Commit, MicrobatchDone, Prepared, StepEntry
 from shoal.wire.messages.transfer import ContentKind, ContentName, Want
 
 from .decoded import decoded
 
 KEY, BALLOT, BYTES = StepKey(1, 0, 7, 2), Ballot(3, PeerId("client"), 1), StageHashes("a", "b", "c")
 HUGE = (1 << 64) - 1
+PAYLOAD = Payload("0" * 64, 1 << 62)
+PAYLOAD_READY = PayloadReady(1, "hash", 0, PAYLOAD)
 
 # Whoever receives these asks whether they are finite, or shows them and does nothing else with them.
 MAY_BE_ANY = {
@@ -104,6 +119,7 @@ def join(**changes: Any) -> Join:
         Abort(StepKey(0, HUGE, 0, 0)),
         Abort(StepKey(0, 0, -1, 0)),
         MicrobatchDone(KEY, -1),
+        Broken(KEY, PeerId("x" * 129)),
         Commit(KEY, math.nan, 0.1, False),
         Commit(KEY, 1.0, math.inf, False),
         Commit(KEY, -1.0, 0.1, False),
@@ -112,6 +128,7 @@ def join(**changes: Any) -> Join:
         state(base_round=HUGE),
         join(samples=(SampleRange(0, 0, HUGE),)),
         join(samples=(SampleRange(0, -5, 4),)),
+        join(samples=(SampleRange(1 << 33, 0, 4),)),
         join(scale=math.nan),
         join(lr=math.nan),
         join(lr=math.inf),
@@ -137,3 +154,42 @@ def test_what_is_counted_on_from_the_highest_number_can_be_sent_and_taken() -> N
 
 def test_the_samples_of_a_range_that_ends_before_it_begins_are_none() -> None:
     assert len(SampleRange(0, 4, 1)) == 0
+
+
+MOST = DEFAULT_LIMITS.max_connections
+LONGEST = Hop(PeerId("p" * 128), ("a" * 512,) * 16)
+EACH = tuple(ReplicaRef(LONGEST, 1 << 62) for _ in range(MOST // 2))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        UpdateReplicas((EACH, EACH)),
+        StartRound(1, 0, 1, StepRange(0, 1), (LONGEST,) * 64, (EACH, EACH), None),
+        Propose(BALLOT, 1, 0, 0, (LONGEST,) * MOST, (1 << 62,) * MOST, (1.0,) * MOST, (PAYLOAD,) * MOST),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_names_all_peers_that_can_be_connected_can_be_sent_and_taken(message: Message) -> None:
+    """Else who has to name them ends, and whoever makes them long has ended it."""
+    raw = b"".join(encode_frame(message).in_one_piece())
+    assert [frame.message for frame in decoded(FrameDecoder(), raw)] == [message]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Prepared(KEY, 0, 0, 1.0, True, 1.0, (RouterReport(1.0, 1.0, "loss\n"),)),
+        msgspec.structs.replace(PAYLOAD_READY, payload=Payload("0" * 63 + "\n", 1)),
+        msgspec.structs.replace(PAYLOAD_READY, payload=Payload("0" * 64 + "\n", 1)),
+        Metrics("client", PeerId("c"), 1, {"loss\n": 1.0}),
+        Metrics("client\n", PeerId("c"), 1, {}),
+        MetricReport("server", {"step.committed\n": 1}, {}, {}),
+        MetricReport("server\n", {}, {}, {}),
+    ],
+    ids=lambda message: f"{type(message).__name__} {message!r}"[:60],
+)
+def test_no_line_ends_behind_a_name(message: Message) -> None:
+    raw = b"".join(encode_frame(message).in_one_piece())
+    with pytest.raises(RemoteProtocolError, match="fits no message"):
+        list(decoded(FrameDecoder(), raw))

@@ -117,7 +117,7 @@ class StepRange(Struct, frozen=True):
 class SampleRange(Struct, frozen=True, order=True):
     """Positions [start, stop) of the shuffled order of one pass over the data."""
 
-    pass_number: Ordinal
+    pass_number: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
     start: Count
     stop: Count
 

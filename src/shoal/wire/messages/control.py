@@ -243,8 +243,8 @@ MAX_CURVE = 64
 """Losses that stand for a whole run."""
 Losses = Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_CURVE)]
 PeerHost = Annotated[str, msgspec.Meta(max_length=64)]
-MAX_SEEN = 4096
-"""Peers of a kind."""
+MAX_SEEN, MAX_SEEN_BYTES = 4096, 4 << 20
+"""Peers of a kind, and how much of a message they take: each may have long addresses."""
 
 
 class ToldEvent(Struct, frozen=True):

@@ -165,7 +165,7 @@ class Broken(Struct, frozen=True, tag="broken"):
     """The sender cannot reach `peer`, its neighbour on the path."""
 
     key: StepKey
-    peer: PeerId
+    peer: Annotated[PeerId, msgspec.Meta(max_length=128)]
 
 
 class AskOutcome(Struct, frozen=True, tag="ask_outcome"):
