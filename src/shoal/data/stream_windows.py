@@ -27,7 +27,7 @@ from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
 from shoal.data.fields import Fields
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
+from shoal.data.source import Array, DataSet, Indices, KnownSamples
 from shoal.data.stream_messages import FillerReport, FillerTells, FillWindow, OpenStream, StreamOpened, WindowFilled
 from shoal.data.stream_store import FORMAT, StreamFacts, WindowStore, record_of
 from shoal.data.text_corpus import Say
@@ -43,35 +43,23 @@ _MAX_DEATHS: Final = 3
 _OPEN_FILES: Final = 4
 
 
-class WindowSamples(Source):
+class WindowSamples(KnownSamples):
     """The samples of a stream, by index; or those of it that are held out.
+
+    `num_samples` are those of a window; there are samples of larger indices, of the windows that follow.
 
     Args:
         is_holdout: They are all in one file.
     """
 
     def __init__(self, store: WindowStore, facts: StreamFacts, *, is_holdout: bool = False) -> None:
+        super().__init__(facts.fields, facts.num_holdout if is_holdout else facts.window)
         self._store = store
-        self._fields = facts.fields
         self._record = record_of(facts.fields)
-        self._num_samples = facts.num_holdout if is_holdout else facts.window
         self._is_holdout = is_holdout
         # By window; the lock is for those who open and close, what is open can be read by all.
         self._files: dict[int, _OpenFile] = {}
         self._opening = threading.Lock()
-
-    @property
-    def inputs(self) -> ArraySpec:
-        return self._fields.inputs
-
-    @property
-    def labels(self) -> ArraySpec:
-        return self._fields.labels
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of a window; there are samples of larger indices, of those that follow."""
-        return self._num_samples
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         """See `Source.read_into`.
