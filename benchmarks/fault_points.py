@@ -50,7 +50,7 @@ from benchmarks.recovery_limits import Measured, Result, by_role, held_up, late,
 
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
-from shoal_lab.bench.transport_statistics import percentile
+from shoal_lab.bench.measure import percentile
 from shoal_lab.chaos.session import ROUNDS_AFTER, TRAINING_FLAGS, swarm_of_one_host
 from shoal_lab.faults.points import OF_TRANSFER, POINTS, chosen, ordered
 from shoal_lab.launched import END_S, until

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal_lab.bench.busy import calibrate
-from shoal_lab.bench.transport_statistics import percentile
+from shoal_lab.bench.measure import percentile
 from shoal_lab.faults.points import OF_TRANSFER
 
 

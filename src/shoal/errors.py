@@ -15,6 +15,7 @@
     |   +-- ConnectionLost*
     |   +-- DeadlineExceeded*
     +-- RemoteError                  the peer answered that it failed
+    |   +-- ChildDied                a process that works for this one ended before it had answered
     +-- ControlError                 the registry
     |   +-- BootstrapError           no initial peer answered; exit code 2
     |   +-- RecordRejected           a record whose signature, schema or sequence does not hold
@@ -139,6 +140,20 @@ class DeadlineExceeded(TransportError):
 
 class RemoteError(ShoalError):
     """The peer answered that it could not do what was asked."""
+
+
+class ChildDied(RemoteError):
+    """A process that works for this one has ended before it had answered.
+
+    Attributes:
+        code: The exit code; negative: the number of the signal that ended it; None: it hangs at its end.
+        lines: The last ones that it has printed, if they were kept.
+    """
+
+    def __init__(self, message: str, code: int | None, lines: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.lines = lines
 
 
 class ControlError(ShoalError):

@@ -13,7 +13,7 @@ Nothing stands in for a sample that the system does not give (`passing_errors`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,13 +25,13 @@ from shoal.config.training import DataConfig
 from shoal.data.fields import Fields
 from shoal.data.passing_errors import read_patiently
 from shoal.data.skipped_samples import SkippedSamples, UnreadableSample
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
+from shoal.data.source import Array, DataSet, Indices, KnownSamples, Source
 from shoal.data.targets import IGNORED
 from shoal.errors import SampleError, ShoalError, UnreadableAudio
 from shoal.events.base import Event
 
 
-class CheckedSamples(Source):
+class CheckedSamples(KnownSamples):
     """The samples of one split of a data set.
 
     Args:
@@ -50,6 +50,7 @@ class CheckedSamples(Source):
         num_classes: int,
         clock: Clock | None = None,
     ) -> None:
+        super().__init__(source.fields, source.num_samples, in_memory=source.in_memory)
         self._source = source
         self._kind = kind
         self._skipped = skipped
@@ -59,26 +60,6 @@ class CheckedSamples(Source):
         self._has_classes = np.issubdtype(source.labels.dtype, np.integer)
         # By index, what stands in the place of a sample that cannot be read.
         self._instead: dict[int, int] = {}
-
-    @property
-    def inputs(self) -> ArraySpec:
-        return self._source.inputs
-
-    @property
-    def labels(self) -> ArraySpec:
-        return self._source.labels
-
-    @property
-    def context(self) -> Mapping[str, ArraySpec]:
-        return self._source.context
-
-    @property
-    def num_samples(self) -> int:
-        return self._source.num_samples
-
-    @property
-    def in_memory(self) -> bool:
-        return self._source.in_memory
 
     def name_of(self, index: int) -> str:
         return self._source.name_of(index)

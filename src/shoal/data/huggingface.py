@@ -19,7 +19,7 @@ from shoal.data.builtin import BUILTINS
 from shoal.data.fields import Fields
 from shoal.data.parquet_files import open_parquet
 from shoal.data.places import require_here
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
 from shoal.errors import ConfigError
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -62,8 +62,8 @@ class PilImage(Protocol):
     def size(self) -> tuple[int, int]: ...
 
 
-class HubImages(Source):
-    """Images of a hub data set: (C, H, W) float32, `(pixel / 255 - 0.5) / 0.5`."""
+class HubImages(KnownSamples):
+    """Images of a hub data set: (C, H, W) float32, `(pixel / 255 - 0.5) / 0.5`; labels are classes, int64."""
 
     def __init__(
         self,
@@ -80,26 +80,14 @@ class HubImages(Source):
         Args:
             is_cropped: Of an image that is no square the middle is taken; else all of it is, and stretched.
         """
+        fields = Fields(ArraySpec("float32", (channels, img_size, img_size)), ArraySpec("int64", ()))
+        super().__init__(fields, len(table))
         self._is_cropped = is_cropped
         self._table = table
         self._image_column = image_column
         self._label_column = label_column
         self._size = img_size
         self._channels = channels
-
-    @property
-    def inputs(self) -> ArraySpec:
-        """(C, H, W) float32."""
-        return ArraySpec("float32", (self._channels, self._size, self._size))
-
-    @property
-    def labels(self) -> ArraySpec:
-        """Scalar int64: the class."""
-        return ArraySpec("int64", ())
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._table)
 
     def name_of(self, index: int) -> str:
         """Return the number of the row, and the file that the image is in, where it is known."""

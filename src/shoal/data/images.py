@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.fields import Fields
-from shoal.data.source import Array, ArraySpec, Indices, Source
+from shoal.data.source import Array, ArraySpec, Indices, KnownSamples
 
 
-class GreyImages(Source):
+class GreyImages(KnownSamples):
     """Square grey images (n, h, w), enlarged by repeating pixels and centred on background.
 
     An image that is larger than the model's is reduced by taking the nearest pixels. Values become
-    `(pixel / max_pixel - mean) / std`, the same in every channel.
+    `(pixel / max_pixel - mean) / std`, the same in every channel. Inputs are (C, H, W) float32, labels classes, int64.
     """
 
     def __init__(
@@ -34,32 +34,14 @@ class GreyImages(Source):
         Args:
             moments: Mean and standard deviation; None: those of all images at their own size.
         """
+        fields = Fields(ArraySpec("float32", (num_channels, img_size, img_size)), ArraySpec("int64", ()))
+        super().__init__(fields, len(pixels_nhw), in_memory=True)
         self._pixels_nhw = pixels_nhw
         self._classes_n = classes_n
         self._size = img_size
-        self._num_channels = num_channels
         self._max_pixel = max_pixel
         scaled = pixels_nhw.astype(np.float64) / max_pixel
         self._mean, self._std = moments or (float(scaled.mean()), float(scaled.std()))
-
-    @property
-    def inputs(self) -> ArraySpec:
-        """(C, H, W) float32."""
-        return ArraySpec("float32", (self._num_channels, self._size, self._size))
-
-    @property
-    def labels(self) -> ArraySpec:
-        """Scalar int64: the class."""
-        return ArraySpec("int64", ())
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._pixels_nhw)
-
-    @property
-    def in_memory(self) -> bool:
-        """True: see `Source.in_memory`."""
-        return True
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         resized_nHW = resize_nearest(self._pixels_nhw[indices], self._size)

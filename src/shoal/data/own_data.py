@@ -28,7 +28,7 @@ from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.fields import Fields
 from shoal.data.passing_errors import read_patiently
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
 from shoal.data.text_corpus import model_vocabulary
 from shoal.errors import ConfigError, SampleError, ShoalError, StorageError
 from shoal.wire.tensors import ITEM_BYTES
@@ -156,7 +156,7 @@ class Sample(NamedTuple):
     labels: Array
 
 
-class MapSamples(Source):
+class MapSamples(KnownSamples):
     """The samples of a map-style data set; the first readable one says of which type and shape all are.
 
     Floating numbers become float32. One sample is read at a time: what is made for a DataLoader may not bear threads.
@@ -174,23 +174,11 @@ class MapSamples(Source):
         self._samples = samples
         self._name = name
         self._reading = threading.Lock()
-        self._num_samples = len(samples)
-        if not self._num_samples:
+        num_samples = len(samples)
+        if not num_samples:
             raise ConfigError(f"data.dataset_name = {name} has no samples: its length is 0")
-        first = self._look()
-        self._fields = Fields(spec_of(first.inputs), spec_of(first.labels))
-
-    @property
-    def inputs(self) -> ArraySpec:
-        return self._fields.inputs
-
-    @property
-    def labels(self) -> ArraySpec:
-        return self._fields.labels
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
+        first = self._look(num_samples)
+        super().__init__(Fields(spec_of(first.inputs), spec_of(first.labels)), num_samples)
 
     def name_of(self, index: int) -> str:
         return f"{self._name}[{index}]"
@@ -213,9 +201,9 @@ class MapSamples(Source):
                     )
                 target[place] = array
 
-    def _look(self) -> Sample:
+    def _look(self, num_samples: int) -> Sample:
         """Return the first sample that can be read, of some from everywhere."""
-        indices = sorted({int(index) for index in np.linspace(0, self._num_samples - 1, _LOOKED_AT)})
+        indices = sorted({int(index) for index in np.linspace(0, num_samples - 1, _LOOKED_AT)})
         found: list[Sample] = []
         failed: Exception | None = None
         for index in indices:
@@ -237,7 +225,7 @@ class MapSamples(Source):
             found.append(sample)
         if not found:
             raise ConfigError(
-                f"data.dataset_name = {self._name}: of its {self._num_samples} samples none of {indices} can be read; "
+                f"data.dataset_name = {self._name}: of its {num_samples} samples none of {indices} can be read; "
                 f"the last one raises {type(failed).__name__}: {failed}"
             ) from failed
         return found[0]

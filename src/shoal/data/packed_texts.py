@@ -9,7 +9,6 @@ target. Positions (T) begin at 0 in each text, and in what fills up a sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 
 from shoal.config.training import POSITIONS
 from shoal.data.fields import Fields
-from shoal.data.packing import Packing, best_fit
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split_indices
+from shoal.data.packing import best_fit
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, split_indices
 from shoal.data.targets import IGNORED
 from shoal.data.token_windows import TokenFile, token_dtype
 from shoal.errors import ConfigError
@@ -68,8 +67,10 @@ def texts_of(file: TokenFile) -> Texts:
     return Texts(found, np.diff(found, append=file.num_tokens))
 
 
-class PackedTexts(Source):
-    """Samples of T places.
+class PackedTexts(KnownSamples):
+    """Samples of T places: tokens, 0 behind the last text; and for each the one that follows it, if that is a target.
+
+    The context is the place of each token in its text.
 
     Args:
         file: Of marked tokens.
@@ -77,31 +78,16 @@ class PackedTexts(Source):
     """
 
     def __init__(self, file: TokenFile, texts: Texts, seq_len: int, vocabulary: int) -> None:
+        self._packing = best_fit(texts.lengths - 1, seq_len)
+        fields = Fields(
+            ArraySpec(token_dtype(vocabulary), (seq_len,)),
+            ArraySpec("int32", (seq_len,)),
+            {POSITIONS: ArraySpec(token_dtype(seq_len), (seq_len,))},
+        )
+        super().__init__(fields, self._packing.num_samples)
         self._file = file
         self._texts = texts
         self._seq_len = seq_len
-        self._inputs = ArraySpec(token_dtype(vocabulary), (seq_len,))
-        self._positions = ArraySpec(token_dtype(seq_len), (seq_len,))
-        self._packing: Packing = best_fit(texts.lengths - 1, seq_len)
-
-    @property
-    def inputs(self) -> ArraySpec:
-        """(T,) Tokens; 0 behind the last text."""
-        return self._inputs
-
-    @property
-    def labels(self) -> ArraySpec:
-        """(T,) The token that follows, where it is a target."""
-        return ArraySpec("int32", (self._seq_len,))
-
-    @property
-    def context(self) -> Mapping[str, ArraySpec]:
-        """(T,) The place of each token in its text."""
-        return {POSITIONS: self._positions}
-
-    @property
-    def num_samples(self) -> int:
-        return self._packing.num_samples
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         batch.inputs[...] = 0

@@ -104,33 +104,47 @@ class Source(ABC):
         return self.read(np.array([index], dtype=np.int64)).each(lambda array: array[0])
 
 
-class Selection(Source):
+class KnownSamples(Source):
+    """Samples of which it is known from the start how many there are, and what each is like.
+
+    Args:
+        in_memory: See `Source.in_memory`.
+    """
+
+    def __init__(self, fields: Fields[ArraySpec], num_samples: int, *, in_memory: bool = False) -> None:
+        self._fields = fields
+        self._num_samples = num_samples
+        self._in_memory = in_memory
+
+    @property
+    def inputs(self) -> ArraySpec:
+        return self._fields.inputs
+
+    @property
+    def labels(self) -> ArraySpec:
+        return self._fields.labels
+
+    @property
+    def context(self) -> Mapping[str, ArraySpec]:
+        return self._fields.context
+
+    @property
+    def num_samples(self) -> int:
+        return self._num_samples
+
+    @property
+    def in_memory(self) -> bool:
+        return self._in_memory
+
+
+class Selection(KnownSamples):
     """Some of the samples of another source, under indices of their own."""
 
     def __init__(self, source: Source, chosen: Indices) -> None:
         """Select the samples `chosen` of `source`, in ascending order; the first of them gets index 0."""
+        super().__init__(source.fields, len(chosen), in_memory=source.in_memory)
         self._source = source
         self._chosen = chosen
-
-    @property
-    def inputs(self) -> ArraySpec:
-        return self._source.inputs
-
-    @property
-    def labels(self) -> ArraySpec:
-        return self._source.labels
-
-    @property
-    def context(self) -> Mapping[str, ArraySpec]:
-        return self._source.context
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._chosen)
-
-    @property
-    def in_memory(self) -> bool:
-        return self._source.in_memory
 
     def name_of(self, index: int) -> str:
         return self._source.name_of(int(self._chosen[index]))

@@ -10,7 +10,7 @@ What is too long is left out rather than cut: nobody knows where in its transcri
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,7 @@ from shoal.data.audio import Audio, audio_length, read_audio
 from shoal.data.clips import Clips, open_clips
 from shoal.data.fields import Fields
 from shoal.data.passing_errors import read_patiently
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, split
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
 from shoal.data.targets import IGNORED
 from shoal.errors import ConfigError, UnreadableAudio
 from shoal.events.base import Event
@@ -38,29 +38,16 @@ _SHOWN: Final = 5
 _DEFAULT_VOCABULARY: Final = 32
 
 
-class ClipSource(Source):
-    """Clips of the lengths of a configuration."""
-
-    def __init__(self, data: DataConfig) -> None:
-        self._data = data
-
-    @property
-    def inputs(self) -> ArraySpec:
-        """(T,) float32."""
-        return ArraySpec("float32", (self._data.audio_samples,))
-
-    @property
-    def labels(self) -> ArraySpec:
-        """(S,) int32."""
-        return ArraySpec("int32", (self._data.max_characters,))
-
-    @property
-    def context(self) -> Mapping[str, ArraySpec]:
-        """Lengths, int32."""
-        return {LENGTHS: ArraySpec("int32", ())}
+def clip_fields(data: DataConfig) -> Fields[ArraySpec]:
+    """Return what samples of clips are like: (T,) float32, (S,) int32, and their lengths."""
+    return Fields(
+        ArraySpec("float32", (data.audio_samples,)),
+        ArraySpec("int32", (data.max_characters,)),
+        {LENGTHS: ArraySpec("int32", ())},
+    )
 
 
-class Speech(ClipSource):
+class Speech(KnownSamples):
     """Clips that are decoded when they are read.
 
     Args:
@@ -69,14 +56,11 @@ class Speech(ClipSource):
     """
 
     def __init__(self, data: DataConfig, clips: Clips, chosen: Sequence[int], characters: str) -> None:
-        super().__init__(data)
+        super().__init__(clip_fields(data), len(chosen))
+        self._sampling_rate = data.sampling_rate
         self._clips = clips
         self._chosen = chosen
         self._numbers = {character: number for number, character in enumerate(characters, start=1)}
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._chosen)
 
     def name_of(self, index: int) -> str:
         return self._clips.names[self._chosen[index]]
@@ -92,7 +76,7 @@ class Speech(ClipSource):
         for place, index in enumerate(numbered):
             clip = self._chosen[index]
             with self._clips.open(clip) as file:
-                audio = read_audio(file, self._data.sampling_rate)
+                audio = read_audio(file, self._sampling_rate)
             write_clip(batch, place, audio, [self._numbers[character] for character in self._clips.texts[clip]])
 
 

@@ -1,15 +1,13 @@
-"""What a process that makes the windows of a stream says to the one that has started it, in `runtime.frames`.
+"""What a process that makes the windows of a stream, a child (`runtime.child`), and its starter say to each other.
 
 starter -- OpenStream --> filler
         <- StreamOpened -
         -- FillWindow --> , one at a time, as often as one is needed
-        <- WindowFilled - ; or StreamFailed, and it ends
+        <- WindowFilled -
         <- FillerTells -  , as often as something happens
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import msgspec
 
@@ -56,12 +54,5 @@ class FillerTells(msgspec.Struct, frozen=True, tag=True):
     event: FillerEvent
 
 
-class StreamFailed(msgspec.Struct, frozen=True, tag=True):
-    """It cannot do it, and ends; the message is for people."""
-
-    message: str
-    kind: Literal["config", "sample", "storage"]
-
-
 FillerOrder = OpenStream | FillWindow
-FillerReport = StreamOpened | WindowFilled | FillerTells | StreamFailed
+FillerReport = StreamOpened | WindowFilled | FillerTells

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -27,28 +26,16 @@ from shoal.config.dump import config_to_json
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
-from shoal.data.failures import FAILURES
 from shoal.data.fields import Fields
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
-from shoal.data.stopped_processes import said_by
-from shoal.data.stream_messages import (
-    FillerOrder,
-    FillerReport,
-    FillerTells,
-    FillWindow,
-    OpenStream,
-    StreamFailed,
-    StreamOpened,
-    WindowFilled,
-)
+from shoal.data.source import Array, DataSet, Indices, KnownSamples
+from shoal.data.stream_messages import FillerReport, FillerTells, FillWindow, OpenStream, StreamOpened, WindowFilled
 from shoal.data.stream_store import FORMAT, StreamFacts, WindowStore, record_of
 from shoal.data.text_corpus import Say
-from shoal.errors import ConfigError, RemoteError, ShoalError, StorageError
+from shoal.errors import ChildDied, ConfigError, RemoteError, ShoalError, StorageError
 from shoal.events.data import DataProcessStopped, StreamWindow
-from shoal.runtime.clean_interpreter import start_interpreter
+from shoal.runtime.child import Child
 from shoal.runtime.durable_files import make_directory
 from shoal.runtime.file_locks import lock
-from shoal.runtime.frames import framed
 from shoal.runtime.user_cache import user_cache
 
 _FILLER: Final = "shoal.data.stream_filler"
@@ -56,35 +43,23 @@ _MAX_DEATHS: Final = 3
 _OPEN_FILES: Final = 4
 
 
-class WindowSamples(Source):
+class WindowSamples(KnownSamples):
     """The samples of a stream, by index; or those of it that are held out.
+
+    `num_samples` are those of a window; there are samples of larger indices, of the windows that follow.
 
     Args:
         is_holdout: They are all in one file.
     """
 
     def __init__(self, store: WindowStore, facts: StreamFacts, *, is_holdout: bool = False) -> None:
+        super().__init__(facts.fields, facts.num_holdout if is_holdout else facts.window)
         self._store = store
-        self._fields = facts.fields
         self._record = record_of(facts.fields)
-        self._num_samples = facts.num_holdout if is_holdout else facts.window
         self._is_holdout = is_holdout
         # By window; the lock is for those who open and close, what is open can be read by all.
         self._files: dict[int, _OpenFile] = {}
         self._opening = threading.Lock()
-
-    @property
-    def inputs(self) -> ArraySpec:
-        return self._fields.inputs
-
-    @property
-    def labels(self) -> ArraySpec:
-        return self._fields.labels
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of a window; there are samples of larger indices, of those that follow."""
-        return self._num_samples
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         """See `Source.read_into`.
@@ -153,7 +128,8 @@ class StreamWindows:
         self._is_opening = False
         self._error: ShoalError | None = None
         self._thread: threading.Thread | None = None
-        self._filler: _Filler | None = None
+        self._filler: Child[FillerReport] | None = None
+        self._was_stopped = False
         self._is_closed = False
         self._unlock = weakref.finalize(self, os.close, lock_fd)
 
@@ -220,7 +196,7 @@ class StreamWindows:
             self._is_closed = True
             self._condition.notify_all()
             if self._filler is not None:
-                self._filler.end()
+                self._filler.kill()
         if self._thread is not None:
             self._thread.join()
         self._unlock()
@@ -275,26 +251,40 @@ class StreamWindows:
     def _made(self, number: int | None) -> StreamOpened | WindowFilled | Literal["died", "stopped", "closed"]:
         """Have the filler open the stream, or a window made; returns why it has not."""
         if self._filler is None:
-            filler = _Filler(self._say)
+            filler = Child[FillerReport](_FILLER, FillerReport)
             with self._condition:
-                self._filler = filler
+                self._filler, self._was_stopped = filler, False
                 if self._is_closed:
                     return "closed"
             filler.tell(self._order)
         elif number is not None:
             self._filler.tell(FillWindow(number))
-        for report in self._filler.reports:
-            match report:
+        try:
+            return self._answer(self._filler)
+        except ChildDied:
+            self._filler.close()
+            with self._condition:
+                self._filler = None
+            return "stopped" if self._was_stopped else "died"
+
+    def _answer(self, filler: Child[FillerReport]) -> StreamOpened | WindowFilled:
+        """Wait until the filler has done what it was told."""
+
+        def kill_stopped() -> None:
+            self._was_stopped = True
+            self._say(DataProcessStopped("the process that reads the stream", filler.pid))
+            filler.kill()
+
+        while True:
+            match filler.hear(stands_still=kill_stopped):
                 case FillerTells(event):
                     self._say(event)
-                case StreamFailed(message, kind):
-                    raise FAILURES[kind](message)
-                case StreamOpened(facts):
+                case StreamOpened(facts) as report:
                     with self._condition:
                         self._facts, self._is_opening = facts, False
                         self._condition.notify_all()
                     return report
-                case WindowFilled(entry):
+                case WindowFilled(entry) as report:
                     self._say(
                         StreamWindow(self._name, entry.number, entry.past + entry.read, entry.skipped, entry.sha256)
                     )
@@ -303,61 +293,6 @@ class StreamWindows:
                         self._condition.notify_all()
                     self._changed()
                     return report
-        was_stopped = self._filler.was_stopped
-        self._filler.close()
-        with self._condition:
-            self._filler = None
-        return "stopped" if was_stopped else "died"
-
-
-class _Filler:
-    """One process.
-
-    Args:
-        say: Told that it stands still, by whoever waits for its reports.
-
-    Attributes:
-        was_stopped: It was killed because it stood still.
-    """
-
-    def __init__(self, say: Say) -> None:
-        self.was_stopped = False
-        self._say = say
-        lifeline_read_fd, self._lifeline_fd = os.pipe()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            fds = (theirs.fileno(), lifeline_read_fd)
-            self._process = start_interpreter(_FILLER, fds, pass_fds=fds)
-        except OSError:
-            self._control.close()
-            os.close(self._lifeline_fd)
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline_read_fd)
-        self.reports: Iterator[FillerReport] = said_by(self._process, self._control, FillerReport, self._kill_stopped)
-
-    def tell(self, order: FillerOrder) -> None:
-        """Give it an order; that it is gone is seen by its reports."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self._control.sendall(framed(order))
-
-    def end(self) -> None:
-        """Have whoever waits for its reports go on without them."""
-        with suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-
-    def _kill_stopped(self) -> None:
-        self.was_stopped = True
-        self._say(DataProcessStopped("the process that reads the stream", self._process.pid))
-        self._process.kill()
-
-    def close(self) -> None:
-        """Kill and reap it."""
-        self._process.kill()
-        self._process.wait()
-        self._control.close()
-        os.close(self._lifeline_fd)
 
 
 def open_stream(config: Config, say: Say) -> DataSet:

@@ -6,41 +6,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.fields import Fields
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, holdout_size
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, holdout_size
 from shoal.errors import ConfigError
 
 BYTE_VALUES = 256
 
 
-class ByteText(Source):
-    """Windows of `seq_len` bytes (T) that do not overlap; a rest shorter than a window and its label is left out."""
+class ByteText(KnownSamples):
+    """Windows of `seq_len` bytes (T) that do not overlap; a rest shorter than a window and its label is left out.
+
+    Inputs are (T,) uint8, and the labels for each input byte the one that follows it.
+    """
 
     def __init__(self, text: NDArray[np.uint8], seq_len: int) -> None:
         """Take the text as a flat array of bytes, which is not copied."""
-        self._seq_len = seq_len
-        end = max(0, (len(text) - 1) // seq_len) * seq_len
+        num_windows = max(0, (len(text) - 1) // seq_len)
+        window = ArraySpec("uint8", (seq_len,))
+        super().__init__(Fields(window, window), num_windows, in_memory=True)
+        end = num_windows * seq_len
         # A window is a row, so a batch is one gather of bytes.
         self._inputs_nT = text[:end].reshape(-1, seq_len)
         self._labels_nT = text[1 : end + 1].reshape(-1, seq_len)
-
-    @property
-    def inputs(self) -> ArraySpec:
-        """(T,) uint8."""
-        return ArraySpec("uint8", (self._seq_len,))
-
-    @property
-    def labels(self) -> ArraySpec:
-        """(T,) uint8: for each input byte, the one that follows it."""
-        return ArraySpec("uint8", (self._seq_len,))
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._inputs_nT)
-
-    @property
-    def in_memory(self) -> bool:
-        """True: see `Source.in_memory`."""
-        return True
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         batch.inputs[...] = self._inputs_nT[indices]

@@ -6,10 +6,7 @@ otherwise                          -> a process is started that makes them, and 
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
@@ -22,10 +19,8 @@ from shoal.data.file_documents import FileDocuments, local_documents
 from shoal.data.hub_documents import StreamDocuments, TableDocuments, TextDocuments
 from shoal.data.packed_texts import chat_identity, packed_dataset
 from shoal.data.source import DataSet
-from shoal.data.stopped_processes import said_by
 from shoal.data.token_cache import CachedTokens, TokenCache
 from shoal.data.token_messages import (
-    MakerFailed,
     MakerOrder,
     MakerReport,
     MakerTells,
@@ -45,13 +40,12 @@ from shoal.data.tokenising import (
     require_few_skipped,
 )
 from shoal.data.tokenizer_training import trained_before, trained_tokenizer
-from shoal.errors import ConfigError, RemoteError, StorageError
+from shoal.errors import ChildDied, ConfigError, RemoteError, StorageError
 from shoal.events.base import Event
 from shoal.events.data import DocumentsSkipped, TokensStopped
 from shoal.model.hf.described import FAMILY, config_values
 from shoal.model.hf.tokenizer import KeptTokenizer, kept_tokenizer, named_tokenizer, require_hash
-from shoal.runtime.clean_interpreter import start_interpreter
-from shoal.runtime.frames import framed
+from shoal.runtime.child import Child
 
 Say = Callable[[Event], None]
 
@@ -269,34 +263,17 @@ def _order(order: MakerOrder, say: Say) -> MakerReport:
         ConfigError, StorageError: As it says.
         RemoteError: It ended before it had said anything.
     """
-    lifeline_read_fd, lifeline_fd = os.pipe()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with ours:
+    with Child[MakerReport](_MAKER, MakerReport) as maker:
+        maker.tell(order)
         try:
-            fds = (theirs.fileno(), lifeline_read_fd)
-            process = start_interpreter(_MAKER, fds, pass_fds=fds)
-        finally:
-            theirs.close()
-            os.close(lifeline_read_fd)
-        try:
-            with suppress(BrokenPipeError):
-                ours.sendall(framed(order))
-            # It is not killed: another one would have to begin anew.
-            reports: Iterator[MakerReport] = said_by(
-                process, ours, MakerReport, lambda: say(TokensStopped(process.pid))
-            )
-            for report in reports:
-                match report:
+            while True:
+                # One that stands still is not killed: another one would have to begin anew.
+                match maker.hear(stands_still=lambda: say(TokensStopped(maker.pid))):
                     case MakerTells(event):
                         say(event)
-                    case MakerFailed(message, is_config):
-                        raise (ConfigError if is_config else StorageError)(message)
-                    case _:
+                    case report:
                         return report
-        except BaseException:  # also a Ctrl-C: one that stands still does not hear that it is over
-            process.kill()
-            raise
-        finally:
-            os.close(lifeline_fd)
-            code = process.wait()
-    raise RemoteError(f"the process that makes tokens has ended with {code} before it was done; is the memory enough?")
+        except ChildDied as died:
+            raise RemoteError(
+                f"the process that makes tokens has ended with {died.code} before it was done; is the memory enough?"
+            ) from died

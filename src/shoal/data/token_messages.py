@@ -1,8 +1,8 @@
-"""What a process that makes tokens says to the one that has started it, in `runtime.frames`.
+"""What a process that makes tokens, a child (`runtime.child`), and the one that has started it say to each other.
 
 starter -- MakeTokens | TrainTokenizer --> maker
         <------ MakerTells --------------- , as often as something happens
-        <- TokensMade | TokenizerMade | MakerFailed - , and it ends
+        <- TokensMade | TokenizerMade ---- , and it ends
 """
 
 from __future__ import annotations
@@ -46,12 +46,5 @@ class TokenizerMade(msgspec.Struct, frozen=True, tag=True):
     hash: str
 
 
-class MakerFailed(msgspec.Struct, frozen=True, tag=True):
-    """It cannot do it, and ends; the message is for people."""
-
-    message: str
-    is_config: bool
-
-
 MakerOrder = MakeTokens | TrainTokenizer
-MakerReport = MakerTells | TokensMade | TokenizerMade | MakerFailed
+MakerReport = MakerTells | TokensMade | TokenizerMade

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from shoal.data.fields import Fields
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source, holdout_size
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, holdout_size
 from shoal.errors import ConfigError, StorageError
 from shoal.runtime.linux_calls import LinuxCall, has
 
@@ -60,29 +60,19 @@ class TokenFile:
             os.posix_fadvise(self._fd, start * size_bytes, num_tokens * size_bytes, advice)
 
 
-class TokenWindows(Source):
-    """Windows of `seq_len` tokens (T) that do not overlap; a rest shorter than a window and its label is left out."""
+class TokenWindows(KnownSamples):
+    """Windows of `seq_len` tokens (T) that do not overlap; a rest shorter than a window and its label is left out.
+
+    Inputs are (T,), of the element type of the file, and the labels for each token the one that follows it.
+    """
 
     def __init__(self, file: TokenFile, seq_len: int, start: int, num_tokens: int) -> None:
         """Take so many tokens of a file, from one of them on."""
+        window = ArraySpec(file.dtype.name, (seq_len,))
+        super().__init__(Fields(window, window), max(0, (num_tokens - 1) // seq_len))
         self._file = file
         self._seq_len = seq_len
         self._start = start
-        self._num_samples = max(0, (num_tokens - 1) // seq_len)
-
-    @property
-    def inputs(self) -> ArraySpec:
-        """(T,), of the element type of the file."""
-        return ArraySpec(self._file.dtype.name, (self._seq_len,))
-
-    @property
-    def labels(self) -> ArraySpec:
-        """(T,): for each input token, the one that follows it."""
-        return self.inputs
-
-    @property
-    def num_samples(self) -> int:
-        return self._num_samples
 
     def advise(self, start: int, stop: int, *, is_needed: bool) -> None:
         num_tokens = (stop - start) * self._seq_len + 1

@@ -13,8 +13,8 @@ import numpy as np
 from shoal.config.training import DataConfig
 from shoal.data.audio import normalised
 from shoal.data.fields import Fields
-from shoal.data.source import Array, DataSet, Indices, split
-from shoal.data.speech import TONE_CHARACTERS, ClipSource, write_clip
+from shoal.data.source import Array, DataSet, Indices, KnownSamples, split
+from shoal.data.speech import TONE_CHARACTERS, clip_fields, write_clip
 from shoal.errors import ConfigError
 
 _NUM_CLIPS: Final = 512
@@ -26,17 +26,12 @@ _STEP: Final = 2 ** (1 / 3)
 _SEED: Final = 0x70E5
 
 
-class Tones(ClipSource):
+class Tones(KnownSamples):
     """Clips of tones, made when they are read."""
 
-    @property
-    def num_samples(self) -> int:
-        return _NUM_CLIPS
-
-    @property
-    def in_memory(self) -> bool:
-        """True: see `Source.in_memory`."""
-        return True
+    def __init__(self, data: DataConfig) -> None:
+        super().__init__(clip_fields(data), _NUM_CLIPS, in_memory=True)
+        self._data = data
 
     def transcript(self, index: int) -> str:
         """Return the letters of a clip."""

@@ -6,23 +6,18 @@ closes the socket, and by the lifeline when the data server is gone in the middl
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import socket
 import sys
 from collections.abc import Iterator
 
 import numpy as np
 
-from shoal.data.failures import kind_of
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import PoolWriter
 from shoal.data.preparation import prepare
 from shoal.data.source import DataSet
-from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, Order, Report, WorkerFailed
-from shoal.errors import ConfigError, InvariantViolation, ShoalError
-from shoal.runtime.frames import framed, received
-from shoal.runtime.lifeline import watch_in_thread
+from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, Order, Report
+from shoal.errors import ConfigError, InvariantViolation
+from shoal.runtime.child import Parent
 from shoal.runtime.process_control import set_process_title
 
 
@@ -58,34 +53,32 @@ class Worker:
 
 
 def serve(orders: Iterator[Order], pool_fd: int) -> Iterator[Report]:
-    """Carry out `orders`, and yield the report of each; the first has to open the data set."""
+    """Carry out `orders`, and yield the report of each; the first has to open the data set.
+
+    Raises:
+        ConfigError: the data set cannot be opened.
+        SampleError: a sample cannot be prepared.
+    """
     first = next(orders, None)
     if first is None:
         return
     if not isinstance(first, OpenDataSet):
         raise InvariantViolation(f"the first order to a data worker is {type(first).__name__}, not OpenDataSet")
-    try:
-        worker = Worker(first, pool_fd)
-        yield DataSetOpened(worker.dataset.train.num_samples, worker.dataset.holdout.num_samples)
-        for order in orders:
-            if not isinstance(order, Fill):
-                raise InvariantViolation(f"a data worker cannot do {type(order).__name__} twice")
-            yield worker.fill(order)
-    except ShoalError as error:
-        yield WorkerFailed(str(error), kind_of(error))
+    worker = Worker(first, pool_fd)
+    yield DataSetOpened(worker.dataset.train.num_samples, worker.dataset.holdout.num_samples)
+    for order in orders:
+        if not isinstance(order, Fill):
+            raise InvariantViolation(f"a data worker cannot do {type(order).__name__} twice")
+        yield worker.fill(order)
 
 
 def main() -> None:
-    """Work until the data server is through. The arguments: descriptors of socket, pool and lifeline; the number."""
-    control_fd, pool_fd, lifeline_fd, index = (int(argument) for argument in sys.argv[1:])
-    # The data server decides when a worker ends, also where a terminal's Ctrl-C or a signal to the run reaches both.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Work until the data server is through. The arguments: those of a child; the pool's descriptor, and the number."""
+    pool_fd, index = (int(argument) for argument in sys.argv[3:])
     set_process_title("data_worker", index)
-    watch_in_thread(lifeline_fd, "")
-    with socket.socket(fileno=control_fd) as control, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        for report in serve(received(control, Order), pool_fd):
-            control.sendall(framed(report))
+    with Parent[Order](Order) as data_server:
+        for report in serve(data_server.orders, pool_fd):
+            data_server.say(report)
 
 
 if __name__ == "__main__":

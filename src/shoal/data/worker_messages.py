@@ -1,9 +1,9 @@
-"""What the data server and a data worker say to each other on their Unix socket, in `runtime.frames`.
+"""What the data server and a data worker, its child (`runtime.child`), say to each other.
 
     data server -- OpenDataSet --> worker
                 <- DataSetOpened -
                 ------ Fill ----->
-                <---- Filled ----- , and so on; or WorkerFailed, then the end
+                <---- Filled ----- , and so on
 
 A worker has at most one job at a time. Bytes of batches never travel: both have the pool.
 """
@@ -16,7 +16,6 @@ from typing import cast
 
 import msgspec
 
-from shoal.data.failures import FailureKind
 from shoal.data.preparation import Content
 from shoal.data.skipped_samples import UnreadableSample
 from shoal.data.source import DataSet
@@ -85,16 +84,5 @@ class Filled(msgspec.Struct, frozen=True, tag=True):
     skipped: tuple[UnreadableSample, ...] = ()
 
 
-class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
-    """The worker cannot do what was ordered, and ends; the message is for people.
-
-    Attributes:
-        kind: "config": the data set cannot be opened; else a sample cannot be prepared, or the disk gives nothing.
-    """
-
-    message: str
-    kind: FailureKind
-
-
 Order = OpenDataSet | Fill
-Report = DataSetOpened | Filled | WorkerFailed
+Report = DataSetOpened | Filled

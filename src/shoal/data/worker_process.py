@@ -1,27 +1,24 @@
 """The data server's side of one data worker: starts its process, hands it jobs, hears its reports, ends it.
 
-A clean interpreter and not a fork, because the data server has threads. What is handed over: one end of a socket, the
-pool, and the read end of a lifeline whose write end only the data server holds, so that the worker cannot outlive it.
+It is a child (`runtime.child`) that has the pool as well. Its socket is the event loop's: an order may be larger than
+what the socket takes at once, and whoever hands out jobs does not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from typing import cast
 
 import anyio
 
-from shoal.data.failures import FailureKind
 from shoal.data.preparation import Job
 from shoal.data.skipped_samples import UnreadableSample
 from shoal.data.source import Indices
-from shoal.data.stopped_processes import Stillness
-from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, Report, WorkerFailed
-from shoal.runtime.clean_interpreter import start_interpreter
-from shoal.runtime.frames import FrameReader, framed
-from shoal.runtime.process_end import process_ended
+from shoal.data.worker_messages import DataSetOpened, Fill, Filled, OpenDataSet, Report
+from shoal.errors import ShoalError
+from shoal.runtime.child import Child, ChildFailed, Stillness
+from shoal.runtime.frames import framed
 from shoal.runtime.role_spec import ExitStatus
 
 
@@ -38,21 +35,18 @@ class WorkerProcess(asyncio.Protocol):
         ended: set when the process is gone or has given up.
     """
 
-    def __init__(
-        self, index: int, pool_fd: int, lifeline_fd: int, changed: Callable[[WorkerProcess, Job | None], None]
-    ) -> None:
+    def __init__(self, index: int, pool_fd: int, changed: Callable[[WorkerProcess, Job | None], None]) -> None:
         """Start the process, which takes about a millisecond; `open` connects it.
 
         Args:
             index: the worker's number, for the title of its process.
-            lifeline_fd: read end of the lifeline.
             changed: is told that this worker has done a job, or (None) has opened the data set.
 
         Raises:
             OSError: the system refuses another process.
         """
         self.opened: DataSetOpened | None = None
-        self.failed: WorkerFailed | None = None
+        self.failed: ShoalError | None = None
         self.skipped: tuple[UnreadableSample, ...] = ()
         self.job: Job | None = None
         self.job_since_s = 0.0
@@ -60,18 +54,9 @@ class WorkerProcess(asyncio.Protocol):
         self.ended = anyio.Event()
         self.index = index
         self._changed = changed
-        self._frames: FrameReader[Report] = FrameReader(Report)
         self._transport: asyncio.Transport | None = None
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        fds = (theirs.fileno(), pool_fd, lifeline_fd)
-        try:
-            self._process = start_interpreter("shoal.data.worker", [*fds, index], pass_fds=fds)
-        except OSError:
-            self._control.close()
-            raise
-        finally:
-            theirs.close()
-        self.pid = self._process.pid
+        self._child = Child[Report]("shoal.data.worker", Report, (pool_fd, index), pass_fds=(pool_fd,))
+        self.pid = self._child.pid
         self._stillness = Stillness(self.pid)
 
     @property
@@ -91,8 +76,8 @@ class WorkerProcess(asyncio.Protocol):
 
     async def open(self, order: OpenDataSet) -> None:
         """Have it open the data set; `opened` or `failed` follows."""
-        self._control.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._control)
+        self._child.control.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._child.control)
         self._send(framed(order))
 
     def fill(self, job: Job, indices: Indices, now_s: float) -> None:
@@ -109,31 +94,28 @@ class WorkerProcess(asyncio.Protocol):
     def kill_stopped(self) -> None:
         """Kill it because it stands still; `ended` follows."""
         self.was_stopped = True
-        self._process.kill()
+        self._child.kill()
 
-    def give_up(self, why: str, kind: FailureKind) -> None:
+    def give_up(self, why: ShoalError) -> None:
         """End it because of what it has reported."""
-        self.failed = WorkerFailed(why, kind)
+        self.failed = why
         self.ended.set()
 
     async def aclose(self) -> ExitStatus:
         """Kill and reap it; afterwards it writes to no place any more."""
-        self._process.kill()
+        self._child.kill()
         with anyio.CancelScope(shield=True):
-            # `kill` reaps one that has ended before.
-            if self._process.returncode is None:
-                await process_ended(self.pid)
+            await self._child.ended()
             if self._transport is not None:
                 self._transport.abort()
                 await self.ended.wait()
-        self._control.close()
-        return ExitStatus(self._process.wait())
+        return self._child.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        for report in self._frames.feed(data):
+        for report in self._child.complete(data):
             match report:
                 case DataSetOpened() as opened:
                     self.opened = opened
@@ -142,9 +124,8 @@ class WorkerProcess(asyncio.Protocol):
                     done, self.job = self.job, None
                     self.skipped = skipped
                     self._changed(self, done)
-                case WorkerFailed() as failed:
-                    self.failed = failed
-                    self.ended.set()
+                case ChildFailed() as failed:
+                    self.give_up(failed.error())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set()

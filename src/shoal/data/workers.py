@@ -13,7 +13,6 @@ once the process is gone. Which worker does a job has no influence on its bytes.
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 
@@ -21,18 +20,17 @@ import anyio
 import anyio.to_thread
 
 from shoal.clock import Clock, SystemClock
-from shoal.data.failures import FAILURES
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
 from shoal.data.preparation import SLOW_S, Job, indices_of
 from shoal.data.shuffle import PassOrder
 from shoal.data.source import DataSet
-from shoal.data.stopped_processes import LOOK_S
 from shoal.data.worker_messages import DataSetOpened, OpenDataSet, Opening
 from shoal.data.worker_process import WorkerProcess
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import emit
 from shoal.events.data import DataProcessStopped, DataWorkerDied, DataWorkerSlow
+from shoal.runtime.child import LOOK_S
 from shoal.runtime.waking import Mailbox, Signal
 
 logger = logging.getLogger(__name__)
@@ -105,16 +103,11 @@ class DataWorkers:
             SampleError: a sample cannot be prepared, or workers die of it.
             ConfigError: the workers cannot open the data set.
         """
-        lifeline_read_fd, lifeline_fd = os.pipe()
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._draw)
-                group.start_soon(self._watch)
-                for index in range(self.num_jobs):
-                    group.start_soon(self._keep, index, lifeline_read_fd)
-        finally:
-            os.close(lifeline_read_fd)
-            os.close(lifeline_fd)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._draw)
+            group.start_soon(self._watch)
+            for index in range(self.num_jobs):
+                group.start_soon(self._keep, index)
 
     async def _draw(self) -> None:
         """Draw the orders of passes in a thread, and let the jobs that need them go on."""
@@ -123,10 +116,10 @@ class DataWorkers:
             self._waiting.append(job)
             self._hand_out()
 
-    async def _keep(self, index: int, lifeline_read_fd: int) -> None:
+    async def _keep(self, index: int) -> None:
         """Keep one worker running."""
         while True:
-            worker = WorkerProcess(index, self._pool.fd, lifeline_read_fd, self._changed)
+            worker = WorkerProcess(index, self._pool.fd, self._changed)
             self._workers.append(worker)
             self._work_begun.notify()
             try:
@@ -167,7 +160,7 @@ class DataWorkers:
     def _check(self, worker: WorkerProcess, status: str) -> None:
         """Count the death of a worker, and raise if another one would only die of the same."""
         if worker.failed is not None:
-            raise FAILURES[worker.failed.kind](worker.failed.message)
+            raise worker.failed
         if worker.was_stopped:
             # Of what somebody did to it, and not of its batch.
             return
@@ -197,9 +190,10 @@ class DataWorkers:
             self._on_filled(job)
         elif worker.opened != self._opened:
             worker.give_up(
-                f"data.dataset_name = {self._dataset_name} has {worker.opened} in a data worker and {self._opened} in "
-                "its data server: it must not change during a run",
-                "config",
+                ConfigError(
+                    f"data.dataset_name = {self._dataset_name} has {worker.opened} in a data worker and "
+                    f"{self._opened} in its data server: it must not change during a run"
+                )
             )
         else:
             self._deaths_opening = 0
@@ -212,7 +206,7 @@ class DataWorkers:
         try:
             self._skipped.add_all(worker.skipped)
         except SampleError as error:
-            worker.give_up(str(error), "sample")
+            worker.give_up(error)
 
     def _hand_out(self) -> None:
         """Give waiting jobs to workers that have none."""

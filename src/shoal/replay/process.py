@@ -1,4 +1,4 @@
-"""One of several processes of a replay: `python -m shoal.replay.process CONTROL_FD LIFELINE_FD`.
+"""One of several processes of a replay: `python -m shoal.replay.process`, a child (`runtime.child`).
 
 It reads the run's files itself, goes through all actions and carries out what is its own. It says what it finds, and
 judges nothing.
@@ -7,44 +7,30 @@ judges nothing.
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from shoal.errors import ConnectionLost, Contradiction, ShoalError
+from shoal.errors import ConnectionLost, Contradiction
 from shoal.replay.engine import Engine
 from shoal.replay.links import Crew, ProcessLink
 from shoal.replay.order import Average, Compute
 from shoal.replay.own_code import require_named
 from shoal.replay.plan import plan_of
-from shoal.replay.processes import Found, Reached, ReplayFailed, ReplayStart, Report, StepDone
+from shoal.replay.processes import Found, Reached, ReplayStart, Report, StepDone
 from shoal.replay.run_files import read_run
 from shoal.replay.samples import Samples
-from shoal.runtime.frames import framed, received
-from shoal.runtime.lifeline import watch_in_thread
+from shoal.runtime.child import Parent
 from shoal.runtime.process_control import set_process_title
 
 
 def main() -> None:
-    """Compute until nothing is left. The arguments: descriptors of the socket to the replay, and of the lifeline."""
-    control_fd, lifeline_fd = (int(argument) for argument in sys.argv[1:])
-    watch_in_thread(lifeline_fd, "")
-    with socket.socket(fileno=control_fd) as control:
-        start = next(received(control, ReplayStart))
+    """Compute until nothing is left."""
+    # Who has lost the link to another process is not the one that failed.
+    with Parent(ReplayStart) as replay, suppress(ConnectionLost):
+        start = next(replay.orders)
         set_process_title("replay", start.process)
-
-        def say(report: Report) -> None:
-            control.sendall(framed(report))
-
-        # Nobody listens where the replay has found enough; and who has lost a link is not the one that failed.
-        with suppress(BrokenPipeError, ConnectionResetError, ConnectionLost):
-            try:
-                _compute(start, say)
-            except ConnectionLost:
-                raise
-            except ShoalError as error:
-                say(ReplayFailed(str(error)))
+        _compute(start, replay.say)
 
 
 def _compute(start: ReplayStart, say: Callable[[Report], None]) -> None:

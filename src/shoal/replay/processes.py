@@ -1,41 +1,33 @@
 """The processes of a replay: started, listened to, ended; and what they say. For the replay they are one engine.
 
-Each is a clean interpreter with one socket to this process (`runtime.frames`) and one to every other one. None of them
-outlives this process: its lifeline is cut then.
+Each is a child of this process (`runtime.child`), and has a socket to every other one.
 
     replay                    process
       ReplayStart ------------->
       <---------- Found, StepDone    in the order of the actions
       <------------------ Reached    for each record, and once more when there is no further action
-      end of the stream ------->     ends at once, as by the lifeline
 """
 
 from __future__ import annotations
 
-import os
 import selectors
-import signal
 import socket
-import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from shoal.errors import InvariantViolation, RemoteError
+from shoal.errors import InvariantViolation, RemoteError, ShoalError
 from shoal.replay.order import Action, Average
 from shoal.replay.own_code import NOTHING_NAMED, NamedCode
 from shoal.replay.verdict import Difference
-from shoal.runtime.clean_interpreter import start_interpreter
-from shoal.runtime.frames import FrameReader, framed
-
-_READ_BYTES = 1 << 16
+from shoal.runtime.child import Child, ChildFailed
+from shoal.runtime.role_spec import ExitStatus
 
 
 class ReplayStart(msgspec.Struct, frozen=True):
@@ -74,23 +66,15 @@ class Reached(msgspec.Struct, frozen=True, tag=True):
     round: int | None
 
 
-class ReplayFailed(msgspec.Struct, frozen=True, tag=True):
-    """It cannot go on."""
-
-    reason: str
-
-
-Report = StepDone | Found | Reached | ReplayFailed
+Report = StepDone | Found | Reached
 
 
 @dataclass(slots=True)
 class _Process:
-    """One of them, our end of its socket, and what it has said that nobody has looked at."""
+    """One of them, and what it has said that nobody has looked at."""
 
-    popen: subprocess.Popen[bytes]
-    control: socket.socket
-    frames: FrameReader[Report] = field(default_factory=lambda: FrameReader[Report](Report))
-    reports: deque[Report] = field(default_factory=deque[Report])
+    child: Child[Report]
+    reports: deque[Report | ChildFailed] = field(default_factory=deque[Report | ChildFailed])
     is_ended: bool = False
 
 
@@ -111,7 +95,6 @@ class Processes:
         self._homes = list(homes)
         self._on_step = on_step
         self._processes: list[_Process] = []
-        self._lifeline_fd = -1
 
     def __enter__(self) -> Self:
         """Start them all; they begin at once."""
@@ -122,9 +105,7 @@ class Processes:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End them all."""
         self._end()
 
@@ -132,7 +113,8 @@ class Processes:
         """Wait for the end of a round where an action is one; yields what is not as the logs say.
 
         Raises:
-            RemoteError: A process has failed.
+            RemoteError: A process has ended early.
+            ShoalError: As a process has failed.
         """
         return self._until(action.record.round) if isinstance(action, Average) else iter(())
 
@@ -140,7 +122,8 @@ class Processes:
         """Wait for what can be computed after the last round that has ended.
 
         Raises:
-            RemoteError: A process has failed.
+            RemoteError: A process has ended early.
+            ShoalError: As a process has failed.
         """
         return self._until(None)
 
@@ -151,15 +134,15 @@ class Processes:
                 match report:
                     case Found():
                         found.append(report)
-                    case ReplayFailed(reason):
-                        raise RemoteError(reason)
+                    case ChildFailed() as failed:
+                        raise failed.error()
                     case _:
                         raise InvariantViolation(f"process that has to come to {round} says {report}")
         # As one process would have found them. Those of one action are of one process, but for an average's stages.
         found.sort(key=lambda each: (each.action, each.difference.stage or 0))
         return (each.difference for each in found)
 
-    def _next(self, process: _Process) -> Report:
+    def _next(self, process: _Process) -> Report | ChildFailed:
         """What a process says next; what others say meanwhile is kept, and steps are told."""
         while not process.reports:
             if process.is_ended:
@@ -172,29 +155,27 @@ class Processes:
         with selectors.DefaultSelector() as waiting:
             for process in self._processes:
                 if not process.is_ended:
-                    waiting.register(process.control, selectors.EVENT_READ, process)
+                    waiting.register(process.child.control, selectors.EVENT_READ, process)
             for key, _ in waiting.select():
                 process: _Process = key.data
-                try:
-                    data = process.control.recv(_READ_BYTES)
-                except ConnectionResetError:
-                    data = b""
-                process.is_ended = not data
-                for report in process.frames.feed(data):
+                said = process.child.read()
+                process.is_ended = said is None
+                for report in said or ():
                     if isinstance(report, StepDone):
                         self._on_step(report.round)
                     else:
                         process.reports.append(report)
 
-    def _failure(self) -> RemoteError:
+    def _failure(self) -> ShoalError:
         """Why a process has ended early. One that has only lost another one ends without a word, and with code 0."""
         while True:
             for number, process in enumerate(self._processes):
                 for report in process.reports:
-                    if isinstance(report, ReplayFailed):
-                        return RemoteError(report.reason)
-                if process.is_ended and (code := process.popen.wait()):
-                    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has failed, exit code {code}"
+                    if isinstance(report, ChildFailed):
+                        return report.error()
+                if process.is_ended and (code := process.child.death().code):
+                    status = ExitStatus(code)
+                    how = f"was {status}" if code < 0 else f"has failed, {status}"
                     return RemoteError(f"process {number} of the replay {how}; --processes 1 needs the least memory")
             if all(process.is_ended for process in self._processes):
                 return RemoteError("the processes of the replay have ended early")
@@ -202,35 +183,16 @@ class Processes:
 
     def _start(self, number: int) -> None:
         ends: list[dict[int, socket.socket]] = [{} for _ in range(number)]
-        read_fd, self._lifeline_fd = os.pipe()
-        try:
+        with ExitStack() as handed_over:
             for one, other in combinations(range(number), 2):
-                ends[one][other], ends[other][one] = socket.socketpair()
+                ends[one][other], ends[other][one] = map(handed_over.enter_context, socket.socketpair())
             for process, links in enumerate(ends):
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    fds = {other: end.fileno() for other, end in links.items()}
-                    popen = start_interpreter(
-                        "shoal.replay.process",
-                        (theirs.fileno(), read_fd),
-                        pass_fds=(theirs.fileno(), read_fd, *fds.values()),
-                        new_session=True,
-                    )
-                self._processes.append(_Process(popen, ours))
-                # If the process has ended, its missing answer says so.
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    ours.sendall(framed(ReplayStart(str(self._directory), process, self._homes, fds, self._named)))
-        finally:
-            os.close(read_fd)
-            for end in (end for links in ends for end in links.values()):
-                end.close()
+                fds = {other: end.fileno() for other, end in links.items()}
+                child = Child[Report]("shoal.replay.process", Report, pass_fds=tuple(fds.values()), new_session=True)
+                self._processes.append(_Process(child))
+                child.tell(ReplayStart(str(self._directory), process, self._homes, fds, self._named))
 
     def _end(self) -> None:
         processes, self._processes = self._processes, []
         for process in processes:
-            process.control.close()
-            process.popen.kill()
-            process.popen.wait()
-        if self._lifeline_fd >= 0:
-            os.close(self._lifeline_fd)
-            self._lifeline_fd = -1
+            process.child.close()

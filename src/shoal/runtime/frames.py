@@ -1,8 +1,8 @@
 """Messages between a process and one that it has started, on a Unix socket.
 
 A frame is the length of its body in 4 bytes, little-endian, and the body, a struct in msgpack. Each pair of programs
-has its own kinds of messages: `runtime.fork_messages`, `data.worker_messages`, `replay.process_messages`,
-`bench.peer_messages`.
+has its own kinds of messages: the fork server and its starter (`runtime.fork_messages`), children and their parents
+(`runtime.child`).
 """
 
 from __future__ import annotations

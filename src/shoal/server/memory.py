@@ -16,12 +16,10 @@ Exact are parameters, optimizer and outer state. Activations follow from what fl
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +36,8 @@ from shoal.optim.flat import state_buffers, trained_parameters
 from shoal.optim.inner import build_inner_optimizer
 from shoal.optim.parts import AveragedParts, ReplicaParts
 from shoal.quant.targets import module_path, plan_of, target_of
+from shoal.runtime.child import Parent
+from shoal.server.stage_question import StagesAsked, StagesNeed
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.microbatch_cut import within
 
@@ -282,6 +282,6 @@ def snapshot_room(memory: ServerMemory, needed_bytes: int) -> int:
 
 
 if __name__ == "__main__":
-    # For a launcher, which loads no torch: the configuration comes on one descriptor, what it needs goes to another.
-    with open(int(sys.argv[1]), "rb") as asked, open(int(sys.argv[2]), "wb") as answer:
-        answer.write(msgspec.json.encode(stage_needs(config_from_json(asked.read()))))
+    with Parent(StagesAsked) as launcher:
+        for asked in launcher.orders:
+            launcher.say(StagesNeed(stage_needs(config_from_json(asked.config_json))))

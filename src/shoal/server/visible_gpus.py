@@ -1,6 +1,6 @@
 """Which GPUs torch can use on this host. A process of its own is asked, so that the launcher loads no torch.
 
-    visible_gpus() -> python -m shoal.server.visible_gpus FD -> torch.cuda -> VisibleGpus as JSON on FD
+    visible_gpus() -> python -m shoal.server.visible_gpus -> torch.cuda -> VisibleGpus
 
 The answer is what the servers of this host will find: with CUDA_VISIBLE_DEVICES, with GPUs of AMD, and with a torch
 that has no code for the GPUs that are there.
@@ -9,17 +9,14 @@ that has no code for the GPUs that are there.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
 import warnings
 from functools import cache
 from importlib.metadata import version
-from typing import IO
 
 import msgspec
 
-from shoal.runtime.clean_interpreter import start_interpreter
+from shoal.errors import ChildDied, DeadlineExceeded
+from shoal.runtime.child import Parent, ask
 
 _PATIENCE_S = 120.0
 """Longer than torch takes to load on a busy machine. A damaged driver may never answer."""
@@ -27,7 +24,11 @@ _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 _MAX_REASON = 300
 
 
-class VisibleGpus(msgspec.Struct, frozen=True):
+class GpusAsked(msgspec.Struct, frozen=True):
+    """The question."""
+
+
+class VisibleGpus(msgspec.Struct, frozen=True, tag=True):
     """What torch can use.
 
     Attributes:
@@ -68,37 +69,19 @@ def visible_gpus() -> VisibleGpus:
 
 
 def answer_of(module: str, patience_s: float) -> VisibleGpus:
-    """Run `module` with a descriptor to answer on. A process that gives no answer has no GPUs, and the reason is said.
+    """Have the process `module` answer. One that gives no answer has no GPUs, and the reason is said.
 
     Raises:
         OSError: the system refuses another process.
     """
-    read_fd, write_fd = os.pipe()
-    with open(read_fd, "rb") as answer, tempfile.TemporaryFile() as output:
-        try:
-            process = start_interpreter(module, [write_fd], pass_fds=(write_fd,), output=output)
-        finally:
-            os.close(write_fd)
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            return _without_gpus(f"it did not say within {patience_s:g} s which GPUs there are")
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode != 0:
-            return _without_gpus(_last_line(output) or f"it ended with exit code {process.returncode}")
-        return msgspec.json.decode(answer.read(), type=VisibleGpus)
-
-
-def _without_gpus(reason: str) -> VisibleGpus:
+    try:
+        return ask(module, GpusAsked(), VisibleGpus, within_s=patience_s)
+    except DeadlineExceeded:
+        reason = f"it did not say within {patience_s:g} s which GPUs there are"
+    except ChildDied as died:
+        said = [line.strip()[:_MAX_REASON] for line in died.lines if line.strip()]
+        reason = said[-1] if said else f"it ended with exit code {died.code}"
     return VisibleGpus(version("torch"), reason=reason)
-
-
-def _last_line(output: IO[bytes]) -> str:
-    output.seek(0)
-    lines = output.read().decode(errors="replace").split("\n")
-    return next((line.strip()[:_MAX_REASON] for line in reversed(lines) if line.strip()), "")
 
 
 def _look() -> VisibleGpus:
@@ -129,5 +112,6 @@ def _first_line(error: BaseException | str) -> str:
 
 
 if __name__ == "__main__":
-    with open(int(sys.argv[1]), "wb") as answer_file:
-        answer_file.write(msgspec.json.encode(_look()))
+    with Parent(GpusAsked) as launcher:
+        for _ in launcher.orders:
+            launcher.say(_look())

@@ -19,7 +19,7 @@ from shoal.clock import SystemClock
 from shoal.data.feed import Feed
 from shoal.data.fields import Fields
 from shoal.data.server import DataService
-from shoal.data.source import Array, ArraySpec, DataSet, Indices, Source
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples
 from shoal.errors import RemoteError
 from shoal.ids import PeerId, RunId, StepKey
 from shoal.swarm.lease import MAX_PLANNED_BATCHES
@@ -38,27 +38,13 @@ _RUN = RunId("benchmark")
 _ROUND = 1
 
 
-class InMemorySource(Source):
+class InMemorySource(KnownSamples):
     """Samples that lie in two arrays; a batch is gathered straight into its place."""
 
     def __init__(self, samples: NDArray[np.float32], classes: NDArray[np.int64]) -> None:
+        fields = Fields(ArraySpec("float32", samples.shape[1:]), ArraySpec("int64", ()))
+        super().__init__(fields, len(classes), in_memory=True)
         self._samples, self._classes = samples, classes
-
-    @property
-    def inputs(self) -> ArraySpec:
-        return ArraySpec("float32", self._samples.shape[1:])
-
-    @property
-    def labels(self) -> ArraySpec:
-        return ArraySpec("int64", ())
-
-    @property
-    def num_samples(self) -> int:
-        return len(self._classes)
-
-    @property
-    def in_memory(self) -> bool:
-        return True
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         # With mode "raise", the default, numpy gathers into a buffer of its own first.

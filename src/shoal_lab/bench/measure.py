@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
+
+import numpy as np
 
 from shoal_lab.bench.case import Case
 
@@ -71,6 +74,46 @@ def measure(case: Case, repeat: int, progress: Progress) -> Measurement:
         reference=tuple(values[1]) if len(values) > 1 else (),
         larger_is_better=case.larger_is_better,
     )
+
+
+class Turns:
+    """Turns that serve several cases: the n-th repetition of each case reads the n-th turn.
+
+    Args:
+        take: takes a turn; returns its figures by name.
+        warms_up: a turn is measured from the first one on: the repetition that is not measured reads that one too.
+
+    Attributes:
+        taken: the figures of all turns so far.
+    """
+
+    def __init__(self, take: Callable[[], Mapping[str, float]], *, warms_up: bool = True) -> None:
+        self.taken: list[Mapping[str, float]] = []
+        self._take = take
+        self._begin = () if warms_up else (0,)
+
+    def reader(self, key: str) -> Callable[[], float]:
+        """Return the side of a case that reads one figure of each turn."""
+        numbers = chain(self._begin, count())
+
+        def read() -> float:
+            number = next(numbers)
+            while len(self.taken) <= number:
+                self.taken.append(self._take())
+            return self.taken[number][key]
+
+        return read
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least this share of the values does not exceed.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("nothing was measured")
+    return float(np.quantile(values, share, method="inverted_cdf"))
 
 
 def seconds_per_call(call: Callable[[], object], stopwatch: Callable[[], float], at_least_s: float) -> float:

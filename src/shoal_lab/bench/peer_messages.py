@@ -1,4 +1,4 @@
-"""What a benchmark and its peer processes say to each other, over a Unix socket each, in `runtime.frames`.
+"""What a benchmark and its peer processes, its children (`runtime.child`), say to each other.
 
     benchmark                 peer
       Start ------------------->

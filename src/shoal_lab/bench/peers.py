@@ -6,47 +6,26 @@ with their own children. They have sessions of their own, so that a Ctrl-C reach
 
 from __future__ import annotations
 
-import os
 import secrets
 import selectors
-import signal
-import socket
-import subprocess
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from shoal.clock import Deadline, SystemClock
-from shoal.errors import DeadlineExceeded, RemoteError, ShoalError
-from shoal.runtime.clean_interpreter import allocator_settings, start_interpreter
-from shoal.runtime.frames import FrameReader, framed
+from shoal.errors import DeadlineExceeded, RemoteError
+from shoal.runtime.child import Child
+from shoal.runtime.clean_interpreter import allocator_settings
 from shoal.runtime.process_control import end_tagged
+from shoal.runtime.role_spec import ExitStatus
 from shoal_lab.bench.peer_messages import Call, Go, Reply, Request, Result, Start
 
 _GRACE_S = 5.0
 """Time for a peer to leave its context and end."""
-_SHOWN_LINES = 40
+_PROGRAM = "shoal_lab.bench.peer_process"
 # Not `SHOAL_*`: those are keys of the configuration.
 _TAG_NAME = "_SHOAL_PEERS_TAG"
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-
-
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    """One process, this end of its socket, and the file with what it has printed."""
-
-    index: int
-    process: subprocess.Popen[bytes]
-    socket: socket.socket
-    output: IO[bytes]
-
-    def send(self, message: Request) -> None:
-        # If the peer has ended, its missing answer says so.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.socket.sendall(framed(message))
 
 
 class PeerProcesses:
@@ -68,13 +47,12 @@ class PeerProcesses:
         self._timeout_s = timeout_s
         self._clock = SystemClock()
         self._tag = f"{_TAG_NAME}={secrets.token_hex(8)}"
-        self._peers: list[_Peer] = []
-        self._lifeline_fd = -1
+        self._peers: list[Child[Reply]] = []
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The processes, by index."""
-        return tuple(peer.process.pid for peer in self._peers)
+        return tuple(peer.pid for peer in self._peers)
 
     def __enter__(self) -> Self:
         """Start all processes and enter their function.
@@ -85,8 +63,8 @@ class PeerProcesses:
         """
         try:
             self._spawn()
-            for peer in self._peers:
-                peer.send(Start(self._target, peer.index, self._num_peers, self._arguments))
+            for index, peer in enumerate(self._peers):
+                peer.tell(Start(self._target, index, self._num_peers, self._arguments))
             self._gather("its start", Deadline.after(self._clock, self._timeout_s))
         except BaseException:  # a Ctrl-C too: no peer may be left
             self._end(0.0)
@@ -124,89 +102,54 @@ class PeerProcesses:
             raise
 
     def _spawn(self) -> None:
-        read_fd, self._lifeline_fd = os.pipe()
-        try:
-            for index in range(self._num_peers):
-                ours, theirs = socket.socketpair()
-                output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the peer
-                with theirs:
-                    fds = (theirs.fileno(), read_fd)
-                    process = start_interpreter(
-                        "shoal_lab.bench.peer_process",
-                        fds,
-                        pass_fds=fds,
-                        # The plain loops among the peers allocate as the roles do that they are compared with.
-                        environment={**_ONE_THREAD, **allocator_settings(), _TAG_NAME: self._tag.partition("=")[2]},
-                        output=output,
-                        new_session=True,
-                    )
-                self._peers.append(_Peer(index, process, ours, output))
-        finally:
-            os.close(read_fd)
+        # The plain loops among the peers allocate as the roles do that they are compared with.
+        environment = {**_ONE_THREAD, **allocator_settings(), _TAG_NAME: self._tag.partition("=")[2]}
+        for _ in range(self._num_peers):
+            peer = Child[Reply](_PROGRAM, Reply, environment=environment, keeps_output=True, new_session=True)
+            self._peers.append(peer)
 
     def _send_all(self, message: Request) -> None:
         for peer in self._peers:
-            peer.send(message)
+            peer.tell(message)
 
     def _gather(self, what: str, deadline: Deadline) -> list[Any]:
         """Return one answer of each peer: None for `Ready`, the value of a `Result`."""
         answers: list[Any] = [None] * self._num_peers
         with selectors.DefaultSelector() as waiting:
-            for peer in self._peers:
-                waiting.register(peer.socket, selectors.EVENT_READ, (peer, FrameReader[Reply](Reply)))
-            while missing := [key.data[0].index for key in waiting.get_map().values()]:
+            for index, peer in enumerate(self._peers):
+                waiting.register(peer.control, selectors.EVENT_READ, index)
+            while missing := [key.data for key in waiting.get_map().values()]:
                 readable = waiting.select(deadline.remaining_s())
                 if not readable:
                     names = ", ".join(map(str, sorted(missing)))
                     raise DeadlineExceeded(f"{what}: peer {names} of {self._target} has not answered in time")
                 for key, _ in readable:
-                    peer, frames = key.data
-                    data = _read(peer)
-                    if not data:
-                        raise self._failure(peer, what)
-                    for reply in frames.feed(data):
-                        answers[peer.index] = reply.value if isinstance(reply, Result) else None
-                        waiting.unregister(peer.socket)
+                    index: int = key.data
+                    replies = self._peers[index].read()
+                    if replies is None:
+                        raise self._failure(index, what)
+                    for reply in replies:
+                        answers[index] = reply.value if isinstance(reply, Result) else None
+                        waiting.unregister(key.fileobj)
         return answers
 
-    def _failure(self, peer: _Peer, what: str) -> ShoalError:
-        """Return the error for a peer whose socket is closed."""
-        with suppress(subprocess.TimeoutExpired):
-            peer.process.wait(_GRACE_S)
-        code = peer.process.returncode
-        how = "hangs at its end" if code is None else f"was killed by {_signal(-code)}" if code < 0 else "has failed"
-        peer.output.seek(0)
-        lines = peer.output.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
-        return RemoteError("\n".join([f"peer {peer.index} of {self._target} {how} in {what}", *lines]))
+    def _failure(self, index: int, what: str) -> RemoteError:
+        """Return the error for a peer that says nothing more."""
+        died = self._peers[index].death()
+        how = "has failed"
+        if died.code is None:
+            how = "hangs at its end"
+        elif died.code < 0:
+            how = f"was {ExitStatus(died.code)}"
+        return RemoteError("\n".join([f"peer {index} of {self._target} {how} in {what}", *died.lines]))
 
     def _end(self, grace_s: float) -> None:
         """End all peers: after `grace_s` seconds those that have not left by themselves, and what any have started."""
         peers, self._peers = self._peers, []
         for peer in peers:
-            peer.socket.close()
+            peer.control.close()
         deadline = Deadline.after(self._clock, grace_s)
         for peer in peers:
-            with suppress(subprocess.TimeoutExpired):
-                peer.process.wait(deadline.remaining_s())
-        for peer in peers:
-            peer.process.kill()
-            peer.process.wait()
-            peer.output.close()
-        if self._lifeline_fd >= 0:
-            # Also one that was started in the moment of a Ctrl-C, and is in no list.
-            end_tagged(self._tag)
-            os.close(self._lifeline_fd)
-            self._lifeline_fd = -1
-
-
-def _read(peer: _Peer) -> bytes:
-    """Read what is there; nothing at the end of the stream."""
-    with suppress(ConnectionResetError):
-        return peer.socket.recv(1 << 16)
-    return b""
-
-
-def _signal(number: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
+            peer.close(deadline.remaining_s())
+        # Also one that was started in the moment of a Ctrl-C, and is in no list.
+        end_tagged(self._tag)

@@ -8,9 +8,8 @@ loops have trained before the first one.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain, count
 from typing import Any
 
 from shoal.errors import MachineBusy
@@ -18,6 +17,7 @@ from shoal.pipeline.schedule import bubble_of
 from shoal.runtime.hardware import num_usable_cores
 from shoal.swarm.step_operations import Schedule
 from shoal_lab.bench.case import BenchmarkOptions, Case
+from shoal_lab.bench.measure import Turns
 from shoal_lab.bench.peers import PeerProcesses
 from shoal_lab.bench.pipeline_models import WORKLOADS, Workload, schedule_of
 
@@ -51,7 +51,7 @@ class _Model:
         self._workload = workload
         self._cores = num_usable_cores()
         self._ignore_busy = options.ignore_busy
-        self._turns: list[Figures] = []
+        self._turns = Turns(self._turn, warms_up=False)
         chosen = [(stages, [case for case in self._cases(stages) if options.chooses(case.name)]) for stages in _STAGES]
         self._stages = [stages for stages, cases in chosen if cases]
         self.cases = [case for _, cases in chosen for case in cases]
@@ -64,9 +64,10 @@ class _Model:
         Raises:
             MachineBusy: two threads were not much faster than one.
         """
-        if self._ignore_busy or not self._turns:
+        turns = self._turns.taken
+        if self._ignore_busy or not turns:
             return
-        one, two = (statistics.median(turn[f"plain {threads}"] for turn in self._turns) for threads in _THREADS)
+        one, two = (statistics.median(turn[f"plain {threads}"] for turn in turns) for threads in _THREADS)
         if two < _GAIN * one:
             raise MachineBusy(
                 f"the machine is too busy to measure, or has no second core: the plain loop of {self._name} trained "
@@ -79,15 +80,15 @@ class _Model:
         speed = Case(
             name=f"plain loop {name}",
             unit="samples/s",
-            ours=self._reader(f"rate {stages}"),
-            reference=self._reader("plain best"),
+            ours=self._turns.reader(f"rate {stages}"),
+            reference=self._turns.reader("plain best"),
             larger_is_better=True,
         )
         cpu = Case(
             name=f"cpu per sample {name}",
             unit="ms",
-            ours=self._reader(f"cpu {stages}"),
-            reference=self._reader("plain cpu"),
+            ours=self._turns.reader(f"cpu {stages}"),
+            reference=self._turns.reader("plain cpu"),
             larger_is_better=False,
         )
         # With fewer cores than stages they take turns, and no schedule says how long each waits for its core.
@@ -98,25 +99,13 @@ class _Model:
             Case(
                 name=f"busy share {name} stage {stage}",
                 unit="%",
-                ours=self._reader(f"busy {stages} {stage}"),
+                ours=self._turns.reader(f"busy {stages} {stage}"),
                 reference=in_theory,
                 larger_is_better=True,
             )
             for stage in range(stages)
         ]
         return [speed, cpu, *busy]
-
-    def _reader(self, key: str) -> Callable[[], float]:
-        """Return the side of a case that reads one figure of each turn; the first one also for its warm-up."""
-        numbers = chain([0], count())
-
-        def read() -> float:
-            number = next(numbers)
-            while len(self._turns) <= number:
-                self._turns.append(self._turn())
-            return self._turns[number][key]
-
-        return read
 
     def _turn(self) -> Figures:
         if not self._plain:

@@ -6,12 +6,12 @@ torch and hivemind for itself, all at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import count
 
 from shoal_lab.bench.case import BenchmarkOptions, Case
+from shoal_lab.bench.measure import Turns
 from shoal_lab.bench.peers import PeerProcesses
 
 _ROLES = {"monitor": 1, "client": 1, "data_server": 1, "server": 4, "trainer": 2}
@@ -33,8 +33,8 @@ _SECONDS = {
 def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, None]:
     """Start the process that starts sandboxes and interpreters; each repetition is one run, which all cases read."""
     with PeerProcesses("shoal_lab.bench.startup_peer:main", 1) as peers:
-        sandbox = _Runs(lambda: peers.call("sandbox", list(_ROLES))[0])
-        interpreters = _Runs(lambda: peers.call("interpreters", _NUM_ROLES)[0])
+        sandbox = Turns(lambda: peers.call("sandbox", list(_ROLES))[0])
+        interpreters = Turns(lambda: peers.call("interpreters", _NUM_ROLES)[0])
         plural = f"{_NUM_ROLES} interpreters"
 
         def seconds(name: str, key: str, reference: str | None = None) -> Case:
@@ -55,23 +55,3 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
             Case("all processes", "processes", sandbox.reader("processes"), None, larger_is_better=False),
             *(seconds(name, key) for name, key in _SECONDS.items()),
         ]
-
-
-class _Runs:
-    """Runs that serve all cases: the n-th repetition of each case reads the n-th run."""
-
-    def __init__(self, run: Callable[[], Mapping[str, float]]) -> None:
-        self._run = run
-        self._done: list[Mapping[str, float]] = []
-
-    def reader(self, key: str) -> Callable[[], float]:
-        """Return the side of a case that reads one figure of each run."""
-        turns = count()
-
-        def read() -> float:
-            turn = next(turns)
-            while len(self._done) <= turn:
-                self._done.append(self._run())
-            return self._done[turn][key]
-
-        return read

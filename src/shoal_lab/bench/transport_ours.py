@@ -22,8 +22,8 @@ from shoal.wire.messages import Hop, Traffic
 from shoal.wire.messages.step import Abort, Forward, Refused
 from shoal.wire.tensors import WireTensor
 from shoal_lab.bench.link import linked_port
+from shoal_lab.bench.measure import percentile
 from shoal_lab.bench.transport_rendezvous import Rendezvous
-from shoal_lab.bench.transport_statistics import percentile
 
 _KEY: Final = StepKey(0, 0, 0, 0)
 _PADDING: Final = "x" * 12

@@ -11,8 +11,8 @@ import numpy as np
 
 from shoal.clock import SystemClock
 from shoal_lab.bench.link import linked_port
+from shoal_lab.bench.measure import percentile
 from shoal_lab.bench.transport_rendezvous import Rendezvous
-from shoal_lab.bench.transport_statistics import percentile
 
 _SMALL_BYTES: Final = 64
 _TIME: Final = struct.Struct("<d")

@@ -18,7 +18,6 @@ from tests.unit.data.host import Host, host, settle
 
 from shoal.config import Config
 from shoal.config.dump import config_to_json
-from shoal.data import stopped_processes
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.feed import LeasedBatch
 from shoal.data.shuffle import PassOrder, permutation
@@ -27,6 +26,7 @@ from shoal.errors import ConfigError, RemoteError, SampleError, ShoalError
 from shoal.events.base import Event
 from shoal.events.data import DataProcessStopped, SamplesSkipped, StreamRepeats, StreamWindow
 from shoal.replay.samples import Samples
+from shoal.runtime import child
 from shoal.wire.messages.base import SampleRange, StepRange
 from shoal.wire.messages.feed import PlanRound, RecordSamples
 
@@ -190,8 +190,8 @@ async def test_a_process_that_dies_is_replaced_and_one_that_dies_again_and_again
 async def test_a_process_that_stands_still_is_killed_and_replaced_however_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopped_processes, "LOOK_S", 0.01)
-    monkeypatch.setattr(stopped_processes, "STILL_S", 0.02)
+    monkeypatch.setattr(child, "LOOK_S", 0.01)
+    monkeypatch.setattr(child, "STILL_S", 0.02)
     left, said = tmp_path / "left", list[Event]()
     left.write_text("4")
     with opened(config("Stopping", {"arguments": {"left": str(left)}}), said) as dataset:

@@ -16,13 +16,14 @@ from tests.integration.replay.conftest import alter_norm, change, peer_of_first_
 
 from shoal.cli import main
 from shoal.config.dump import dump_config
-from shoal.errors import RemoteError
-from shoal.replay import processes
+from shoal.errors import RemoteError, SampleError
 from shoal.replay.plan import plan_of
-from shoal.replay.processes import Processes, ReplayFailed
+from shoal.replay.processes import Processes
 from shoal.replay.replay import replay
 from shoal.replay.run_files import read_run
 from shoal.replay.verdict import Verdict
+from shoal.runtime import child
+from shoal.runtime.child import ChildFailed
 from shoal.runtime.frames import framed
 from shoal_lab import Cluster
 
@@ -84,7 +85,7 @@ def test_several_processes_come_as_far_as_one_where_logs_contradict_each_other(f
 def test_a_process_that_is_killed_ends_the_replay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That no process is left is checked after every test."""
     started: list[subprocess.Popen[bytes]] = []
-    start = processes.start_interpreter
+    start = child.start_interpreter
 
     def start_and_kill(*args: Any, **named: Any) -> subprocess.Popen[bytes]:
         started.append(start(*args, **named))
@@ -92,7 +93,7 @@ def test_a_process_that_is_killed_ends_the_replay(folder: Path, monkeypatch: pyt
             started[1].kill()
         return started[-1]
 
-    monkeypatch.setattr(processes, "start_interpreter", start_and_kill)
+    monkeypatch.setattr(child, "start_interpreter", start_and_kill)
     with pytest.raises(RemoteError, match="process 1 of the replay was killed by SIGKILL"):
         replay(folder, num_processes=2)
     assert len(started) == 2
@@ -101,15 +102,15 @@ def test_a_process_that_is_killed_ends_the_replay(folder: Path, monkeypatch: pyt
 def test_the_reason_that_a_process_gives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has only lost the other one ends without a word; nobody takes it for the cause."""
     say = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).sendall(bytes.fromhex(sys.argv[2]))"
-    words = iter(["", framed(ReplayFailed("no sample 7")).hex()])
+    words = iter(["", framed(ChildFailed("SampleError", "no sample 7")).hex()])
 
-    def start(_module: str, fds: tuple[int, int], *, pass_fds: tuple[int, ...], **_: Any) -> subprocess.Popen[bytes]:
+    def start(_module: str, fds: list[int], *, pass_fds: list[int], **_: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-S", "-c", say, str(fds[0]), next(words)], pass_fds=pass_fds)
 
-    monkeypatch.setattr(processes, "start_interpreter", start)
+    monkeypatch.setattr(child, "start_interpreter", start)
     with (
         Processes(tmp_path, [0, 1], on_step=lambda _: None) as engines,
-        pytest.raises(RemoteError, match="no sample 7"),
+        pytest.raises(SampleError, match="no sample 7"),
     ):
         list(engines.finish())
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from shoal.config import Config
 from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
-from shoal.data import parquet_files, stopped_processes, text_corpus
+from shoal.data import parquet_files, text_corpus
 from shoal.data.catalog import log_event, open_source
 from shoal.data.documents import TextPiece
 from shoal.data.file_documents import local_documents
@@ -46,6 +46,7 @@ from shoal.events.data import (
     TokensStopped,
 )
 from shoal.model.hf.tokenizer import kept_tokenizer
+from shoal.runtime import child
 from shoal.runtime.linux_calls import LinuxCall
 from shoal.wire.messages.base import SampleRange
 
@@ -624,8 +625,8 @@ def test_of_a_process_that_makes_tokens_and_stands_still_it_is_said_and_what_it_
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(text_corpus, "_MAKER", "tests.unit.data.stopped_maker")
-    monkeypatch.setattr(stopped_processes, "LOOK_S", 0.01)
-    monkeypatch.setattr(stopped_processes, "STILL_S", 0.0)
+    monkeypatch.setattr(child, "LOOK_S", 0.01)
+    monkeypatch.setattr(child, "STILL_S", 0.0)
     write_json_lines(tmp_path / "corpus" / "a.jsonl", TEXTS)
     said: list[Event] = []
 

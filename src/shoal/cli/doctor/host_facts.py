@@ -24,7 +24,6 @@ from urllib.request import getproxies, proxy_bypass
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from shoal.cli.devices import has_gpu_driver
 from shoal.cli.doctor.diagnosis import Judged, failed, ok, skipped
@@ -45,21 +44,20 @@ from shoal.cli.doctor.facts import (
 from shoal.cli.doctor.host_checks import ip_of
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.runs_here import dead_dirs, living_runs
-from shoal.config import Config, config_to_json
+from shoal.config import Config
 from shoal.config.per_server import of_server
 from shoal.control.initial_peers import parse
 from shoal.control.lan import FoundSwarm, find_on_lan, hears_itself
 from shoal.control.maddrs import check_port_free
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, DeadlineExceeded, ShoalError
 from shoal.identity import KEY_BYTES, swarm_key_fingerprint
 from shoal.model.cpp_compiler import require_compiler
-from shoal.runtime.clean_interpreter import start_interpreter
 from shoal.runtime.file_limit import WANTED
 from shoal.runtime.hardware import usable_processors
 from shoal.runtime.memory import free_memory_bytes
 from shoal.runtime.run_dir import require_socket_room
+from shoal.server.stage_question import asked_stage_needs
 from shoal.server.visible_gpus import answer_of
-from shoal.swarm.assignment import StageNeed
 from shoal.transport.reach import dial_failure
 from shoal.transport.tcp import own_hosts
 
@@ -352,38 +350,21 @@ async def stage_room(config: Config, num_servers: int | None, within_s: float) -
     """
     if not _is_on_cpu(config.devices[0]):
         return skipped("the servers of this host compute on GPUs, which look by themselves")
-    answer = await anyio.to_thread.run_sync(_stage_needs, config_to_json(config), within_s)
-    if isinstance(answer, Judged):
-        return answer
+    try:
+        needs = await anyio.to_thread.run_sync(asked_stage_needs, config, within_s)
+    except DeadlineExceeded:
+        return skipped(f"torch did not say within {within_s:.0f} s what the stages of the run need")
+    except ShoalError as error:
+        reason = str(error).strip().rpartition("\n")[2]
+        return skipped(f"what the stages of the run need cannot be computed here: {reason[:300]}")
     share_bytes = free_memory_bytes() // (num_servers or 1)
     cap_bytes = config.servers.max_memory_bytes
     return StageRoom(
         share_bytes=min(share_bytes, cap_bytes or share_bytes),
         num_servers=num_servers or 1,
         max_microbatch_samples=config.servers.max_microbatch_samples,
-        needs=answer,
+        needs=needs,
     )
-
-
-def _stage_needs(config_json: bytes, within_s: float) -> tuple[StageNeed, ...] | Judged:
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as output:
-        asked.write(config_json)
-        asked.seek(0)
-        descriptors = (asked.fileno(), answer.fileno())
-        process = start_interpreter("shoal.server.memory", descriptors, pass_fds=descriptors, output=output)
-        try:
-            process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            return skipped(f"torch did not say within {within_s:.0f} s what the stages of the run need")
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode:
-            output.seek(0)
-            lines = output.read().decode(errors="replace").strip().splitlines() or ["no reason is given"]
-            return skipped(f"what the stages of the run need cannot be computed here: {lines[-1][:300]}")
-        answer.seek(0)
-        return msgspec.json.decode(answer.read(), type=tuple[StageNeed, ...])
 
 
 async def hub_for(config: Config, origins: Mapping[str, str]) -> HubLook | Judged:

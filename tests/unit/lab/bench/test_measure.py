@@ -1,4 +1,4 @@
-"""Ratios, turns and warm-ups of a measurement."""
+"""Ratios, turns, warm-ups and percentiles of a measurement: these are values that were measured, and never too low."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from shoal_lab.bench.case import Case
-from shoal_lab.bench.measure import Measurement, better_by, measure, seconds_per_call
+from shoal_lab.bench.measure import Measurement, Turns, better_by, measure, percentile, seconds_per_call
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,33 @@ def test_short_calls_are_repeated_and_the_mean_is_returned(call_s: float, calls:
 
     assert seconds_per_call(call, clock.now_s, 0.1) == pytest.approx(call_s)
     assert len(made) == calls
+
+
+def test_the_cases_of_one_repetition_read_the_same_turn() -> None:
+    numbers = count()
+    turns = Turns(lambda: {"a": (number := next(numbers)), "b": 10.0 + number})
+    first, second = turns.reader("a"), turns.reader("b")
+    assert [first(), first()] == [0, 1]
+    assert [second(), second(), second()] == [10, 11, 12]
+    assert first() == 2
+
+
+def test_a_turn_that_needs_no_warm_up_is_read_for_it_as_well() -> None:
+    numbers = count()
+    read = Turns(lambda: {"a": next(numbers)}, warms_up=False).reader("a")
+    assert [read(), read(), read()] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("num_values", "expected"),
+    [(1, 1), (2, 2), (99, 99), (100, 99), (101, 100), (150, 149), (1000, 990)],
+)
+def test_the_99th_percentile_is_the_smallest_value_that_99_percent_do_not_exceed(
+    num_values: int, expected: int
+) -> None:
+    assert percentile([float(value) for value in range(num_values, 0, -1)], 0.99) == expected
+
+
+def test_of_nothing_there_is_no_percentile() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        percentile([], 0.99)

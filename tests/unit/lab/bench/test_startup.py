@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 
-from shoal_lab.bench.startup import _Runs
 from shoal_lab.bench.startup_peer import _causes, _kind
-
-
-def test_the_cases_of_one_repetition_read_the_same_run() -> None:
-    numbers = count()
-    runs = _Runs(lambda: {"a": (number := next(numbers)), "b": 10.0 + number})
-    first, second = runs.reader("a"), runs.reader("b")
-    assert [first(), first()] == [0, 1]
-    assert [second(), second(), second()] == [10, 11, 12]
-    assert first() == 2
 
 
 def test_the_causes_follow_each_other_and_add_up_to_the_first_step() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoal.data import stopped_processes
-from shoal.data.stopped_processes import STILL_S, Stillness
+from shoal.runtime import child
+from shoal.runtime.child import STILL_S, Stillness
 from shoal.runtime.proc_files import ProcessStat
 
 PID = 7
@@ -18,8 +18,8 @@ def looks(monkeypatch: pytest.MonkeyPatch, states: str, computed_s: Sequence[flo
     stillness, found = Stillness(PID), list[bool]()
     for at_s, state in enumerate(states):
         stat = None if state == " " else ProcessStat(PID, state, 1, 1, 0.0, 0, 0)
-        monkeypatch.setattr(stopped_processes, "read_stat", {PID: stat}.__getitem__)
-        monkeypatch.setattr(stopped_processes, "cpu_s", {PID: computed_s[at_s] if computed_s else 0.5}.__getitem__)
+        monkeypatch.setattr(child, "read_stat", {PID: stat}.__getitem__)
+        monkeypatch.setattr(child, "cpu_s", {PID: computed_s[at_s] if computed_s else 0.5}.__getitem__)
         found.append(stillness.look(100.0 + at_s))
     return found
 
