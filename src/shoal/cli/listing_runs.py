@@ -31,7 +31,6 @@ from shoal.wire.messages.control import AskStatus, RunStatus
 _ANSWER_S = 0.5
 # What a run does comes last, for it is the longest.
 _TITLES = ("run", "round", "here", "since", "launcher", "logs", "state")
-_LAST_UNIX_S: Final = 2.5e11
 _STAMP: Final = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]{4}")
 """In the name of a run, when it was begun, in UTC."""
 _ROUND: Final = re.compile(r"round_(\d+)\.json")
@@ -211,8 +210,7 @@ def _begun_unix_s(folder: Path) -> float:
     with suppress(ValueError):  # digits that are no day, in a name that somebody has given
         if stamp is not None:
             return datetime.strptime(stamp[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
-    # A folder from elsewhere has any time, and the calendar ends.
-    return min(max((folder / CONFIG_FILE).stat().st_mtime, 0.0), _LAST_UNIX_S)
+    return (folder / CONFIG_FILE).stat().st_mtime
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -415,6 +415,7 @@ class StepTrainer:
             # Surely applied nowhere: train the batch again.
             return self._open(plan, now_s)
         loss = self._prepared[range(len(self._path))[self._head]].loss
+        routers = tuple(each for stage in range(len(self._path)) for each in self._prepared[stage].routers)
         finished = Finished(
             key=self._key,
             path=self._path,
@@ -425,9 +426,7 @@ class StepTrainer:
             attempts=self._attempts,
             num_samples=sum(map(len, plan.microbatch_targets)),
             num_targets=sum(map(sum, plan.microbatch_targets)),
-            routers=tuple(router for stage in range(len(self._path)) for router in self._prepared[stage].routers)[
-                :_MAX_ROUTERS
-            ],
+            routers=routers[:_MAX_ROUTERS],
         )
         self._end(finished)
         return []

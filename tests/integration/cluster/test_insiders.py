@@ -21,11 +21,14 @@ from msgspec import inspect
 from shoal.control.records import MirrorRecord, StageRecord
 from shoal.errors import ControlError, RemoteProtocolError, RoundAborted
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint
 from shoal.wire.limits import TENSORS_OF
 from shoal.wire.messages import Message
 from shoal.wire.messages.control import Heartbeat, RunOver
+from shoal.wire.messages.inner import InnerState, TakeInner
 from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.step import Fence
 from shoal.wire.tensors import WireTensor
 from shoal_lab import Cluster
 from shoal_lab.process import Process
@@ -185,3 +188,12 @@ async def test_no_role_ends_of_what_a_member_says(make_cluster: MakeCluster, see
         ended += [mirror.process.error for mirror in cluster.mirrors]
         ended += [cluster.host.data_process.error]
         assert [error for error in ended if error is not None] == [], said
+
+
+async def test_a_server_takes_what_only_its_client_says_of_nobody_else(make_cluster: MakeCluster) -> None:
+    async with make_cluster(make_config(diloco={"outer_steps": 1})) as cluster:
+        await cluster.run()
+        monitor = cluster.servers[0].monitor
+        for message in (Fence({0: 5}), TakeInner(InnerState(0, "", "", 1))):
+            assert not monitor.receive(Received(MALLORY, message))
+            assert monitor.receive(Received(cluster.client_peer, message))

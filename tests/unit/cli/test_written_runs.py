@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -87,11 +86,3 @@ def test_what_is_damaged_or_called_otherwise_is_listed_all_the_same(
 def test_where_there_is_none_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--log-dir", str(tmp_path / "none")]) == 0
     assert f"no run has left a folder in {tmp_path / 'none'}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("unix_s", [10**12, -(10**11)])
-def test_a_folder_of_a_time_that_no_calendar_has_is_listed(
-    log_dir: Path, capsys: pytest.CaptureFixture[str], unix_s: int
-) -> None:
-    os.utime(left(log_dir, "from-elsewhere") / "config.yaml", (unix_s, unix_s))
-    assert [row["run"] for row in told(log_dir, capsys)] == ["from-elsewhere"]

@@ -405,16 +405,17 @@ def test_a_quorum_names_its_members_as_they_are_whoever_they_say_they_are(machin
 
 
 def test_a_replica_joins_for_the_stage_alone_that_it_has_named() -> None:
-    machine = coordinator(num_stages=2)
-    machine.replicas({peer: Hop(peer, ()) for peer in (A, B)}, 0.0)
+    machine, stages = coordinator(num_stages=2), {A: 0, B: 1, PeerId("c"): 0}
+    machine.replicas({peer: Hop(peer, ()) for peer in stages}, 0.0)
     machine.lead(0.0)
-    for number, peer in enumerate((A, B)):
+    for peer, number in stages.items():
         machine.receive(peer, state(machine, stage=number), 0.0)
     machine.close(CloseRequest(1, {}, {}), 1.0)
-    machine.receive(A, Join(machine.ballot, 1, 1, 0, (), (), ()), 1.0)
-    assert sent(machine.receive(B, Join(machine.ballot, 1, 1, 0, (), (), ()), 1.0), Propose) == {}
-    effects = machine.receive(A, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
-    assert sent(effects, Propose).keys() == {A, B}
+    for peer in (A, B):
+        machine.receive(peer, Join(machine.ballot, 1, stages[peer], 0, (), (), ()), 1.0)
+    assert machine.receive(PeerId("c"), Join(machine.ballot, 1, 1, 0, (), (), ()), 1.0) == []
+    effects = machine.receive(PeerId("c"), Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
+    assert {peer: quorum.stage for peer, quorum in sent(effects, Propose).items()} == stages
 
 
 def test_only_who_was_asked_says_that_somebody_else_leads(machine: RoundCoordinatorMachine) -> None:

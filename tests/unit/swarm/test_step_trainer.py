@@ -179,7 +179,7 @@ def test_a_step_can_be_reported_whatever_its_replicas_say_beside_the_loss() -> N
     machine = trainer()
     running(machine)
     for stage, peer in enumerate((A, B)):
-        invented = tuple(RouterReport(1.0, 0.5, f"{peer.lower()}{number:0>63}") for number in range(3000))
+        invented = tuple(RouterReport(1.0, 0.5, f"{peer.lower()}{number:0>63}") for number in range(8000))
         machine.receive(peer, structs.replace(prepared(stage), routers=invented), 0.0)
     for peer in (A, B):
         machine.receive(peer, Committed(KEY), 0.0)
