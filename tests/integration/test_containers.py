@@ -9,16 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from tests import fake_podman
 
+from shoal.cli.remote.bring_up import BringUp
+from shoal.cli.remote.container import ContainerImage
 from shoal.cli.remote.container_units import ask_containers, logs_command
-from shoal.cli.remote.probe import UNITS, probe
+from shoal.cli.remote.hosts_file import HostEntry, HostsFile
+from shoal.cli.remote.operate import stop_units
+from shoal.cli.remote.plan import Installation, Wanted
+from shoal.cli.remote.probe import INSTALLED, UNITS, probe
 from shoal.cli.remote.ssh import Ssh
 from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, Request, StartUnit, StopUnits, Unit, Units
+from shoal.cli.remote.units_there import running_of_other_kind, stop_other_kind
 from shoal.clock import SystemClock
 from shoal.errors import HostFailed
 
+INSTALLATION = Installation("shoal-1.0-py3-none-any.whl", b"wheel", ())
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 _SSH = """
@@ -168,3 +176,98 @@ async def test_an_engine_that_does_not_work_says_why(box: Box) -> None:
     (box.programs / box.engine).write_text("#!/bin/sh\nexit 0\n")
     with pytest.raises(HostFailed, match="says something else"):
         await box.asked(LookAtUnits(("herd-servers",)))
+
+
+# -- a file that names an image now, and did not before, or the other way round
+
+
+@dataclass
+class Changed:
+    """A host whose file has changed from an installation to an image, or the other way round."""
+
+    box: Box
+    said: list[str]
+
+    def file(self, *, has_image: bool) -> HostsFile:
+        ssh = self.box.ssh.command
+        values = {"swarm": {"client": "box"}, "hosts": {"box": {}}, "ssh_command": ssh}
+        return HostsFile.model_validate({**values, "image": "herd:1"} if has_image else values)
+
+    def bring_up(self, *, has_image: bool, is_dry: bool = False) -> BringUp:
+        installation = ContainerImage("herd:1") if has_image else INSTALLATION
+        wanted = Wanted(self.file(has_image=has_image), "herd", "", installation)
+        return BringUp(wanted, ("box",), SystemClock(), lambda _, text: self.said.append(text), is_dry=is_dry)
+
+    async def start(self, *, has_image: bool, replaces: bool = True, is_dry: bool = False) -> bool:
+        """Have the servers' unit run as the file says."""
+        facts = await probe(self.box.ssh, "python3", SystemClock(), "herd:1" if has_image else None)
+        unit = self.box.unit("serves") if has_image else Unit("herd-servers", ("/bin/sleep", "600"))
+        up = self.bring_up(has_image=has_image, is_dry=is_dry)
+        facts = msgspec.structs.replace(facts, has_user_units=False)
+        return await up._start("box", self.box.ssh, facts, unit, replaces=replaces)
+
+    async def running(self) -> tuple[bool, bool]:
+        """Return whether the unit runs as an installation's process, and as a container."""
+        names = ("herd-servers",)
+        found = [
+            await running_of_other_kind(self.box.ssh, names, in_containers=in_containers)
+            for in_containers in (True, False)
+        ]
+        return found[0] == names, found[1] == names
+
+
+@pytest.fixture
+async def changed(box: Box) -> AsyncIterator[Changed]:
+    entry = HostEntry()
+    folder = box.directory / "home" / INSTALLED / INSTALLATION.name_for(entry)
+    (folder / "bin").mkdir(parents=True)
+    (folder / "whole").touch()
+    python = folder / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    yield Changed(box, [])
+    await stop_other_kind(box.ssh, ("herd-servers",), 5.0, in_containers=True)
+
+
+async def test_a_unit_takes_the_place_of_the_one_that_ran_before_its_file_named_an_image_or_still_named_one(
+    changed: Changed,
+) -> None:
+    assert await changed.running() == (False, False)
+    await changed.start(has_image=False)
+    assert await changed.running() == (True, False)
+    await changed.start(has_image=True, is_dry=True)
+    assert changed.said[-1].startswith("would restart herd-servers, in ")
+    await changed.start(has_image=True)
+    assert await changed.running() == (False, True)
+    assert changed.said[-2:] == ["herd-servers has ended", "herd-servers started"]
+    await changed.start(has_image=False)
+    assert await changed.running() == (True, False)
+
+
+async def test_a_client_that_runs_as_its_file_has_said_before_is_left_alone(changed: Changed) -> None:
+    await changed.start(has_image=False)
+    for is_dry in (True, False):
+        assert await changed.start(has_image=True, replaces=False, is_dry=is_dry) == is_dry
+        assert "left alone, since that would be another run; `shoal hosts restart box` does it" in changed.said[-1]
+    assert await changed.running() == (True, False)
+
+
+@pytest.mark.parametrize("has_image", [True, False])
+async def test_what_is_taken_down_is_also_what_ran_before_the_file_has_changed(
+    changed: Changed, has_image: bool
+) -> None:
+    await changed.start(has_image=not has_image)
+    say = changed.said.append
+    file = changed.file(has_image=has_image)
+    assert await stop_units(file, ("box",), "herd", lambda _, text: say(text), SystemClock()) == 0
+    assert changed.said[-1] == "herd-servers has ended"
+    assert await changed.running() == (False, False)
+    assert await stop_units(file, ("box",), "herd", lambda _, text: say(text), SystemClock()) == 0
+    assert changed.said[-1] == "nothing ran"
+
+
+async def test_on_a_host_where_what_ran_it_before_does_not_work_any_more_nothing_is_left_of_that(box: Box) -> None:
+    await box.asked(StartUnit(box.unit("serves"), replaces=True, by_systemd=False))
+    await box.asked(StopUnits(("herd-servers",), 5.0))
+    (box.programs / box.engine).unlink()
+    assert await running_of_other_kind(box.ssh, ("herd-servers",), in_containers=False) == ()

@@ -148,15 +148,18 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
     file of them only if the coordinator of another host has gathered them. Writing a round again changes nothing.
 
     Raises:
-        OSError: A file cannot be written.
+        StorageError: A file cannot be written.
     """
     steps = _steps_file(directory, record.round)
     prepared = _prepared_file(directory, record.round, record_hash(signed))
-    if prepared.exists():
-        prepared.replace(steps)
-        sync_directory(steps.parent)
-    for path in steps.parent.glob(f"{steps.stem}.*.prepared"):
-        path.unlink()
+    try:
+        if prepared.exists():
+            prepared.replace(steps)
+            sync_directory(steps.parent)
+        for path in steps.parent.glob(f"{steps.stem}.*.prepared"):
+            path.unlink()
+    except OSError as error:
+        raise _cannot_write(steps, error) from error
     content = {"record": _readable(record), **signed_to_json(signed)}
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
 
@@ -324,7 +327,11 @@ def write_whole(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         put_whole(path, content, lasting=True)
     except OSError as error:
-        raise StorageError(
-            f"cannot write {path} ({error.strerror or error}): without its records a run can be neither checked nor "
-            "continued, so it ends; free space there, or start again with --log-dir on another disk"
-        ) from error
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write {path} ({error.strerror or error}): without its records a run can be neither checked nor "
+        "continued, so it ends; free space there, or start again with --log-dir on another disk"
+    )

@@ -20,9 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 the run failed, 2 the user's input is wrong, 3 too busy to measure, 130 interrupted.
     """
     try:
-        from shoal.cli.output import open_closed_streams
+        from shoal.cli.output import lenient_stdout, open_closed_streams
 
         open_closed_streams()
+        lenient_stdout()
         from shoal.cli.app import run
     except KeyboardInterrupt:
         return 130  # `shoal.cli.exits` is not there yet

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import msgspec
 
 from shoal.clock import SystemClock
+from shoal.errors import RemoteError
 from shoal.model.hf.described import OF_TRANSFORMERS
 from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.fork_servers import ForkServers
@@ -113,14 +114,24 @@ def early_start() -> Generator[EarlyStart, None, None]:
 
     Raises:
         ConfigError: the runtime directory cannot be made.
+        RemoteError: the system refuses another process.
     """
     raise_file_limit()
     with Interrupts() as interrupts, RunDir() as run_dir:
-        fork_servers = ForkServers(PRELOAD, run_dir.path)
+        fork_servers = _first(run_dir)
         try:
             yield EarlyStart(run_dir, fork_servers, interrupts)
         finally:
             fork_servers.kill()
+
+
+def _first(run_dir: RunDir) -> ForkServers:
+    try:
+        return ForkServers(PRELOAD, run_dir.path)
+    except (BlockingIOError, MemoryError) as error:
+        raise RemoteError(
+            f"the system refuses another process ({error}): end others, or allow this user more (`ulimit -u`)"
+        ) from error
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:

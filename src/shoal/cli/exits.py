@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ FAILED = 1
 USER_ERROR = 2
 BUSY = 3
 INTERRUPTED = 130
+_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+"""What a disk says whoever asks: no bug."""
 
 
 def guarded(call: Callable[[], int | None]) -> int:
@@ -53,12 +56,12 @@ def guarded(call: Callable[[], int | None]) -> int:
         say_error(str(error) or type(error).__name__)
         return FAILED
     except BaseExceptionGroup as group:
-        if not (said := _of_files(group)):
+        if not (said := _of_host(group)):
             raise
         say_error(said)
         return FAILED
     except OSError as error:
-        if said := _of_files(error):
+        if said := _of_host(error):
             say_error(said)
             return FAILED
         # What prints is a library at times, which raises what the system has said.
@@ -82,14 +85,18 @@ def _missing(error: MissingArgumentError) -> str:
     return f"{command}: {error.keyword or argument.name} needs a value, see `{command} --help`"
 
 
-def _of_files(error: BaseException) -> str:
-    """Return what to say if an error, or one of a group, is that no more files may be opened; else nothing."""
+def _of_host(error: BaseException) -> str:
+    """Return what to say if an error, or one of a group, is that no more files may be opened, or that a disk takes or
+    gives nothing; else nothing."""
     from shoal.runtime.file_limit import hint
     from shoal.runtime.role import leaves
 
-    return next(
-        (f"{each.strerror}{hint(each)}" for each in leaves(error) if isinstance(each, OSError) and hint(each)), ""
-    )
+    for each in leaves(error):
+        if isinstance(each, OSError) and hint(each):
+            return f"{each.strerror}{hint(each)}"
+        if isinstance(each, OSError) and each.errno in _OF_DISKS and each.filename is not None:
+            return f"{each.filename}: {each.strerror}"
+    return ""
 
 
 def say_error(message: str) -> None:

@@ -17,7 +17,7 @@ from shoal.cli.run_files import LOCAL_MARK
 from shoal.cli.run_row import RunRow, duration
 from shoal.clock import Clock
 from shoal.config import Config
-from shoal.config.named_code import naming_options
+from shoal.config.named_code import naming_options, own_family
 from shoal.control.swarm_status import SwarmStatus
 from shoal.events.incidents import Cause
 
@@ -255,6 +255,9 @@ def _commands(
             yield "images", str(model), "--to", "images.png"
         else:
             yield "evaluate", str(model), *naming_options(config)
+    elif checkpoints is not None and summary.get("exit") == "done" and (newest := _newest(checkpoints)) is not None:
+        family = own_family(config)
+        yield "export", newest, "--to", "model", *(() if family is None else ("--family", family))
     if checkpoints is not None and summary.get("exit") == "interrupted":
         yield "run-local" if is_local else "start-trainer-client", "--resume", checkpoints
     if summary.get("samples") and is_local:
@@ -263,3 +266,9 @@ def _commands(
         yield "logs", log_dir, "--level", "warning"
     if summary:
         yield "events", log_dir
+
+
+def _newest(checkpoints: str) -> str | None:
+    """Return the newest checkpoint of a folder of this host; None: there is none."""
+    found = () if "://" in checkpoints else Path(checkpoints).glob("round_*")
+    return max(map(str, found), default=None)

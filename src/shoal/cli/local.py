@@ -35,7 +35,7 @@ from shoal.control.role_start import ResumedFrom
 from shoal.data.places import require_here
 from shoal.errors import ConfigError, ShoalError
 from shoal.events.base import Event, emit, tell
-from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmOpen
+from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmMoved, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.events.registry import LanUnannounced
 from shoal.identity import Identity, create_swarm_key
@@ -228,7 +228,13 @@ class HostRun:
         servers of other hosts why the run is over. A mirror without a client writes what it has.
         """
         await self._farewell.take(self._client, self.failure or "")
-        await self._farewell.take(self._mirror)
+        mirror = self._mirror
+        if mirror is None or not mirror.serves:
+            return
+        await self._farewell.take(mirror)
+        if mirror.last_error and self.exit_code == DONE:
+            # The model may be there all the same; whoever goes on from the checkpoint is to know that it is not.
+            self._fail(f"the last checkpoint is not written: {mirror.last_error}")
 
     async def _start_roles(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         with self._starting:
@@ -283,11 +289,13 @@ class HostRun:
                 emit(logger, LanUnannounced(str(error)))
 
     async def _follow_monitor(self, tasks: TaskGroup, monitor: RoleHandle, host: SwarmHost, view: LiveView) -> None:
-        ready = False
+        ready, before = False, tuple[str, ...]()
         async for event in monitor.events:
             match event:
                 case messages.MonitorReady(maddrs):
-                    ready = True
+                    if before and self.invite is not None and not {*before} & {*maddrs}:
+                        tell(logger, SwarmMoved(maddrs), view.notice)
+                    ready, before = True, maddrs
                     emit(logger, SwarmOpen(maddrs))
                     host.monitor_known(maddrs)
                     if self.invite is not None and self.config.network.lan:

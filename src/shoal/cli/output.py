@@ -45,6 +45,17 @@ def open_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
+def lenient_stdout() -> None:
+    """Print a question mark for a character that standard output has no way to write: texts have them from anywhere.
+
+    Otherwise a run, or a command that shows one, would end with an error where the locale is not UTF-8, or where the
+    name of a file is none of its characters.
+    """
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # what stands there for it may have none
+    if reconfigure is not None and sys.stdout.errors == "strict":
+        reconfigure(errors="replace")
+
+
 def flush_stdout() -> None:
     """Write what is still buffered, now that somebody can still say that it cannot be written.
 

@@ -34,7 +34,7 @@ from shoal.config import Config
 from shoal.config.shared import adopt_shared
 from shoal.control.initial_peers import require_reachable
 from shoal.control.peers_file import PeersFile
-from shoal.errors import BootstrapError, RemoteError, ShoalError
+from shoal.errors import BootstrapError, RemoteError, ShoalError, StorageError
 from shoal.events.base import Event, emit, tell
 from shoal.events.hosts import (
     DiskFails,
@@ -176,6 +176,8 @@ class ServerHost:
             starting.cancel()
             tasks.start_soon(self._stop_at_once, supervisor)
             await self._farewell.take(self._mirror)
+            if self._mirror is not None and self._mirror.last_error and self.exit_code == DONE:
+                self._failure = StorageError(f"the last checkpoint is not written: {self._mirror.last_error}")
             await supervisor.stop(GRACE_S, _STOP_ORDER)
             tasks.cancel_scope.cancel()
 

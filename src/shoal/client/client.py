@@ -353,7 +353,8 @@ class Client:
             self._succession,
             stop=self.stop if unwanted is None else unwanted,
         )
-        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping, clock, ledger)
+        deaths = diary.generation - saved.generation if saved.is_finished else 0
+        self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping, clock, ledger, deaths)
         if diary.is_resumed:
             self._resume()
         else:

@@ -13,7 +13,7 @@ import anyio
 from shoal.client.ledger import Ledger
 from shoal.clock import Backoff, Clock
 from shoal.errors import RemoteProtocolError
-from shoal.events.data import SamplesUnknown
+from shoal.events.data import DataAwaited, SamplesUnknown
 from shoal.events.losses import DataServerBack
 from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
@@ -25,6 +25,7 @@ from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, SampleRange, StepRange
 from shoal.wire.messages.feed import (
+    BatchesAwaited,
     DataHello,
     HoldoutInfo,
     PauseLeases,
@@ -41,6 +42,8 @@ _FROZEN_S = 1.0
 """A data server that is dialled and neither answers nor refuses for so long is frozen, or its host is so busy that the
 next one would not answer either: that one has twice as long."""
 _MOST_FROZEN_S = 30.0
+_SAY_EVERY_S = 30.0
+"""While nothing is trained for want of samples."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -52,6 +55,7 @@ class DataLink:
         trainers: those that are there now may lease.
         launcher: starts a data server again that hangs but is not dead.
         is_up: whether the data server is there.
+        is_late: whether it is, and nobody can train since it has no batch for those who ask.
         changed: it is lost or back, or has answered.
     """
 
@@ -70,6 +74,7 @@ class DataLink:
     _has_warned: bool = False
     _released: dict[int, Released] = field(default_factory=dict[int, Released])
     is_up: bool = field(default=True, init=False)
+    is_late: bool = field(default=False, init=False)
     _is_told: bool = False
     _sent: tuple[PlanRound | None, int, str, bool] = (None, 0, "", False)
     _lost: Signal = field(default_factory=Signal)
@@ -81,7 +86,7 @@ class DataLink:
         self.endpoint.introduce(self.data_server)
 
     def receive(self, event: Received) -> bool:
-        """Take the answer to a release.
+        """Take the answer to a release, or the data server's word whether samples come.
 
         Raises:
             RemoteProtocolError: it came from another peer.
@@ -89,11 +94,14 @@ class DataLink:
         message = event.message
         if isinstance(message, HoldoutInfo) and event.peer == self.data_server.peer:
             self._up()
-        if not isinstance(message, Released):
+        if not isinstance(message, Released | BatchesAwaited):
             return False
         if event.peer != self.data_server.peer:
-            raise RemoteProtocolError(f"Released from {event.peer}, which is not the data server")
-        self._released[message.trainer] = message
+            raise RemoteProtocolError(f"{type(message).__name__} from {event.peer}, which is not the data server")
+        if isinstance(message, BatchesAwaited):
+            self.is_late = message.awaited
+        else:
+            self._released[message.trainer] = message
         self.changed.notify()
         return True
 
@@ -101,12 +109,34 @@ class DataLink:
         """If it was the data server, it is dialled again; see `run`."""
         if peer != self.data_server.peer:
             return
-        self.is_up = self._is_told = False
+        self.is_up = self.is_late = self._is_told = False
         self._lost.notify()
         self.changed.notify()
 
+    @property
+    def feeds(self) -> bool:
+        """Whether whoever can train gets samples."""
+        return self.is_up and not self.is_late
+
     async def run(self) -> None:
-        """Dial a lost data server again, and tell it what it has to know, until cancelled."""
+        """Dial a lost data server again, tell it what it has to know, and say that it is awaited, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep)
+            tasks.start_soon(self._say_that_it_is_awaited)
+
+    async def _say_that_it_is_awaited(self) -> None:
+        while True:
+            while self.feeds:
+                await self.changed.wait()
+            since_s = self.clock.now_s()
+            while not self.feeds:
+                with anyio.move_on_after(_SAY_EVERY_S) as timer:
+                    while not self.feeds:
+                        await self.changed.wait()
+                if timer.cancelled_caught:
+                    self.ledger.note(DataAwaited(round(self.clock.now_s() - since_s)))
+
+    async def _keep(self) -> None:
         while True:
             await self._lost.take()
             await self._backoff.wait(self.clock)

@@ -38,6 +38,8 @@ from shoal.wire.messages.round import Record, SignedRecord
 FOLDER = "model"
 _MOST_S = 3600.0
 _SAY_EVERY_S = 5.0
+_MAX_DEATHS = 2
+"""Of clients of a run that is trained: what kills two of them there, mostly want of memory, kills the next one too."""
 
 
 class ModelLeft(NamedTuple):
@@ -61,6 +63,7 @@ class ModelExport:
     Attributes:
         log_dir: holds the records; the model's folder is made in it.
         keeping: has the state of stages whose servers have left.
+        deaths: how many clients before this one have died when the run was trained.
     """
 
     config: Config
@@ -70,6 +73,7 @@ class ModelExport:
     keeping: Keeping
     clock: Clock
     ledger: Ledger
+    deaths: int = 0
     left: ModelLeft = field(default_factory=lambda: ModelLeft(reason="the run has not ended"), init=False)
 
     @asynccontextmanager
@@ -101,6 +105,9 @@ class ModelExport:
             if newest is None:
                 self.left = ModelLeft(reason="no round was completed, so there is nothing but the initial parameters")
                 return
+            if self.deaths >= _MAX_DEATHS:
+                self._say_missing(f"{self.deaths} clients were killed while they fetched it, mostly for want of memory")
+                return
             with anyio.move_on_after(_MOST_S):
                 self.left = await self._leave(*newest)
                 self.ledger.note(ModelWritten(str(self.left.folder), self.left.round))
@@ -112,6 +119,9 @@ class ModelExport:
             if not all(map(is_out_of_memory, leaves(errors))):
                 raise
             reason = "; ".join(str(error) or "the client's host has no memory left" for error in leaves(errors))
+        self._say_missing(reason)
+
+    def _say_missing(self, reason: str) -> None:
         self.left = ModelLeft(reason=reason)
         self.ledger.note(ModelMissing(reason))
 

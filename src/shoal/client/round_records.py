@@ -5,6 +5,7 @@ What the record says is the coordinator's (`averaging.coordinator`), when a roun
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.succession import inherit
 from shoal.config.schema import Config
-from shoal.errors import ControlError
-from shoal.events.incidents import StepsLost
-from shoal.events.run import CodecChosen, RoundNotWritten, RoundRecorded, RunTakenOver
+from shoal.errors import ControlError, RecordRejected
+from shoal.events.incidents import CostsUnknown, StepsLost
+from shoal.events.run import CodecChosen, RecordAwaited, RoundNotWritten, RoundRecorded, RunTakenOver
 from shoal.runtime.patient_thread import run_in_thread
 from shoal.swarm.records import parameters_of
 from shoal.swarm.round_effects import RoundReady
@@ -34,6 +35,8 @@ from shoal.wire.messages.round import Record
 
 _MAX_IDLE_ROUNDS = 2
 """So many rounds in a row without a single step may follow losses; more, and the trainers themselves cannot work."""
+_SLOW_S = 15.0
+"""After so long it is said that the run waits for its disk."""
 _PATIENCE_S = 5.0
 """So long may the disk take at the end; then the client ends without the file of the last record."""
 
@@ -79,9 +82,7 @@ class RoundRecords:
         outcome = self.coordinator.outcome(ready)
         record = outcome.record
         self.checkpointing.recorded(record)
-        # It is forced to the disk, which may take long; the event loop has connections to keep.
-        with anyio.CancelScope(shield=True):
-            await run_in_thread(write_round, self.log_dir, record, outcome.signed)
+        await write(outcome, self.log_dir, self.ledger)
         self._note(outcome, begun_s, closed_s)
         await self._count_costs(record)
         self.data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
@@ -114,9 +115,14 @@ class RoundRecords:
             self._note(standing, None, None)
 
     async def _count_costs(self, record: Record) -> None:
-        """Of what was lost, note what it has cost; raises as `audit.lost_in` does."""
-        if self.ledger.totals.incidents.wants_costs:
+        """Of what was lost, note what it has cost. That a file of an earlier round cannot be read ends no run."""
+        if not self.ledger.totals.incidents.wants_costs:
+            return
+        try:
             lost = await run_in_thread(lost_in, self.log_dir, record)
+        except (RecordRejected, OSError) as error:
+            self.ledger.note(CostsUnknown(record.round, str(error)))
+        else:
             self.ledger.note(StepsLost(record.round, lost))
 
     def _note(self, outcome: RoundOutcome, begun_s: float | None, closed_s: float | None) -> None:
@@ -149,6 +155,23 @@ class RoundRecords:
             self._codec = record.codec
         if loss is not None:
             self.reports.post({"loss/round": loss, "samples": float(progress.samples)})
+
+
+async def write(outcome: RoundOutcome, log_dir: Path, ledger: Ledger) -> None:
+    """Write a record, and say so where the disk takes long. It is not left undone, whatever is cancelled.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    record = outcome.record
+    slow = RecordAwaited(record.round, str(log_dir), _SLOW_S)
+    # The event loop has connections to keep meanwhile.
+    said = asyncio.get_running_loop().call_later(_SLOW_S, ledger.note, slow)
+    try:
+        with anyio.CancelScope(shield=True):
+            await run_in_thread(write_round, log_dir, record, outcome.signed)
+    finally:
+        said.cancel()
 
 
 async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledger) -> bool:

@@ -214,7 +214,7 @@ class ClientFacts:
 
     @property
     def is_unfed(self) -> bool:
-        return not self.data.is_up
+        return not self.data.feeds
 
     @property
     def is_refused(self) -> bool:

@@ -33,7 +33,7 @@ from shoal.control.dht_lookup import Found, QuickLookup
 from shoal.control.greeting import Greeter, new_question
 from shoal.control.keyed_protocol import members_of
 from shoal.control.lost_peers import LostPeers
-from shoal.control.maddrs import check_port_free, outward, peer_in
+from shoal.control.maddrs import check_port_free, is_loopback, outward, peer_in
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import TTL_S, VerifiedRecord, require_small
 from shoal.errors import BootstrapError, InvariantViolation
@@ -61,7 +61,8 @@ class DhtNode:
 
     Attributes:
         checker: verifies what others store here or answer, and counts what it drops.
-        maddrs: where others can join through this node, as of its last start.
+        maddrs: where others can join through this node, as of when it has stored something last: the network of the
+            host may give it another address at any time.
     """
 
     peer_id: PeerId
@@ -230,6 +231,14 @@ class DhtNode:
             return ()
         return tuple(str(maddr) for maddr in await self._daemon.get_visible_maddrs(latest=True))
 
+    async def _look_where_it_is(self) -> None:
+        with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S):
+            found = outward(await self.visible_maddrs())
+            # Without a network it will most likely be again where it was.
+            is_known = not all(map(is_loopback, found)) or all(map(is_loopback, self.maddrs))
+            if found and is_known and set(found) != set(self.maddrs):
+                self.maddrs = found
+
     async def prefixes_of(self, peers: Iterable[str]) -> list[str | None]:
         """Return the prefixes of the swarms of those peers who tell theirs; None is of one with another swarm key."""
         found: list[str | None] = []
@@ -281,6 +290,7 @@ class DhtNode:
             RecordRejected: it is too large.
         """
         require_small(topic, value)
+        await self._look_where_it_is()
         node, lookup, subkey = self._node, self._lookup, str(peer or self.peer_id)
         if node is None or lookup is None:
             return False

@@ -12,7 +12,6 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -20,6 +19,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from shoal.clock import SystemClock
 from shoal.control.record_checker import RecordChecker
 from shoal.control.records import VerifiedRecord, require_small
 from shoal.control.registry import Reachable
@@ -33,6 +33,7 @@ _MOST_VALUES = 4096
 """Of an answer: each has 8 KiB at most."""
 _WORD_TIMEOUT_S = 5.0
 """A process that is not frozen says something at once."""
+_NO_ROOM_PAUSE_S = 0.2
 _ANSWER_TIMEOUT_S = 15.0
 """Of a node that asks others, which takes milliseconds, and seconds where peers are gone."""
 
@@ -111,9 +112,20 @@ async def node_served(node: Node, path: Path) -> AsyncGenerator[None]:
         await anyio.create_unix_listener(path, mode=0o600) as listener,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(listener.serve, partial(_serve, node))
+        tasks.start_soon(_accept, listener, node, tasks)
         yield
         tasks.cancel_scope.cancel()
+
+
+async def _accept(listener: anyio.abc.SocketListener, node: Node, tasks: anyio.abc.TaskGroup) -> None:
+    """Serve who dials, until cancelled; where no more files may be opened, who dials waits until there is room."""
+    while True:
+        try:
+            stream = await listener.accept()
+        except anyio.BrokenResourceError:
+            await SystemClock().sleep_s(_NO_ROOM_PAUSE_S)
+        else:
+            tasks.start_soon(_serve, node, stream)
 
 
 def is_own_process(stream: anyio.abc.SocketStream) -> bool:

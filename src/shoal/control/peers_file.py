@@ -60,7 +60,11 @@ class PeersFile:
             self._is_failing = False
 
 
-async def keep_peers_file(file: PeersFile, membership: Membership, own: Sequence[str] = ()) -> None:
+def _none() -> Sequence[str]:
+    return ()
+
+
+async def keep_peers_file(file: PeersFile, membership: Membership, own: Callable[[], Sequence[str]] = _none) -> None:
     """Keep a file true, for ever; see `joinable`."""
     async for maddrs in joinable(membership, own):
         await anyio.to_thread.run_sync(file.write, maddrs)
@@ -73,16 +77,16 @@ def read_peers_file(log_dir: Path) -> tuple[str, ...]:
     return ()
 
 
-async def joinable(membership: Membership, own: Sequence[str] = ()) -> AsyncGenerator[tuple[str, ...]]:
+async def joinable(membership: Membership, own: Callable[[], Sequence[str]] = _none) -> AsyncGenerator[tuple[str, ...]]:
     """Yield the addresses at which the swarm can be joined: now, and again after each change.
 
     Args:
-        own: addresses that come first, whatever the view says.
+        own: returns addresses that come first, whatever the view says.
     """
     last: tuple[str, ...] = ()
     while True:
         known = membership.view.maddrs
-        listed = tuple(dict.fromkeys((*own, *known)))[:MAX_LISTED]
+        listed = tuple(dict.fromkeys((*own(), *known)))[:MAX_LISTED]
         # Nobody is seen while this host is cut off: where others were is how it finds back.
         if known and listed != last:
             last = listed

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,6 +43,7 @@ from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.feed import (
     Acknowledge,
+    BatchesAwaited,
     BatchReady,
     DataHello,
     GiveBack,
@@ -72,6 +74,10 @@ MIN_READ_SAMPLES = 64
 
 MAX_WAITING = 4096
 """Requests that may wait at the same time; more are refused."""
+
+LATE_S = 1.0
+"""So long may nobody have a batch while somebody waits for one, until the client is told: it ends no round for want of
+samples."""
 
 _TICKET_BITS = 60
 _MAX_STREAM_BATCH = 1 << 40
@@ -172,6 +178,9 @@ class DataService:
         self._awaited: dict[int, int] = {}
         self._hellos: dict[int, tuple[PeerId, DataHello]] = {}
         self._num_ahead = 2
+        # Since when somebody waits and nothing was handed over, also over the end of a round.
+        self._awaited_since_s: float | None = None
+        self._is_late = False
 
     @property
     def max_read_samples(self) -> int:
@@ -193,6 +202,8 @@ class DataService:
                 self._resume()
                 train, holdout = self._dataset.train.num_samples, self._dataset.holdout.num_samples
                 self._endpoint.post(peer, HoldoutInfo(train, holdout, self.max_read_samples))
+                if self._is_late and peer == self._client:
+                    self._endpoint.post(peer, BatchesAwaited(True))
             case Lease():
                 self._lease(peer, message)
             case ReadTrain():
@@ -245,7 +256,23 @@ class DataService:
                 if self._windows is not None:
                     urgent, ahead = self._arrived(self._windows, urgent, ahead)
                 self.preparer.start(urgent, ahead)
-                await changed.wait()
+                with anyio.move_on_after(self._tell_if_late()):
+                    await changed.wait()
+
+    def _tell_if_late(self) -> float:
+        """Tell the client whether nobody can train for want of samples; return after how many seconds to look again."""
+        waits, now_s = bool(self._waiters), self._clock.now_s()
+        if waits and self._awaited_since_s is None:
+            self._awaited_since_s = now_s
+        has_some = any(holding.lease is not None for holding in self._holdings.values())
+        left_s = math.inf
+        if waits and not has_some and self._awaited_since_s is not None:
+            left_s = self._awaited_since_s + LATE_S - now_s
+        is_late = left_s <= 0
+        if is_late != self._is_late and self._client is not None:
+            self._is_late = is_late
+            self._endpoint.post(self._client, BatchesAwaited(is_late))
+        return math.inf if is_late else left_s
 
     def _tell_of_windows(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         def tell() -> None:
@@ -418,6 +445,7 @@ class DataService:
 
     def _hand_over(self, waiter: _Waiter, place: int) -> None:
         content = waiter.content
+        self._awaited_since_s = None
         places = self._layout.tensor_places(self.pool.offset_bytes(place), content.num_samples)
         ticket = next(self._tickets)
         self._holdings[ticket] = _Holding(waiter.peer, waiter.lease, place)

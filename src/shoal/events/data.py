@@ -38,6 +38,16 @@ class DataServerDialledAgain(Event, frozen=True, tag="data_server.dialled_again"
     waiting: int
 
 
+class DataAwaited(Event, frozen=True, tag="data.awaited"):
+    """Nothing has been trained for a while for want of samples; said again and again. No round ends meanwhile."""
+
+    level = WARNING
+    says = "training has stood still for {waited_s} s: no samples come from the data server"
+    why = "The data server is being started again, or the disk, network or stream that it reads from gives nothing."
+    do = "Nothing is lost, and it goes on with the first samples; `shoal logs` has what the data server says."
+    waited_s: int
+
+
 class LeaseDenied(Event, frozen=True, tag="lease.denied"):
     """A trainer gets no batch for a step."""
 

@@ -15,6 +15,17 @@ class SwarmOpen(Event, frozen=True, tag="swarm.open"):
     initial_peers: tuple[str, ...]
 
 
+class SwarmMoved(Event, frozen=True, tag="swarm.moved"):
+    """The first peer of the swarm is at other addresses than before; what is announced on the local network says so.
+
+    Its host's network has given it another address, or it was started again.
+    """
+
+    says = "other hosts find this one at other addresses now: invitations and lines of before do not lead here any more"
+    do = "Join further hosts by the lines that follow; hosts that have joined find the way themselves."
+    initial_peers: tuple[str, ...]
+
+
 class RunEndedByError(Event, frozen=True, tag="run.failed"):
     """The run on this host ends without its result."""
 

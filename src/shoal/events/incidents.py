@@ -182,6 +182,17 @@ class StepsLost(Event, frozen=True, tag="steps.lost"):
     lost: tuple[LostSteps, ...]
 
 
+class CostsUnknown(Event, frozen=True, tag="costs.unknown"):
+    """A record is written down, and a file that tells what a loss has cost cannot be read; the run goes on."""
+
+    level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "the disk does not give it, or it was changed, cut short or taken away"
+    do: ClassVar[str] = "restore it from a copy before the run ends: the summary counts by it"
+    says: ClassVar[str] = "what was lost until round {round} is not known: {reason}"
+    round: int
+    reason: str
+
+
 class LossExplained(Event, frozen=True, tag="loss.explained"):
     """A server that was lost has said what it had counted, and from that it is known what had happened to it."""
 

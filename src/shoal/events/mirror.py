@@ -75,6 +75,17 @@ class CheckpointFailed(Event, frozen=True, tag="checkpoint.failed"):
     reason: str
 
 
+class CheckpointStalled(Event, frozen=True, tag="checkpoint.stalled"):
+    """A checkpoint is being written, and its disk takes nothing. At the end of a run it is waited for no longer."""
+
+    level = WARNING
+    why = "the disk, or the network that it is behind, does not answer"
+    do = "look after the disk; the run trains on, and --checkpoint-dir gives its next start another one"
+    says = "no checkpoint is written: the disk of {location} has taken nothing for {waited_s:.0f} s"
+    location: str
+    waited_s: float
+
+
 class LastCheckpointAwaited(Event, frozen=True, tag="checkpoint.last_awaited"):
     """The run ends, and mirrors are still writing the checkpoint of its last record."""
 

@@ -221,6 +221,18 @@ class RoundSlow(Event, frozen=True, tag="round.slow"):
     waited_s: float
 
 
+class RecordAwaited(Event, frozen=True, tag="record.awaited"):
+    """A round is averaged, and the next one begins when its record is on the disk, which takes long."""
+
+    level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "the disk, or the network that it is behind, does not answer, or is very slow"
+    do: ClassVar[str] = "look after the disk; nothing is lost, and training goes on when it has the record"
+    says: ClassVar[str] = "the run waits for its disk: record {round} is not in {folder} after {waited_s:g} s"
+    round: int
+    folder: str
+    waited_s: float
+
+
 class RoundNotWritten(Event, frozen=True, tag="round.not_written"):
     """The client ends, and the disk has not taken the last record in time."""
 
@@ -344,10 +356,11 @@ class ModelWritten(Event, frozen=True, tag="model.left"):
 
 
 class ModelMissing(Event, frozen=True, tag="model.not_left"):
-    """The run leaves no model."""
+    """The run leaves no model. It has ended as well or badly as without that."""
 
-    level: ClassVar[int] = logging.ERROR
-    why: ClassVar[str] = "its parameters have not come from the servers in time, or could not be written"
+    level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "its parameters have not come in time, have no room in memory, or could not be written"
+    do: ClassVar[str] = "`shoal export CHECKPOINT --to FOLDER` makes one of the last checkpoint, on any host"
     says: ClassVar[str] = "no model is left: {reason}"
     reason: str
 

@@ -10,12 +10,14 @@ of a run that ends, however that comes about: its members hold what they knew at
 it is told what was kept of it.
 
 One is written at a time. One that cannot be written is said once, and the next one is tried when it is due; what was
-written before stays. Nothing that trains waits for any of this.
+written before stays. Nothing that trains waits for any of this. A disk that takes nothing for long is not waited for
+at the end of a run: that is said, and the thread that hangs in it ends with its process.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,6 +29,7 @@ from torch import Tensor
 
 from shoal.averaging.inner_fetch import InnerFetch
 from shoal.averaging.replica_state import OuterState
+from shoal.averaging.stage_fetch import state_bytes
 from shoal.checkpoint.model_folder import configuration_with_cut
 from shoal.checkpoint.model_layout import StageLayout
 from shoal.checkpoint.store import Checkpoint, CheckpointStore, KeepPolicy, StagePart, Written
@@ -34,7 +37,7 @@ from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.errors import ShoalError, StateMismatch, StorageError
 from shoal.events.base import emit, tell
-from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointWritten, InnerMissing
+from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointStalled, CheckpointWritten, InnerMissing
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
 from shoal.swarm.keep_rule import KeepRule
@@ -50,6 +53,10 @@ _OVERDUE = 2
 _MOST_SLOTS: Final[Mapping[str, int | None]] = {"all": None, "first": 1, "none": 0}
 _MAX_COUNTED = 4
 """A mirror is behind the client by a few records at most, or it waits for the next one."""
+_PATIENCE_S: Final = 60.0
+"""So long may a disk take nothing; longer where a file is large, which is forced to the disk as a whole."""
+_SLOWEST_BYTES_PER_S: Final = 10e6
+_LOOK_S: Final = 1.0
 
 
 def kept_of(config: Config) -> KeepPolicy:
@@ -104,11 +111,15 @@ class Checkpoints:
     _failure: str = ""
     _num_missing: int = 0
     _is_failing: bool = False
+    _stirred_s: float = math.inf  # when the disk has last taken something; infinite while it is asked for nothing
+    _stalled: str = ""
+    _finishing: anyio.CancelScope | None = None
     _writing: anyio.Lock = field(default_factory=anyio.Lock)
     _changed: Signal = field(default_factory=Signal)
 
     def __post_init__(self) -> None:
         self._overdue = KeepRule.of(self.config, _OVERDUE)
+        self._reached, self.store.reached = self.store.reached, self._taken
 
     def counted(self, message: RunCounts) -> None:
         """The client begins the round after a record."""
@@ -123,6 +134,8 @@ class Checkpoints:
             self._last = self._asks = message.record_hash
             if self._newest is not None:
                 self.held(self._newest)
+            if self._stalled:
+                self._settle_last()
         self._changed.notify()
 
     def idle(self) -> None:
@@ -145,29 +158,70 @@ class Checkpoints:
 
     async def run(self) -> None:
         """Write what is due, until cancelled."""
-        while True:
-            while self._due is not None and self._due.hash in self._counted:
-                due, self._due = self._due, None
-                await self._write(due)
-            self._settle_last()
-            await self._changed.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_disk)
+            while True:
+                while self._due is not None and self._due.hash in self._counted:
+                    due, self._due = self._due, None
+                    await self._write(due)
+                self._settle_last()
+                await self._changed.wait()
 
     async def finish(self) -> None:
-        """Write the newest record, unless it is written or D_0 was never told; wait for what is being written."""
+        """Write the newest record, unless it is written or D_0 was never told; wait for what is being written.
+
+        To be called while `run` runs.
+
+        Raises:
+            StorageError: the disk takes nothing.
+        """
         newest, self._due = self._newest or self._due, None
-        async with self._writing:
-            pass
-        if newest is not None and newest.hash != self._done and self._genesis:
-            self._asks = newest.hash
-            await self._write(newest)
+        with anyio.CancelScope() as self._finishing:
+            if self._stalled:
+                self._finishing.cancel()
+            async with self._writing:
+                pass
+            if newest is not None and newest.hash != self._done and self._genesis:
+                self._asks = newest.hash
+                await self._write(newest)
+        if self._finishing.cancelled_caught:
+            raise StorageError(self._stalled)
+
+    async def _watch_disk(self) -> None:
+        """Say that the disk takes nothing, and wait for it no longer where the run ends."""
+        while True:
+            # Each request to a store ends in time.
+            while math.isinf(self._stirred_s) or "://" in self.config.checkpoint_location:
+                await self._changed.wait()
+            patience_s = _PATIENCE_S + max(map(state_bytes, self.layouts())) / _SLOWEST_BYTES_PER_S
+            left_s = self._stirred_s + patience_s - self.clock.now_s()
+            if left_s <= 0 and not self._stalled:
+                location = self.config.checkpoint_location
+                self._stalled = f"the disk of {location} has taken nothing for {patience_s:.0f} s"
+                tell(logger, CheckpointStalled(location, patience_s), self.notice)
+                self._settle_last()
+                if self._finishing is not None:
+                    self._finishing.cancel()
+            await self.clock.sleep_s(max(min(left_s, patience_s), _LOOK_S))
+
+    def _taken(self, point: str, round: int) -> None:
+        """The disk has taken something; called in the thread that writes."""
+        self._stir(self.clock.now_s())
+        self._reached(point, round)
+
+    def _stir(self, at_s: float = math.inf) -> None:
+        """The disk has taken something, or is asked for nothing."""
+        self._stirred_s, self._stalled = at_s, ""
 
     def _settle_last(self) -> None:
         """Say what was kept of the last record, once nothing more comes of it."""
         is_here = self._newest is not None and self._newest.hash == self._last
-        if not self._last or not (is_here or self.is_idle()):
+        if not self._last or not (is_here or self.is_idle() or self._stalled):
             return
         if self._last == self._done:
             lacks = self._lacks
+        elif self._stalled:
+            lacks = self._stalled
         else:
             lacks = self._failure if is_here else "its mirror could not get the state of every stage"
         last, self._last = self._last, ""
@@ -179,17 +233,22 @@ class Checkpoints:
             begun_s = self.clock.now_s()
             if whole.hash == self._done:
                 return  # the run has ended while it was being written
-            if await anyio.to_thread.run_sync(self._is_there, whole):
-                self._done, self._lacks = whole.hash, ""
-                return
             self._num_missing, is_wanted = 0, self._is_wanted(whole)
+            self._stir(begun_s)
+            self._changed.notify()
             try:
-                written = await anyio.to_thread.run_sync(self._store, whole)
+                # A thread that hangs in a disk is left behind: it ends with this process.
+                written = await anyio.to_thread.run_sync(self._store, whole, abandon_on_cancel=True)
             except ShoalError as error:
+                self._stir()
                 self._failure = str(error)
                 if not self._is_failing:
                     tell(logger, CheckpointFailed(round, str(error)), self.notice)
                 self._note_failing(is_failing=True)
+                return
+            self._stir()
+            if written is None:
+                self._done, self._lacks = whole.hash, ""
                 return
             self._done, self._lacks = whole.hash, self._missing(is_wanted=is_wanted)
             self._note_failing(is_failing=False)
@@ -209,7 +268,10 @@ class Checkpoints:
         except (StateMismatch, StorageError):
             return False
 
-    def _store(self, whole: WholeRecord) -> Written:
+    def _store(self, whole: WholeRecord) -> Written | None:
+        """Write a checkpoint; None: it is there."""
+        if self._is_there(whole):
+            return None
         checkpoint = Checkpoint(
             signed=whole.signed,
             genesis=self._genesis,
@@ -228,7 +290,9 @@ class Checkpoints:
             return
         for slot, peer in [(slot, peer) for its, slot, peer in self._givers(whole) if its == stage]:
             num_parameters = self.layouts()[stage].parameters.numel
+            self._stir()  # of a member the disk knows nothing
             content = anyio.from_thread.run(self.inner.fetch, peer, stage, whole.hash, num_parameters)
+            self._stir(self.clock.now_s())
             if content is None:
                 self._num_missing += 1
                 emit(logger, InnerMissing(whole.record.round, stage, peer))

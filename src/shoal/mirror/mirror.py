@@ -150,7 +150,11 @@ class Mirror:
                 tasks.start_soon(self._checkpoints.run)
 
     async def finish(self) -> None:
-        """The run ends, or this mirror: write the last checkpoint."""
+        """The run ends, or this mirror: write the last checkpoint.
+
+        Raises:
+            StorageError: its disk takes nothing.
+        """
         if self._checkpoints is not None:
             await self._checkpoints.finish()
 

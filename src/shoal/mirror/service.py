@@ -47,6 +47,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     Raises:
         BootstrapError: no initial peer answered.
         ConfigError: a port to listen on is taken.
+        StorageError: the last checkpoint was to be written, and its disk takes nothing.
     """
     spec = RoleStart.begun(payload)
     mirrors: list[Mirror] = []

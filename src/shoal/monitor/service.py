@@ -14,7 +14,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.config import Config, published_values
 from shoal.control.counter_report import client_hop, counters_reported
 from shoal.control.join import open_host_registry
-from shoal.control.maddrs import outward
+from shoal.control.membership import Membership
 from shoal.control.peers_file import PeersFile, keep_peers_file
 from shoal.control.records import MonitorRecord
 from shoal.control.role_start import MonitorSpec, open_role_endpoint
@@ -74,7 +74,7 @@ async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock
                 endpoint.metrics,
             ) as (node, registry),
         ):
-            maddrs = outward(await node.visible_maddrs())
+            maddrs = node.maddrs
             await anyio.to_thread.run_sync(peers_file.write, maddrs)
             registry.advertise(MonitorRecord(endpoint.addresses, joined_unix_s))
             control.tell(MonitorReady(maddrs))
@@ -82,13 +82,30 @@ async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock
             async with reported, anyio.create_task_group() as tasks:
                 tasks.start_soon(registry.run)
                 tasks.start_soon(gatherer.follow, registry)
-                tasks.start_soon(keep_peers_file, peers_file, registry.membership, maddrs)
+                tasks.start_soon(keep_peers_file, peers_file, registry.membership, lambda: node.maddrs)
+                tasks.start_soon(moves_told, registry.membership, lambda: node.maddrs, maddrs, control)
                 tasks.start_soon(gatherer.report, control)
                 tasks.start_soon(gatherer.export)
                 await dispatch(endpoint, (gatherer,))
     finally:
         with anyio.CancelScope(shield=True):
             await gatherer.aclose()
+
+
+async def moves_told(
+    membership: Membership, where: Callable[[], tuple[str, ...]], told: tuple[str, ...], control: RoleControl
+) -> None:
+    """Tell the launcher whenever this host has lost an address: others join at those that it has then.
+
+    Args:
+        where: returns the addresses; own records, which come into the membership, have them as well.
+        told: those that it knows.
+    """
+    while True:
+        await membership.changed()
+        if set(told) - set(now := where()):
+            told = now
+            control.tell(MonitorReady(told))
 
 
 async def _known_before(peers_file: PeersFile, control: RoleControl) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ class RunFacts(Protocol):
         is_handing_over: whether the last state of a stage is being fetched from a server that leaves.
         is_letting_go: whether a server that may leave has not ended yet.
         stuck: stages that have no replica which takes part.
-        is_unfed: whether nobody hands out samples, since the data server is lost.
+        is_unfed: whether nobody gets samples, since the data server is lost or has none.
         is_refused: whether all trainers that have something left wait: servers refuse their steps, or they reach none.
         unmirrored: mirrors that can be reached, each with every stage that it lacks of the record that stands.
         durations_s: of the rounds so far.

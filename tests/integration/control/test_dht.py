@@ -389,6 +389,25 @@ async def test_a_node_alone_is_revived_alone_and_elsewhere_if_its_port_is_taken(
         assert node.alive
 
 
+async def test_a_node_whose_host_gets_another_address_is_there_and_without_a_network_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = Identity.generate()
+    async with await _node(tmp_path, key) as node:
+        (loopback,) = node.maddrs
+        moved = loopback.replace("127.0.0.1", "192.0.2.7")
+        looks = {(): loopback, (loopback, moved): moved, (moved,): moved, (loopback,): moved}
+        for number, (seen, expected) in enumerate(looks.items(), 1):
+
+            async def visible_maddrs(seen: tuple[str, ...] = seen) -> tuple[str, ...]:
+                return seen
+
+            monkeypatch.setattr(node, "visible_maddrs", visible_maddrs)
+            expires_unix_s = CLOCK.unix_s() + 10 * number
+            await node.store("stage.0", _sealed(key, expires_unix_s), expires_unix_s)
+            assert node.maddrs == (expected,)
+
+
 async def _lose_daemon(node: DhtNode) -> None:
     (pid,) = _daemons(node.peer_id)
     os.kill(pid, signal.SIGKILL)

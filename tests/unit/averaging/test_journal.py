@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.averaging import journal
 from shoal.averaging.audit import audit, audit_of
 from shoal.averaging.journal import (
     Genesis,
@@ -129,6 +130,20 @@ def test_steps_are_one_line_each_with_peer_and_stage(tmp_path: Path) -> None:
     ]
     assert lines[0].entry == entry(0, 0, 4)
     assert len((tmp_path / "steps/round_0001.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_disk_that_fails_as_logs_become_those_of_a_record_is_said_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, signed = make_record(1, [SampleRange(0, 0, 4)])
+    keep_steps(tmp_path, 1, record_hash(signed), {PeerId("a"): (0, (entry(0, 0, 4),))})
+
+    def fail(_: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(journal, "sync_directory", fail)
+    with pytest.raises(StorageError, match=r"round_0001.jsonl \(Input/output error\): without its records"):
+        write_round(tmp_path, record, signed)
 
 
 def test_a_finished_round_without_logs_keeps_those_written_before(tmp_path: Path) -> None:

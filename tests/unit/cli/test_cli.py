@@ -52,6 +52,21 @@ def test_an_error_is_its_sentence_and_its_name_where_it_has_none(error: ShoalErr
     assert capsys.readouterr().err == f"shoal: error: {said}\n"
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_what_a_disk_says_is_a_sentence_with_its_file(is_grouped: bool, capsys: Capture) -> None:
+    full = OSError(28, "No space left on device", "/logs/x")
+    assert guarded(_raising(ExceptionGroup("of a task group", [full]) if is_grouped else full)) == 1
+    assert capsys.readouterr().err == "shoal: error: /logs/x: No space left on device\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_standard_output_cannot_write_is_a_question_mark(encoding: str) -> None:
+    code = "from shoal.cli.output import lenient_stdout; lenient_stdout(); print('caf\\u2026 \\udcff')"
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
+    assert (done.stdout, done.stderr) == (b"caf? ?\n", b"")
+
+
 def test_bugs_keep_their_traceback() -> None:
     with pytest.raises(InvariantViolation):
         guarded(_raising(InvariantViolation("x")))

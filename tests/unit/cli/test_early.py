@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from shoal.cli.early import EarlyStart
+from shoal.cli import early as early_module
+from shoal.cli.early import EarlyStart, early_start
 from shoal.config import Config
+from shoal.errors import RemoteError
 
 _HF: dict[str, Any] = {"model": {"family": "hf", "extra": {"model_type": "qwen3"}}}
 
@@ -28,3 +31,16 @@ def test_what_a_model_needs_is_imported_once_for_all_roles(values: dict[str, Any
     early = EarlyStart(cast(Any, None), cast(Any, SimpleNamespace(preload=asked.extend)), cast(Any, None))
     early.preload_for(Config.model_validate(values))
     assert asked == expected
+
+
+def test_a_system_that_refuses_another_process_is_a_sentence_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(early_module, "ForkServers", refused)
+    with pytest.raises(RemoteError, match=r"Resource temporarily unavailable.*ulimit -u"), early_start():
+        pass
+    assert not [path for path in tmp_path.glob("shoal-*/*") if path.is_dir()]

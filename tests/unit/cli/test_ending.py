@@ -99,3 +99,18 @@ def test_a_run_that_was_interrupted_and_has_a_checkpoint_can_go_on(is_local: boo
 def test_of_a_run_that_failed_the_warnings_come_first_and_no_model_is_offered() -> None:
     lines = list(next_lines(load_config(), {"samples": 0, "model": None}, "no", Path("/logs/r"), is_local=True))
     assert lines == ["next: shoal logs /logs/r --level warning", "      shoal events /logs/r"]
+
+
+def test_of_a_run_that_is_done_and_has_left_no_model_it_is_said_how_the_last_checkpoint_becomes_one(
+    tmp_path: Path,
+) -> None:
+    for round in (9, 12):
+        (tmp_path / f"round_{round:06d}").mkdir()
+    summary = {"samples": 5, "model": None, "exit": "done"}
+    config = load_config(None, {"model": {"family": "theirs.model:Mlp"}}, {})
+    [export, *_] = next_lines(config, summary, None, Path("/logs/r"), is_local=True, checkpoints=str(tmp_path))
+    assert export == f"next: shoal export {tmp_path}/round_000012 --to model --family theirs.model:Mlp"
+    assert problem_of(export.removeprefix("next:").strip()) is None
+    for more, place in (({"exit": "interrupted"}, str(tmp_path)), ({}, "s3://bucket/r"), ({}, None)):
+        lines = next_lines(config, summary | more, None, Path("/logs/r"), is_local=True, checkpoints=place)
+        assert not [line for line in lines if "shoal export" in line]

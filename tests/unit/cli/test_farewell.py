@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -10,8 +11,13 @@ import pytest
 from tests.alongside import alongside, until
 
 from shoal.cli import farewell
+from shoal.cli.exits import DONE, FAILED, INTERRUPTED
 from shoal.cli.farewell import Farewell
+from shoal.cli.local import HostRun
+from shoal.clock import SystemClock
+from shoal.config import load_config
 from shoal.errors import ConnectionLost
+from shoal.ids import RunId
 from shoal.runtime.launcher_messages import StopRole
 from shoal.runtime.role_handle import RoleHandle
 
@@ -67,3 +73,28 @@ async def test_one_that_does_not_serve_or_that_there_is_not_is_not_waited_for() 
     await Farewell().take(handle(role))
     await Farewell().take(None)
     assert role.told == []
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "hindered", "ends_with", "failure"),
+    [
+        (DONE, "", DONE, None),
+        (DONE, "the disk takes nothing", FAILED, "the last checkpoint is not written: the disk takes nothing"),
+        (INTERRUPTED, "the disk takes nothing", INTERRUPTED, None),
+    ],
+)
+async def test_a_run_whose_last_checkpoint_a_disk_does_not_take_ends_with_an_exit_code_that_says_it(
+    tmp_path: Path, exit_code: int, hindered: str, ends_with: int, failure: str | None
+) -> None:
+    host: Any = HostRun(load_config(), RunId("run"), tmp_path, SystemClock(), b"")
+    host.exit_code = exit_code
+
+    class Mirror(Role):
+        last_error = ""
+
+        def send(self, message: StopRole) -> None:
+            self.last_error, self.serves = hindered, False
+
+    host._mirror = Mirror()
+    await host._last_words()
+    assert (host.exit_code, host.failure) == (ends_with, failure)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
-from tests.alongside import alongside
+from tests.alongside import alongside, until
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client import data_link
 from shoal.client.data_link import DataLink
+from shoal.client.run_driver import ClientFacts
 from shoal.clock import SystemClock
-from shoal.events.data import SamplesUnknown
+from shoal.errors import RemoteProtocolError
+from shoal.events.data import DataAwaited, SamplesUnknown
 from shoal.events.losses import DataServerBack, LossFound
 from shoal.events.run import DataSized
 from shoal.events.trainers import DataServerFrozen
@@ -21,9 +24,18 @@ from shoal.runtime.launcher_messages import ReplaceDataServer
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.base import SampleRange, StepRange
-from shoal.wire.messages.feed import DataHello, HoldoutInfo, PauseLeases, PlanRound, RecordSamples, ResumeRound
+from shoal.wire.messages.feed import (
+    BatchesAwaited,
+    DataHello,
+    HoldoutInfo,
+    PauseLeases,
+    PlanRound,
+    RecordSamples,
+    ResumeRound,
+)
 
 CLIENT, SERVER = PeerId("client"), PeerId("data")
+NOBODY: Any = None
 
 
 class Desk:
@@ -157,3 +169,51 @@ async def test_a_data_server_is_told_of_no_samples_that_its_data_do_not_have() -
     ]
     said = [event for event in desk.ledger.noted if isinstance(event, SamplesUnknown)]
     assert said == [SamplesUnknown((1 << 40) - 64 + 1, 64)]
+
+
+async def test_nobody_is_fed_while_the_data_server_is_lost_or_has_no_samples_for_who_asks() -> None:
+    desk = Desk()
+    facts = ClientFacts(NOBODY, NOBODY, NOBODY, NOBODY, NOBODY, desk.link, NOBODY, NOBODY)
+    assert not facts.is_unfed
+    desk.link.receive(Received(SERVER, BatchesAwaited(True)))
+    assert facts.is_unfed
+    desk.link.receive(Received(SERVER, BatchesAwaited(False)))
+    assert not facts.is_unfed
+    desk.link.receive(Received(SERVER, BatchesAwaited(True)))
+    desk.link.peer_lost(SERVER)
+    async with alongside(desk.link.run):
+        await desk.hello()
+        # The next one says so itself, if it has none either.
+        desk.link.receive(Received(SERVER, HoldoutInfo(1, 1, 1)))
+        assert not facts.is_unfed
+    with pytest.raises(RemoteProtocolError, match="BatchesAwaited from client"):
+        desk.link.receive(Received(CLIENT, BatchesAwaited(True)))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_that_samples_are_waited_for_is_said_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    monkeypatch.setattr(data_link, "_SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(data_link, "_FROZEN_S", 60.0)
+    desk = Desk()
+
+    def num_said() -> int:
+        return sum(isinstance(event, DataAwaited) for event in desk.ledger.noted)
+
+    async with alongside(desk.link.run):
+        if is_lost:
+            desk.link.peer_lost(SERVER)
+        else:
+            desk.link.receive(Received(SERVER, BatchesAwaited(True)))
+        await until(lambda: num_said() >= 3)
+        if is_lost:
+            await desk.hello()
+            desk.link.receive(Received(SERVER, HoldoutInfo(1, 1, 1)))
+        else:
+            desk.link.receive(Received(SERVER, BatchesAwaited(False)))
+        await anyio.wait_all_tasks_blocked()
+        before = num_said()
+        await anyio.wait_all_tasks_blocked()
+        assert num_said() == before
+    assert "training has stood still for 0 s: no samples come from the data server" in desk.ledger.said

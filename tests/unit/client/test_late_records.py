@@ -14,7 +14,13 @@ from tests.unit.client.noted import NotedLedger
 from shoal.averaging.coordinator import RoundOutcome
 from shoal.client import round_records
 from shoal.client.model_export import ModelExport
-from shoal.events.run import ModelFetching, RoundNotWritten
+from shoal.client.round_records import RoundRecords
+from shoal.errors import RecordRejected
+from shoal.events.base import Event
+from shoal.events.incidents import CostsUnknown
+from shoal.events.losses import LossFound
+from shoal.events.run import ModelFetching, RecordAwaited, RoundNotWritten
+from shoal.wire.messages.round import Record
 
 
 async def test_a_client_that_ends_does_not_wait_for_a_disk_that_does_not_answer(
@@ -29,6 +35,39 @@ async def test_a_client_that_ends_does_not_wait_for_a_disk_that_does_not_answer(
     finally:
         answers.set()
     assert ledger.noted == [RoundNotWritten(5, 0.01)]
+
+
+async def test_a_disk_that_takes_long_for_a_record_is_named_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, ledger, noted = threading.Event(), NotedLedger(), anyio.Event()
+    written: list[object] = []
+
+    def write_round(*arguments: object) -> None:
+        answers.wait()
+        written.append(arguments)
+
+    def note(event: Event) -> None:
+        ledger.noted.append(event)
+        noted.set()
+
+    monkeypatch.setattr(round_records, "write_round", write_round)
+    monkeypatch.setattr(round_records, "_SLOW_S", 0.01)
+    monkeypatch.setattr(ledger, "note", note)
+    outcome = cast(RoundOutcome, SimpleNamespace(record=SimpleNamespace(round=5), signed=None))
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(round_records.write, outcome, tmp_path, ledger)
+            await noted.wait()
+            assert (ledger.noted, written) == ([RecordAwaited(5, str(tmp_path), 0.01)], [])
+            tasks.cancel_scope.cancel()
+            answers.set()
+    finally:
+        answers.set()
+    assert len(written) == 1, "it is not left undone"
+    monkeypatch.setattr(round_records, "_SLOW_S", 60.0)
+    await round_records.write(outcome, tmp_path, ledger)
+    assert len(ledger.noted) == 1
 
 
 class _Ticks:
@@ -49,3 +88,23 @@ async def test_how_far_a_model_is_that_takes_long_to_fetch_is_said_again_and_aga
     with anyio.move_on_after(0.1):
         await ModelExport._say(cast(ModelExport, export), 100)
     assert ledger.noted == [ModelFetching(0.25, 100)] * 3
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(5, "Input/output error", "round_0003.jsonl"), RecordRejected("round_0003.jsonl is no step log")]
+)
+async def test_a_run_does_not_end_because_a_file_of_an_earlier_round_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(round_records, "lost_in", fail)
+    ledger = NotedLedger()
+    ledger.note(LossFound("data_server", "the data server", (0,), 5.0, 6.0))
+    monkeypatch.setattr(type(ledger.totals.incidents), "wants_costs", True)
+    records = SimpleNamespace(ledger=ledger, log_dir=tmp_path)
+    record = cast(Record, SimpleNamespace(round=7))
+    await RoundRecords._count_costs(cast(RoundRecords, records), record)
+    assert ledger.noted[-1] == CostsUnknown(7, str(error))
+    assert "round_0003.jsonl" in ledger.said[-2]

@@ -24,7 +24,9 @@ from shoal.wire.messages.round import StageHashes
 class Exports:
     """A finished run of one stage, whose state is fetched as told."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, log_dir: Path, fetched: BaseException | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, log_dir: Path, fetched: BaseException | None = None, deaths: int = 0
+    ) -> None:
         signed = signed_record(4, [StageHashes("", "", "")])
         monkeypatch.setattr(model_export, "last_record", lambda _: (open_record(signed), signed))
         monkeypatch.setattr(model_export, "stage_layouts", lambda _: [StageLayout.of(nn.Linear(3, 2))])
@@ -35,7 +37,8 @@ class Exports:
 
         self.ledger = NotedLedger()
         parts: Any = (SimpleNamespace(fetch=fetch, fetched_bytes=0), SimpleNamespace(state=lambda *_: None))
-        self.export = ModelExport(None, "run", log_dir, *parts, SetClock(), self.ledger)  # type: ignore[arg-type]
+        config: Any = None
+        self.export = ModelExport(config, "run", log_dir, *parts, SetClock(), self.ledger, deaths)
 
     async def reason(self) -> str:
         """Have it left, and return why it is not."""
@@ -67,3 +70,13 @@ async def test_memory_that_ends_meanwhile_is_the_reason(
 async def test_another_error_of_torch_is_a_defect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
         await Exports(monkeypatch, tmp_path, RuntimeError("size mismatch")).export.leave()
+
+
+async def test_a_third_client_does_not_try_what_has_killed_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    exports = Exports(monkeypatch, tmp_path, AssertionError("it is fetched"), deaths=2)
+    assert await exports.reason() == "2 clients were killed while they fetched it, mostly for want of memory"
+    [said, do] = exports.ledger.said
+    assert said.startswith("no model is left: 2 clients were killed")
+    assert "shoal export" in do
+    once = Exports(monkeypatch, tmp_path, MemoryError(), deaths=1)
+    assert await once.reason() == "the client's host has no memory left"

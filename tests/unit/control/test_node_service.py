@@ -182,3 +182,30 @@ async def test_a_process_that_is_silent_is_not_waited_for(tmp_path: Path, monkey
     async with await anyio.create_unix_listener(path), remote(path, alice.peer_id) as node:
         assert (node.is_known, node.is_up, node.alive) == (False, False, False)
         assert await node.get((TOPIC,), None) == ()
+
+
+async def test_a_process_that_may_open_no_more_files_serves_on_and_takes_who_has_dialled_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_service, "_NO_ROOM_PAUSE_S", 0.0)
+    real, num_refused = anyio.create_unix_listener, 0
+
+    async def listening(path: Path, mode: int) -> anyio.abc.SocketListener:
+        listener = await real(path, mode=mode)
+        accept = listener.accept
+
+        async def accept_when_there_is_room() -> anyio.abc.SocketStream:
+            nonlocal num_refused
+            num_refused += 1
+            if num_refused < 3:
+                raise anyio.BrokenResourceError from OSError(24, "Too many open files")
+            return await accept()
+
+        monkeypatch.setattr(listener, "accept", accept_when_there_is_room)
+        return listener
+
+    monkeypatch.setattr(node_service.anyio, "create_unix_listener", listening)
+    alice, path = Identity.generate(), tmp_path / "node"
+    async with node_served(Shelf(), path), remote(path, alice.peer_id) as node:
+        assert node.alive
+    assert num_refused >= 3

@@ -59,7 +59,7 @@ async def test_the_list_follows_the_view_with_the_own_address_first_and_survives
     membership, seen = Membership(SystemClock()), list[tuple[str, ...]]()
 
     async def follow() -> None:
-        async for maddrs in joinable(membership, ("/m1",)):
+        async for maddrs in joinable(membership, lambda: ("/m1",)):
             seen.append(maddrs)
 
     async with alongside(follow):

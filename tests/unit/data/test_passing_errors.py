@@ -14,7 +14,7 @@ import pytest
 
 from shoal.clock import SystemClock
 from shoal.config import Config
-from shoal.data import file_documents, passing_errors
+from shoal.data import passing_errors
 from shoal.data.catalog import open_source
 from shoal.data.clips import FileClips
 from shoal.data.fields import Fields
@@ -120,10 +120,7 @@ def test_pages_of_a_table_that_the_system_does_not_give_are_not_left_out(
         def iter_batches(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    class Package:
-        ParquetFile = Failing
-
-    monkeypatch.setattr(file_documents, "_pyarrow_parquet", lambda _: Package)
+    monkeypatch.setattr(parquet, "ParquetFile", Failing)
     documents = documents_here(Config.model_validate({"data": {"dataset_name": str(tmp_path)}}), None)
     assert documents is not None
     with pytest.raises(ConfigError, match=r"a\.parquet cannot be read \(Input/output error\)"):

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from tests.unit.data.host import host, key, labels_of, settle, train_passes
+from tests.unit.data.host import SERVER, Host, Numbers, host, key, labels_of, settle, train_passes
 from tests.windows import leased, num_free, num_preparing
 
-from shoal.data.feed import LeasedBatch
+from shoal.data import server
+from shoal.data.feed import Feed, LeasedBatch
+from shoal.data.fields import Fields
+from shoal.data.source import Array, DataSet, Indices
 from shoal.swarm.sample_ranges import count
+from shoal.transport.base import Received
 from shoal.wire.messages.base import SampleRange, StepRange
-from shoal.wire.messages.feed import PauseLeases, PlanRound, RecordSamples, ReleaseTrainer
+from shoal.wire.messages.feed import (
+    BatchesAwaited,
+    DataHello,
+    HoldoutInfo,
+    PauseLeases,
+    PlanRound,
+    RecordSamples,
+    ReleaseTrainer,
+)
 
 
 @pytest.mark.parametrize(("num_slots", "deterministic"), [(1, True), (2, True), (3, True), (1, False)])
@@ -245,3 +260,99 @@ async def test_a_batch_whose_asker_was_cancelled_goes_to_the_next_one() -> None:
         await feed.hello()
         await settle(lambda: leased(at.service.table) == {})
         assert await feed.lease(1, 0) is not None
+
+
+# -- samples that do not come
+
+
+class Withheld(Numbers):
+    """Numbers on a disk that gives nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+        self.is_given = threading.Event()
+        self.num_withheld = 0
+
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        if not self.is_given.is_set():
+            self.num_withheld += 1
+            self.is_given.wait()
+        super().read_into(indices, batch)
+
+
+@asynccontextmanager
+async def withheld() -> AsyncIterator[tuple[Host, Withheld, list[object]]]:
+    """A host with such a disk, and what its client is told."""
+    source, told = Withheld(), list[object]()
+
+    async def hear(at: Host) -> None:
+        async for event in at.client.events():
+            if isinstance(event, Received):
+                told.append(event.message)
+
+    async with host(dataset=DataSet("withheld", source, Numbers(8), num_classes=2000)) as at:
+        at.group.start_soon(hear, at)
+        try:
+            yield at, source, told
+        finally:
+            source.is_given.set()
+
+
+async def test_the_client_hears_that_nobody_can_train_for_want_of_samples_and_that_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "LATE_S", 0.0)
+    async with withheld() as (at, source, told):
+        at.tell(PlanRound(1, 1, StepRange(0, 2)))
+        at.group.start_soon(at.trainer(0).lease, 1, 0)
+        await settle(lambda: told == [BatchesAwaited(True)])
+        # A client that was started again knows nothing of it.
+        at.client.post(SERVER, DataHello(-1))
+        await settle(lambda: len(told) == 3)
+        assert isinstance(told[1], HoldoutInfo)
+        assert told[2] == BatchesAwaited(True)
+        source.is_given.set()
+        await settle(lambda: len(told) == 4)
+        assert told[3] == BatchesAwaited(False)
+
+
+async def test_the_end_of_a_round_is_no_end_of_waiting_for_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LATE_S", 3600.0)
+    async with withheld() as (at, _, told):
+        feed = at.trainer(0)
+        at.tell(PlanRound(1, 1, StepRange(0, 2)))
+        at.group.start_soon(feed.lease, 1, 0)
+        await settle(lambda: bool(at.service._waiters))
+        since_s = at.service._awaited_since_s
+        at.tell(RecordSamples(1, ()))
+        at.tell(PlanRound(2, 1, StepRange(2, 4)))
+        await settle(lambda: not at.service._waiters)
+        at.group.start_soon(feed.lease, 2, 2)
+        await settle(lambda: bool(at.service._waiters))
+        assert since_s is not None
+        assert at.service._awaited_since_s == since_s
+        assert told == [], "not yet"
+
+
+async def test_while_one_trains_another_one_that_waits_holds_no_round_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LATE_S", 0.0)
+    async with withheld() as (at, source, told):
+        source.is_given.set()
+        at.tell(PlanRound(1, 2, StepRange(0, 40)))
+        assert await at.trainer(0).lease(1, 0) is not None
+        source.is_given.clear()
+        await anyio.wait_all_tasks_blocked()
+        told.clear()
+
+        async def train(feed: Feed) -> None:
+            for number in range(40):
+                batch = await feed.lease(1, number)
+                assert batch is not None
+                feed.note(key(1, number), (), batch)
+                feed.acknowledge(key(1, number), batch, committed=True)
+
+        at.group.start_soon(train, at.trainer(1))
+        # What was prepared ahead is trained first.
+        await settle(lambda: bool(source.num_withheld and at.service._waiters))
+        await anyio.wait_all_tasks_blocked()
+        assert told == []

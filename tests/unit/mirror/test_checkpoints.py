@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.errors import StorageError
 from shoal.ids import PeerId
+from shoal.mirror import checkpoints
 from shoal.mirror.checkpoints import Checkpoints, WholeRecord, kept_of
 from shoal.wire.messages.mirror import LastKept, RunCounts
 
@@ -301,6 +303,75 @@ async def test_at_the_end_what_is_being_written_is_waited_for(desk: Desk) -> Non
         desk.store.may_write.set()
     assert ended == [10]
     assert desk.store.begun == [10]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disks are not waited for at all."""
+    monkeypatch.setattr(checkpoints, "_LOOK_S", 0.0)
+    monkeypatch.setattr(checkpoints, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(checkpoints, "_SLOWEST_BYTES_PER_S", 1e12)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("is_finishing", [False, True])
+async def test_a_disk_that_takes_nothing_is_said_and_at_the_end_not_waited_for(desk: Desk, is_finishing: bool) -> None:
+    desk.store.may_write.clear()
+    last, errors = whole(10), list[str]()
+
+    async def finish() -> None:
+        try:
+            await desk.checkpoints.finish()
+        except StorageError as error:
+            errors.append(str(error))
+
+    async with anyio.create_task_group() as tasks:
+        desk.hold(10)
+        if is_finishing:
+            tasks.start_soon(finish)
+            await until(lambda: bool(desk.store.begun))
+        else:
+            desk.checkpoints.counted(counted(last, is_last=True))
+        tasks.start_soon(desk.checkpoints.run)
+        await until(lambda: bool(desk.notices))
+        if not is_finishing:
+            await finish()
+        await until(lambda: bool(errors))
+        tasks.cancel_scope.cancel()
+    said = f"the disk of {desk.checkpoints.config.checkpoint_location} has taken nothing for 0 s"
+    assert desk.kept == ([] if is_finishing else [LastKept(last.hash, said)])
+    assert errors == [said]
+    assert desk.notices[0] == f"no checkpoint is written: {said}"
+    desk.store.may_write.set()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_disk_that_takes_something_again_is_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.store.may_write.clear()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.checkpoints.run)
+        desk.hold(10)
+        await until(lambda: bool(desk.notices))
+        monkeypatch.setattr(checkpoints, "_PATIENCE_S", 60.0)
+        desk.store.may_write.set()
+        await desk.written(10)
+        await desk.checkpoints.finish()
+        tasks.cancel_scope.cancel()
+    assert desk.store.rounds() == [10]
+
+
+async def test_while_a_member_is_silent_nothing_is_asked_of_the_disk(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stirred_s: list[float] = []
+
+    async def fetch(*_: object) -> None:
+        stirred_s.append(desk.checkpoints._stirred_s)
+
+    monkeypatch.setattr(desk.members, "fetch", fetch)
+    desk.hold(10)
+    await desk.checkpoints.finish()
+    assert stirred_s == [math.inf] * 4
 
 
 async def test_the_checkpoint_from_which_a_run_was_resumed_is_not_written_again(desk: Desk, tmp_path: Path) -> None:

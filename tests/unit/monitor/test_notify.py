@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,19 @@ def test_without_a_warning_nothing_is_started_and_of_a_flood_only_the_first_are_
     told = [json.loads(line)["number"] for line in heard.read_text().splitlines()]
     assert told == list(range(len(told)))
     assert 2 <= len(told) <= 3, "those that wait, and the one at work"
+
+
+def test_where_the_system_has_no_thread_for_a_moment_a_warning_is_not_told_and_the_next_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    heard = tmp_path / "heard"
+    told = NotifyCommand((sys.executable, "-c", _KEEP, str(heard)), lambda _: None)
+    with monkeypatch.context() as no_room:
+        no_room.setattr(threading.Thread, "start", refused)
+        told.event(noted_event(_line("WARNING", 1)))
+    told.event(noted_event(_line("WARNING", 2)))
+    assert told.close(LONG_S)
+    assert heard.read_bytes() == _line("WARNING", 2) + b"\n"

@@ -24,7 +24,7 @@ from shoal.cli.remote.plan import Installation, Wanted, client_name, problems_of
 from shoal.cli.remote.probe import UNITS, HostFacts, probe
 from shoal.cli.remote.ssh import Ssh, connections
 from shoal.cli.remote.unit_messages import AwaitPeers, LookAtUnits, Request, StartUnit, Unit, Units
-from shoal.cli.remote.units_there import ask_units
+from shoal.cli.remote.units_there import ask_units, running_of_other_kind, stop_other_kind
 from shoal.clock import Clock
 from shoal.control.swarm_status import SwarmStatus
 from shoal.errors import MALFORMED, HostFailed
@@ -35,6 +35,7 @@ _TRAINS_S: Final = 600.0
 _SERVERS_S: Final = 60.0
 """So long the rest of the servers is waited for, when the run trains."""
 _COMMAND_S: Final = 60.0
+_REPLACED_S: Final = 20.0
 _VALID: Final = "10m"
 _NO_SERVICES: Final = "it runs until this host restarts: its user has no systemd of their own"
 _NO_RESTART: Final = "it runs until this host restarts: `shoal up` starts it again then"
@@ -155,7 +156,8 @@ class BringUp:
         assert unit is not None
         if name in self.only:
             this_time = ("--resume",) if self.resumes else ()
-            await self._start(name, ssh, facts, unit, this_time=this_time, replaces=False)
+            if not await self._start(name, ssh, facts, unit, this_time=this_time, replaces=False):
+                return
         if self.is_dry or name in self._failed:
             return
         # Its own servers, too, wait for that.
@@ -198,23 +200,34 @@ class BringUp:
 
     async def _start(
         self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...] = ()
-    ) -> None:
+    ) -> bool:
+        """Have a unit run; return whether something runs now that can be asked as the file says."""
+        in_containers = self.wanted.file.image is not None
         if self.is_dry:
             await self._would_start(name, ssh, facts, unit, replaces=replaces, this_time=this_time)
-            return
+            return True
+        if not replaces and await running_of_other_kind(ssh, (unit.name,), in_containers=in_containers):
+            self._say_that_it_differs(name, unit)
+            return False
+        within_s = 2 * _COMMAND_S
+        if ended := await stop_other_kind(
+            ssh, (unit.name,), _REPLACED_S, in_containers=in_containers, within_s=within_s
+        ):
+            self.say(name, ended)
         # What podman runs for a user ends with the login as well, unless their services last.
         lasts = await self._has_lasting_systemd(ssh, facts)
-        by_systemd = lasts and self.wanted.file.image is None
+        by_systemd = lasts and not in_containers
         python = shlex.quote(self.wanted.python(name, facts))
-        done = await self._ask(ssh, StartUnit(unit, replaces, by_systemd, this_time), python, within_s=2 * _COMMAND_S)
+        done = await self._ask(ssh, StartUnit(unit, replaces, by_systemd, this_time), python, within_s=within_s)
         if done.differs:
             self._say_that_it_differs(name, unit)
         if done.changed:
             self._changed.add(name)
             self.say(name, f"{unit.name} {done.changed}")
             if unit.is_lasting and not by_systemd:
-                no_services = _NO_SERVICES if self.wanted.file.image is None else _NO_RESTART
+                no_services = _NO_RESTART if in_containers else _NO_SERVICES
                 self.say(name, _NOT_ALLOWED if facts.has_user_units and not lasts else no_services)
+        return True
 
     def _say_that_it_differs(self, name: str, unit: Unit) -> None:
         self._differs.add(name)
@@ -228,9 +241,15 @@ class BringUp:
         self, name: str, ssh: Ssh, facts: HostFacts, unit: Unit, *, replaces: bool, this_time: tuple[str, ...]
     ) -> None:
         """Say what a start would do to what runs there now."""
-        is_known = facts.installed or self.wanted.file.image is not None
+        in_containers = self.wanted.file.image is not None
+        is_known = facts.installed or in_containers
         [now] = (await self._ask(ssh, LookAtUnits((unit.name,)))).units if is_known else (None,)
-        if now is None or not now.is_running:
+        if await running_of_other_kind(ssh, (unit.name,), in_containers=in_containers):
+            if not replaces:
+                self._say_that_it_differs(name, unit)
+                return
+            verb = "restart"
+        elif now is None or not now.is_running:
             verb = "start"
         elif now.digest == unit.digest():
             self.say(name, f"{unit.name} would be left as it is")

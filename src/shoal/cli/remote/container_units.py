@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from shoal.cli.remote.container import ENGINE, MAKE_FOLDERS, MOST_STARTS, container_name
-from shoal.cli.remote.probe import UNITS
+from shoal.cli.remote.probe import BEGUN, UNITS
 from shoal.cli.remote.ssh import Done, Ssh, last_line
 from shoal.cli.remote.unit_messages import (
     AwaitPeers,
@@ -31,8 +31,6 @@ from shoal.errors import MALFORMED, HostFailed
 
 _LABEL: Final = "shoal.unit"
 """Of a container: the digest of the unit that it was started as."""
-_BEGUN: Final = "begun"
-"""In the folder of a unit: is as old as its container."""
 _RUNNING: Final = {"running", "restarting", "paused", "stopping"}
 _MARK: Final = "shoal-says"
 _KILLED: Final = 137
@@ -87,7 +85,7 @@ async def ask_containers(ssh: Ssh, request: Request, *, within_s: float) -> Unit
             return await _stop(ssh, request, within_s)
         case AwaitPeers():
             script = _PEERS.replace("FOLDER", f"{UNITS}/{request.name}").replace("NAME", container_name(request.name))
-            script = script.replace("SECONDS", f"{request.within_s:.0f}").replace("BEGUN", _BEGUN)
+            script = script.replace("SECONDS", f"{request.within_s:.0f}").replace("BEGUN", BEGUN)
             said = await _told(ssh, script, within_s)
             state, _ = await _look(ssh, request.name, 5, within_s)
             return Units((state,), changed="knows its addresses" if said.strip() else "")
@@ -125,7 +123,7 @@ def _start_script(unit: Unit, this_time: Sequence[str]) -> str:
         f'set -e\n{MAKE_FOLDERS} "$HOME/{UNITS}/{unit.name}/logs"\ncd "$HOME/{UNITS}/{unit.name}"\n{writes}'
         # One that has ended was kept for what it has said.
         f'"$engine" rm {container_name(unit.name)} > /dev/null 2>&1 || true\n'
-        f": > {_BEGUN}\n{shlex.join(argv)} < /dev/null > /dev/null\n"
+        f": > {BEGUN}\n{shlex.join(argv)} < /dev/null > /dev/null\n"
     )
 
 

@@ -6,9 +6,10 @@ import contextlib
 import re
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 import anyio
+import msgspec
 
 from shoal.cli.exits import DONE, FAILED
 from shoal.cli.output import on_one_line, table_lines, without_controls
@@ -18,13 +19,18 @@ from shoal.cli.remote.plan import client_name, servers_name
 from shoal.cli.remote.probe import UNITS
 from shoal.cli.remote.ssh import Ssh, connections
 from shoal.cli.remote.unit_messages import LookAtUnits, Request, StopUnits, Units, UnitState
-from shoal.cli.remote.units_there import NEWEST, ask_units
+from shoal.cli.remote.units_there import NEWEST, ask_units, stop_other_kind
 from shoal.clock import Clock, utc_iso
 from shoal.errors import HostFailed
 from shoal.monitor.http.access import URL_FILE
 
 _PATIENCE_S: Final = 30.0
 _WITHIN_S: Final = 60.0
+
+
+class _How(TypedDict):
+    in_containers: bool
+    within_s: float
 
 
 async def ask_all(
@@ -39,11 +45,17 @@ async def ask_all(
     answers: dict[str, Units | HostFailed] = {name: Units(()) for name, meant in units.items() if not meant}
 
     async def ask(name: str, ssh: Ssh) -> None:
+        asked, ended = request(units[name]), ""
+        how: _How = {"in_containers": file.image is not None, "within_s": _WITHIN_S + 3 * _PATIENCE_S}
         try:
-            asked, within_s = request(units[name]), _WITHIN_S + 3 * _PATIENCE_S
-            answers[name] = await ask_units(ssh, asked, in_containers=file.image is not None, within_s=within_s)
+            if isinstance(asked, StopUnits):
+                ended = await stop_other_kind(ssh, asked.names, asked.patience_s, **how)
+            answer = await ask_units(ssh, asked, **how)
+            words = "; ".join(filter(None, (ended, answer.changed)))
+            answers[name] = msgspec.structs.replace(answer, changed=words)
         except HostFailed as error:
-            answers[name] = error
+            # Where units of the other kind were ended, there may be nothing yet that would have those of this one.
+            answers[name] = Units((), changed=ended) if ended else error
 
     targets = file.destinations([name for name, meant in units.items() if meant])
     async with connections(targets, file.ssh_command, clock) as hosts, anyio.create_task_group() as tasks:

@@ -22,7 +22,7 @@ import anyio
 import msgspec
 
 import shoal
-from shoal.cli.remote.probe import INSTALLED, UNITS
+from shoal.cli.remote.probe import INSTALLED, NOTE, UNITS
 from shoal.cli.remote.unit_messages import (
     AwaitPeers,
     LookAtUnits,
@@ -41,7 +41,7 @@ from shoal.runtime.process_info import read_stat
 
 UNITS_DIR: Final = Path("~") / UNITS
 INSTALLATIONS_DIR: Final = Path("~") / INSTALLED
-_NOTE, _CODE = "unit.json", "exit_code"
+_CODE: Final = "exit_code"
 _LOOK_S: Final = 0.1
 _BEGINS_S: Final = 1.0
 """So long after a start a program may not have begun."""
@@ -105,7 +105,7 @@ async def _start(request: StartUnit) -> Units:
         pid = start_session((*unit.argv, *request.this_time), folder)
     stat = read_stat(pid) if pid else None
     started_s = 0.0 if stat is None else stat.started_s
-    put_private(folder / _NOTE, msgspec.json.encode(_Note(unit, since_unix_s, pid, started_s)))
+    put_private(folder / NOTE, msgspec.json.encode(_Note(unit, since_unix_s, pid, started_s)))
     _remove_unused_installations()
     return Units((_state(unit.name, 1),), changed=verb)
 
@@ -223,17 +223,15 @@ def _last_lines(path: Path, number: int) -> tuple[str, ...]:
 
 def _note_of(name: str) -> _Note | None:
     try:
-        return msgspec.json.decode((_folder(name) / _NOTE).read_bytes(), type=_Note)
+        return msgspec.json.decode((_folder(name) / NOTE).read_bytes(), type=_Note)
     except FileNotFoundError:
         return None
     except MALFORMED as error:
-        raise ConfigError(
-            f"{_folder(name) / _NOTE} is of another version: end what runs there and remove it"
-        ) from error
+        raise ConfigError(f"{_folder(name) / NOTE} is of another version: end what runs there and remove it") from error
 
 
 def _all_names() -> list[str]:
-    return sorted(path.parent.name for path in UNITS_DIR.expanduser().glob(f"*/{_NOTE}"))
+    return sorted(path.parent.name for path in UNITS_DIR.expanduser().glob(f"*/{NOTE}"))
 
 
 def _folder(name: str) -> Path:

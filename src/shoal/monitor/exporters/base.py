@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -91,7 +92,9 @@ class FedThread(Generic[_Item]):
     def put(self, item: _Item) -> None:
         """Have the thread work on this, unless it cannot keep up, or has ended."""
         if self._thread.ident is None:
-            self._thread.start()
+            # The system may have no thread left for a moment: the next item tries again.
+            with suppress(RuntimeError):
+                self._thread.start()
         if self._thread.is_alive() and self._queue.qsize() < self._max_queued:
             self._queue.put(item)
 

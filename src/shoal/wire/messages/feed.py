@@ -166,6 +166,13 @@ class HoldoutInfo(Struct, frozen=True, tag="holdout_info"):
     max_read_samples: int
 
 
+class BatchesAwaited(Struct, frozen=True, tag="batches_awaited"):
+    """Sent by the data server to the client: who asks for a batch has waited for a while, and nobody has one
+    (`awaited`); or somebody has got one, or nobody waits any more."""
+
+    awaited: bool
+
+
 class Attempt(Struct, frozen=True):
     """A noted attempt, as in NoteAttempt."""
 
@@ -210,5 +217,6 @@ FeedMessage = (
     | Acknowledge
     | GiveBack
     | HoldoutInfo
+    | BatchesAwaited
     | DataHello
 )
