@@ -23,7 +23,7 @@ from shoal.ids import PeerId
 from shoal.wire.messages.round import Payload
 
 
-class Counted(NamedTuple):
+class MemberShare(NamedTuple):
     """A member that counts: what it has encoded, its weight over the sum of all weights, and the factor on its
     pseudo-gradient. The same ones in the same order come to the same average."""
 
@@ -43,7 +43,7 @@ class Foresight:
     def __init__(self, ahead: PayloadsAhead, outer_step: Callable[[int, Sequence[Gathered]], Foreseen]) -> None:
         self._ahead = ahead
         self._outer_step = outer_step
-        self._of: tuple[str, Sequence[Counted]] = "", ()
+        self._of: tuple[str, Sequence[MemberShare]] = "", ()
         self._foreseen: Foreseen | None = None
         self._is_known = anyio.Event()
 
@@ -59,7 +59,7 @@ class Foresight:
             total = sum(each.num_targets for each in encoded)
             shares = [each.num_targets / total for each in encoded]
             counted = [
-                Counted(each.peer, each.payload, share, 1.0) for each, share in zip(encoded, shares, strict=True)
+                MemberShare(each.peer, each.payload, share, 1.0) for each, share in zip(encoded, shares, strict=True)
             ]
             if (base.record_hash, counted) != self._of:
                 self._of, self._foreseen, self._is_known = (base.record_hash, counted), None, anyio.Event()
@@ -68,7 +68,7 @@ class Foresight:
                 self._is_known.set()
             await coming.wait()
 
-    async def of(self, quorum: Sequence[Counted]) -> Foreseen | None:
+    async def of(self, quorum: Sequence[MemberShare]) -> Foreseen | None:
         """Return what these come to if that is known, or is being computed; None: it is not."""
         wanted = self._ahead.base().record_hash, quorum
         if not quorum or wanted != self._of:
@@ -76,7 +76,7 @@ class Foresight:
         await self._is_known.wait()
         return self._foreseen if wanted == self._of else None
 
-    async def _computed(self, round: int, counted: Sequence[Counted], parts: Sequence[Tensor]) -> Foreseen | None:
+    async def _computed(self, round: int, counted: Sequence[MemberShare], parts: Sequence[Tensor]) -> Foreseen | None:
         brought = [
             Gathered(each.member, payload_P, each.share, each.scale)
             for each, payload_P in zip(counted, parts, strict=True)

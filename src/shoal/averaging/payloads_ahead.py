@@ -42,7 +42,7 @@ _PATIENCE = TransferSettings(window=16, retry_s=2.0, slow_s=math.inf, timeout_s=
 Fetching = Callable[[], Awaitable[Tensor]]
 
 
-class Encoded(NamedTuple):
+class EncodedBy(NamedTuple):
     """What a member has encoded of a round, and the targets that it has trained for it."""
 
     peer: PeerId
@@ -119,7 +119,7 @@ class PayloadsAhead:
         self.base = base
         self._limit_bytes = limit_bytes
         self.came = Signal()
-        self._given: Encoded | None = None
+        self._given: EncodedBy | None = None
         self._ready: dict[PeerId, PayloadReady] = {}
         self._fetches: dict[PeerId, _PayloadFetch] = {}
         self._named: set[PeerId] = set()
@@ -135,7 +135,7 @@ class PayloadsAhead:
         if self._given is not None and self._given.payload == announced:
             return
         self._forget_own()
-        self._given = Encoded(self._endpoint.peer_id, announced, num_targets, payload_P)
+        self._given = EncodedBy(self._endpoint.peer_id, announced, num_targets, payload_P)
         self._contents.offer(self._name(announced), offered(payload_P))
         base = self.base()
         ready = PayloadReady(base.round + 1, base.record_hash, self._stage, announced, num_targets)
@@ -155,7 +155,7 @@ class PayloadsAhead:
             self.came.notify()
         return True
 
-    def encoded_by(self, members: Sequence[PeerId]) -> list[Encoded]:
+    def encoded_by(self, members: Sequence[PeerId]) -> list[EncodedBy]:
         """What these members have encoded of the round that is under way, without those who are lost; empty unless all
         of it is here, with its targets, and nobody else has anything."""
         own, others = self._given, self._others()
@@ -229,12 +229,12 @@ class PayloadsAhead:
         base = self.base()
         return (ready.round, ready.record_hash) == (base.round + 1, base.record_hash)
 
-    def _here(self, peer: PeerId, ready: PayloadReady) -> Encoded | None:
+    def _here(self, peer: PeerId, ready: PayloadReady) -> EncodedBy | None:
         """What this peer has announced, if it has come."""
         fetch = self._fetches.get(peer)
         if fetch is None or fetch.payload != ready.payload or fetch.is_wrong or not fetch.ended.is_set():
             return None
-        return Encoded(peer, ready.payload, ready.num_targets, fetch.content)
+        return EncodedBy(peer, ready.payload, ready.num_targets, fetch.content)
 
     def _name(self, payload: Payload) -> ContentName:
         return ContentName(ContentKind.PAYLOAD, self._stage, payload.digest)

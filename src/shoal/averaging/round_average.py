@@ -18,7 +18,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from shoal.averaging.foresight import Counted, Foresight
+from shoal.averaging.foresight import Foresight, MemberShare
 from shoal.averaging.gathered import Gathered, brought_by, gathered_average, gathered_weights, payload_of
 from shoal.averaging.payloads_ahead import Fetching, PayloadsAhead
 from shoal.averaging.replica_state import Contribution, Foreseen, ReplicaState
@@ -283,7 +283,7 @@ class RoundAverage:
         members = zip(peers, quorum.payloads, weights, scales, strict=True)
         return await self.foresight.of(
             [
-                Counted(peer, payload, weight / total, scale)
+                MemberShare(peer, payload, weight / total, scale)
                 for peer, payload, weight, scale in members
                 if weight and payload is not None
             ]

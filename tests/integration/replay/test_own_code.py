@@ -20,7 +20,7 @@ from shoal.cli import main
 from shoal.config import Config
 from shoal.config.dump import dump_config
 from shoal.config.shared import shared_configuration
-from shoal.errors import ConfigError, RemoteError
+from shoal.errors import ConfigError
 from shoal.replay.own_code import NamedCode
 from shoal.replay.plan import plan_of
 from shoal.replay.processes import Processes
@@ -80,7 +80,7 @@ def test_a_process_of_a_replay_looks_itself(folder: Path, tmp_path: Path, monkey
     signed_by_a_stranger(folder, also_the_first=True)
     with (
         Processes(folder, homes, lambda round: None, NamedCode(FAMILY)) as processes,
-        pytest.raises(RemoteError, match=f"say --dataset-name {NAME}:X"),
+        pytest.raises(ConfigError, match=f"say --dataset-name {NAME}:X"),
     ):
         list(processes.finish())
     assert not trace.exists()
