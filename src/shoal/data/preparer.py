@@ -34,6 +34,12 @@ class Preparer:
         """Return the place that holds `content`, which now belongs to the caller, or None if it is not ready."""
         return self._ready.pop(content, None)
 
+    @property
+    def passes(self) -> set[int]:
+        """Of which passes over the training data samples are being read."""
+        contents = (content for content in self._preparing if not content.is_holdout)
+        return {item.pass_number for content in contents for item in content.samples}
+
     def start(self, urgent: Sequence[Content], ahead: Sequence[Content]) -> None:
         """Start what can be started: first `urgent`, which somebody waits for, then `ahead`; drop everything else."""
         wanted = {*urgent, *ahead}

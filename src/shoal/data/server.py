@@ -328,8 +328,7 @@ class DataService:
                 self._grant_early()
             case RecordSamples(number, samples, chain):
                 ended = self.table.record(number, samples, chain)
-                if self._windows is not None:
-                    self._windows.forget_below(self._first_unrecorded())
+                self._forget_below(self._first_unrecorded())
                 self._free_leases(ended)
                 emit(logger, SamplesRecorded(number, len(ended)))
             case ReleaseTrainer(trainer, generation, number, committed, in_doubt, witnesses, complete):
@@ -340,6 +339,11 @@ class DataService:
                 self._free_leases(released.leases)
                 emit(logger, TrainerReleased(trainer, len(released.leases)))
                 self._endpoint.post(peer, Released(trainer, generation, released.next_step, released.is_known))
+
+    def _forget_below(self, number: int) -> None:
+        """Give up the windows before one; not yet those of which something is read that was predicted in vain."""
+        if self._windows is not None:
+            self._windows.forget_below(min({number, *self.preparer.passes}))
 
     def _first_unrecorded(self) -> int:
         """Return the first pass of which not all samples are recorded."""
@@ -406,9 +410,9 @@ class DataService:
             self._endpoint.post(peer, NoBatch(message.request, f"there is no batch {message.batch}"))
             return
         samples = self.table.stream.range_of(message.batch)
-        if self._windows is not None and self._client is None:
+        if self._client is None:
             # Nothing is recorded, and it is read in its order.
-            self._windows.forget_below(samples.pass_number)
+            self._forget_below(samples.pass_number)
         self._read(peer, message.request, Content((samples,)))
 
     def _read_holdout(self, peer: PeerId, message: ReadHoldout) -> None:

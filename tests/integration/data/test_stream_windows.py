@@ -20,6 +20,7 @@ from shoal.config import Config
 from shoal.config.dump import config_to_json
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.feed import LeasedBatch
+from shoal.data.preparation import Content
 from shoal.data.shuffle import PassOrder, permutation
 from shoal.data.source import DataSet
 from shoal.errors import ConfigError, RemoteError, SampleError, ShoalError
@@ -120,6 +121,21 @@ async def test_batches_are_the_same_with_no_one_and_three_workers_and_any_number
                 runs.append(await trained(at, range(1, 5), num_slots, 4 // num_slots))
     assert runs[0] == runs[1] == runs[2] == runs[3]
     assert sorted(runs[0]) == [number for number in range(2, 68) if number not in (7, 40)]
+
+
+async def test_a_window_stays_as_long_as_somebody_reads_of_it_what_is_not_needed_any_more() -> None:
+    with opened(config("Pictures")) as dataset:
+        async with host(batch=4, seed=5, dataset=dataset) as at:
+            await at.trainer(0).hello()
+            outdated = Content((SampleRange(0, 2, 4),))
+            at.service.preparer._preparing.add(outdated)
+            await trained(at, range(1, 3))
+            await settle(lambda: len(at.service.table.recorded) == 2)
+            assert {"00000000.samples", "00000001.samples"} <= window_files(dataset)
+            at.service.preparer._preparing.discard(outdated)
+            await trained(at, range(3, 4))
+            await settle(lambda: len(at.service.table.recorded) == 3)
+            assert not {"00000000.samples", "00000001.samples", "00000002.samples"} & window_files(dataset)
 
 
 async def test_over_killed_data_servers_and_a_resumed_run_each_sample_is_trained_once() -> None:
