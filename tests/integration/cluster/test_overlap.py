@@ -46,9 +46,9 @@ async def test_a_round_averages_what_was_trained_up_to_its_cut_and_the_last_one_
     told: list[tuple[str, int]] = []
     cut = RoundMember.cut
 
-    def tells(member: RoundMember, round: int) -> None:
+    def tells(member: RoundMember, round: int, num_targets: int) -> None:
         told.append((member._endpoint.peer_id, round))
-        cut(member, round)
+        cut(member, round, num_targets)
 
     monkeypatch.setattr(RoundMember, "cut", tells)
     async with make_cluster(config) as cluster:
