@@ -181,6 +181,7 @@ class DataService:
         # Since when somebody waits and nothing was handed over, also over the end of a round.
         self._awaited_since_s: float | None = None
         self._is_late = False
+        self._needed_from = 0
 
     @property
     def max_read_samples(self) -> int:
@@ -303,6 +304,8 @@ class DataService:
 
     def _on_filled(self, job: Job) -> None:
         self.preparer.filled(job)
+        if not job.content.is_holdout and job.content.samples[0].pass_number < self._needed_from:
+            self._forget_below(self._needed_from)
         self._changed.notify()
 
     def _obey(
@@ -341,9 +344,10 @@ class DataService:
                 self._endpoint.post(peer, Released(trainer, generation, released.next_step, released.is_known))
 
     def _forget_below(self, number: int) -> None:
-        """Give up the windows before one; not yet those of which something is read that was predicted in vain."""
+        """Give up the windows before one; those of which something is read that was predicted in vain, after that."""
+        self._needed_from = max(number, self._needed_from)
         if self._windows is not None:
-            self._windows.forget_below(min({number, *self.preparer.passes}))
+            self._windows.forget_below(min({self._needed_from, *self.preparer.passes}))
 
     def _first_unrecorded(self) -> int:
         """Return the first pass of which not all samples are recorded."""

@@ -105,8 +105,8 @@ async def test_a_stream_of_each_kind_is_trained_on_in_an_order_of_the_seed_alone
             assert (await at.trainer(0).hello()).num_train == WINDOW
             assert await trained(at, range(1, 9)) == expected(5, 8)
             assert pictures(await at.trainer(-1).read_holdout(0, 2)) == [0, 1]
-        # One window ahead, and none that is recorded.
-        assert window_files(dataset) <= {"00000008.samples", "00000009.samples"}
+            # One window ahead, and none that is recorded, once nobody reads of it any more.
+            await settle(lambda: window_files(dataset) <= {"00000008.samples", "00000009.samples"})
     assert [event.window for event in said if isinstance(event, StreamWindow)][:8] == list(range(8))
     assert [event.rows for event in said if isinstance(event, StreamRepeats)] == [100]
 
@@ -134,8 +134,8 @@ async def test_a_window_stays_as_long_as_somebody_reads_of_it_what_is_not_needed
             assert {"00000000.samples", "00000001.samples"} <= window_files(dataset)
             at.service.preparer._preparing.discard(outdated)
             await trained(at, range(3, 4))
-            await settle(lambda: len(at.service.table.recorded) == 3)
-            assert not {"00000000.samples", "00000001.samples", "00000002.samples"} & window_files(dataset)
+            recorded = {f"{number:08}.samples" for number in range(3)}
+            await settle(lambda: not recorded & window_files(dataset))
 
 
 async def test_over_killed_data_servers_and_a_resumed_run_each_sample_is_trained_once() -> None:
