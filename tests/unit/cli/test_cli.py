@@ -61,10 +61,10 @@ def test_what_a_disk_says_is_a_sentence_with_its_file(is_grouped: bool, capsys: 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_standard_output_cannot_write_is_a_question_mark(encoding: str) -> None:
-    code = "from shoal.cli.output import lenient_stdout; lenient_stdout(); print('caf\\u2026 \\udcff')"
+    code = "from shoal.cli.output import lenient_stdout; lenient_stdout(); print('more\\u2026 \\udcff')"
     environment = os.environ | {"PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
-    assert (done.stdout, done.stderr) == (b"caf? ?\n", b"")
+    assert (done.stdout, done.stderr) == (b"more? ?\n", b"")
 
 
 def test_bugs_keep_their_traceback() -> None:
