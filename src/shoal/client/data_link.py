@@ -71,7 +71,7 @@ class DataLink:
     _chain: str = ""
     _has_dead: bool = False
     _is_paused: bool = False
-    _has_warned: bool = False
+    _has_said_unknown: bool = False
     _released: dict[int, Released] = field(default_factory=dict[int, Released])
     is_up: bool = field(default=True, init=False)
     is_late: bool = field(default=False, init=False)
@@ -277,8 +277,8 @@ class DataLink:
         if not num_train:
             return samples
         known = within(samples, num_train)
-        if not self._has_warned and (unknown := count(samples) - count(known)):
-            self._has_warned = True
+        if not self._has_said_unknown and (unknown := count(samples) - count(known)):
+            self._has_said_unknown = True
             self.ledger.note(SamplesUnknown(unknown, num_train))
         return known
 

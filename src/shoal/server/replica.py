@@ -184,6 +184,11 @@ async def build_replica(
             view=view,
         )
     sender, receiver = anyio.create_memory_object_stream[ReplicaEvent](math.inf)
+
+    def is_client(peer: PeerId) -> bool:
+        """Whether the replica follows this peer."""
+        return peer == member.coordinator
+
     worker = StageWorker(
         endpoint=endpoint,
         compute=compute,
@@ -195,7 +200,7 @@ async def build_replica(
         hooks=hooks,
         boundary=None if owner is None else owner.boundary,
         cuts=RoundCuts(cuts, lambda round, num_targets: member.cut(round, num_targets)),
-        is_client=lambda peer: peer == member.coordinator,
+        is_client=is_client,
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     ahead: PayloadsAhead | None = None
@@ -219,7 +224,7 @@ async def build_replica(
         inherit=worker.inherit,
         base=lambda: member.base,
         has_mirrors=lambda: bool(view().mirrors),
-        is_client=lambda peer: peer == member.coordinator,
+        is_client=is_client,
     )
     donor = StateDonor(contents, stage, config.diloco.fragments)
     source = StateSource(sync, donor, snapshots, inner, is_behind=fill is None or run_has_begun(view()))

@@ -136,6 +136,9 @@ class Uplink:
             self._bucket = ByteBucket(bytes_per_s, UplinkTime(shared))
             self.piece_bytes = min(_PIECE_BYTES, max(MIN_PIECE_BYTES, int(bytes_per_s * _PIECE_S)))
         self._of = {urgency: _Class() for urgency in Urgency}
+        # Of each class those that are more urgent, and those that are less.
+        self._before = {each: [self._of[other] for other in Urgency if other < each] for each in Urgency}
+        self._behind = {each: [self._of[other] for other in Urgency if other > each] for each in Urgency}
         self._timer: asyncio.TimerHandle | None = None
         self._is_waking = False
 
@@ -163,9 +166,9 @@ class Uplink:
             self._bucket.spend(num_bytes, now_s)
         if urgency is None:
             return
-        if any(each.unsent or each.waiting for each in self._before(urgency)):
+        if any(each.unsent or each.waiting for each in self._before[urgency]):
             self._of[urgency].credit_bytes -= num_bytes
-        for each in self._behind(urgency):
+        for each in self._behind[urgency]:
             each.held_from_s = now_s
             # No class ever saves up more than a piece, so that it holds up no other one for longer.
             each.credit_bytes = min(_PIECE_BYTES, each.credit_bytes + num_bytes / (_SHARE - 1))
@@ -181,7 +184,7 @@ class Uplink:
         if urgency is None:
             return
         for other in Urgency:
-            if other > urgency and not any(each.unsent for each in self._before(other)):
+            if other > urgency and not any(each.unsent for each in self._before[other]):
                 # It has just begun to be in the way: nothing was earned before, and a debt stays one.
                 held = self._of[other]
                 held.held_from_s, held.credit_bytes = self._clock.now_s(), min(held.credit_bytes, 0.0)
@@ -194,14 +197,6 @@ class Uplink:
             each.unsent.discard(resume)
         self._set_timer()
 
-    def _before(self, urgency: Urgency) -> list[_Class]:
-        """The classes that are more urgent."""
-        return [each for other, each in self._of.items() if other < urgency]
-
-    def _behind(self, urgency: Urgency) -> list[_Class]:
-        """The classes that are less urgent."""
-        return [each for other, each in self._of.items() if other > urgency]
-
     def _stop_waiting(self, resume: Resume) -> None:
         for each in self._of.values():
             if resume in each.waiting:
@@ -212,7 +207,7 @@ class Uplink:
         now_s = self._clock.now_s()
         wait_s = 0.0 if self._bucket is None else self._bucket.wait_s(now_s)
         own = self._of[urgency]
-        is_held = any(each.waiting or each.unsent - {resume} for each in self._before(urgency))
+        is_held = any(each.waiting or each.unsent - {resume} for each in self._before[urgency])
         if is_held and own.credit_bytes <= 0.0:
             wait_s = max(wait_s, own.held_from_s + _STUCK_S - now_s)
         return wait_s

@@ -404,8 +404,9 @@ def test_what_is_encoded_beside_steps_is_counted() -> None:
     num_elements = sum(parameter.numel() for parameter in module.parameters())
     codec = codec_of(CodecSettings("int8"))
     assert isinstance(codec, GatheredCodec)
-    # The copy of the cut, the pseudo-gradient, and what that leaves out; and the payloads of eight members.
-    expected = 3 * 4 * num_elements + 8 * codec.max_size_bytes(num_elements)
+    # The copy of the cut, the pseudo-gradient, and what that leaves out; of what is foreseen the average, momentum,
+    # parameters, and what is being decoded; and the payloads of eight members.
+    expected = (3 + 4) * 4 * num_elements + 8 * codec.max_size_bytes(num_elements)
     assert overlapping.host_bytes - without.host_bytes == expected
 
 

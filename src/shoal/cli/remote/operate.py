@@ -6,7 +6,7 @@ import contextlib
 import re
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, TypedDict
+from typing import Final
 
 import anyio
 import msgspec
@@ -28,11 +28,6 @@ _PATIENCE_S: Final = 30.0
 _WITHIN_S: Final = 60.0
 
 
-class _How(TypedDict):
-    in_containers: bool
-    within_s: float
-
-
 async def ask_all(
     file: HostsFile, units: Mapping[str, tuple[str, ...]], request: Callable[[tuple[str, ...]], Request], clock: Clock
 ) -> dict[str, Units | HostFailed]:
@@ -46,11 +41,12 @@ async def ask_all(
 
     async def ask(name: str, ssh: Ssh) -> None:
         asked, ended = request(units[name]), ""
-        how: _How = {"in_containers": file.image is not None, "within_s": _WITHIN_S + 3 * _PATIENCE_S}
+        in_containers, within_s = file.image is not None, _WITHIN_S + 3 * _PATIENCE_S
         try:
             if isinstance(asked, StopUnits):
-                ended = await stop_other_kind(ssh, asked.names, asked.patience_s, **how)
-            answer = await ask_units(ssh, asked, **how)
+                names, patience_s = asked.names, asked.patience_s
+                ended = await stop_other_kind(ssh, names, patience_s, in_containers=in_containers, within_s=within_s)
+            answer = await ask_units(ssh, asked, in_containers=in_containers, within_s=within_s)
             words = "; ".join(filter(None, (ended, answer.changed)))
             answers[name] = msgspec.structs.replace(answer, changed=words)
         except HostFailed as error:
