@@ -14,13 +14,16 @@ with as many without it, in turns, within one run:
     slow         its link carries 1 Mbit/s in each direction
     full         it writes to a disk of 4 MB, which holds no second checkpoint
     unreachable  it writes to an object store that nobody serves
+    checkpoints  (a question of its own) on one machine, at its full speed, `shoal checkpoint` is given in some rounds;
+                 they are compared with as many of the same run in which nothing is written
 
 Computing takes at least `--call-s` for each call of a stage, as on devices of their own: otherwise the cores that a
 mirror shares with trainers are what is measured. CPU seconds are those of all processes of the run, by sample. After
 each run every checkpoint has to be as it was written.
 
 Exit code: 0 if samples per second with a mirror are at least 0.98 of those without, and the longest time between two
-steps of a trainer at most 1.1 times as long, for each trouble; else 1.
+steps of a trainer at most 1.1 times as long, for each trouble, and if a checkpoint of every record takes at most 2 %
+more CPU seconds; else 1.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.idle import used
 from benchmarks.signals import ended_by_signals
+from benchmarks.steering import shoal
 from tests.e2e.hosts import Hosts, end_whole, hosts_of, start_two_server_hosts
-from tests.e2e.launched import END_S, START_S, Launched, until
+from tests.e2e.launched import END_S, START_S, Launched, launched, until
 from tests.e2e.namespaces import Lan, lan, why_impossible
 
 from shoal.checkpoint.store import CheckpointStore, stores_at
@@ -72,7 +76,8 @@ NOWHERE = {
     "AWS_SECRET_ACCESS_KEY": "nothing",
 }
 """Where an object store is looked for, and is not."""
-LEAST_SHARE, MOST_TIMES = 0.98, 1.1
+LEAST_SHARE, MOST_TIMES, MOST_CPU_TIMES = 0.98, 1.1, 1.02
+CHECKPOINTS = "checkpoints"
 ROUND_S = 60.0
 """Far more than a round takes; it judges nothing."""
 
@@ -115,25 +120,10 @@ class Result:
 
 
 @dataclass
-class Setup:
-    """A run that trains, and the host of its mirror."""
+class Training:
+    """A run that trains."""
 
-    hosts: Hosts
-    network: Lan
     swarm: Swarm
-    environment: dict[str, str]
-    checkpoints: str
-    num_mirrors: int = 0
-
-    def start_mirror(self) -> Launched:
-        """Start the mirror, and wait until it holds both stages."""
-        self.num_mirrors += 1
-        name = f"start-{self.num_mirrors}"
-        flag = f"--checkpoint-dir={self.checkpoints}"
-        run = self.hosts.run("nas", "-m", "shoal", "mirror", flag, environment=self.environment, start=name)
-        for stage in range(2):
-            run.saw("mirror_0", "mirror.holds", START_S, stage=stage)
-        return run
 
     def next_round(self) -> float:
         """Wait for the end of the round under way; return when that was."""
@@ -166,6 +156,27 @@ class Setup:
     def _lives(self) -> bool:
         self.swarm.client.require_running()
         return True
+
+
+@dataclass
+class Setup(Training):
+    """A run that trains, and the host of its mirror."""
+
+    hosts: Hosts
+    network: Lan
+    environment: dict[str, str]
+    checkpoints: str
+    num_mirrors: int = 0
+
+    def start_mirror(self) -> Launched:
+        """Start the mirror, and wait until it holds both stages."""
+        self.num_mirrors += 1
+        name = f"start-{self.num_mirrors}"
+        flag = f"--checkpoint-dir={self.checkpoints}"
+        run = self.hosts.run("nas", "-m", "shoal", "mirror", flag, environment=self.environment, start=name)
+        for stage in range(2):
+            run.saw("mirror_0", "mirror.holds", START_S, stage=stage)
+        return run
 
 
 def cpu_s(hosts: Sequence[Launched]) -> float:
@@ -223,6 +234,7 @@ TROUBLES = {
     "full": nothing,
     "unreachable": nothing,
 }
+QUESTIONS = (*TROUBLES, CHECKPOINTS)
 
 
 @contextlib.contextmanager
@@ -246,7 +258,7 @@ def training(directory: Path, flags: Sequence[str], checkpoints: str) -> Iterato
     with lan("client", "left", "right", "nas") as network, hosts_of(directory, network) as hosts:
         swarm, variable = start_two_server_hosts(hosts, (*FLAGS, *flags), NUM_SLOTS)
         hosts.give_key("client", "nas")
-        yield Setup(hosts, network, swarm, {**variable, **NOWHERE}, checkpoints)
+        yield Setup(swarm, hosts, network, {**variable, **NOWHERE}, checkpoints)
 
 
 def measure(trouble: str, pairs: int, num_rounds: int, flags: Sequence[str], directory: Path) -> Result:
@@ -274,6 +286,32 @@ def measure(trouble: str, pairs: int, num_rounds: int, flags: Sequence[str], dir
     return result
 
 
+def measure_checkpoints(pairs: int, num_rounds: int, directory: Path) -> Result:
+    """Compare rounds that are kept in a checkpoint each with rounds of the same run that are not."""
+    result = Result(CHECKPOINTS)
+    flags = ("--no-wandb", "--log-level=debug", "--diloco.outer-steps=100000", "--param-mirror.every-rounds=0")
+    with launched(directory / CHECKPOINTS, *flags) as run:
+        setup = Training(Swarm(run, [run], NUM_SLOTS))
+        run.saw("client_0", "round.recorded", START_S)
+
+        def keep() -> None:
+            shoal("checkpoint", (), Path.home(), (), run.runtime_dir)
+
+        for _ in range(pairs):
+            result.without.append(setup.phase(num_rounds, lambda: None, [run]))
+            # A checkpoint is written in the round that follows its record: the first one of the phase is due before it.
+            keep()
+            result.beside.append(setup.phase(num_rounds, keep, [run]))
+        written = setup.swarm.events("mirror_0", "checkpoint.written")
+        if len(written) < pairs * num_rounds:
+            result.problems.append(f"{len(written)} checkpoints of {pairs * num_rounds} were written")
+        end_whole(setup.swarm)
+        result.take_checkpoints(stores_at(str(run.require_log_dir().parent / "checkpoints")))
+    if (times := result.times(lambda each: each.cpu_s)) > MOST_CPU_TIMES:
+        result.problems.append(f"a sample takes {times:.3f} times the CPU seconds, at most {MOST_CPU_TIMES}")
+    return result
+
+
 def table(results: Sequence[Result]) -> Table:
     """Return what a reader wants to see: figures without the mirror, and by what they are multiplied with it."""
     shown = Table(title="A run beside a mirror, compared with the same run without")
@@ -297,7 +335,7 @@ def table(results: Sequence[Result]) -> Table:
 def main() -> int:
     """Measure what was asked for, print it, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--troubles", default=",".join(TROUBLES), help=f"some of {', '.join(TROUBLES)}, with commas")
+    parser.add_argument("--troubles", default=",".join(QUESTIONS), help=f"some of {', '.join(QUESTIONS)}, with commas")
     parser.add_argument("--pairs", type=int, default=3, help="of phases without and with the mirror (3)")
     parser.add_argument("--rounds", type=int, default=4, help="of each phase (4)")
     parser.add_argument("--call-s", type=float, default=0.02, help="that a call of a stage takes at least (0.02)")
@@ -306,8 +344,8 @@ def main() -> int:
     parser.add_argument("--keep-logs", type=Path, help="leave the logs of all runs in this folder")
     arguments = parser.parse_args()
     troubles = arguments.troubles.split(",")
-    if unknown := sorted(set(troubles) - TROUBLES.keys()):
-        parser.error(f"no such trouble: {', '.join(unknown)}; there are {', '.join(TROUBLES)}")
+    if unknown := sorted(set(troubles) - set(QUESTIONS)):
+        parser.error(f"no such trouble: {', '.join(unknown)}; there are {', '.join(QUESTIONS)}")
     if reason := why_impossible():
         parser.error(reason)
     console = Console()
@@ -318,7 +356,10 @@ def main() -> int:
     try:
         for trouble in troubles:
             try:
-                result = measure(trouble, arguments.pairs, arguments.rounds, flags, directory / trouble)
+                if trouble == CHECKPOINTS:
+                    result = measure_checkpoints(arguments.pairs, arguments.rounds, directory)
+                else:
+                    result = measure(trouble, arguments.pairs, arguments.rounds, flags, directory / trouble)
             except (AssertionError, RunFailed) as error:
                 failures.append(f"{trouble}: {error}")
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -105,6 +106,39 @@ def test_the_code_map_has_the_layers_in_their_order() -> None:
     level = {name: index for index, layer in enumerate(layers) for name in re.findall(r"\w+", layer)}
     levels = [level[name] for name in _code_map() if name != LABORATORY]
     assert levels == sorted(levels)
+
+
+# ---- the walks of ARCHITECTURE.md: so many files at most, and one way through them -----------------------------------
+
+MOST_LINES = 350
+MOST_FILES = {"A batch": 14, "A failure": 12, "An outer round": 14}
+HANDED_ON = {message.__name__ for message in get_args(Message)} | {"PeerLost"}
+"""What two files may have in common that makes one of them follow upon the other."""
+
+
+def _knows(one: Path, other: Path) -> bool:
+    """Whether a file names another one's module, in its code or its words."""
+    module = ".".join(other.relative_to(SOURCE).with_suffix("").parts)
+    package, _, name = module.rpartition(".")
+    text = one.read_text()
+    return module in text or f"from shoal.{package} import {name}" in text
+
+
+def _handed_on(one: Path, other: Path) -> set[str]:
+    nodes = (ast.walk(ast.parse(path.read_text())) for path in (one, other))
+    return HANDED_ON.intersection(*({node.id for node in each if isinstance(node, ast.Name)} for each in nodes))
+
+
+def test_the_walks_lead_one_way_through_few_files() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert text.count("\n") <= MOST_LINES
+    for name, most in MOST_FILES.items():
+        walk = text.partition(f"### {name}\n\n**Path:** ")[2].partition("\n\n")[0]
+        path = [SOURCE / file for file in re.findall(r"`([\w/]+\.py)`", walk)]
+        assert 2 < len(path) <= most, name
+        for index, file in enumerate(path[1:], start=1):
+            before = path[:index]
+            assert any(_knows(one, file) or _knows(file, one) or _handed_on(one, file) for one in before), file
 
 
 def test_the_page_on_protocols_names_every_message() -> None:
