@@ -53,11 +53,13 @@ class Used:
     wakeups: int
 
 
-def used(pid: int) -> Used | None:
-    """Read what a process has used; None if it is gone."""
+def used(pid: int, thread: int | None = None) -> Used | None:
+    """Read what a process has used, or one thread of it; None if it is gone."""
+    of_thread = "*" if thread is None else str(thread)
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        tasks = list(Path(f"/proc/{pid}/task").glob("*/status"))
+        stat = Path(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
+        fields = stat.read_text().rpartition(")")[2].split()
+        tasks = list(Path(f"/proc/{pid}/task").glob(f"{of_thread}/status"))
         woken = sum(int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", t.read_text(), re.MULTILINE)[1]) for t in tasks)  # type: ignore[index]
     except OSError:
         return None

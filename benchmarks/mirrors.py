@@ -18,12 +18,13 @@ with as many without it, in turns, within one run:
                  they are compared with as many of the same run in which nothing is written
 
 Computing takes at least `--call-s` for each call of a stage, as on devices of their own: otherwise the cores that a
-mirror shares with trainers are what is measured. CPU seconds are those of all processes of the run, by sample. After
-each run every checkpoint has to be as it was written.
+mirror shares with trainers are what is measured. CPU seconds are those of all processes of the run, by sample. What
+stages compute takes nearly all of them, and varies by more than a checkpoint takes: what that takes is seen in all
+other threads. After each run every checkpoint has to be as it was written.
 
 Exit code: 0 if samples per second with a mirror are at least 0.98 of those without, and the longest time between two
-steps of a trainer at most 1.1 times as long, for each trouble, and if a checkpoint of every record takes at most 2 %
-more CPU seconds; else 1.
+steps of a trainer at most 1.1 times as long, for each trouble, and if a checkpoint of every record takes at most 2 % of
+the CPU seconds; else 1.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.idle import used
+from benchmarks.idle import roles_of, used
 from benchmarks.signals import ended_by_signals
 from benchmarks.steering import shoal
 from tests.e2e.hosts import Hosts, end_whole, hosts_of, start_two_server_hosts
@@ -76,7 +77,7 @@ NOWHERE = {
     "AWS_SECRET_ACCESS_KEY": "nothing",
 }
 """Where an object store is looked for, and is not."""
-LEAST_SHARE, MOST_TIMES, MOST_CPU_TIMES = 0.98, 1.1, 1.02
+LEAST_SHARE, MOST_TIMES, MOST_CPU_SHARE = 0.98, 1.1, 0.02
 CHECKPOINTS = "checkpoints"
 ROUND_S = 60.0
 """Far more than a round takes; it judges nothing."""
@@ -90,11 +91,13 @@ class Phase:
         samples_per_s: of all trainers.
         gap_s: the median over these rounds of the longest time between two steps of one trainer.
         cpu_s: of all processes, by sample.
+        beside_s: the same without the threads in which servers compute.
     """
 
     samples_per_s: float
     gap_s: float
     cpu_s: float
+    beside_s: float
 
 
 @dataclass
@@ -134,14 +137,19 @@ class Training:
     def phase(self, num_rounds: int, in_each: Callable[[], None], hosts: Sequence[Launched]) -> Phase:
         """Measure so many rounds."""
         ends_s = [self.next_round()]
-        begun_cpu_s = cpu_s(hosts)
+        begun_cpu_s, begun_beside_s = cpu_s(hosts)
         for _ in range(num_rounds):
             in_each()
             ends_s.append(self.next_round())
-        used_s = cpu_s(hosts) - begun_cpu_s
+        used_s, beside_s = cpu_s(hosts)
         samples = sum(step.samples for step in self.swarm.steps_between(ends_s[0], ends_s[-1]))
         gaps_s = [self._longest_gap_s(one, two) for one, two in pairwise(ends_s)]
-        return Phase(samples / (ends_s[-1] - ends_s[0]), statistics.median(gaps_s), used_s / samples)
+        return Phase(
+            samples / (ends_s[-1] - ends_s[0]),
+            statistics.median(gaps_s),
+            (used_s - begun_cpu_s) / samples,
+            (beside_s - begun_beside_s) / samples,
+        )
 
     def _longest_gap_s(self, from_s: float, to_s: float) -> float:
         """Return the longest time between two steps of one trainer, up to a step between these times."""
@@ -179,10 +187,13 @@ class Setup(Training):
         return run
 
 
-def cpu_s(hosts: Sequence[Launched]) -> float:
-    """Return what the living processes of these commands have used so far."""
-    found = (used(pid) for host in hosts for pid in host.processes())
-    return sum(each.core_s for each in found if each is not None)
+def cpu_s(hosts: Sequence[Launched]) -> tuple[float, float]:
+    """Return what the living processes of these commands have used so far, and without what servers compute."""
+    names = roles_of(host.process.pid for host in hosts)
+    all_s = {pid: each.core_s for pid in names if (each := used(pid)) is not None}
+    # The first thread of a server has its connections, its donor of states and its files; others compute.
+    first_s = {pid: each.core_s for pid in all_s if names[pid] == "server" and (each := used(pid, pid)) is not None}
+    return sum(all_s.values()), sum((all_s | first_s).values())
 
 
 # ---- troubles: each changes what the mirror's host is, and what happens to the mirror in each round
@@ -295,7 +306,7 @@ def measure_checkpoints(pairs: int, num_rounds: int, directory: Path) -> Result:
         run.saw("client_0", "round.recorded", START_S)
 
         def keep() -> None:
-            shoal("checkpoint", (), Path.home(), (), run.runtime_dir)
+            shoal("checkpoint", (), Path.home(), (run.require_log_dir().name,), run.runtime_dir)
 
         for _ in range(pairs):
             result.without.append(setup.phase(num_rounds, lambda: None, [run]))
@@ -305,10 +316,14 @@ def measure_checkpoints(pairs: int, num_rounds: int, directory: Path) -> Result:
         written = setup.swarm.events("mirror_0", "checkpoint.written")
         if len(written) < pairs * num_rounds:
             result.problems.append(f"{len(written)} checkpoints of {pairs * num_rounds} were written")
-        end_whole(setup.swarm)
+        run.interrupt()
+        run.ends(END_S)
         result.take_checkpoints(stores_at(str(run.require_log_dir().parent / "checkpoints")))
-    if (times := result.times(lambda each: each.cpu_s)) > MOST_CPU_TIMES:
-        result.problems.append(f"a sample takes {times:.3f} times the CPU seconds, at most {MOST_CPU_TIMES}")
+    beside_s = [statistics.median(each.beside_s for each in phases) for phases in (result.without, result.beside)]
+    share = (beside_s[1] - beside_s[0]) / statistics.median(each.cpu_s for each in result.without)
+    result.said.append(f"a checkpoint of every record takes {100 * share:.2f} % of the CPU seconds of the run")
+    if share > MOST_CPU_SHARE:
+        result.problems.append(f"a checkpoint of every record takes {100 * share:.2f} % of the CPU seconds")
     return result
 
 

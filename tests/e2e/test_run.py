@@ -14,6 +14,7 @@ from shoal.averaging.audit import audit
 from shoal.averaging.journal import read_records
 from shoal.averaging.signing import unsealer
 from shoal.report.learning import read_learning
+from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.swarm.records import genesis_hash, record_hash
 
 pytestmark = pytest.mark.timeout(600)
@@ -120,7 +121,8 @@ def test_a_short_run_trains_on_a_whole_swarm(short_run: Launched) -> None:
     assert summary["eval_loss_first"] > 5.3
     assert summary["eval_loss_last"] < summary["eval_loss_first"]
     assert summary["processes"] <= 16
-    assert summary["peak_pss_bytes"] < 1.2e9
+    # Elsewhere a page that processes share counts for each of them.
+    assert summary["peak_pss_bytes"] < 1.2e9 or not has(LinuxCall.PROC)
 
 
 def test_all_replicas_of_a_stage_report_the_hash_of_the_summary(short_run: Launched) -> None:
