@@ -217,6 +217,7 @@ class Client:
             membership=membership,
             trainers=self.slots,
             reassignment=self._reassignment,
+            employ=signer.employ,
             left=() if saved.plan is None else saved.plan.pipelines,
         )
         self._watch = Watch(

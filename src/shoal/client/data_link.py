@@ -19,7 +19,7 @@ from shoal.events.trainers import DataServerFrozen
 from shoal.ids import PeerId
 from shoal.runtime.launcher_messages import Launcher, ReplaceDataServer
 from shoal.runtime.waking import Signal
-from shoal.swarm.sample_ranges import Ranges, count, merge, within
+from shoal.swarm.sample_ranges import Ranges, count, lowest, within
 from shoal.swarm.takeover import Settled
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
@@ -219,7 +219,7 @@ class DataLink:
 
     def record(self, round: int, samples: tuple[SampleRange, ...]) -> None:
         """A record is committed and holds these samples, those of skipped steps included."""
-        self._recorded = merge((*self._recorded, *samples))
+        self._recorded = lowest((*self._recorded, *samples))
         self._base_round = round
         if self.is_up:
             self._post(RecordSamples(round, self._of_the_data(samples), self._chain))

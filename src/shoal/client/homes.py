@@ -6,7 +6,7 @@ membership, coordinator, moves --> usable replicas --> pipelines when a round be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -30,6 +30,7 @@ class Homes:
 
     Attributes:
         left: of the round in which an earlier start of this client was.
+        employ: warrants that a peer is the trainer of a slot, in a generation.
         named: the replicas that trainers of the round have been told of, also those that came in meanwhile.
     """
 
@@ -40,6 +41,7 @@ class Homes:
     membership: Membership
     trainers: TrainerSlots
     reassignment: Reassignment
+    employ: Callable[[PeerId, int, int], bytes]
     left: Sequence[Pipeline] = ()
     named: set[PeerId] = field(default_factory=set[PeerId], init=False)
 
@@ -80,6 +82,7 @@ class Homes:
             replicas=replicas,
             evaluation=evaluation,
             base=base,
+            warrant=self.employ(hop.peer, slot, self.trainers.generations[slot]),
         )
         self.endpoint.post(hop.peer, order)
 

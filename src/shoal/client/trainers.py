@@ -18,6 +18,7 @@ from shoal.client.ledger import Ledger
 from shoal.client.reports import Reports
 from shoal.clock import Clock
 from shoal.control.membership import Membership
+from shoal.errors import RemoteProtocolError
 from shoal.events.losses import TrainerReady
 from shoal.events.trainers import TrainerGivenUp, TrainerNotReplaced, TrainerStale
 from shoal.ids import PeerId
@@ -62,9 +63,15 @@ class TrainerPool:
     # -- events
 
     def receive(self, event: Received) -> bool:
-        """Take hellos, and what replicas say of lost trainers."""
+        """Take hellos, and what replicas say of lost trainers.
+
+        Raises:
+            RemoteProtocolError: a peer of another host says that it is a trainer: the launcher starts them here.
+        """
         if not isinstance(event.message, TrainerHello | Fenced):
             return False
+        if isinstance(event.message, TrainerHello) and not self.endpoint.is_here(event.peer):
+            raise RemoteProtocolError(f"{event.peer} says that it is a trainer, and is none of this host")
         self._do(self.slots.receive(event.peer, event.message, self.clock.now_s()))
         return True
 

@@ -138,6 +138,7 @@ class StepDriver:
         note: Callable[[StepKey, tuple[PeerId, ...]], None],
         base: str = "",
         loss_scale: float = 1.0,
+        warrant: bytes = b"",
     ) -> Finished:
         """Trains one step, over other replicas where those of `path` fail, until it is applied or skipped.
 
@@ -154,6 +155,7 @@ class StepDriver:
             note: Called with each attempt and its path before anything is sent for it.
             base: Hash of the record on top of which the round is trained.
             loss_scale: Times this the loss is differentiated; a power of two.
+            warrant: Of the client, see `Open`.
 
         Raises:
             NoPipeline: Some stages, which the message names, have no replica that can be used.
@@ -167,7 +169,7 @@ class StepDriver:
             self._endpoint.introduce(hop)
         self._microbatches, self._note = microbatches, note
         try:
-            plan = StepPlan(round, number, targets, samples, lr, path, replicas, base, loss_scale)
+            plan = StepPlan(round, number, targets, samples, lr, path, replicas, base, loss_scale, warrant)
             self._do(self._machine.start(plan, self._clock.now_s()))
             end = await self._ended()
         finally:

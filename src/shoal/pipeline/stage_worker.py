@@ -37,7 +37,7 @@ from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.microbatch_pass import Payload
 from shoal.swarm.round_orders import StepsClosed
-from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, SendStepMessage
+from shoal.swarm.step_operations import BEHIND, Decision, Operation, OperationKind, Schedule, SendStepMessage
 from shoal.swarm.step_replica import StepReplica
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.drive import drive
@@ -97,6 +97,15 @@ class RoundCuts:
     taken: Callable[[int, int], None] = lambda _round, _num_targets: None
 
 
+@dataclass(frozen=True, slots=True)
+class StepRights:
+    """Who may do what. `is_client`: whether a peer is the client that the replica follows, which alone may fence
+    trainers. `may_open`: whether a peer is, for that client, the trainer of the step that it opens."""
+
+    is_client: Callable[[PeerId], bool] = lambda _: True
+    may_open: Callable[[PeerId, Open], bool] = lambda _peer, _step: True
+
+
 class StageWorker:
     """Serves the steps and evaluations of one replica.
 
@@ -118,7 +127,7 @@ class StageWorker:
         hooks: RoleHooks = NO_HOOKS,
         boundary: Callable[[int, tuple[StepEntry, ...], tuple[StepsTrained, ...]], Awaitable[None]] | None = None,
         cuts: RoundCuts = RoundCuts(),
-        is_client: Callable[[PeerId], bool] = lambda _: True,
+        rights: StepRights = StepRights(),
     ) -> None:
         """Opens no step before `start_round`.
 
@@ -126,10 +135,10 @@ class StageWorker:
             replica_log: Is told what changes the state of the device; None keeps no log.
             boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
                 it returns.
-            is_client: Whether a peer is the client that the replica follows, which alone may fence trainers.
+            rights: Who may do what.
         """
         self._replica_log = replica_log
-        self._is_client = is_client
+        self._rights = rights
         self._boundary = boundary
         self._cuts = cuts
         self._resumed: Tensor | None = None
@@ -205,6 +214,9 @@ class StageWorker:
         match message:
             case Forward() | Labels() | Backward():
                 self._on_payload(event.peer, message, event.tensors)
+            case Open() if not self._rights.may_open(event.peer, message):
+                # Its client may be one that this replica does not follow any more, or not yet.
+                self._endpoint.post(event.peer, Refused(message.key, BEHIND))
             case Open():
                 answers = self._machine.receive(event.peer, message, self._clock.now_s())
                 step = self._machine.open.get(message.key)
@@ -213,7 +225,7 @@ class StageWorker:
                         if hop.peer != self._endpoint.peer_id:
                             self._endpoint.introduce(hop)
                 self._do(answers)
-            case Fence() if not self._is_client(event.peer):
+            case Fence() if not self._rights.is_client(event.peer):
                 return False  # of no one else's; a client that has just taken the run over repeats it
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
                 self._do(self._machine.receive(event.peer, message, self._clock.now_s()))

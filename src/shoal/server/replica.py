@@ -22,7 +22,7 @@ from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.payloads_ahead import PayloadsAhead
 from shoal.averaging.replica_state import ReplicaState, outer_optimizer
 from shoal.averaging.round_average import RingSettings, averaging_codec
-from shoal.averaging.signing import unsealer
+from shoal.averaging.signing import employment, unsealer
 from shoal.averaging.snapshot_exchange import SnapshotExchange
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.averaging.starts import run_has_begun
@@ -45,7 +45,7 @@ from shoal.pipeline.host_memory import page_locked
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
 from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.pipeline.stage_compute import StageCompute
-from shoal.pipeline.stage_worker import CapLowered, RoundCuts, StageWorker, StepLimits
+from shoal.pipeline.stage_worker import CapLowered, RoundCuts, StageWorker, StepLimits, StepRights
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
 from shoal.swarm.content_transfer import TransferSettings
@@ -55,6 +55,7 @@ from shoal.swarm.step_operations import Schedule
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import Handler
+from shoal.wire.messages.step import Open
 
 ReplicaEvent = RoundEvent | CapLowered
 """What a replica tells its server."""
@@ -189,6 +190,13 @@ async def build_replica(
         """Whether the replica follows this peer."""
         return peer == member.coordinator
 
+    is_employed = employment(run_id)
+
+    def may_open(peer: PeerId, step: Open) -> bool:
+        """Whether the client that the replica follows has given this peer the slot of the step."""
+        client = member.coordinator
+        return client is not None and is_employed(client, peer, step)
+
     worker = StageWorker(
         endpoint=endpoint,
         compute=compute,
@@ -200,7 +208,7 @@ async def build_replica(
         hooks=hooks,
         boundary=None if owner is None else owner.boundary,
         cuts=RoundCuts(cuts, lambda round, num_targets: member.cut(round, num_targets)),
-        is_client=is_client,
+        rights=StepRights(is_client, may_open),
     )
     genesis = genesis_hash(run_id, config.run.seed, shared_configuration(config), authority)
     ahead: PayloadsAhead | None = None

@@ -15,9 +15,19 @@ import msgspec
 
 from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.swarm.sample_ranges import Ranges, merge, subtract
+from shoal.swarm.sample_ranges import Ranges, lowest, merge, subtract
 from shoal.wire.messages.base import Era
-from shoal.wire.messages.round import Basis, Join, Origin, Payload, Record, SignedRecord, StageHashes, StageOutcome
+from shoal.wire.messages.round import (
+    MAX_ROUND_RANGES,
+    Basis,
+    Join,
+    Origin,
+    Payload,
+    Record,
+    SignedRecord,
+    StageHashes,
+    StageOutcome,
+)
 from shoal.wire.messages.step import StepEntry, StepsTrained
 
 Sign = Callable[[bytes], bytes]
@@ -142,8 +152,8 @@ def steps_held(logs: Iterable[tuple[StepEntry, ...]]) -> dict[StepKey, StepEntry
 
 
 def used_samples(record: Record) -> Ranges:
-    """The samples of this record and of all before it."""
-    return merge((*record.recorded, *record.samples, *record.skipped))
+    """The samples of this record and of all before it, as many as the next one can name."""
+    return lowest((*record.recorded, *record.samples, *record.skipped))
 
 
 def parameters_of(record: Record) -> dict[int, str]:
@@ -177,7 +187,7 @@ def rebase_record(
         samples=(),
         skipped=(),
         generations={},
-        recorded=merge(recorded),
+        recorded=lowest(recorded),
         eras=(Era(origin.round, ballot),),
         origin=Origin(origin.run_id, origin_hash),
     )
@@ -199,7 +209,8 @@ def build_record(
 ) -> Record:
     """Build the record that follows `previous`, from the joins of the final members alone.
 
-    A step that any member of a stage holds is recorded; a stage in which no member holds it has lost its share.
+    A step that any member of a stage holds is recorded; a stage in which no member holds it has lost its share. Of its
+    samples the record names as many as it can, the lowest ones: more are made up (`sample_ranges.lowest`).
 
     Args:
         quorums: the final quorum of each stage; how many steps it has lost is counted here.
@@ -221,18 +232,20 @@ def build_record(
         stages.append(msgspec.structs.replace(quorum, steps_lost=lost, restored=restored.get(quorum.stage)))
     if not eras or eras[-1].ballot != ballot:
         eras = (*eras, Era(previous.round + 1, ballot))
-    trained = merge(item for entry in steps.values() if not entry.skipped for item in entry.samples)
-    skipped = merge(item for entry in steps.values() if entry.skipped for item in entry.samples)
+    # Whoever holds a step says the same of it, unless he lies; then what the others say is used all the same.
+    said = [entry for log in logs.values() for entry in log]
+    trained = merge(item for entry in said if not entry.skipped for item in entry.samples)
+    skipped = merge(item for entry in said if entry.skipped for item in entry.samples)
     return Record(
         run_id=run_id,
         round=previous.round + 1,
         ballot=ballot,
         previous=previous.hash,
         stages=tuple(stages),
-        samples=subtract(trained, recorded),
-        skipped=subtract(skipped, recorded),
+        samples=subtract(trained, recorded)[:MAX_ROUND_RANGES],
+        skipped=subtract(skipped, (*recorded, *trained))[:MAX_ROUND_RANGES],
         generations=dict(generations),
-        recorded=merge(recorded),
+        recorded=lowest(recorded),
         eras=eras,
         keep=keep,
         codec=codec,

@@ -16,6 +16,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from shoal.errors import RemoteProtocolError
 from shoal.ids import NO_BALLOT, Ballot, PeerId
 from shoal.swarm.records import Tip, record_hash, used_samples
 from shoal.swarm.round_choice import choose
@@ -477,8 +478,15 @@ class RoundCoordinatorMachine:
 
     def _joined(self, peer: PeerId, join: Join) -> None:
         is_member = self._replicas.takes_part(peer, self.tip) and join.stage == self._replicas.states[peer].stage
-        if self.phase is RoundPhase.JOINING and is_member:
-            self._joins.note(peer, join)
+        if self.phase is not RoundPhase.JOINING or not is_member:
+            return
+        num_stages = self.settings.num_stages
+        odd = next((entry for entry in join.log if len(entry.path) != num_stages), None)
+        if odd is not None:
+            raise RemoteProtocolError(
+                f"{peer} joins with step {odd.key} over {len(odd.path)} stages, the run has {num_stages}"
+            )
+        self._joins.note(peer, join)
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
         """Settle the steps in doubt, once all have joined; then propose the quorums, without who contradicts."""
@@ -492,6 +500,11 @@ class RoundCoordinatorMachine:
         strange = {} if request.num_samples is None else self._joins.leave_out_strange(request.num_samples)
         for peer, item in strange.items():
             reason = f"it has joined with samples up to {item.stop}, and the data have {request.num_samples}"
+            effects += self._replicas.mark_out(peer, reason)
+        for peer, item in self._joins.leave_out_scattered(self._recorded).items():
+            reason = (
+                f"it has joined with samples {item.start}-{item.stop} of pass {item.pass_number}, far from all others"
+            )
             effects += self._replicas.mark_out(peer, reason)
         orders = self._joins.settle()
         if orders:

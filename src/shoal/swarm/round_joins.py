@@ -11,7 +11,8 @@ the step. But a stage keeps its replicas if all of them contradict. Without them
 in the record if one of them holds it, and counts as lost for the stages of which nobody does.
 
 A replica that names samples which the data do not have is left out as well, unless all replicas of its stage do: these
-may have been given such a step, and the record names it then.
+may have been given such a step, and the record names it then. So is one whose samples lie behind more gaps than a
+record can name: batches are dealt in order, so nobody was given these.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import NamedTuple, TypeVar
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import steps_held
-from shoal.swarm.sample_ranges import merge
+from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.round import Join
+from shoal.wire.messages.round import MAX_RECORDED, Join
 
 _Found = TypeVar("_Found")
 
-MAX_RANGES = 1 << 16
-"""Of samples, in a replica's log: batches follow each other, but for what was put back."""
+MAX_RANGES = 2 * MAX_RECORDED
+"""Of samples, in a replica's log: batches follow each other, but for what was put back and what fills gaps."""
 
 
 class Fate(NamedTuple):
@@ -99,6 +100,28 @@ class RoundJoins:
             strange = [item for entry in join.log for item in entry.samples if item.stop > num_samples]
             if strange:
                 found[peer] = strange[0]
+        return self._drop(found)
+
+    def leave_out_scattered(self, recorded: Ranges) -> dict[PeerId, SampleRange]:
+        """Drop the joins that scatter samples behind more ranges than the record can name, once all replicas have
+        joined. Who has no more ranges than steps may have come to so many passes over few samples.
+
+        Args:
+            recorded: samples of all earlier records.
+
+        Returns:
+            The replicas whose joins were dropped, each with such samples.
+        """
+        named = {peer: merge(item for entry in join.log for item in entry.samples) for peer, join in self.joins.items()}
+        used = merge((*recorded, *(item for ranges in named.values() for item in ranges)))
+        if len(used) <= MAX_RECORDED:
+            return {}
+        last = used[MAX_RECORDED - 1]
+        found: dict[PeerId, SampleRange] = {}
+        for peer, ranges in named.items():
+            behind = [item for item in ranges if item > last]
+            if behind and len(ranges) > len(self.joins[peer].log):
+                found[peer] = behind[0]
         return self._drop(found)
 
     def _drop(self, found: Mapping[PeerId, _Found]) -> dict[PeerId, _Found]:

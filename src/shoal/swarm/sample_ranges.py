@@ -6,12 +6,13 @@ works for every data source and every seed.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.errors import ConfigError
 from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.round import MAX_RECORDED
 
 Ranges = tuple[SampleRange, ...]
 
@@ -37,7 +38,7 @@ def subtract(ranges: Ranges, taken: Ranges) -> Ranges:
     for item in ranges:
         start = item.start
         # A peer may have said hundreds of thousands of ranges: not each is compared with each.
-        for number in range(_first_behind(cuts, item), len(cuts)):
+        for number in range(first_behind(cuts, item), len(cuts)):
             cut = cuts[number]
             if cut.pass_number != item.pass_number or cut.start >= item.stop:
                 break
@@ -49,9 +50,19 @@ def subtract(ranges: Ranges, taken: Ranges) -> Ranges:
     return tuple(left)
 
 
-def _first_behind(cuts: Ranges, item: SampleRange) -> int:
-    """The number of the first of these merged ranges that ends behind where `item` begins, in its pass or a later."""
+def first_behind(cuts: Ranges, item: SampleRange) -> int:
+    """Return the number of the first of these merged ranges that ends behind where `item` begins, in its pass or a
+    later one."""
     return bisect_right(cuts, (item.pass_number, item.start), key=lambda cut: (cut.pass_number, cut.stop))
+
+
+def lowest(ranges: Iterable[SampleRange]) -> Ranges:
+    """Return the union of `ranges`, of which a record can name no more than the first `MAX_RECORDED`.
+
+    Batches are dealt in order, so what is used lies together but for what is under way. Only who makes samples up puts
+    so many ranges before the highest ones; those are then as if nobody had said them.
+    """
+    return merge(ranges)[:MAX_RECORDED]
 
 
 def count(ranges: Iterable[SampleRange]) -> int:
@@ -72,25 +83,25 @@ class Batch:
 
 
 class RecordedSamples:
-    """Every sample that a round record contains."""
+    """Every sample that a round record contains, as far as the next one can name them.
+
+    Attributes:
+        samples: all of them, merged.
+    """
 
     def __init__(self) -> None:
-        self._by_pass: dict[int, Ranges] = {}
-
-    @property
-    def samples(self) -> Ranges:
-        """All of them, merged."""
-        return merge(item for ranges in self._by_pass.values() for item in ranges)
+        self.samples: Ranges = ()
 
     def add(self, samples: Ranges) -> None:
         """A record is committed with these samples."""
-        for pass_number in {item.pass_number for item in samples}:
-            new = (item for item in samples if item.pass_number == pass_number)
-            self._by_pass[pass_number] = merge((*self._by_pass.get(pass_number, ()), *new))
+        self.samples = lowest((*self.samples, *samples))
 
     def left_of(self, batch: Batch) -> Batch | None:
         """Return what of a batch is in no record, or None if that is nothing."""
-        left = subtract(batch.samples, self._by_pass.get(batch.samples[0].pass_number, ()))
+        last = batch.samples[-1]
+        begin = first_behind(self.samples, batch.samples[0])
+        end = bisect_left(self.samples, (last.pass_number, last.stop), key=lambda item: (item.pass_number, item.start))
+        left = subtract(batch.samples, self.samples[begin:end])
         return Batch(left) if left else None
 
 

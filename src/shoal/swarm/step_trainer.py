@@ -55,7 +55,7 @@ _MAX_ROUTERS = 4096
 class StepPlan:
     """What to train. `home` is preferred; `replicas[s]` are all replicas of stage s, best first. `microbatch_targets`
     has for each microbatch how many targets each of its samples has; an attempt over a path with caps cuts further.
-    `base` and `loss_scale`: see `Open`."""
+    `base`, `loss_scale` and `warrant`: see `Open`."""
 
     round: int
     number: int
@@ -66,6 +66,7 @@ class StepPlan:
     replicas: Replicas
     base: str = ""
     loss_scale: float = 1.0
+    warrant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +321,8 @@ class StepTrainer:
         hops = tuple(self._hops[peer] for peer in path)
         sizes = tuple(part.num_samples for part in self._parts)
         targets = tuple(sum(plan.microbatch_targets[part.whole][part.start : part.stop]) for part in self._parts)
-        request = Open(self._key, plan.round, hops, sizes, targets, plan.samples, plan.base, plan.loss_scale)
+        said = plan.samples, plan.base, plan.loss_scale, plan.warrant
+        request = Open(self._key, plan.round, hops, sizes, targets, *said)
         effects: list[TrainerEffect] = [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
         # What goes to one replica gets there in order; of several one could hear of the microbatch before the step.
         return [*effects, *self._feed()] if len(path) == 1 else effects

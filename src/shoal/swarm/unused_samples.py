@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from shoal.swarm.sample_ranges import Ranges, count, merge, subtract
+from shoal.swarm.sample_ranges import Ranges, count, first_behind, lowest, merge, subtract
 from shoal.wire.messages.base import SampleRange
 
 
@@ -63,7 +63,7 @@ class UnusedSamples:
                 break
             else:
                 self._pass, self._start = self._pass + 1, 0
-                self._skipped = tuple(item for item in self._skipped if item.pass_number >= self._pass)
+                self._skipped = self._skipped[self._first_skipped() :]
         return merge(taken)
 
     def put_back(self, samples: Ranges) -> None:
@@ -74,7 +74,7 @@ class UnusedSamples:
         """Somebody has these samples, or a record contains them."""
         self._returned = subtract(self._returned, samples)
         ahead = (item for item in samples if (item.pass_number, item.stop) > (self._pass, self._start))
-        self._skipped = merge((*self._skipped, *ahead))
+        self._skipped = lowest((*self._skipped, *ahead))
 
     def has(self, samples: Ranges) -> bool:
         """Return whether nobody has any of these samples, and all exist."""
@@ -89,11 +89,17 @@ class UnusedSamples:
     def _next_new(self, limit: int) -> SampleRange | None:
         """Return the next new samples of the cursor's pass that lie together, at most `limit`; None: there are none."""
         start, stop = self._start, self._num_samples
-        for item in self._skipped:
-            if item.pass_number != self._pass or item.stop <= start:
-                continue
+        # A peer may have said any number of ranges: not each is looked at for each batch.
+        for number in range(self._first_skipped(), len(self._skipped)):
+            item = self._skipped[number]
+            if item.pass_number != self._pass:
+                break
             if item.start > start:
                 stop = item.start
                 break
             start = item.stop
         return SampleRange(self._pass, start, min(stop, start + limit)) if start < stop else None
+
+    def _first_skipped(self) -> int:
+        """Return the number of the first skipped range that ends behind the cursor."""
+        return first_behind(self._skipped, SampleRange(self._pass, self._start, self._start))

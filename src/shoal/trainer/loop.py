@@ -199,6 +199,7 @@ class TrainerLoop:
                     note=note,
                     base=start.base,
                     loss_scale=self._loss_scale.value,
+                    warrant=start.warrant,
                 )
                 break
             except NoPipeline as error:

@@ -111,12 +111,19 @@ class Endpoint(Protocol):
         """The process of a connected peer of this host, as the kernel proves it; None for every other peer."""
         ...
 
+    def is_here(self, peer: PeerId) -> bool:
+        """Whether the connection with a peer is over a socket of this host, which only this process's user can open."""
+        ...
+
     def receive_into(self, memory: Callable[[int], Memory]) -> None:
         """Have large tensors lie in what `memory` returns for so many bytes, if they are received over a stream."""
         return
 
     def introduce(self, hop: Hop) -> None:
-        """Remember where a peer can be dialled; a later call replaces an earlier one."""
+        """Remember where a peer can be dialled; a later call replaces an earlier one.
+
+        Where it was dialled with success before it is dialled first all the same.
+        """
         ...
 
     def post(

@@ -38,6 +38,7 @@ class MemoryNetwork:
     except for messages that overtake.
 
     Attributes:
+        elsewhere: peers that are on other hosts, see `Endpoint.is_here`. Tests add some.
         is_one_host: whether two peers are told each other's process, as over a Unix socket; by default none are. Tests
             replace it.
     """
@@ -53,6 +54,7 @@ class MemoryNetwork:
         self.overtaking = None if seed is None else random.Random(seed)
         self.limits = WireLimits()
         self.before_delivery: DeliverHook | None = None
+        self.elsewhere: set[PeerId] = set()
         self.is_one_host: Callable[[PeerId, PeerId], bool] = lambda _here, _there: False
         self._endpoints: dict[PeerId, MemoryEndpoint] = {}
         self._cut: set[frozenset[PeerId]] = set()
@@ -163,6 +165,10 @@ class MemoryEndpoint(Endpoint):
     def process_of(self, peer: PeerId) -> int | None:
         """See `Endpoint.process_of`; this process, if the network says that the two are on one host."""
         return os.getpid() if peer in self._linked and self._network.is_one_host(self._peer_id, peer) else None
+
+    def is_here(self, peer: PeerId) -> bool:
+        """See `Endpoint.is_here`."""
+        return peer not in self._network.elsewhere
 
     def introduce(self, hop: Hop) -> None:
         self._known[hop.peer] = hop.addresses

@@ -18,6 +18,8 @@ class PeerState:
     """The connection with one peer, or the attempt to make one.
 
     Attributes:
+        addresses: where it listens, as it was said last, by whomever.
+        reached: the address at which it was dialled last with success; empty: never.
         meter: measures the link over all connections.
         connection: the one in use; None: there is none.
         dial: the attempt that is under way while `dialling`.
@@ -29,6 +31,7 @@ class PeerState:
 
     meter: LinkMeter
     addresses: tuple[str, ...] = ()
+    reached: str = ""
     connection: Connection | None = None
     dial: Connection | None = None
     dialling: bool = False
@@ -37,6 +40,12 @@ class PeerState:
     waiting: list[EncodedFrame] = field(default_factory=list[EncodedFrame])
     waiting_bytes: int = 0
     decided: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def known_addresses(self) -> tuple[str, ...]:
+        """Where to dial it. Where it has been comes first, so that nobody can keep it from being found there by what he
+        says; if it was started again elsewhere, it is found as others say."""
+        return tuple(dict.fromkeys((self.reached, *self.addresses))) if self.reached else self.addresses
 
     @property
     def process(self) -> int | None:

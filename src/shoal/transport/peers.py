@@ -151,6 +151,10 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     def process_of(self, peer: PeerId) -> int | None:
         return self._peers[peer].process if peer in self._peers else None
 
+    def is_here(self, peer: PeerId) -> bool:
+        connection = self._peers[peer].connection if peer in self._peers else None
+        return connection is not None and connection.proven is None
+
     def receive_into(self, memory: Callable[[int], Memory]) -> None:
         self._inbound.pool.memory = memory
 
@@ -378,7 +382,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         """Try the peer's addresses, the shortest way first, until there is a connection, dialled here or there."""
         decided = state.decided
         reasons: list[str] = []
-        known = [(c, a) for c in self._carriers for a in state.addresses if a.startswith(c.scheme)]
+        addresses = state.known_addresses
+        known = [(c, a) for c in self._carriers for a in addresses if a.startswith(c.scheme)]
         for carrier, address in known:
             connection = Connection(self, self._limits, dialled=peer)
             state.dial = connection
@@ -396,7 +401,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                 # What a peer calls an address can be none at all, as a path with a zero byte: no call takes it.
                 connection.close(f"it is no address: {error}")
             if decided.is_set():
+                if state.connection is connection:
+                    state.reached = address
                 return
             reasons.append(f"{address}: {connection.reason}")
-        reasons += [f"{a}: cannot be dialled from here" for a in state.addresses if a not in {k for _, k in known}]
+        reasons += [f"{a}: cannot be dialled from here" for a in addresses if a not in {k for _, k in known}]
         self._lose(peer, state, "; ".join(reasons) or "no known address", Loss.UNREACHABLE)

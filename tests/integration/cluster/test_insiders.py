@@ -21,14 +21,16 @@ from msgspec import inspect
 from shoal.control.records import MirrorRecord, StageRecord
 from shoal.errors import ControlError, RemoteProtocolError, RoundAborted
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm import round_joins, sample_ranges
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint
 from shoal.wire.limits import TENSORS_OF
 from shoal.wire.messages import Message
-from shoal.wire.messages.control import Heartbeat, RunOver
+from shoal.wire.messages.base import SampleRange
+from shoal.wire.messages.control import Heartbeat, RunOver, StartRound, TrainerHello
 from shoal.wire.messages.inner import InnerState, TakeInner
 from shoal.wire.messages.round import Record, SignedRecord
-from shoal.wire.messages.step import Fence
+from shoal.wire.messages.step import Fence, Open, Opened
 from shoal.wire.tensors import WireTensor
 from shoal_lab import Cluster
 from shoal_lab.process import Process
@@ -150,10 +152,22 @@ def targets(cluster: Cluster) -> Iterator[MemoryEndpoint]:
     yield from (mirror.process.endpoint for mirror in cluster.mirrors)
 
 
-async def talk(cluster: Cluster, seed: int, said: list[Message]) -> None:
+async def overhear(process: Process) -> None:
+    """Take what is said to it, also that a connection has ended: then it may speak again."""
+    async for _ in process.endpoint.events():
+        pass
+
+
+async def is_never_believed(process: Process) -> None:
+    """Fail as soon as somebody opens a step for it, or gives it steps to train."""
+    async for event in process.endpoint.events():
+        if isinstance(event, Received):
+            assert not isinstance(event.message, Opened | StartRound), event
+
+
+async def talk(cluster: Cluster, mallory: Process, seed: int, said: list[Message]) -> None:
     """Say something of every kind to everybody, again and again."""
     nonsense, order = Nonsense(seed, cluster), random.Random(seed)
-    mallory = Process(cluster.network, MALLORY)
     cluster.announce(MALLORY, StageRecord(mallory.endpoint.addresses, 9.0, stage=order.choice([0, 1, None])))
     if order.random() < 0.5:
         cluster.announce(MALLORY, MirrorRecord(mallory.endpoint.addresses, 9.0))
@@ -178,7 +192,10 @@ async def test_no_role_ends_of_what_a_member_says(make_cluster: MakeCluster, see
         cluster.start_mirror()
         with anyio.move_on_after(8.0):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(talk, cluster, seed, said)
+                mallory = Process(cluster.network, MALLORY)
+                cluster.network.elsewhere.add(MALLORY)
+                tasks.start_soon(overhear, mallory)
+                tasks.start_soon(talk, cluster, mallory, seed, said)
                 try:
                     await cluster.run()
                 except* (ControlError, RoundAborted):
@@ -197,3 +214,67 @@ async def test_a_server_takes_what_only_its_client_says_of_nobody_else(make_clus
         for message in (Fence({0: 5}), TakeInner(InnerState(0, "", "", 1))):
             assert not monitor.receive(Received(MALLORY, message))
             assert monitor.receive(Received(cluster.client_peer, message))
+
+
+async def test_nobody_takes_the_place_of_a_trainer(make_cluster: MakeCluster) -> None:
+    """A member opens steps of all slots, of later generations and in those that there are, before the trainers do, and
+    says to the client that it is them."""
+    async with make_cluster(make_config(diloco={"outer_steps": 2})) as cluster:
+        mallory = Process(cluster.network, MALLORY)
+        cluster.network.elsewhere.add(MALLORY)
+
+        async def open_steps() -> None:
+            number = 0
+            while True:
+                number += 1
+                for server in cluster.servers:
+                    base = server.replica.member.base
+                    path = [next(s for s in cluster.servers if s.stage == stage) for stage in range(2)]
+                    path[server.stage] = server
+                    hops = tuple(each.process.endpoint.hop for each in path)
+                    mallory.endpoint.introduce(server.process.endpoint.hop)
+                    for slot, generation in [(0, 1 << 62), (1, 1), (5, 1)]:
+                        key = StepKey(slot, generation, 1000 + number, 0)
+                        said = Open(key, base.round + 1, hops, (2, 2), (2, 2), (), base.record_hash)
+                        mallory.endpoint.post(server.peer, said)
+                mallory.endpoint.introduce(cluster.host.client_process.endpoint.hop)
+                for slot, generation in [(0, 1), (1, 1), (0, 2), (1, 2)]:
+                    hello = TrainerHello(slot, generation, mallory.endpoint.hop)
+                    mallory.endpoint.post(cluster.client_peer, hello)
+                await anyio.sleep(0.01)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(is_never_believed, mallory)
+            tasks.start_soon(open_steps)
+            result = await cluster.run()
+            tasks.cancel_scope.cancel()
+        keys = {line.entry.key for lines in result.steps.values() for line in lines}
+        assert max(key.number for key in keys) < 1000
+        assert (result.audit.missing, result.audit.duplicates) == (0, 0)
+        assert result.audit.steps_lost == {0: 0, 1: 0}
+
+
+@pytest.mark.wrong_arithmetic
+async def test_a_server_that_makes_up_scattered_samples_loses_its_place_in_the_round_and_nobody_else(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (round_joins, sample_ranges):
+        monkeypatch.setattr(module, "MAX_RECORDED", 50)
+    async with make_cluster(make_config()) as cluster:
+        liar = cluster.servers[-1]
+        machine = liar.replica.worker._machine
+        tell = machine.join
+
+        def lie() -> None:
+            tell()
+            samples = tuple(SampleRange(100 * machine.round + each, 0, 1) for each in range(60))
+            entry = machine.log[-1]
+            key = entry.key._replace(number=1 << 20)
+            machine.log.append(msgspec.structs.replace(entry, key=key, samples=samples, num_samples=60))
+
+        monkeypatch.setattr(machine, "join", lie)
+        result = await cluster.run()
+        out = [{peer for stage in record.stages for peer in stage.members} for record in result.records]
+        assert all(liar.peer not in members for members in out)
+        assert max(item.pass_number for record in result.records for item in record.samples) < 100
+        assert result.audit.missing == 0

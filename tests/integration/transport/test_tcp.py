@@ -12,7 +12,19 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from tests.integration.transport.samples import ALICE, BOB, CAROL, KEY, MIB, over_tcp, port_of, step, take, tensor
+from tests.integration.transport.samples import (
+    ALICE,
+    BOB,
+    CAROL,
+    CHILD,
+    KEY,
+    MIB,
+    over_tcp,
+    port_of,
+    step,
+    take,
+    tensor,
+)
 
 from shoal.errors import ConfigError
 from shoal.ids import RunId
@@ -56,6 +68,15 @@ async def test_messages_and_tensors_arrive_in_order_both_ways(host: Any) -> None
         opened = [event for event in received if event not in forwards]
         assert opened == [Received(other.peer_id, Opened(step(number))) for number in range(4)]
     assert a.counters["transport.dialled"] == b.counters["transport.accepted"] == 1
+
+
+async def test_who_has_come_over_tcp_is_not_taken_for_one_of_this_host(host: Any) -> None:
+    a, b = await linked(host)
+    c = await host(CAROL)
+    c.introduce(Hop(a.peer_id, a.addresses))
+    c.post(a.peer_id, Opened(step()))
+    assert await take(a, 1) == [PeerUp(c.peer_id)]
+    assert (a.is_here(c.peer_id), a.is_here(b.peer_id), a.is_here(CHILD.peer_id)) == (True, False, False)
 
 
 @pytest.mark.parametrize("attempt", range(3))
@@ -124,7 +145,7 @@ async def test_a_unix_socket_is_preferred_and_tcp_used_where_it_leads_nowhere_or
             await connect(self, address, connection)
 
         monkeypatch.setattr(carrier, "connect", spy)
-    a, b, c = await host(ALICE), await host(BOB), await host(CAROL)
+    b, c = await host(BOB), await host(CAROL)
     unix, tcp = b.addresses
     assert (unix.partition(":")[0], tcp.partition(":")[0]) == ("unix", "tcp")
     for addresses, order in (
@@ -134,13 +155,13 @@ async def test_a_unix_socket_is_preferred_and_tcp_used_where_it_leads_nowhere_or
         (("tcp:127.0.0.1:1", "carrier-pigeon:coop", tcp), ["tcp", "tcp"]),
     ):
         used.clear()
+        a = await host(ALICE)  # which has not been there before: where it was it tries first
         a.introduce(Hop(b.peer_id, addresses))
         a.post(b.peer_id, Opened(step()))
         assert await take(b, 2) == [PeerUp(a.peer_id), Received(a.peer_id, Opened(step()))]
         assert await take(a, 1) == [PeerUp(b.peer_id)]
         assert used == order
-        a.disconnect(b.peer_id, "enough")
-        assert isinstance((await take(a, 1))[0], PeerLost)
+        await a.aclose()
         assert isinstance((await take(b, 1))[0], PeerLost)
 
 

@@ -281,6 +281,27 @@ async def test_an_address_where_another_peer_listens_is_not_used(endpoint: Any) 
     assert "got b" in lost.reason
 
 
+async def test_where_a_peer_was_found_it_is_found_again_whatever_others_say(endpoint: Any, folder: Path) -> None:
+    a, _ = await linked(endpoint)
+    c = await endpoint(C)
+    for said in (c.addresses, (f"unix:{folder}/absent",), ()):
+        a.introduce(Hop(B, said))
+        a.disconnect(B, "test")
+        assert await take(a, 1) == [PeerLost(B, "test")]
+        a.post(B, Opened(step(1)))
+        assert await take(a, 1) == [PeerUp(B)]
+
+
+async def test_a_peer_that_was_started_again_elsewhere_is_found_where_others_say(endpoint: Any, folder: Path) -> None:
+    a, b = await linked(endpoint)
+    await b.aclose()
+    assert isinstance((await take(a, 1))[0], PeerLost)
+    again = await endpoint(B, path=folder / "elsewhere.sock")
+    a.introduce(again.hop)
+    a.post(B, Opened(step(1)))
+    assert await take(a, 1) == [PeerUp(B)]
+
+
 async def test_a_listener_that_never_answers_is_given_up(endpoint: Any, folder: Path) -> None:
     a = await endpoint(A, limits=TransportLimits(dial_timeout_s=0.2))
     path = folder / "mute.sock"

@@ -78,6 +78,8 @@ class FakeSteps:
     log: tuple[StepEntry, ...] = ()
     in_doubt: tuple[StepKey, ...] = ()
     fates: dict[StepKey, tuple[bool, float, float, bool]] = field(default_factory=dict)
+    path: Sequence[PeerId] = ()
+    """Of the steps in doubt."""
 
     @property
     def num_samples(self) -> int:
@@ -95,7 +97,7 @@ class FakeSteps:
         self.fates[key] = (commit, scale, lr, skipped)
         self.in_doubt = tuple(other for other in self.in_doubt if other != key)
         if commit:
-            self.log = (*self.log, entry_of(key, ()))
+            self.log = (*self.log, entry_of(key, self.path))
 
 
 class InlineDevice:

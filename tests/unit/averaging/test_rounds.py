@@ -209,7 +209,7 @@ async def test_a_step_in_doubt_is_settled_from_all_joins(make_run: MakeRun) -> N
         held = run.commit(0, 0, stages=[0])
         nowhere = StepKey(0, 1, 1, 0)
         doubtful = run.replicas[1][0].steps
-        doubtful.in_doubt = (held, nowhere)
+        doubtful.in_doubt, doubtful.path = (held, nowhere), [stage[0].peer for stage in run.replicas]
         outcome = await finish(run, coordinator, 1)
         assert doubtful.fates == {held: (True, 0.5, 0.25, False), nowhere: (False, 0.0, 0.0, False)}
         assert [stage.steps_lost for stage in outcome.record.stages] == [0, 0]

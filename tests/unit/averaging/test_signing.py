@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.averaging.signing import Signer, unsealer
+from shoal.averaging.signing import Signer, employment, unsealer
 from shoal.errors import RemoteProtocolError
 from shoal.identity import Identity, swarm_authority
-from shoal.ids import Ballot
+from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.records import record_hash
 from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.step import Open
 
 CLIENT, OTHER = Identity.generate(), Identity.generate()
 AUTHORITY = swarm_authority(b"k" * 32)
@@ -80,3 +81,28 @@ def test_a_client_of_another_host_that_has_the_swarm_key_may_sign() -> None:
 def test_a_record_whose_coordinator_has_no_warrant_of_the_swarm_is_refused(stranger: SignedRecord) -> None:
     with pytest.raises(RemoteProtocolError, match="without having the swarm key"):
         opened(stranger)
+
+
+TRAINER = PeerId("trainer")
+
+
+def step(warrant: bytes, slot: int = 2, generation: int = 7) -> Open:
+    return Open(StepKey(slot, generation, 5, 0), 1, (), (), (), (), warrant=warrant)
+
+
+def test_a_client_warrants_one_peer_as_the_trainer_of_one_slot_in_one_generation() -> None:
+    warrant = Signer(CLIENT, AUTHORITY, "run").employ(TRAINER, 2, 7)
+    is_employed = employment("run")
+    assert is_employed(CLIENT.peer_id, TRAINER, step(warrant))
+    assert not is_employed(CLIENT.peer_id, PeerId("another"), step(warrant))
+    assert not is_employed(CLIENT.peer_id, TRAINER, step(warrant, slot=1))
+    assert not is_employed(CLIENT.peer_id, TRAINER, step(warrant, generation=8))
+    assert not is_employed(OTHER.peer_id, TRAINER, step(warrant))
+    assert not employment("another run")(CLIENT.peer_id, TRAINER, step(warrant))
+    assert not is_employed(CLIENT.peer_id, TRAINER, step(b""))
+    assert not is_employed(PeerId("no key"), TRAINER, step(warrant))
+
+
+def test_who_signs_for_itself_is_nobody_s_trainer() -> None:
+    warrant = Signer(OTHER, AUTHORITY, "run").employ(OTHER.peer_id, 2, 7)
+    assert not employment("run")(CLIENT.peer_id, OTHER.peer_id, step(warrant))

@@ -30,6 +30,7 @@ class Swarm:
             membership=cast(Any, SimpleNamespace(view=SwarmView())),
             trainers=cast(Any, SimpleNamespace(present={0: Hop(PeerId("trainer"), ())})),
             reassignment=cast(Any, SimpleNamespace(usable=lambda _view, _holders: self.view)),
+            employ=lambda *_: b"",
         )
         self.has(*names)
 

@@ -13,6 +13,7 @@ from tests.unit.client.noted import NotedLedger
 
 from shoal.client.trainers import TrainerPool
 from shoal.clock import SystemClock
+from shoal.errors import RemoteProtocolError
 from shoal.events.losses import TrainerReady
 from shoal.events.trainers import TrainerFenced, TrainerNotReplaced, TrainerReplaced
 from shoal.ids import PeerId, StageIndex
@@ -41,7 +42,7 @@ class Desk:
     """A client with two replicas whose answers the test gives; launcher and data server answer at once."""
 
     def __init__(self, start_timeout_s: float = 5.0) -> None:
-        network = MemoryNetwork()
+        self.network = network = MemoryNetwork()
         self.replicas = {peer: network.endpoint(peer) for peer in (A, B)}
         replicas = tuple(Replica(replica.hop, 0.0, stage=StageIndex(0)) for replica in self.replicas.values())
         self.view_changed = Signal()
@@ -203,3 +204,16 @@ async def test_a_trainer_whose_launch_fails_when_the_round_is_over_is_started_an
     desk.error = ""
     await desk.ensure(2)
     assert desk.started[2:] == [(1, 2), (1, 3)]
+
+
+async def test_nobody_of_another_host_is_a_trainer() -> None:
+    desk = Desk()
+    await desk.ensure(1)
+    desk.network.elsewhere.add(PeerId("T0"))
+    with pytest.raises(RemoteProtocolError, match="none of this host"):
+        desk.pool.receive(hello(0, 1))
+    mallory = PeerId("mallory")
+    desk.network.elsewhere.add(mallory)
+    with pytest.raises(RemoteProtocolError, match="mallory"):
+        desk.pool.receive(Received(mallory, TrainerHello(0, 1, Hop(mallory, ()))))
+    assert desk.slots.present[0].peer == "T0"

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from shoal.ids import PeerId, StepKey
-from shoal.pipeline.stage_worker import StageWorker, StepLimits
-from shoal.swarm.step_operations import Schedule
+from shoal.pipeline.stage_worker import StageWorker, StepLimits, StepRights
+from shoal.swarm.step_operations import BEHIND, Schedule
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import Received
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.step import Fence, Open
+from shoal.wire.messages.step import Fence, Open, Opened, Refused
 
 ME, NEXT, TRAINER = PeerId("me"), PeerId("next"), PeerId("trainer")
 
@@ -22,12 +22,13 @@ class Post:
     def __init__(self) -> None:
         self.peer_id, self.metrics = ME, MetricRegistry()
         self.introduced: list[PeerId] = []
+        self.posted: list[tuple[object, ...]] = []
 
     def introduce(self, hop: Hop) -> None:
         self.introduced.append(hop.peer)
 
-    def post(self, *_: object) -> None:
-        pass
+    def post(self, *what: object) -> None:
+        self.posted.append(what)
 
 
 def stage_worker(post: Post, **options: Any) -> StageWorker:
@@ -45,7 +46,7 @@ def stage_worker(post: Post, **options: Any) -> StageWorker:
 
 def test_only_the_client_that_it_follows_fences_a_trainer() -> None:
     client: PeerId | None = None
-    worker = stage_worker(Post(), is_client=lambda peer: peer == client)
+    worker = stage_worker(Post(), rights=StepRights(is_client=lambda peer: peer == client))
     assert not worker.receive(Received(PeerId("client"), Fence({0: 5}), ()))
     client = PeerId("client")
     assert not worker.receive(Received(PeerId("another"), Fence({0: 5}), ()))
@@ -65,3 +66,15 @@ def test_nobody_is_known_by_a_step_that_is_not_opened() -> None:
     assert post.introduced == [NEXT]
     worker.receive(Received(PeerId("another"), Open(StepKey(0, 1, 0, 1), 1, invented[:2], (2,), (2,), ()), ()))
     assert post.introduced == [NEXT]
+
+
+def test_who_is_not_the_trainer_opens_no_step_and_takes_no_slot() -> None:
+    post = Post()
+    worker = stage_worker(post, rights=StepRights(may_open=lambda peer, _: peer == TRAINER))
+    path = (Hop(ME, ()), Hop(NEXT, ()))
+    later = StepKey(0, 1 << 62, 1 << 40, 0)
+    worker.receive(Received(PeerId("another"), Open(later, 1, path, (2,), (2,), ()), ()))
+    assert (post.posted, worker.num_open) == ([(PeerId("another"), Refused(later, BEHIND))], 0)
+    key = StepKey(0, 1, 0, 0)
+    worker.receive(Received(TRAINER, Open(key, 1, path, (2,), (2,), ()), ()))
+    assert (post.posted[1:], worker.num_open) == ([(TRAINER, Opened(key))], 1)

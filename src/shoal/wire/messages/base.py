@@ -15,6 +15,9 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 """Of steps, samples or targets: sums of as many as a message has are numbers that can be sent, too."""
 
+Warrant = Annotated[bytes, msgspec.Meta(max_length=64)]
+"""An Ed25519 signature, by which somebody may do something; empty: there is none."""
+
 HeldRound = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
 """Of the record that somebody holds; -1: of none."""
 

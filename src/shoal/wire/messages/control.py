@@ -19,6 +19,7 @@ from shoal.wire.messages.base import (
     Sent,
     StepRange,
     Struct,
+    Warrant,
 )
 
 
@@ -51,7 +52,8 @@ class Evaluation(Struct, frozen=True):
 class StartRound(Struct, frozen=True, tag="start_round"):
     """Work of one trainer in one round: evaluate first (if asked to), then train `steps` over `path`. `replicas[s]` are
     all usable replicas of stage s, best first, to replace one that is lost. `base` is the hash of the record on top of
-    which the round is trained."""
+    which the round is trained. By `warrant` the client says that the receiver is the slot's trainer (`signing.py`): who
+    follows this client takes steps of nobody else."""
 
     round: Ordinal
     slot: Slot
@@ -61,6 +63,7 @@ class StartRound(Struct, frozen=True, tag="start_round"):
     replicas: Replicas
     evaluation: Evaluation | None
     base: str = ""
+    warrant: Warrant = b""
 
 
 class UpdateReplicas(Struct, frozen=True, tag="update_replicas"):

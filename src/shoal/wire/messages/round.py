@@ -36,7 +36,18 @@ import msgspec
 
 from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.ids import Ballot, Ordinal, PeerId, Slot, Stage, StepKey
-from shoal.wire.messages.base import ContentBytes, Count, Era, Finite, HeldRound, Hop, SampleRange, Sent, Struct
+from shoal.wire.messages.base import (
+    ContentBytes,
+    Count,
+    Era,
+    Finite,
+    HeldRound,
+    Hop,
+    SampleRange,
+    Sent,
+    Struct,
+    Warrant,
+)
 from shoal.wire.messages.step import Earlier, StepEntry
 
 
@@ -92,6 +103,14 @@ class Origin(Struct, frozen=True):
     record: str
 
 
+MAX_ROUND_RANGES = 1 << 16
+"""Of samples that a round has trained, or skipped: batches follow each other, but for what was put back."""
+MAX_RECORDED = 1 << 17
+"""Ranges of all samples that are used: at least one for each pass, and few more but where a peer makes samples up."""
+MAX_RECORD_BYTES = 7 << 20
+"""Of an encoded record: a message that has two of them can be sent."""
+
+
 class Record(Struct, frozen=True):
     """D_r: one record for the whole run. `previous` is the SHA-256 (hex) of the encoded D_{r-1}; `samples` are the
     ranges trained in this round, `skipped` those of steps that were not finite; `generations` fence restarted
@@ -108,10 +127,10 @@ class Record(Struct, frozen=True):
     ballot: Ballot
     previous: str
     stages: tuple[StageOutcome, ...]
-    samples: tuple[SampleRange, ...]
-    skipped: tuple[SampleRange, ...]
+    samples: Annotated[tuple[SampleRange, ...], msgspec.Meta(max_length=MAX_ROUND_RANGES)]
+    skipped: Annotated[tuple[SampleRange, ...], msgspec.Meta(max_length=MAX_ROUND_RANGES)]
     generations: dict[Slot, Ordinal]
-    recorded: tuple[SampleRange, ...] = ()
+    recorded: Annotated[tuple[SampleRange, ...], msgspec.Meta(max_length=MAX_RECORDED)] = ()
     eras: tuple[Era, ...] = ()
     keep: bool = False
     origin: Origin | None = None
@@ -121,10 +140,10 @@ class Record(Struct, frozen=True):
 class SignedRecord(Struct, frozen=True):
     """An encoded record and the Ed25519 signature over it; `warrant` says that the signer may sign (`signing.py`)."""
 
-    body: bytes
-    signer: PeerId
-    signature: bytes
-    warrant: bytes = b""
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORD_BYTES)]
+    signer: Annotated[PeerId, msgspec.Meta(max_length=128)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+    warrant: Warrant = b""
 
 
 class AskRound(Struct, frozen=True, tag="ask_round"):

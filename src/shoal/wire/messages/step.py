@@ -23,7 +23,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.ids import Ordinal, PeerId, Slot, Stage, StepKey
-from shoal.wire.messages.base import Cap, Count, Finite, HeldRound, Hop, Routers, SampleRange, Struct
+from shoal.wire.messages.base import Cap, Count, Finite, HeldRound, Hop, Routers, SampleRange, Struct, Warrant
 
 
 class StepsTrained(Struct, frozen=True):
@@ -60,7 +60,8 @@ class Open(Struct, frozen=True, tag="open"):
     """Begin attempt `key` in round `round`; `microbatch_samples[m]` is the size of microbatch m, and
     `microbatch_targets[m]`, how many of its labels the loss counts, is its weight. `base` is the hash of the record on
     top of which the round is trained: after a split two rounds may have one number. Every stage computes with the loss
-    times `loss_scale`, a power of two, and says and applies its gradients divided by it."""
+    times `loss_scale`, a power of two, and says and applies its gradients divided by it. `warrant`: see
+    `StartRound`."""
 
     key: StepKey
     round: Ordinal
@@ -70,6 +71,7 @@ class Open(Struct, frozen=True, tag="open"):
     samples: tuple[SampleRange, ...]
     base: str = ""
     loss_scale: Finite = 1.0
+    warrant: Warrant = b""
 
 
 class Opened(Struct, frozen=True, tag="opened"):
