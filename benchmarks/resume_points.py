@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.recovery_limits import Limit, slowness
 
 from shoal.averaging.journal import read_records
-from shoal.checkpoint.manifest import folder_of, round_of
+from shoal.checkpoint.places import folder_of, round_of
 from shoal.clock import SystemClock
 from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed

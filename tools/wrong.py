@@ -79,7 +79,7 @@ def troubles() -> Iterator[str]:
     """Yield what the page says of incidents that are no losses."""
     costs = ", ".join(f"{what}: {cost}" for what, cost in DISK_COSTS.items())
     for text, what in (
-        (DISK, f"A disk is full, or fails. In brackets stands what is not written. It costs: {costs}."),
+        (DISK, f"A disk is full, fails or does not answer. In brackets stands what is not written. It costs: {costs}."),
         (MEMORY, "The device of a server has no room for a microbatch. If smaller ones fit, steps take longer now."),
         (CLOCK, "Two hosts have different times. Nobody trains over a host whose records are not believed."),
     ):

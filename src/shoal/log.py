@@ -11,20 +11,23 @@ import logging
 import math
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from io import TextIOWrapper
-from logging.handlers import RotatingFileHandler
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.events.base import Event, level_name
 from shoal.ids import PeerId
+from shoal.write_thread import WriteThread
 
 MAX_FILE_BYTES = 8 * 2**20
 NUM_OLD_FILES = 2
+_MAX_WAITING = 10_000
+"""So many lines of a file may wait for its disk."""
 _MAX_FOREIGN_CHARACTERS = 1000
 _WINDOW_S, _LINES = 10.0, 25  # in a window of time, what strangers can cause writes no more lines than that
 
@@ -186,64 +189,125 @@ class TerminalFormatter(logging.Formatter):
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
-class _FileHandler(RotatingFileHandler):
-    """Says once when the file cannot be written; what is logged until it can is lost, and the process goes on."""
-
-    def __init__(self, path: Path, *, max_bytes: int | None = None, delay: bool = False) -> None:
-        super().__init__(
-            path, maxBytes=max_bytes or MAX_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8", delay=delay
-        )
-        self.is_failing = self._has_failed = False
-
-    def _open(self) -> TextIOWrapper:
-        file = super()._open()
-        if _ends_within_a_line(Path(self.baseFilename)):
-            file.write("\n")
-        return file
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._has_failed = False
-        super().emit(record)
-        self.is_failing = self._has_failed
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-            return
-        self._has_failed = True
-        if not self.is_failing:
-            _say_unwritable(Path(self.baseFilename), error)
-
-    def close(self) -> None:
-        with suppress(OSError):  # it has been said
-            super().close()
-
-
-def is_failing() -> bool:
-    """Whether the log of this process cannot be written."""
-    files = (handler for handler in logging.getLogger().handlers if isinstance(handler, _FileHandler))
-    return any(file.is_failing for file in files)
-
-
 class LinesFile:
-    """A file of lines beside the logs: bounded as they are, each line there at once, and no line worth a process."""
+    """A file of lines beside the logs: bounded as they are, each line there at once, and no line worth a process.
+
+    Where the disk does not answer, lines wait for it in memory, and those that are too many are lost.
+
+    Attributes:
+        is_failing: the last line could not be written; what is written until it can is lost.
+    """
 
     def __init__(self, path: Path, *, max_bytes: int | None = None) -> None:
-        """Remember the path: the file is opened for its first line.
+        """Remember the path: the file is opened for its first line, and its folder made if it is missing.
 
         Args:
             max_bytes: of the file, `MAX_FILE_BYTES` if None; `NUM_OLD_FILES` full ones are kept.
         """
-        self._handler = _FileHandler(path, max_bytes=max_bytes, delay=True)
+        self._path = path
+        self._max_bytes = max_bytes or MAX_FILE_BYTES
+        self._thread = WriteThread(f"lines of {path.name}", self._say_that_it_hangs)
+        self._descriptor: int | None = None
+        self._size_bytes = 0
+        self._is_within_line = False
+        self.is_failing = False
+
+    @property
+    def hangs(self) -> bool:
+        """Whether lines wait for a disk that does not answer."""
+        return self._thread.hangs
+
+    def open(self) -> None:
+        """Open the file before its first line, so that it is there without one."""
+        self._thread.do(lambda: self._try(self._open))
 
     def write(self, line: str) -> None:
         """Append a line; where that fails, standard error says so once."""
-        self._handler.emit(logging.makeLogRecord({"msg": line}))
+        if self._thread.num_waiting < _MAX_WAITING:
+            content = f"{line}\n".encode(errors="backslashreplace")
+            self._thread.do(lambda: self._try(lambda: self._append(content)))
 
     def close(self) -> None:
         """Close the file; another line opens it again."""
-        self._handler.close()
+        self._thread.do(lambda: self._try(self._close))
+        self._thread.end()
+
+    # -- in the thread
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self.is_failing:
+                _say_unwritable(self._path, error.strerror or str(error))
+            self.is_failing = True
+        else:
+            self.is_failing = False
+
+    def _append(self, content: bytes) -> None:
+        if self._descriptor is not None and self._size_bytes + len(content) > self._max_bytes and self._size_bytes:
+            self._close()
+            self._keep_full()
+        descriptor = self._open()
+        left = memoryview(b"\n" + content if self._is_within_line else content)
+        while left:
+            written = os.write(descriptor, left)
+            self._size_bytes += written
+            left = left[written:]
+            self._is_within_line = bool(left)
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._is_within_line = _ends_within_a_line(self._path)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._size_bytes = os.fstat(self._descriptor).st_size
+        return self._descriptor
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _keep_full(self) -> None:
+        for number in range(NUM_OLD_FILES, 0, -1):
+            newer = self._path if number == 1 else _old_file(self._path, number - 1)
+            with suppress(FileNotFoundError):
+                newer.replace(_old_file(self._path, number))
+
+    # --
+
+    def _say_that_it_hangs(self) -> None:
+        # Standard error may be a file on the same disk.
+        say = partial(_say_unwritable, self._path, "the disk does not answer", "what is written there waits for it")
+        with suppress(RuntimeError):  # no thread is left, and nobody is to be kept for that
+            threading.Thread(target=say, name=f"said of {self._path.name}", daemon=True).start()
+
+
+class _FileHandler(logging.Handler):
+    """Writes each record as a line of a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.file = LinesFile(path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - a field may be any object, and no line is worth what it tells of
+            self.handleError(record)
+        else:
+            self.file.write(line)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def is_failing() -> bool:
+    """Whether the log of this process cannot be written."""
+    files = (handler.file for handler in logging.getLogger().handlers if isinstance(handler, _FileHandler))
+    return any(file.is_failing or file.hangs for file in files)
 
 
 def _ends_within_a_line(path: Path) -> bool:
@@ -257,8 +321,12 @@ def _ends_within_a_line(path: Path) -> bool:
 
 def old_files(path: Path) -> list[Path]:
     """What a `LinesFile` has kept of earlier lines, the oldest first."""
-    numbered = (path.with_name(f"{path.name}.{number}") for number in range(NUM_OLD_FILES, 0, -1))
+    numbered = (_old_file(path, number) for number in range(NUM_OLD_FILES, 0, -1))
     return [each for each in numbered if each.exists()]
+
+
+def _old_file(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
 
 
 def written_lines(path: Path) -> Iterator[bytes]:
@@ -279,11 +347,12 @@ def written_lines(path: Path) -> Iterator[bytes]:
             yield from file
 
 
-def _say_unwritable(path: Path, error: OSError) -> None:
-    reason = error.strerror or str(error)
+def _say_unwritable(
+    path: Path, reason: str, follows: str = "free space there; the run goes on without this log"
+) -> None:
     # Standard error may be a file on the same disk.
     with suppress(OSError):
-        sys.stderr.write(f"shoal: cannot write {path} ({reason}): free space there; the run goes on without this log\n")
+        sys.stderr.write(f"shoal: cannot write {path} ({reason}): {follows}\n")
         sys.stderr.flush()
 
 
@@ -293,21 +362,17 @@ def configure(process: str, log_dir: Path | None, level: int | str = logging.INF
     Args:
         process: `<role>_<n>`; the file is `log_dir/<process>.log`.
         log_dir: folder of the run's logs, made if it is missing; None writes no file. If a file cannot be written, a
-            line on standard error says so and the process goes on.
+            line on standard error says so and the process goes on; nor does it wait for a disk that does not answer.
         level: the least severe level of shoal's own events, by name in any case or by number; other libraries show
             warnings and worse.
         terminal: also write to standard error.
     """
     handlers: list[logging.Handler] = []
     if log_dir is not None:
-        path = log_dir / f"{process}.log"
-        try:
-            log_dir.mkdir(parents=True, exist_ok=True)
-            file = _FileHandler(path)
-            file.setFormatter(JsonFormatter(process))
-            handlers.append(file)
-        except OSError as error:
-            _say_unwritable(path, error)
+        file = _FileHandler(log_dir / f"{process}.log")
+        file.setFormatter(JsonFormatter(process))
+        file.file.open()
+        handlers.append(file)
     if terminal:
         stderr = logging.StreamHandler()
         stderr.setFormatter(TerminalFormatter(process))

@@ -59,6 +59,31 @@ def test_a_full_disk_at_the_log_of_one_role_costs_that_log_and_nothing_else(tmp_
     assert [incident["cause"] for incident in summary["incidents"]] == ["ended", "disk full"]
 
 
+@pytest.mark.slow
+def test_a_disk_that_does_not_answer_where_one_role_logs_keeps_that_role_from_nothing(tmp_path: Path) -> None:
+    with launched(tmp_path, *ENDLESS) as run:
+        run.saw("client_0", "round.recorded", round=1)
+        assert run.log_dir is not None
+        log = run.log_dir / "server_1.log"
+        log.rename(log.with_suffix(".before"))
+        os.mkfifo(log)  # who opens it waits until somebody reads
+        os.kill(run.pid_of("server:1"), signal.SIGKILL)
+        until(lambda: "cannot write to its disk (log)" in run.output, START_S, "the incident")
+        reached = run.events("client_0", "round.recorded")[-1]["round"]
+        run.saw("client_0", "round.recorded", round=reached + 3)
+        reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            until(lambda: "could not write to its disk: over" in run.output, START_S, "its end")
+        finally:
+            log.unlink()
+            log.with_suffix(".before").rename(log)
+            run.interrupt()
+            assert run.ends(END_S) == 130, run.output
+            os.close(reader)
+        summary = summed_up(run)
+    assert [incident["cause"] for incident in summary["incidents"]] == ["ended", "disk full"]
+
+
 def _num_starts(events: list[dict]) -> int:
     return len([event for event in events if event["role"] == "server:1"])
 

@@ -17,7 +17,7 @@ from shoal.cli.remote.bring_up import BringUp
 from shoal.cli.remote.container import ContainerImage
 from shoal.cli.remote.container_units import ask_containers, logs_command
 from shoal.cli.remote.hosts_file import HostEntry, HostsFile
-from shoal.cli.remote.operate import stop_units
+from shoal.cli.remote.operate import print_units, stop_units
 from shoal.cli.remote.plan import Installation, Wanted
 from shoal.cli.remote.probe import INSTALLED, UNITS, probe
 from shoal.cli.remote.ssh import Ssh
@@ -264,6 +264,22 @@ async def test_what_is_taken_down_is_also_what_ran_before_the_file_has_changed(
     assert await changed.running() == (False, False)
     assert await stop_units(file, ("box",), "herd", lambda _, text: say(text), SystemClock()) == 0
     assert changed.said[-1] == "nothing ran"
+
+
+@pytest.mark.parametrize("has_image", [True, False])
+async def test_what_runs_still_as_before_the_file_has_changed_is_seen(
+    changed: Changed, capsys: pytest.CaptureFixture[str], has_image: bool
+) -> None:
+    await changed.start(has_image=not has_image)
+    await print_units(changed.file(has_image=has_image), ("box",), "herd", SystemClock())
+    *_, seen = capsys.readouterr().out.splitlines()
+    assert seen.startswith("box")
+    assert "herd-servers  runs since " in seen
+    assert "in a container, though" in seen
+    assert ("not in a container" in seen) == has_image
+    await changed.start(has_image=has_image)
+    await print_units(changed.file(has_image=has_image), ("box",), "herd", SystemClock())
+    assert "though" not in capsys.readouterr().out
 
 
 async def test_on_a_host_where_what_ran_it_before_does_not_work_any_more_nothing_is_left_of_that(box: Box) -> None:

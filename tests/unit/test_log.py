@@ -6,12 +6,15 @@ import json
 import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.hung_disk import hung_disk
 
 import shoal.log
 from shoal.events.base import emit
@@ -172,6 +175,50 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, capsys: pytes
         f"shoal: cannot write {tmp_path}/server_0.log (No space left on device): free space there; the run goes on "
         "without this log\n"
     )
+
+
+def test_a_disk_that_does_not_answer_keeps_nobody_who_logs_is_said_once_and_gets_the_lines_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "server_0.log"
+    os.mkfifo(path)  # who opens it waits for its reader
+    shoal.log.configure("server_0", tmp_path)
+    logger = logging.getLogger("shoal.test")
+    for number in range(3):
+        logger.info("waits", extra={"number": number})
+    assert shoal.log.is_failing()
+    with path.open() as reader:
+        assert [json.loads(reader.readline())["number"] for _ in range(3)] == [0, 1, 2]
+        shoal.log.configure("server_0", None)
+    for thread in threading.enumerate():
+        if thread.name.startswith("said of"):
+            thread.join()
+    assert capsys.readouterr().err == (
+        f"shoal: cannot write {path} (the disk does not answer): what is written there waits for it\n"
+    )
+
+
+def test_lines_that_a_disk_that_does_not_answer_cannot_take_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shoal.log, "_MAX_WAITING", 5)
+    file = shoal.log.LinesFile(tmp_path / "lines")
+    with hung_disk(monkeypatch):
+        for number in range(10):
+            file.write(str(number))
+    file.close()
+    assert (tmp_path / "lines").read_text().split() == ["0", "1", "2", "3", "4"]
+
+
+def test_a_folder_that_was_removed_is_made_again_when_the_file_is_full(tmp_path: Path) -> None:
+    file = shoal.log.LinesFile(tmp_path / "run" / "lines", max_bytes=10)
+    file.write("removed")
+    shutil.rmtree(tmp_path / "run")
+    for line in ("first", "second"):
+        file.write(line)
+    file.close()
+    assert not file.is_failing
+    assert list(shoal.log.written_lines(tmp_path / "run" / "lines")) == [b"first\n", b"second\n"]
 
 
 def test_a_log_that_cannot_be_made_is_said_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,15 @@
 """What a run has trained, recomputed from its step logs alone: promise 2 checked from outside.
 
 A step counts if some replica's log holds it; it is on up to S logs, one for each stage of its path, and counts once. Of
-rounds whose logs another host has, a client's journal holds a record at most: these samples count as used before.
+rounds whose logs another host has, a client's journal holds a record at most: these samples count as used before. So do
+those of a round whose log cannot be read.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoal.averaging.journal import StepLine, read_genesis, read_records, read_steps, rounds_with_steps
@@ -50,6 +51,7 @@ class Audit:
             behind a cut: those of replicas that were gone, or had to begin with the record's parameters, before each
             fragment was averaged.
         suspects: By round, the replicas whose contribution or bytes were not as they should be.
+        unread: The rounds whose step logs cannot be read, and why.
     """
 
     rounds: int
@@ -65,6 +67,7 @@ class Audit:
     suspects: tuple[tuple[int, Suspect], ...] = ()
     first_round: int = 1
     samples_before: int = 0
+    unread: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @property
     def steps_lost(self) -> Mapping[int, int]:
@@ -80,13 +83,12 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
         num_samples_per_pass: N: positions 0..N-1 of each pass.
 
     Raises:
-        RecordRejected: A file is no step log, or no record; or its signer may not coordinate the run by D_0.
-        OSError: A file cannot be read; D_0 is one of them, where there is a record.
+        RecordRejected: A file is no record, or its signer may not coordinate the run by D_0.
+        OSError: A record cannot be read; D_0 is one of them, where there is another.
     """
-    lines = _StepLogs(directory)
     records = list(read_records(directory))
     if not records:
-        return audit_of(lines, (), num_samples_per_pass, 0)
+        return _audit_readable(directory, (), num_samples_per_pass, 0, EVERY_STEP)
     genesis = read_genesis(directory)
     open_record = unsealer(records[0][0].run_id, genesis.authority)
     try:
@@ -94,27 +96,49 @@ def audit(directory: Path, num_samples_per_pass: int) -> Audit:
     except RemoteProtocolError as error:
         raise RecordRejected(f"{directory} has a record that is none of this run: {error}") from error
     cuts = CutRule.said(genesis.configuration["diloco"])
-    return audit_of(lines, opened, num_samples_per_pass, cuts.last_round, cuts)
+    return _audit_readable(directory, opened, num_samples_per_pass, cuts.last_round, cuts)
+
+
+def _audit_readable(
+    directory: Path, records: Sequence[Record], num_samples_per_pass: int, num_rounds: int, cuts: CutRule
+) -> Audit:
+    """Recompute a run's counts from its records and those step logs that can be read."""
+    lines = _StepLogs(directory)
+    while True:
+        known = len(lines.unread)
+        found = audit_of(lines, records, num_samples_per_pass, num_rounds, cuts)
+        if len(lines.unread) == known:
+            return replace(found, unread=lines.unread)
 
 
 class _StepLogs(Mapping[int, Sequence[StepLine]]):
     """The step logs of a run, each read whenever it is asked for: all of a long run take more memory than its client
-    has. Raises as `read_steps`."""
+    has. One that cannot be read is empty, and from then on none.
+
+    Attributes:
+        unread: As in `Audit`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._rounds = dict.fromkeys(rounds_with_steps(directory))
+        self.unread: dict[int, str] = {}
 
     def __getitem__(self, round: int) -> Sequence[StepLine]:
         if round not in self._rounds:
             raise KeyError(round)
-        return read_steps(self._directory, round)
+        try:
+            return read_steps(self._directory, round)
+        except (RecordRejected, OSError) as error:
+            del self._rounds[round]
+            self.unread[round] = str(error)
+            return ()
 
     def __contains__(self, round: object) -> bool:
         return round in self._rounds
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._rounds)
+        return iter([*self._rounds])
 
     def __len__(self) -> int:
         return len(self._rounds)

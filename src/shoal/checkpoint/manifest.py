@@ -36,7 +36,6 @@ MANIFEST, RECORD, GENESIS, CLIENT = "manifest.json", "record.msgpack", "genesis.
 FORM: Final = 1
 """Goes up when a reader of the form before would misread a checkpoint."""
 MAX_MANIFEST_BYTES: Final = 64 << 20
-_FOLDER: Final = re.compile(r"round_(\d{6,})")
 _INNER: Final = re.compile(r"inner_(\d{2,})_(\d{2,})\.safetensors")
 _MAX_SIZE_BYTES: Final = 1 << 50
 _MAX_UNIX_S: Final = 2.5e11
@@ -224,17 +223,6 @@ class _ManifestForm(msgspec.Struct):
 
 def _encoded(manifest: Manifest, digest: str) -> bytes:
     return msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, digest=digest)), indent=1)
-
-
-def folder_of(round: int) -> str:
-    """The name of a checkpoint's folder."""
-    return f"round_{round:06d}"
-
-
-def round_of(folder: str) -> int | None:
-    """The round whose checkpoint a folder is; None: the name is of something else."""
-    found = _FOLDER.fullmatch(folder)
-    return int(found[1]) if found is not None and folder == folder_of(int(found[1])) else None
 
 
 def stage_file(stage: int) -> str:

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from shoal.checkpoint.tensor_file import OutFile
 from shoal.checkpoint.whole_folder import WholeFolder, remove_folder, remove_leftovers
 from shoal.errors import ConfigError, StorageError
 from shoal.runtime.durable_files import FileDigest, make_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from shoal.checkpoint.tensor_file import OutFile
+
+_FOLDER: Final = re.compile(r"round_(\d{6,})")
 
 
 class Draft(Protocol):
@@ -149,6 +153,17 @@ def place_of(location: str) -> CheckpointPlace:
     from shoal.checkpoint.object_store import ObjectPlace
 
     return ObjectPlace(location)
+
+
+def folder_of(round: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"round_{round:06d}"
+
+
+def round_of(folder: str) -> int | None:
+    """The round whose checkpoint a folder is; None: the name is of something else."""
+    found = _FOLDER.fullmatch(folder)
+    return int(found[1]) if found is not None and folder == folder_of(int(found[1])) else None
 
 
 def inside(location: str, name: str) -> str:

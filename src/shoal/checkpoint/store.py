@@ -27,14 +27,12 @@ from shoal.checkpoint.manifest import (
     Manifest,
     NamedTensors,
     StageContent,
-    folder_of,
     inner_file,
-    round_of,
     stage_file,
     stored_layouts,
 )
 from shoal.checkpoint.model_layout import StageLayout, require_hashes
-from shoal.checkpoint.places import CheckpointPlace, Draft, inside, place_of
+from shoal.checkpoint.places import CheckpointPlace, Draft, folder_of, inside, place_of, round_of
 from shoal.checkpoint.stored import StageVectors, StoredCheckpoint, Unseal, kept_record
 from shoal.checkpoint.tensor_file import TensorFile, TensorFileWriter
 from shoal.checkpoint.whole_folder import cannot_write

@@ -23,12 +23,11 @@ from shoal.checkpoint.manifest import (
     RECORD,
     Manifest,
     inner_file,
-    round_of,
     stage_file,
     stored_layouts,
 )
 from shoal.checkpoint.model_layout import StageLayout, require_hashes
-from shoal.checkpoint.places import CheckpointPlace
+from shoal.checkpoint.places import CheckpointPlace, round_of
 from shoal.checkpoint.tensor_file import TensorFile
 from shoal.errors import MALFORMED, IdentityError, ProtocolError, RecordRejected, StateMismatch
 from shoal.identity import verify

@@ -13,7 +13,7 @@ from shoal.cli.exits import DONE, FAILED
 from shoal.control.lan import service_announced, services
 from shoal.control.pairing import MAX_WRONG, VALID_S, Code, CodeOffer, take
 from shoal.errors import ConfigError, ConnectionLost
-from shoal.transport.tcp import own_hosts
+from shoal.transport.tcp import join_host_port, own_hosts
 
 SERVICE: Final = "_shoal-code._tcp.local."
 _LOOK_S: Final = 10.0
@@ -38,7 +38,7 @@ async def offer(text: str, *, on_lan: bool) -> int:
         port: int = listener.extra(SocketAttribute.local_port)
         if on_lan:
             tasks.start_soon(_announce, code, port)
-        hosts = "` or `--at ".join(f"{host}:{port}" for host in own_hosts())
+        hosts = "` or `--at ".join(join_host_port(host, port) for host in own_hosts())
         nearby = "on another host of this network, `shoal join --code` asks for it\n" if on_lan else ""
         print(
             f"the code is  {code}\n{nearby}"

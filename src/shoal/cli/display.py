@@ -5,11 +5,15 @@ what this host knows by itself.
 
 Where standard output is no terminal (a file, a pipe, a build log) the row comes as a plain line every few seconds,
 whether it has changed or not. There and here each line that stays begins with the time of day, in UTC as in the logs.
+
+A terminal that is held (Ctrl-S, a connection that has dropped) or a pipe that nobody empties keeps no process: what is
+to be shown waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, Self
 
 import msgspec
@@ -24,11 +28,14 @@ from shoal.cli.screen.layout import render
 from shoal.clock import Clock, SystemClock, utc_time_of_day
 from shoal.control.swarm_status import SwarmStatus
 from shoal.events.base import Event
+from shoal.write_thread import WriteThread
 
 PLAIN_INTERVAL_S = 5.0
 LEAST_WIDTH, LEAST_HEIGHT = 60, 15
 """A smaller terminal has a row."""
 _REFRESH_PER_S = 4.0
+_MAX_WAITING = 10_000
+"""So many lines may wait for a terminal that takes none."""
 _GAP = 2
 
 
@@ -70,6 +77,7 @@ class Display:
         self._console = console or _Output()
         self._clock = clock or SystemClock()
         self._live: Live | None = None
+        self._out = WriteThread("terminal")
         self._watched: Callable[[], SwarmStatus | None] = lambda: None
 
     def watch(self, run: Callable[[], SwarmStatus | None]) -> None:
@@ -84,16 +92,14 @@ class Display:
                 refresh_per_second=_REFRESH_PER_S,
                 transient=True,
             )
-            self._live.start()
+            self._out.do(partial(self._put, self._live.start))
         return self
 
     def __exit__(self, *_: object) -> None:
         live, self._live = self._live, None
         if live is not None:
-            try:
-                live.stop()
-            except OSError:
-                self._is_over()  # the terminal is gone, and a run that was to outlive it has yet to be summed up
+            self._out.do(partial(self._put, live.stop))
+        self._out.end()
 
     async def run(self) -> None:
         """Print the row every few seconds where there is no terminal that would show it, until cancelled."""
@@ -118,15 +124,16 @@ class Display:
 
     def _print(self, what: RenderableType) -> None:
         """Print; not cut at the width of a pipe, and nothing more once nobody takes it (`| head`, a full disk)."""
-        try:
-            self._console.print(what, highlight=False, soft_wrap=True)
-        except OSError:
-            self._is_over()
+        if self._out.num_waiting < _MAX_WAITING:
+            self._out.do(partial(self._put, partial(self._console.print, what, highlight=False, soft_wrap=True)))
 
-    def _is_over(self) -> None:
-        """Standard output takes nothing any more."""
-        self._console.quiet = True
-        discard_stdout()
+    def _put(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except OSError:
+            # Standard output takes nothing any more; a run that was to outlive it has yet to be summed up.
+            self._console.quiet = True
+            discard_stdout()
 
     def _screen(self) -> RenderableType:
         status = self._watched()

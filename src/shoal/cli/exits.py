@@ -18,6 +18,8 @@ BUSY = 3
 INTERRUPTED = 130
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 """What a disk says whoever asks: no bug."""
+_NO_HOME = "Could not determine home directory."
+"""As `Path.expanduser` says it, of a user whom the system does not know and who has not set HOME."""
 
 
 def guarded(call: Callable[[], int | None]) -> int:
@@ -60,6 +62,11 @@ def guarded(call: Callable[[], int | None]) -> int:
             raise
         say_error(said)
         return FAILED
+    except RuntimeError as error:
+        if not (said := _of_host(error)):
+            raise
+        say_error(said)
+        return USER_ERROR
     except OSError as error:
         if said := _of_host(error):
             say_error(said)
@@ -86,14 +93,16 @@ def _missing(error: MissingArgumentError) -> str:
 
 
 def _of_host(error: BaseException) -> str:
-    """Return what to say if an error, or one of a group, is that no more files may be opened, or that a disk takes or
-    gives nothing; else nothing."""
+    """Return what to say if an error, or one of a group, is that no more files may be opened, that a disk takes or
+    gives nothing, or that this user has no home; else nothing."""
     from shoal.runtime.file_limit import hint
     from shoal.runtime.role import leaves
 
     for each in leaves(error):
         if isinstance(each, OSError) and hint(each):
             return f"{each.strerror}{hint(each)}"
+        if isinstance(each, RuntimeError) and str(each) == _NO_HOME:
+            return "this user has no home directory: set HOME to a folder of yours"
         if isinstance(each, OSError) and each.errno in _OF_DISKS and each.filename is not None:
             return f"{each.filename}: {each.strerror}"
     return ""

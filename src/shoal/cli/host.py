@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,7 @@ from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 from shoal.swarm.view import PeerLabel
 from shoal.wire.messages.base import Hop
+from shoal.write_thread import WriteThread
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ class SwarmHost:
     _trainers: dict[int, RoleHandle] = field(default_factory=dict[int, RoleHandle])
     _generations: dict[int, int] = field(default_factory=dict[int, int])  # of trainers, also of some that never began
     _losses: deque[messages.LostProcess] = field(default_factory=lambda: deque(maxlen=_MAX_LOSSES))
+    _disk: WriteThread = field(default_factory=lambda: WriteThread("peers file"))
 
     def hop(self, role: str, index: int = 0) -> Hop:
         """Return the peer id and address that a role has or will have."""
@@ -325,7 +328,7 @@ class SwarmHost:
         elif handle.spec.role == "monitor":
             own = self.hop("monitor").peer
             others = [*self.maddrs]
-            others += [maddr for maddr in read_peers_file(self.log_dir) if not maddr.endswith(f"/p2p/{own}")]
+            others += [maddr for maddr in self._listed() if not maddr.endswith(f"/p2p/{own}")]
             with suppress(ConnectionLost):
                 handle.send(messages.InitialPeers(tuple(dict.fromkeys(others))))
 
@@ -349,10 +352,15 @@ class SwarmHost:
     def _tell_peers(self, handle: RoleHandle) -> None:
         others = [maddr for peer, maddrs in self._joined.items() if peer is not handle for maddr in maddrs]
         # The first peers may be gone by now, and nobody else of this host be left.
-        listed = read_peers_file(self.log_dir)
+        listed = self._listed()
         # A role that has ended meanwhile joins nothing; whoever follows it notices.
         with suppress(ConnectionLost):
             handle.send(messages.InitialPeers(tuple(dict.fromkeys((*(self._initial_peers or ()), *others, *listed)))))
+
+    def _listed(self) -> tuple[str, ...]:
+        """The addresses in the run's file; none while its disk does not answer."""
+        read = self._disk.do(partial(read_peers_file, self.log_dir))
+        return read.result() if read.done() else ()
 
     def _spec(self, kind: type[_Start], role: str, index: int, **fields: Any) -> _Start:
         return kind(

@@ -13,10 +13,16 @@ from typing import Final
 from shoal.config.host import MAX_PORT, NetworkConfig
 from shoal.control.maddrs import is_loopback
 from shoal.errors import ConfigError
-from shoal.transport.tcp import join_host_port
+from shoal.transport.tcp import ANY_6, join_host_port, own_hosts
 
 USUAL_MONITOR_PORT: Final = 50000
 LOOPBACK_MADDRS: Final = ("/ip4/127.0.0.1/tcp/0",)
+_ANY_4, _ANY_MADDR_6 = "/ip4/0.0.0.0/tcp/", "/ip6/::/tcp/"
+_HERE: Final = {
+    "/ip4/127.0.0.1": (_ANY_4, "/ip4/127.0.0.1/tcp/"),
+    "/ip6/::1": (_ANY_MADDR_6, "/ip6/::1/tcp/"),
+}
+"""Where this host reaches itself, and what else is listened on then."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,12 @@ class HostNetwork:
             ConfigError: the ports after the first one do not suffice.
         """
         port = self.settings.data_port
-        host = "127.0.0.1" if self._is_loopback else "0.0.0.0"
+        maddrs = self._listened
+        by_6 = any(maddr.startswith("/ip6/") for maddr in maddrs)
+        if all(map(is_loopback, maddrs)):
+            host = "::1" if all(maddr.startswith("/ip6/") for maddr in maddrs) else "127.0.0.1"
+        else:
+            host = ANY_6 if by_6 else "0.0.0.0"
         return (host, _port(port, place, f"network.data_port = {port}") if port else 0)
 
     def announce(self, place: int) -> tuple[str, ...]:
@@ -60,7 +71,7 @@ class HostNetwork:
         Raises:
             ConfigError: the ports after the first one do not suffice.
         """
-        return self._with(tuple(_shifted(maddr, place) for maddr in self.settings.host_maddrs), place)
+        return self._with(tuple(_shifted(maddr, place) for maddr in self._listened), place)
 
     def monitor(self, claim: Callable[[int], bool]) -> NetworkConfig:
         """Return the section for the first peer. Its port is fixed now, so that others can be told of it.
@@ -71,7 +82,7 @@ class HostNetwork:
         wanted = self.settings.monitor_port or free_port(USUAL_MONITOR_PORT if claim(USUAL_MONITOR_PORT) else 0)
         listened = tuple(
             f"{maddr.removesuffix('/tcp/0')}/tcp/{wanted}" if maddr.endswith("/tcp/0") else maddr
-            for maddr in self.settings.host_maddrs
+            for maddr in self._listened
         )
         return self._with(listened, 0)
 
@@ -80,22 +91,32 @@ class HostNetwork:
         ports = [maddr.partition("/tcp/")[2].partition("/")[0] for maddr in listened]
         if self.settings.public_ip and not announced:
             # Nobody outside knows a port that the system chooses: such a role is found through the others.
-            announced = tuple(f"{_host_maddr(self.settings.public_ip)}/tcp/{port}" for port in ports if port != "0")
+            where = _host_maddr(self.settings.public_ip)
+            announced = tuple(f"{where}/tcp/{port}" for port in dict.fromkeys(ports) if port != "0")
         return self.settings.model_copy(update={"host_maddrs": listened, "announce_maddrs": announced})
 
     @property
-    def _is_loopback(self) -> bool:
-        return all(is_loopback(maddr) for maddr in self.settings.host_maddrs)
+    def _listened(self) -> tuple[str, ...]:
+        """Where DHT nodes listen: all interfaces are meant by IPv6 where this host has nothing else, and by both where
+        others know it by such an address."""
+        listened = self.settings.host_maddrs
+        if not any(maddr.startswith(_ANY_4) for maddr in listened) or not socket.has_dualstack_ipv6():
+            return listened
+        by_6 = tuple(maddr.replace(_ANY_4, _ANY_MADDR_6) for maddr in listened)
+        if ":" in own_hosts()[0]:
+            return tuple(dict.fromkeys(by_6))
+        return tuple(dict.fromkeys((*listened, *by_6))) if ":" in (self.settings.public_ip or "") else listened
 
 
 def local_maddrs(monitor: NetworkConfig, peer_id: str) -> tuple[str, ...]:
     """Return where roles of this host find the monitor, also if the network does not lead them back to it."""
-    ports = [
-        maddr.rpartition("/")[2]
+    found = [
+        f"{here}/tcp/{maddr.rpartition('/')[2]}"
         for maddr in monitor.host_maddrs
-        if maddr.startswith(("/ip4/0.0.0.0/tcp/", "/ip4/127.0.0.1/tcp/"))
+        for here, meant in _HERE.items()
+        if maddr.startswith(meant)
     ]
-    return tuple(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_id}" for port in ports if port != "0")
+    return tuple(f"{maddr}/p2p/{peer_id}" for maddr in found if not maddr.endswith("/tcp/0"))
 
 
 def free_port(wanted: int) -> int:

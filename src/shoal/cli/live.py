@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -12,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from shoal.checkpoint.places import LocalPlace, folder_of, round_of
 from shoal.cli.display import Display
 from shoal.cli.run_files import LOCAL_MARK
 from shoal.cli.run_row import RunRow, duration
@@ -131,19 +133,23 @@ class LiveView(Display):
         if path is not None:
             self.say(f"summary: {path}")
         if failure is not None:
-            self._print(Text(f"failed: {failure}", style="bold red"))
+            self.failed(failure)
             self.say(f"the logs of all roles are in {log_dir}")
         is_local = (log_dir / LOCAL_MARK).exists()
         left = self._checkpoints(summary)
         for line in next_lines(self._config, summary, failure, log_dir, is_local=is_local, checkpoints=left):
             self.say(line)
 
+    def failed(self, failure: str | None) -> None:
+        """Say why the run has failed."""
+        self._print(Text(f"failed: {failure}", style="bold red"))
+
     def _checkpoints(self, summary: Mapping[str, Any] | None) -> str | None:
         """Return where the run's checkpoints lie, if there is one."""
         if summary is None or "run_id" not in summary or not self._config.param_mirror.enable:
             return None
         place = f"{self._config.checkpoint_location}/{summary['run_id']}"
-        return place if "://" in place or any(Path(place).glob("round_*")) else None
+        return place if "://" in place or _newest(place) is not None else None
 
     def _state_of(self, status: SwarmStatus) -> str:
         state = self._row.state(self._clock.now_s())
@@ -270,5 +276,9 @@ def _commands(
 
 def _newest(checkpoints: str) -> str | None:
     """Return the newest checkpoint of a folder of this host; None: there is none."""
-    found = () if "://" in checkpoints else Path(checkpoints).glob("round_*")
-    return max(map(str, found), default=None)
+    if "://" in checkpoints:
+        return None
+    with suppress(OSError):
+        rounds = [round for name in LocalPlace(Path(checkpoints)).folders() if (round := round_of(name)) is not None]
+        return f"{checkpoints}/{folder_of(max(rounds))}" if rounds else None
+    return None

@@ -27,7 +27,15 @@ from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.live import LiveView
-from shoal.cli.run_files import LOCAL_KEY, make_log_dir, new_run_id, remove_empty_outputs, write_config, write_summary
+from shoal.cli.run_files import (
+    LOCAL_KEY,
+    in_time,
+    make_log_dir,
+    new_run_id,
+    remove_empty_outputs,
+    write_config,
+    write_summary,
+)
 from shoal.clock import Clock, SystemClock
 from shoal.config import Config
 from shoal.control.maddrs import outward
@@ -46,6 +54,7 @@ from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import process_age_s, tree_usage
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
+from shoal.write_thread import WriteThread
 
 if TYPE_CHECKING:
     from shoal.cli.resuming import Resumption
@@ -183,12 +192,24 @@ class HostRun:
                 tasks.cancel_scope.cancel()
         if self.summary is None and self.exit_code == DONE:
             self._fail("the client has ended without a summary; its log says why")
-        # First what is worth most: whoever stops the run may be impatient.
-        path = self._write_summary()
-        curves = self._written(write_curves, CurvesNotDrawn)
-        report = self._written(write_page, ReportNotWritten)
-        view.finish(self.summary, self.failure, path, self.log_dir, curves=curves, report=report)
+        await self._finish(view)
         return self.exit_code
+
+    async def _finish(self, view: LiveView) -> None:
+        """Leave the files of the run's end, and show how it has ended."""
+        writes = WriteThread("last files")
+        try:
+            # First what is worth most: whoever stops the run may be impatient.
+            path = await in_time(writes, self._write_summary)
+            curves = await in_time(writes, partial(self._written, write_curves, CurvesNotDrawn))
+            report = await in_time(writes, partial(self._written, write_page, ReportNotWritten))
+            show = partial(view.finish, path=path, log_dir=self.log_dir, curves=curves, report=report)
+            await in_time(writes, lambda: show(self.summary, self.failure))
+        except TimeoutError:
+            self._fail(f"{self.log_dir} does not answer, so that summary and report are not written there")
+            view.failed(self.failure)
+        finally:
+            writes.end()
 
     async def _supervise(self, supervisor: Supervisor, early: EarlyStart, view: LiveView) -> None:
         host = SwarmHost(

@@ -20,9 +20,10 @@ import anyio
 
 from shoal.averaging.journal import genesis_of
 from shoal.averaging.signing import unsealer
-from shoal.checkpoint.manifest import GENESIS, round_of
+from shoal.checkpoint.manifest import GENESIS
 from shoal.checkpoint.model_folder import has_model_of
 from shoal.checkpoint.model_layout import stage_layouts
+from shoal.checkpoint.places import round_of
 from shoal.checkpoint.recut import Recut
 from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint

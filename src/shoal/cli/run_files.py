@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import anyio
 
 from shoal import log
 from shoal.clock import Clock, utc_stamp
@@ -16,6 +19,7 @@ from shoal.config import Config, dump_config, load_config
 from shoal.errors import ConfigError
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
+from shoal.write_thread import WriteThread
 
 CONFIG_FILE: Final = "config.yaml"
 SUMMARY_FILE: Final = "summary.json"
@@ -24,6 +28,10 @@ LOCAL_MARK: Final = "run-local"
 """A file in the folder of a run that no other host can join, since nobody else has its key."""
 LOCAL_KEY: Final = "swarm.key"
 """The key of such a run, which only its owner may read: whoever goes on with the run has to have it."""
+DISK_PATIENCE_S: Final = 30.0
+"""So long is a disk that does not answer waited for, when a run is over."""
+
+_Result = TypeVar("_Result")
 
 
 def new_run_id(config: Config, clock: Clock) -> RunId:
@@ -162,6 +170,17 @@ def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
     content = json.dumps(log.without_nan(summary), indent=2, allow_nan=False) + "\n"
     put_whole(path, content.encode(), lasting=True)
     return path
+
+
+async def in_time(writes: WriteThread, write: Callable[[], _Result]) -> _Result:
+    """Return what the last writes of a run give, whose disk may not answer any more.
+
+    Raises:
+        TimeoutError: it has not, for `DISK_PATIENCE_S`.
+        Exception: whatever `write` raises.
+    """
+    with anyio.fail_after(DISK_PATIENCE_S):
+        return await asyncio.wrap_future(writes.do(write))
 
 
 def remove_empty_outputs(log_dir: Path) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +29,7 @@ from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.joining import LastingIdentities, addresses, continuation, require_membership
 from shoal.cli.leaving import HostLeaves
-from shoal.cli.run_files import make_joining_log_dir, remove_empty_outputs
+from shoal.cli.run_files import in_time, make_joining_log_dir, remove_empty_outputs
 from shoal.cli.run_row import ServersRow
 from shoal.clock import Backoff, Clock, SystemClock
 from shoal.config import Config
@@ -60,6 +62,7 @@ from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import read_stat
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
+from shoal.write_thread import WriteThread
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +165,8 @@ class ServerHost:
                     self._failure = self._failure or error
                 tasks.cancel_scope.cancel()
         if self._log_dir is not None:
-            remove_empty_outputs(self._log_dir)
+            with suppress(TimeoutError):
+                await in_time(WriteThread("last files"), partial(remove_empty_outputs, self._log_dir))
         if self._failure is not None and self.exit_code != INTERRUPTED:
             raise self._failure
         return self.exit_code

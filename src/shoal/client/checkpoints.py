@@ -10,6 +10,7 @@ servers leave when the client has said its last word.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -80,9 +81,14 @@ class CheckpointCounts:
         counts = self._last
         if counts is None or not self._still_stands(counts):
             counted = KeptTotals(self.ledger.totals, self.ledger.now_s()).encoded()
-            counts = RunCounts(self.coordinator.record_hash, genesis_file(self.log_dir), counted)
+            counts = RunCounts(self.coordinator.record_hash, self._genesis, counted)
         self._last = counts
         return msgspec.structs.replace(counts, is_last=is_last)
+
+    @cached_property
+    def _genesis(self) -> bytes:
+        """The file of D_0, which stays as it is: no later round depends on the disk that it is on."""
+        return genesis_file(self.log_dir)
 
     def _still_stands(self, counts: RunCounts) -> bool:
         return counts.record_hash == self.coordinator.record_hash

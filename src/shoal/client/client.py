@@ -53,6 +53,7 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
+from shoal.events.incidents import StepsUncounted
 from shoal.events.run import ClientResumed
 from shoal.ids import PeerId
 from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
@@ -437,12 +438,14 @@ class Client:
             exit_reason: "done", "failed" or "interrupted".
 
         Raises:
-            RecordRejected: a step log in `log_dir` is damaged.
+            RecordRejected: a record in `log_dir` is damaged.
             OSError: it cannot be read.
         """
         self.counters.settle()
         totals = self.ledger.totals
         found = await run_in_thread(audit, self._log_dir, totals.num_train)
+        for round, reason in sorted(found.unread.items()):
+            self.ledger.note(StepsUncounted(round, reason))
         costs = costs_of(totals, found)
         self.ledger.end(costs.steps_lost)
         return build_summary(

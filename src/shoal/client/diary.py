@@ -5,15 +5,19 @@
 `Saved` is how things stood when the round began; it replaces the file as a whole, before anybody hears of the round.
 What happens in the round is appended when it is counted. So the file never holds more than one round, and a reader who
 counts its events again knows what its writer knew. It survives the process and is not forced to the disk: whoever
-could start the client again, the launcher, would not survive the machine either.
+could start the client again, the launcher, would not survive the machine either. Where the disk does not answer, the
+client goes on, up to the next record: it is written before a round begins, and that is waited for.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -48,6 +52,7 @@ from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStand
 from shoal.swarm.run_effects import RoundPlan
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import SignedRecord
+from shoal.write_thread import WriteThread
 
 FILE_NAME = "client.state"
 _LENGTH_BYTES = 4
@@ -118,6 +123,8 @@ class Diary:
             StorageError: it cannot be written.
         """
         self._path = directory / FILE_NAME
+        self._thread = WriteThread("diary")
+        self._unknown: deque[Future[None]] = deque()
         self._file: int | None = None
         self.saved = Saved(run_id, RunTotals())
         self.events: tuple[DiaryEvent, ...] = ()
@@ -148,27 +155,44 @@ class Diary:
         """Put down how things stand, in place of everything before.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: it, or something before it, cannot be written.
         """
-        file = _put(self._path, saved)
-        self.close()
-        self._file = file
+        self._give(partial(self._replace, _framed(saved)))
 
     def note(self, event: DiaryEvent) -> None:
         """Append what has been counted; nothing after `close`.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: it, or something before it, cannot be written.
         """
-        if self._file is not None:
-            with _storing(self._path):
-                _append(self._file, event)
+        self._give(partial(self._append, _framed(event)))
 
     def close(self) -> None:
         """Write nothing more."""
+        self._thread.do(self._close)
+        self._thread.end()
+
+    def _give(self, write: Callable[[], None]) -> None:
+        self._unknown.append(self._thread.do(write))
+        while self._unknown and self._unknown[0].done():
+            self._unknown.popleft().result()
+
+    # -- in the thread
+
+    def _replace(self, content: bytes) -> None:
+        file = _put(self._path, content)
+        self._close()
+        self._file = file
+
+    def _append(self, content: bytes) -> None:
         if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            with _storing(self._path):
+                _append(self._file, content)
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
 
 
 def leave_saved(directory: Path, saved: Saved) -> None:
@@ -177,16 +201,16 @@ def leave_saved(directory: Path, saved: Saved) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    os.close(_put(directory / FILE_NAME, saved))
+    os.close(_put(directory / FILE_NAME, _framed(saved)))
 
 
-def _put(path: Path, saved: Saved) -> int:
+def _put(path: Path, content: bytes) -> int:
     """Put a new file in place, and return it open."""
     aside = path.with_name(f".{path.name}.unfinished")
     with _storing(path):
         file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            _append(file, saved)
+            _append(file, content)
             aside.replace(path)
         except OSError:
             os.close(file)
@@ -206,9 +230,12 @@ def _storing(path: Path) -> Generator[None]:
         ) from error
 
 
-def _append(file: int, what: Saved | DiaryEvent) -> None:
+def _framed(what: Saved | DiaryEvent) -> bytes:
     body = msgspec.msgpack.encode(what)
-    content = len(body).to_bytes(_LENGTH_BYTES) + body
+    return len(body).to_bytes(_LENGTH_BYTES) + body
+
+
+def _append(file: int, content: bytes) -> None:
     # In one call, so that a process that is killed leaves all of it or a beginning, which is recognised.
     written = os.write(file, content)
     if written != len(content):

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 import anyio
 import msgspec
 from zeroconf import Error as ZeroconfError
-from zeroconf import NonUniqueNameException, ServiceInfo, ServiceStateChange
+from zeroconf import IPVersion, NonUniqueNameException, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from shoal.errors import MALFORMED
@@ -120,7 +120,7 @@ async def hears_itself(within_s: float) -> bool:
 async def service_announced(kind: str, mark: str, port: int, text: Mapping[str, bytes]) -> AsyncGenerator[None]:
     """Announce a service of this host whose name begins with a mark; raises as `announced` does."""
     with _told_as_os_errors():
-        own = AsyncZeroconf()
+        own = _opened()
     try:
         with _told_as_os_errors():
             await _register(own, kind, mark, port, text)
@@ -130,6 +130,11 @@ async def service_announced(kind: str, mark: str, port: int, text: Mapping[str, 
         with anyio.CancelScope(shield=True), suppress(OSError), _told_as_os_errors():
             await own.async_unregister_all_services()
             await own.async_close()
+
+
+def _opened() -> AsyncZeroconf:
+    """Take part in mDNS: by IPv6 where this host has nothing else."""
+    return AsyncZeroconf(ip_version=IPVersion.V6Only if ":" in own_hosts()[0] else None)
 
 
 async def _register(own: AsyncZeroconf, kind: str, mark: str, port: int, text: Mapping[str, bytes]) -> None:
@@ -181,7 +186,7 @@ async def services(
             timer.deadline = min(timer.deadline, anyio.current_time() + _MORE_S)
 
     with _told_as_os_errors():
-        own = AsyncZeroconf()
+        own = _opened()
         browser = AsyncServiceBrowser(own.zeroconf, kind, handlers=[changed])
     try:
         with anyio.move_on_after(within_s) as timer:

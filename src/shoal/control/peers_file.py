@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
-
-import anyio.to_thread
 
 from shoal.control.membership import Membership
 from shoal.events.base import tell
 from shoal.events.registry import PeersUnwritten
+from shoal.write_thread import WriteThread
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class PeersFile:
         self._path = log_dir / PEERS_FILE
         self._aside = log_dir / f".{PEERS_FILE}.{writer}"
         self._notice = notice
+        self._thread = WriteThread(PEERS_FILE)
+        self._failure = ""
         self._is_failing = False
 
     @property
@@ -49,15 +51,18 @@ class PeersFile:
 
     def write(self, maddrs: Sequence[str]) -> None:
         """Put these addresses into the file as a whole; the swarm does without it where it cannot be written."""
+        self._thread.do(partial(self._put, "".join(f"{maddr}\n" for maddr in maddrs)))
+        failure, self._failure = self._failure, ""
+        if failure and not self._is_failing:
+            tell(logger, PeersUnwritten(str(self._path), failure), self._notice)
+        self._is_failing = bool(failure)
+
+    def _put(self, lines: str) -> None:
         try:
-            self._aside.write_text("".join(f"{maddr}\n" for maddr in maddrs))
+            self._aside.write_text(lines)
             self._aside.replace(self._path)
         except OSError as error:
-            if not self._is_failing:
-                tell(logger, PeersUnwritten(str(self._path), error.strerror or str(error)), self._notice)
-            self._is_failing = True
-        else:
-            self._is_failing = False
+            self._failure = error.strerror or str(error)
 
 
 def _none() -> Sequence[str]:
@@ -67,7 +72,7 @@ def _none() -> Sequence[str]:
 async def keep_peers_file(file: PeersFile, membership: Membership, own: Callable[[], Sequence[str]] = _none) -> None:
     """Keep a file true, for ever; see `joinable`."""
     async for maddrs in joinable(membership, own):
-        await anyio.to_thread.run_sync(file.write, maddrs)
+        file.write(maddrs)
 
 
 def read_peers_file(log_dir: Path) -> tuple[str, ...]:

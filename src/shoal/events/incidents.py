@@ -42,7 +42,10 @@ _WAS = {
 }
 
 
-DISK: Final = "{who} cannot write to its disk ({what}): free space there; training goes on, and {costs}"
+DISK: Final = (
+    "{who} cannot write to its disk ({what}): free space there, or see why it does not answer; training goes on, and "
+    "{costs}"
+)
 DISK_COSTS: Final = {
     "replica log": "unless it soon can, this run cannot be replayed",
     "log": "what it logs is lost",
@@ -189,6 +192,17 @@ class CostsUnknown(Event, frozen=True, tag="costs.unknown"):
     why: ClassVar[str] = "the disk does not give it, or it was changed, cut short or taken away"
     do: ClassVar[str] = "restore it from a copy before the run ends: the summary counts by it"
     says: ClassVar[str] = "what was lost until round {round} is not known: {reason}"
+    round: int
+    reason: str
+
+
+class StepsUncounted(Event, frozen=True, tag="steps.uncounted"):
+    """The step log of a round cannot be read when the run is summed up: its samples count by the round's record."""
+
+    level: ClassVar[int] = logging.WARNING
+    why: ClassVar[str] = "the disk does not give it, or it was changed, cut short or taken away"
+    do: ClassVar[str] = "restore it from a copy before shoal replay"
+    says: ClassVar[str] = "the steps of round {round} are not counted: {reason}"
     round: int
     reason: str
 

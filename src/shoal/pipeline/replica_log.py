@@ -7,8 +7,8 @@
 The step logs of `averaging.journal` say what was committed. They do not say what a replica did that died, was left out
 of a record or trained on beside one; others have computed with its weights, and its optimizer goes on from there. This
 does. It is a file of the replica's own host, written line by line before the next operation begins: a kill takes no
-line that anybody could have seen the effect of. While the disk takes nothing, lines wait in memory and training goes
-on; a file that waits for too long ends early.
+line that anybody could have seen the effect of. While the disk takes nothing, or does not answer, lines wait in memory
+and training goes on; a file that waits for too long ends early.
 
 New kinds of lines may be added: each says in `event` what it is.
 """
@@ -19,6 +19,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -33,13 +34,14 @@ from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Open
+from shoal.write_thread import WriteThread
 
 logger = logging.getLogger(__name__)
 
 _FOLDER = "replicas"
 _SUFFIX = ".jsonl"
-_MAX_WAITING_BYTES = 1 << 20
-"""Of lines that the disk has not taken: those of some thousand steps."""
+_MAX_WAITING_BYTES, _MAX_WAITING = 1 << 20, 10_000
+"""Of lines that the disk has not taken, and how many where it does not answer: those of some thousand steps."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -148,17 +150,20 @@ class ReplicaLog:
         self._hashes = hashes
         self._failing = (metrics or MetricRegistry()).gauge("disk.failing", what="replica_log")
         self._totals: dict[StepKey, StepTotals] = {}
-        self._descriptor: int | None = None
+        self._thread = WriteThread("replica log", lambda: self._failing.set(1.0))
+        self._descriptor: int | None = None  # this and what waits is the thread's
         self._waiting = bytearray()
+        self._has_ended = False
         self.generation: int | None = None
         self.follows = False
+        opened = self._thread.do(partial(self._open, directory / _FOLDER, started))
         try:
-            self._descriptor, self.generation = _create(directory / _FOLDER, started.peer)
-            self.follows = self.generation > 1 and _is_same(
-                _path(directory / _FOLDER, started.peer, self.generation - 1), started
-            )
+            if not opened.done():
+                raise OSError(f"{directory} does not answer")
+            self.generation, self.follows = opened.result()
         except OSError as error:
-            self._give_up(error)
+            self._give_up(str(error))
+            self._thread.do(self._end)
         self._write(started)
 
     def loaded(self, round: int, record: str, anew: bool, keeps_rest: bool = False) -> None:
@@ -190,13 +195,33 @@ class ReplicaLog:
 
     def close(self) -> None:
         """Write nothing more."""
-        self._write_waiting()
-        self._end()
+        self._has_ended = True
+        self._thread.do(self._end)
+        self._thread.end()
 
     def _write(self, line: Line) -> None:
-        if self._descriptor is not None:
-            self._waiting += msgspec.json.encode(line) + b"\n"
-            self._write_waiting()
+        if self._has_ended:
+            return
+        if self._thread.num_waiting > _MAX_WAITING:
+            self._give_up("the disk does not answer")
+            self._thread.do(self._end)
+            return
+        self._thread.do(partial(self._take, msgspec.json.encode(line) + b"\n"))
+
+    def _give_up(self, reason: str) -> None:
+        self._has_ended = True
+        self._failing.set(1.0)
+        emit(logger, ReplicaLogEnded(reason, "this run cannot be replayed"))
+
+    # -- in the thread
+
+    def _open(self, folder: Path, started: Started) -> tuple[int, bool]:
+        self._descriptor, generation = _create(folder, started.peer)
+        return generation, generation > 1 and _is_same(_path(folder, started.peer, generation - 1), started)
+
+    def _take(self, content: bytes) -> None:
+        self._waiting += content
+        self._write_waiting()
 
     def _write_waiting(self) -> None:
         """Write what the disk takes of the lines that wait."""
@@ -208,17 +233,19 @@ class ReplicaLog:
         except OSError as error:
             self._failing.set(1.0)
             # A line that is missing would make all later ones useless, so none is left out.
-            if len(self._waiting) > _MAX_WAITING_BYTES:
-                self._give_up(error)
+            if len(self._waiting) > _MAX_WAITING_BYTES and not self._has_ended:
+                self._give_up(str(error))
+            if self._has_ended:
+                self._close()
         else:
             self._failing.set(0.0)
 
-    def _give_up(self, error: OSError) -> None:
-        self._end()
-        self._failing.set(1.0)
-        emit(logger, ReplicaLogEnded(str(error), "this run cannot be replayed"))
-
     def _end(self) -> None:
+        """Write what the disk still takes, and nothing more."""
+        self._write_waiting()
+        self._close()
+
+    def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         self._waiting.clear()
         if descriptor is not None:

@@ -104,7 +104,7 @@ def available_bytes() -> int:
     return psutil.virtual_memory().available
 
 
-def own_addresses() -> list[str]:
-    """Return the IPv4 addresses of this host's interfaces."""
+def own_addresses(family: socket.AddressFamily) -> list[str]:
+    """Return the addresses of this host's interfaces that are of one kind."""
     addresses = [address for found in psutil.net_if_addrs().values() for address in found]
-    return [address.address for address in addresses if address.family == socket.AF_INET]
+    return [address.address for address in addresses if address.family == family]

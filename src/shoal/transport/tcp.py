@@ -8,6 +8,8 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 from typing import Final
 
 from shoal.errors import ConfigError
@@ -28,12 +30,20 @@ _UNSENT_BYTES: Final = 128 * 1024
 _CONGESTION_CONTROL: Final = b"bbr"
 """It takes the rate that the link has for its measure, not the packets that are lost (Cardwell et al., ACM Queue 2016):
 at 20 Mbit/s, 150 ms and 0.5 % loss it brings 12 times what cubic does."""
-_WILDCARDS: Final = ("0.0.0.0", "::")
+ANY_6: Final = "::"
+"""Listens on all addresses of this host, of both kinds."""
+_WILDCARDS: Final = ("0.0.0.0", ANY_6)
 _UNKNOWN: Final = "0.0.0.0"
 _ELSEWHERE: Final = ("192.0.2.1", 9)
 """Of nobody (RFC 5737)."""
+_ELSEWHERE_6: Final = ("2001:db8::1", 9)
+"""Likewise (RFC 3849)."""
 # From <linux/sockios.h>: the IPv4 address of a network interface.
 _SIOCGIFADDR: Final = 0x8915
+_ADDRESSES_6: Final = Path("/proc/net/if_inet6")
+_GLOBAL_SCOPE: Final = 0x00
+# From <linux/if_addr.h>: not to be used, or not any more.
+_FAILED, _DEPRECATED, _TENTATIVE = 0x08, 0x20, 0x40
 
 
 class TcpCarrier:
@@ -52,7 +62,8 @@ class TcpCarrier:
         """Remember what to do; nothing is opened yet.
 
         Args:
-            listen_on: address (0.0.0.0: all interfaces) and port (0: any free one); None: only dials.
+            listen_on: address (0.0.0.0: all interfaces; `::`: also by IPv6) and port (0: any free one); None: only
+                dials.
             announce: hosts, or `host:port`, under which others reach this one; empty: the addresses listened on.
             uplink: decides which connection sends tensors next.
         """
@@ -83,7 +94,10 @@ class TcpCarrier:
 
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(accept, host, port, backlog=_BACKLOG)
+            if host == ANY_6:
+                self._server = await loop.create_server(accept, sock=_bound_to_both(port), backlog=_BACKLOG)
+            else:
+                self._server = await loop.create_server(accept, host, port, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(f"cannot listen on {join_host_port(host, port)}: {error.strerror or error}") from error
         self._port = int(self._server.sockets[0].getsockname()[1])
@@ -104,7 +118,7 @@ class TcpCarrier:
     def _reached(self) -> tuple[str, ...]:
         """Return the addresses of this host, which its network may change at any time."""
         host = "" if self._listen_on is None else self._listen_on[0]
-        found = own_hosts() if host in _WILDCARDS else (host,)
+        found = own_hosts(also_6=host == ANY_6) if host in _WILDCARDS else (host,)
         # Without a network it will most likely be again where it was.
         if not self._hosts or not all(map(_is_loopback, found)):
             self._hosts = found
@@ -167,24 +181,34 @@ def _with_port(announced: str, port: int) -> str:
         return join_host_port(announced, port)
 
 
-def own_hosts() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this host's interfaces; the loopback one only if there is no other.
+def own_hosts(*, also_6: bool = False) -> tuple[str, ...]:
+    """Return the addresses of this host's interfaces: those of IPv4, or of IPv6 if there are no others; the loopback
+    one only if there is none.
 
     First the one of the way out: bridges of containers lead nobody here, and there may be more than a peer can name.
+
+    Args:
+        also_6: those of both kinds.
     """
-    found, way_out = _interface_addresses(), _way_out()
-    outside = sorted((host for host in found if not _is_loopback(host)), key=lambda host: host != way_out)
-    return tuple(outside or found) or ("127.0.0.1",)
+    found = _outside(_interface_addresses(), _way_out(socket.AF_INET, _ELSEWHERE))
+    if also_6 or not found:
+        found6 = _outside(_interface_addresses_6(), _way_out(socket.AF_INET6, _ELSEWHERE_6))
+        found = [*found[:1], *found6[:1], *found[1:], *found6[1:]]
+    return tuple(found) or ("127.0.0.1",)
+
+
+def _outside(hosts: Sequence[str], way_out: str) -> list[str]:
+    return sorted((host for host in hosts if not _is_loopback(host)), key=lambda host: host != way_out)
 
 
 def _is_loopback(host: str) -> bool:
-    return host.startswith("127.")
+    return host.startswith("127.") or host == "::1"
 
 
-def _way_out() -> str:
+def _way_out(family: socket.AddressFamily, elsewhere: tuple[str, int]) -> str:
     """Return the address from which this host would send to others; empty: to none. Nothing is sent."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(_ELSEWHERE)
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(elsewhere)
         return str(probe.getsockname()[0])
     return ""
 
@@ -193,7 +217,7 @@ def _interface_addresses() -> list[str]:
     if not has(LinuxCall.INTERFACE_ADDRESS):
         from shoal.runtime.by_psutil import own_addresses
 
-        return own_addresses()
+        return own_addresses(socket.AF_INET)
     found: list[str] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -201,3 +225,37 @@ def _interface_addresses() -> list[str]:
             with suppress(OSError):  # an interface without an address
                 found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]))
     return found
+
+
+def _interface_addresses_6() -> list[str]:
+    """Return the addresses that mean the same on other hosts: none that is of one link alone."""
+    if not has(LinuxCall.INTERFACE_ADDRESS):
+        from shoal.runtime.by_psutil import own_addresses
+
+        found = (address for address in own_addresses(socket.AF_INET6) if "%" not in address)
+        return [address for address in found if not ip_address(address).is_link_local]
+    with suppress(OSError):  # a system without IPv6
+        lines = [line.split() for line in _ADDRESSES_6.read_text().splitlines()]
+        return [
+            str(IPv6Address(bytes.fromhex(digits)))
+            for digits, _, _, scope, flags, *_ in lines
+            if int(scope, 16) == _GLOBAL_SCOPE and not int(flags, 16) & (_FAILED | _DEPRECATED | _TENTATIVE)
+        ]
+    return []
+
+
+def _bound_to_both(port: int) -> socket.socket:
+    """Return a socket that takes connections by IPv6 and IPv4: asyncio's own takes those of one alone.
+
+    Raises:
+        OSError: the port is taken, or the system has no IPv6.
+    """
+    sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((ANY_6, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

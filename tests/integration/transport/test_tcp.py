@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import weakref
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from tests.integration.transport.samples import (
 )
 
 from shoal.errors import ConfigError
+from shoal.identity import Identity
 from shoal.ids import RunId
+from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.transport import tcp
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.endpoint import open_endpoint
@@ -270,7 +273,7 @@ async def test_a_host_whose_network_gives_it_another_address_says_that_one_from_
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_at(*addresses: str) -> None:
-        monkeypatch.setattr(tcp, "own_hosts", lambda: addresses)
+        monkeypatch.setattr(tcp, "own_hosts", lambda *, also_6: addresses)
 
     is_at("10.0.0.5")
     end = await host(ALICE, tcp=("0.0.0.0", 0))
@@ -286,7 +289,7 @@ async def test_a_host_whose_network_gives_it_another_address_says_that_one_from_
 async def test_a_host_with_many_networks_names_as_many_addresses_as_a_peer_takes(
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "own_hosts", lambda: tuple(f"172.{16 + number}.0.1" for number in range(12)))
+    monkeypatch.setattr(tcp, "own_hosts", lambda *, also_6: tuple(f"172.{16 + number}.0.1" for number in range(12)))
     a, b = await host(ALICE, tcp=("0.0.0.0", 0)), await host(BOB, tcp=("0.0.0.0", 0))
     a.introduce(Hop(b.peer_id, (f"tcp:127.0.0.1:{port_of(b)}",)))
     a.post(b.peer_id, Opened(step()))
@@ -295,7 +298,45 @@ async def test_a_host_with_many_networks_names_as_many_addresses_as_a_peer_takes
 
 def test_the_address_of_the_way_out_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_interface_addresses", lambda: ["127.0.0.1", "172.17.0.1", "172.18.0.1", "10.0.0.5"])
-    monkeypatch.setattr(tcp, "_way_out", lambda: "10.0.0.5")
+    monkeypatch.setattr(tcp, "_way_out", lambda *of: "10.0.0.5")
     assert own_hosts() == ("10.0.0.5", "172.17.0.1", "172.18.0.1")
-    monkeypatch.setattr(tcp, "_way_out", lambda: "")
+    monkeypatch.setattr(tcp, "_way_out", lambda *of: "")
     assert own_hosts() == ("172.17.0.1", "172.18.0.1", "10.0.0.5")
+
+
+def test_addresses_of_ipv6_are_told_where_there_are_no_others_or_both_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has(LinuxCall.INTERFACE_ADDRESS):
+        pytest.skip("they are read from a file of Linux")
+    lines = (
+        "00000000000000000000000000000001 01 80 10 80       lo",
+        "fe8000000000000000fc00fffe000001 04 40 20 80     eth0",
+        "fd000000000000000000000000000002 04 40 00 82     eth0",
+        "fd000000000000000000000000000003 04 40 00 a2     eth0",  # not to be used any more
+        "20010db8000000000000000000000009 05 40 00 80     eth1",
+    )
+    (tmp_path / "addresses").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(tcp, "_ADDRESSES_6", tmp_path / "addresses")
+    monkeypatch.setattr(tcp, "_way_out", lambda *of: "2001:db8::9")
+    monkeypatch.setattr(tcp, "_interface_addresses", lambda: ["127.0.0.1", "10.0.0.5", "172.17.0.1"])
+    assert own_hosts() == ("10.0.0.5", "172.17.0.1")
+    assert own_hosts(also_6=True) == ("10.0.0.5", "2001:db8::9", "172.17.0.1", "fd00::2")
+    monkeypatch.setattr(tcp, "_interface_addresses", lambda: ["127.0.0.1"])
+    assert own_hosts() == ("2001:db8::9", "fd00::2")
+    monkeypatch.setattr(tcp, "_ADDRESSES_6", tmp_path / "none")
+    assert own_hosts(also_6=True) == ("127.0.0.1",)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+async def test_who_listens_on_all_addresses_is_dialled_by_either_kind_and_knows_where_from(host: Any) -> None:
+    b = await host(BOB, tcp=("::", 0))
+    for identity, at in ((ALICE, "127.0.0.1"), (CAROL, "[::1]")):
+        a = await host(identity)
+        a.introduce(Hop(b.peer_id, (f"tcp:{at}:{port_of(b)}",)))
+        a.post(b.peer_id, Opened(step()))
+        assert await take(b, 2) == [PeerUp(a.peer_id), Received(a.peer_id, Opened(step()))]
+        source = b._peers[a.peer_id].connection.source
+        assert ip_address(source).ipv4_mapped is not None if identity is ALICE else source == "::1"
+    with pytest.raises(ConfigError, match=r"cannot listen on \[::\]"):
+        await host(Identity.generate(), tcp=("::", port_of(b)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -253,12 +253,33 @@ def test_a_damaged_step_log_is_named(tmp_path: Path) -> None:
             read_steps(tmp_path, 1)
 
 
+def _is_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 def test_an_audit_of_a_run_without_faults(tmp_path: Path) -> None:
     write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 4, 8)))
     write(tmp_path, 2, both(entry(2, 8, 10), entry(3, 0, 4, pass_number=1)))
     found = audit(tmp_path, 10)
     assert (found.rounds, found.steps, found.samples, found.skipped) == (2, 4, 14, 0)
     assert (found.duplicates, found.missing, found.steps_lost) == (0, 0, {0: 0, 1: 0})
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-5]), _is_a_folder])
+def test_an_audit_counts_the_round_whose_step_log_cannot_be_read_by_its_record_and_says_so(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    for round in (1, 2, 3):
+        write(tmp_path, round, both(entry(round, 4 * round - 4, 4 * round)), [SampleRange(0, 4 * round - 4, 4 * round)])
+    path = tmp_path / "steps/round_0002.jsonl"
+    damage(path)
+    found = audit(tmp_path, 12)
+    assert (found.rounds, found.steps, found.samples, found.samples_before) == (2, 2, 8, 4)
+    assert (found.duplicates, found.missing) == (0, 0)
+    [(round, reason)] = found.unread.items()
+    assert round == 2
+    assert str(path) in reason
 
 
 def test_an_audit_of_a_long_run_has_one_step_log_in_memory_at_a_time(

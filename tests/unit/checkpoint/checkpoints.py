@@ -11,9 +11,9 @@ import torch
 from tests.unit.checkpoint.folders import trained_stages
 from torch import Tensor
 
-from shoal.checkpoint.manifest import folder_of
 from shoal.checkpoint.model_folder import configuration_with_cut
 from shoal.checkpoint.model_layout import StageLayout, hashes_of
+from shoal.checkpoint.places import folder_of
 from shoal.checkpoint.store import Checkpoint, CheckpointStore, KeepPolicy, StagePart
 from shoal.checkpoint.tensor_file import encode_tensors
 from shoal.config import Config

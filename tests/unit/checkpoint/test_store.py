@@ -32,8 +32,9 @@ from tests.unit.checkpoint.checkpoints import (
 )
 
 from shoal.checkpoint import places, whole_folder
-from shoal.checkpoint.manifest import Manifest, inner_file, round_of, stage_file
+from shoal.checkpoint.manifest import Manifest, inner_file, stage_file
 from shoal.checkpoint.model_layout import StageLayout
+from shoal.checkpoint.places import round_of
 from shoal.checkpoint.store import CheckpointStore, KeepPolicy, StagePart, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.errors import ConfigError, RecordRejected, SignatureError, StateMismatch, StorageError

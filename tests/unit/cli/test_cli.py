@@ -67,6 +67,16 @@ def test_what_standard_output_cannot_write_is_a_question_mark(encoding: str) -> 
     assert (done.stdout, done.stderr) == (b"more? ?\n", b"")
 
 
+def test_a_user_without_a_home_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert guarded(lambda: 0 if Path("~/.cache").expanduser() else 1) == 2
+    assert capsys.readouterr().err == ("shoal: error: this user has no home directory: set HOME to a folder of yours\n")
+
+
 def test_bugs_keep_their_traceback() -> None:
     with pytest.raises(InvariantViolation):
         guarded(_raising(InvariantViolation("x")))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shoal.cli import local
+from shoal.cli import local, run_files
 from shoal.cli.host import SwarmHost
 from shoal.cli.local import HostRun
 from shoal.cli.run_row import ServersRow
@@ -211,3 +213,19 @@ def test_the_first_reason_why_a_host_of_servers_has_to_end_is_the_one_that_is_to
     assert host._failure is first
     assert host._ended.is_set()
     assert caplog.messages == ["servers.failed"]
+
+
+async def test_a_disk_that_does_not_answer_when_a_run_is_over_is_named_and_keeps_no_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "DISK_PATIENCE_S", 0.01)
+    answers, said = threading.Event(), list[str | None]()
+    host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
+    host.exit_code = 0
+    monkeypatch.setattr(host, "_write_summary", answers.wait)
+    await host._finish(cast(Any, SimpleNamespace(failed=said.append, finish=None)))
+    answers.set()
+    assert host.exit_code == 1
+    [failure] = said
+    assert failure is not None
+    assert failure.startswith(f"{tmp_path} does not answer")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli import host_network
 from shoal.cli.host_network import USUAL_MONITOR_PORT, HostNetwork, free_port, local_maddrs
 from shoal.config import load_config
 from shoal.config.host import NetworkConfig
@@ -49,10 +50,34 @@ def test_fixed_ports_are_counted_up_for_the_roles_of_a_host() -> None:
 def test_a_public_address_is_announced_with_the_monitors_port(public_ip: str, announced: str) -> None:
     network = _network(public_ip=public_ip, monitor_port=50123)
     assert network.monitor(_unclaimed).announce_maddrs == (announced,)
-    assert network.monitor(_unclaimed).host_maddrs == ("/ip4/0.0.0.0/tcp/50123",)
+    by_6 = ("/ip6/::/tcp/50123",) * (":" in public_ip)
+    assert network.monitor(_unclaimed).host_maddrs == ("/ip4/0.0.0.0/tcp/50123", *by_6)
+    assert network.listen_tcp(0)[0] == ("::" if by_6 else "0.0.0.0")
     assert network.announce(0) == (public_ip,)
     # Of a port that the system chooses nothing can be said.
     assert network.dht(1).announce_maddrs == ()
+
+
+def test_a_host_without_ipv4_means_ipv6_by_all_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_network, "own_hosts", lambda: ("fd00::2",))
+    network = _network(data_port=700)
+    assert network.listen_tcp(2) == ("::", 702)
+    assert network.dht(3).host_maddrs == ("/ip6/::/tcp/0",)
+    [where] = network.monitor(_unclaimed).host_maddrs
+    port = int(where.removeprefix("/ip6/::/tcp/"))
+    assert local_maddrs(network.monitor(_unclaimed), "peer")[0].startswith("/ip6/::1/tcp/")
+    assert port
+    assert _network(host_maddrs=["/ip4/10.0.0.5/tcp/7"]).dht(0).host_maddrs == ("/ip4/10.0.0.5/tcp/7",)
+    # Nor does it help where the system has none of it.
+    monkeypatch.setattr("socket.has_dualstack_ipv6", lambda: False)
+    assert network.dht(3).host_maddrs == ("/ip4/0.0.0.0/tcp/0",)
+
+
+def test_addresses_of_ipv6_are_listened_on_by_all_that_is_dialled() -> None:
+    both = _network(host_maddrs=["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"])
+    assert both.listen_tcp(0) == ("::", 0)
+    assert both.dht(1).host_maddrs == ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
+    assert _network(host_maddrs=["/ip6/::1/tcp/0"]).listen_tcp(0) == ("::1", 0)
 
 
 def test_roles_of_the_monitors_host_go_the_short_way() -> None:

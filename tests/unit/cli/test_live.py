@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ class _Screen:
         self.clock.sleeps = num_intervals
         with pytest.raises(_Enough):
             await self.view.run()
+
+
+class _Held(io.StringIO):
+    """A terminal that takes nothing until it is let go (Ctrl-S, Ctrl-Q)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def write(self, text: str, /) -> int:
+        self.let_go.wait()
+        return super().write(text)
 
 
 class _Terminal(io.StringIO):
@@ -248,6 +261,38 @@ def test_a_run_that_was_interrupted_says_how_it_goes_on_if_it_has_left_a_checkpo
     view.finish({"samples": 0, "exit": "interrupted", "run_id": "run-1"}, None, None, tmp_path)
     line = f"shoal start-trainer-client --resume {tmp_path}/run-1"
     assert (line in text.getvalue().replace("\n", "")) == is_there
+
+
+def test_the_checkpoint_to_export_is_that_of_the_highest_round_and_no_folder_beside_it(tmp_path: Path) -> None:
+    for name in ("round_000009", "round_1000000", "round_999999", "round_999999.before", "round_zero", "round_5"):
+        (tmp_path / "run-1" / name).mkdir(parents=True)
+    config = load_config(None, {"checkpoint_dir": str(tmp_path)}, {})
+    text = io.StringIO()
+    view = LiveView(config, "run-1", tmp_path, console=Console(file=text, width=160), clock=_Clock())
+    view.finish({"samples": 8, "exit": "done", "run_id": "run-1"}, None, None, tmp_path)
+    assert f"shoal export {tmp_path}/run-1/round_1000000 --to model" in text.getvalue().replace("\n", " ")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_that_takes_nothing_keeps_no_run_and_shows_all_of_it_later(
+    tmp_path: Path, is_terminal: bool
+) -> None:
+    held = _Held()
+    console = Console(file=held, force_terminal=is_terminal, width=160, height=25, color_system=None)
+    try:
+        with LiveView(load_config(), "test-run", tmp_path, console=console, clock=_Clock()) as view:
+            view.update(STATUS)
+            for number in range(3):
+                view.notice(f"event {number}")
+        view.finish(None, "no stage 1", None, tmp_path)
+        assert held.getvalue() == ""
+    finally:
+        held.let_go.set()
+    view.notice("it goes on")
+    view._out.end()
+    said = held.getvalue()
+    positions = [said.index(text) for text in ("event 0", "event 1", "event 2", "failed: no stage 1", "it goes on")]
+    assert positions == sorted(positions)
 
 
 def test_losses_are_shown_as_numbers_and_only_if_there_were_any() -> None:

@@ -69,3 +69,16 @@ def test_between_a_record_and_the_round_after_it_nothing_is_counted_yet(desk: De
     desk.record_hash = "D3"
     desk.counts.peer_lost(ONE)
     assert desk.answers(ONE) == []
+
+
+def test_no_round_after_the_first_depends_on_the_disk_that_has_the_run_s_beginning(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    desk.counts.tell_mirrors()
+    monkeypatch.setattr(checkpoints, "genesis_file", fail)
+    desk.record_hash = "D3"
+    desk.counts.tell_mirrors()
+    assert desk.told == [(ONE, "D2"), (ONE, "D3")]

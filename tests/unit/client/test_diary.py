@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.hung_disk import hung_disk
 from tests.unit.client.noted import totals_of
 
 from shoal.client.diary import FILE_NAME, Diary, Saved
@@ -15,7 +17,7 @@ from shoal.client.ledger import Ledger
 from shoal.client.totals import RunTotals
 from shoal.clock import SystemClock
 from shoal.control.records import StageRecord, VerifiedRecord
-from shoal.errors import RecordRejected
+from shoal.errors import RecordRejected, StorageError
 from shoal.events.losses import (
     DataServerBack,
     DataServerLost,
@@ -133,6 +135,31 @@ def test_a_client_that_dies_after_any_event_is_followed_by_one_with_the_same_tot
     assert following == ledger.totals
     assert number < len(EVENTS) or (following.servers_moved, following.progress.eval_losses) == (1, {1: 0.5})
     assert number < len(EVENTS) or (following.time, following.paused_by) == (RunTime(2.0, 20.0), "you")
+
+
+def test_a_disk_that_does_not_answer_keeps_no_client_and_gets_what_it_was_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary(tmp_path, "run")
+    with hung_disk(monkeypatch):
+        diary.note(EVENTS[0])
+        diary.save(saved())
+        diary.note(EVENTS[1])
+    diary.close()
+    following = again(tmp_path)
+    assert (following.saved, following.events) == (saved(), (EVENTS[1], ClientStarted()))
+
+
+def test_a_disk_that_fails_after_long_ends_the_run_with_the_next_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary(tmp_path, "run")
+    with hung_disk(monkeypatch) as disk:
+        diary.note(EVENTS[0])
+        disk.error = OSError(errno.EIO, "Input/output error")
+    diary.close()
+    with pytest.raises(StorageError, match="Input/output error"):
+        diary.note(EVENTS[1])
 
 
 def test_a_file_of_an_older_version_is_refused_and_not_taken_for_a_run_without_a_step(tmp_path: Path) -> None:

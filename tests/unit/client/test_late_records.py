@@ -11,13 +11,15 @@ import anyio
 import pytest
 from tests.unit.client.noted import NotedLedger
 
+from shoal.averaging.audit import Audit
 from shoal.averaging.coordinator import RoundOutcome
-from shoal.client import round_records
-from shoal.client.model_export import ModelExport
+from shoal.client import client, round_records
+from shoal.client.model_export import ModelExport, ModelLeft
 from shoal.client.round_records import RoundRecords
+from shoal.config import Config
 from shoal.errors import RecordRejected
 from shoal.events.base import Event
-from shoal.events.incidents import CostsUnknown
+from shoal.events.incidents import CostsUnknown, StepsUncounted
 from shoal.events.losses import LossFound
 from shoal.events.run import ModelFetching, RecordAwaited, RoundNotWritten
 from shoal.wire.messages.round import Record
@@ -108,3 +110,24 @@ async def test_a_run_does_not_end_because_a_file_of_an_earlier_round_cannot_be_r
     await RoundRecords._count_costs(cast(RoundRecords, records), record)
     assert ledger.noted[-1] == CostsUnknown(7, str(error))
     assert "round_0003.jsonl" in ledger.said[-2]
+
+
+async def test_a_step_log_that_cannot_be_read_is_named_and_the_run_is_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Audit(2, 9, 30, 0, 0, 0, lost={}, unread={3: "round_0003.jsonl is no step log"})
+    monkeypatch.setattr(client, "audit", lambda *_: found)
+    ledger = NotedLedger()
+    parts = {
+        "counters": SimpleNamespace(settle=lambda: None),
+        "ledger": ledger,
+        "model": SimpleNamespace(left=ModelLeft()),
+        "_membership": SimpleNamespace(view=None),
+        "_log_dir": tmp_path,
+        "_config": Config(),
+        "_run_id": "run-1",
+    }
+    summary = await client.Client.summary(cast(client.Client, SimpleNamespace(**parts)), "done")
+    assert (summary["rounds_uncounted"], summary["samples"]) == ([3], 30)
+    assert ledger.noted == [StepsUncounted(3, "round_0003.jsonl is no step log")]
+    assert "round 3 are not counted: round_0003.jsonl" in ledger.said[0]

@@ -70,8 +70,8 @@ def test_a_disk_that_takes_nothing_is_told_with_what_is_lost_until_it_takes_it_a
     story.clock.now += 2.0
     story.hear(report({name: 0.0 for name in full}))
     assert story.told == [
-        "server 0@box2 cannot write to its disk (log, replica log): free space there; training goes on, and what it "
-        "logs is lost and unless it soon can, this run cannot be replayed",
+        "server 0@box2 cannot write to its disk (log, replica log): free space there, or see why it does not answer; "
+        "training goes on, and what it logs is lost and unless it soon can, this run cannot be replayed",
         "server 0@box2 could not write to its disk: over after 2.0 s",
     ]
 
@@ -80,8 +80,8 @@ def test_who_announces_itself_to_nobody_is_called_by_its_role_and_the_client_s_h
     story = Story()
     story.hear(report({"disk.failing{what=log}": 1.0}, "data_server"), B)
     assert story.told == [
-        "the data server on box1 cannot write to its disk (log): free space there; training goes on, and what it logs "
-        "is lost"
+        "the data server on box1 cannot write to its disk (log): free space there, or see why it does not answer; "
+        "training goes on, and what it logs is lost"
     ]
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import math
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.hung_disk import hung_disk
 
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
+from shoal.pipeline import replica_log
 from shoal.pipeline.replica_log import (
     _MAX_WAITING_BYTES,
     Applied,
@@ -143,6 +146,58 @@ def test_a_disk_that_stays_full_ends_the_log_and_not_the_replica(
     [path] = replica_logs(tmp_path)
     assert read_replica_log(path) == [STARTED], "a later line without the one before would be wrong"
     assert [record.message for record in caplog.records] == ["replica_log.ended"]
+
+
+def test_lines_wait_for_a_disk_that_does_not_answer_and_no_step_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = MetricRegistry()
+    log = ReplicaLog(tmp_path, STARTED, lambda: HASHES, metrics)
+    [path] = replica_logs(tmp_path)
+    with hung_disk(monkeypatch):
+        log.loaded(0, "D", False)
+        log.loaded(1, "E", False)
+        assert read_replica_log(path) == [STARTED]
+        assert metrics.gauges()["disk.failing{what=replica_log}"] == 1.0
+    log.close()
+    assert read_replica_log(path) == [STARTED, Loaded(0, HASHES, "D"), Loaded(1, HASHES, "E")]
+    assert metrics.gauges()["disk.failing{what=replica_log}"] == 0.0
+
+
+def test_a_disk_that_never_answers_ends_the_log_and_no_line_is_left_out_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replica_log, "_MAX_WAITING", 3)
+    log = ReplicaLog(tmp_path, STARTED, lambda: HASHES)
+    with hung_disk(monkeypatch):
+        for round in range(9):
+            log.loaded(round, "D", False)
+        assert [record.message for record in caplog.records] == ["replica_log.ended"]
+    log.loaded(9, "D", False)
+    log.close()
+    [path] = replica_logs(tmp_path)
+    found = read_replica_log(path)
+    assert found == [STARTED, *(Loaded(round, HASHES, "D") for round in range(len(found) - 1))]
+    assert len(found) < 9
+
+
+def test_a_disk_that_does_not_answer_when_a_replica_begins_keeps_it_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, answers = tmp_path / "replicas", threading.Event()
+    create = replica_log._create
+
+    def hang(*of: object) -> tuple[int, int]:
+        answers.wait()
+        return create(folder, STARTED.peer)
+
+    monkeypatch.setattr(replica_log, "_create", hang)
+    log = ReplicaLog(tmp_path, STARTED, lambda: HASHES)
+    log.loaded(0, "D", False)
+    assert log.generation is None
+    assert [record.message for record in caplog.records] == ["replica_log.ended"]
+    answers.set()
+    log.close()
 
 
 def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

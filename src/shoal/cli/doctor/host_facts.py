@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -169,7 +170,7 @@ def _fixed_ports(config: Config, num_servers: int) -> Iterator[tuple[str, str]]:
                 yield maddr, "network.host_maddrs"
     for place in range(num_servers if config.network.data_port else 0):
         host, port = network.listen_tcp(place)
-        yield f"/ip4/{host}/tcp/{port}", "network.data_port"
+        yield f"/ip{ip_address(host).version}/{host}/tcp/{port}", "network.data_port"
     if config.network.monitor_port:
         yield f"/ip4/0.0.0.0/tcp/{config.network.monitor_port}", "network.monitor_port"
 

@@ -19,13 +19,17 @@ from shoal.cli.remote.plan import client_name, servers_name
 from shoal.cli.remote.probe import UNITS
 from shoal.cli.remote.ssh import Ssh, connections
 from shoal.cli.remote.unit_messages import LookAtUnits, Request, StopUnits, Units, UnitState
-from shoal.cli.remote.units_there import NEWEST, ask_units, stop_other_kind
+from shoal.cli.remote.units_there import NEWEST, ask_units, stop_other_kind, units_of_other_kind
 from shoal.clock import Clock, utc_iso
 from shoal.errors import HostFailed
 from shoal.monitor.http.access import URL_FILE
 
 _PATIENCE_S: Final = 30.0
 _WITHIN_S: Final = 60.0
+_OF_OTHER_KIND: Final = {
+    True: "in a container, though the file names no image: `shoal up` replaces it",
+    False: "not in a container, though the file names an image: `shoal up` replaces it",
+}
 
 
 async def ask_all(
@@ -40,18 +44,20 @@ async def ask_all(
     answers: dict[str, Units | HostFailed] = {name: Units(()) for name, meant in units.items() if not meant}
 
     async def ask(name: str, ssh: Ssh) -> None:
-        asked, ended = request(units[name]), ""
+        asked, ended, others = request(units[name]), "", ()
         in_containers, within_s = file.image is not None, _WITHIN_S + 3 * _PATIENCE_S
         try:
             if isinstance(asked, StopUnits):
                 names, patience_s = asked.names, asked.patience_s
                 ended = await stop_other_kind(ssh, names, patience_s, in_containers=in_containers, within_s=within_s)
+            else:
+                others = await units_of_other_kind(ssh, units[name], in_containers=in_containers, within_s=within_s)
             answer = await ask_units(ssh, asked, in_containers=in_containers, within_s=within_s)
             words = "; ".join(filter(None, (ended, answer.changed)))
-            answers[name] = msgspec.structs.replace(answer, changed=words)
+            answers[name] = msgspec.structs.replace(answer, changed=words, others=others)
         except HostFailed as error:
-            # Where units of the other kind were ended, there may be nothing yet that would have those of this one.
-            answers[name] = Units((), changed=ended) if ended else error
+            # Where there are units of the other kind, there may be nothing yet that would have those of this one.
+            answers[name] = Units((), changed=ended, others=others) if ended or others else error
 
     targets = file.destinations([name for name, meant in units.items() if meant])
     async with connections(targets, file.ssh_command, clock) as hosts, anyio.create_task_group() as tasks:
@@ -73,6 +79,8 @@ async def print_units(file: HostsFile, names: Collection[str], prefix: str, cloc
         for unit in answer.units:
             rows.append((name, on_one_line(unit.name), told(unit)))
             is_well = is_well and (unit.is_running or unit.code == 0)
+        for unit in answer.others:
+            rows.append((name, on_one_line(unit.name), f"{told(unit)} ({_OF_OTHER_KIND[file.image is None]})"))
     for line in table_lines(rows):
         print(line)
     return DONE if is_well else FAILED

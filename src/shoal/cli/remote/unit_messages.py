@@ -101,12 +101,14 @@ class Units(msgspec.Struct, frozen=True):
         changed: what was done, in words; empty: nothing, since it was so already.
         differs: a unit runs that is another, and was left alone.
         version: of shoal there.
+        others: units that run, but not as the file says now; who asks a host finds them.
     """
 
     units: tuple[UnitState, ...]
     changed: str = ""
     differs: bool = False
     version: str = ""
+    others: tuple[UnitState, ...] = ()
 
 
 Request = StartUnit | StopUnits | LookAtUnits | AwaitPeers

@@ -14,7 +14,7 @@ import msgspec
 from shoal.cli.remote.container_units import ask_containers
 from shoal.cli.remote.probe import BEGUN, INSTALLED, NOTE, UNITS
 from shoal.cli.remote.ssh import Ssh, last_line
-from shoal.cli.remote.unit_messages import LookAtUnits, Request, StopUnits, Units
+from shoal.cli.remote.unit_messages import LookAtUnits, Request, StopUnits, Units, UnitState
 from shoal.errors import MALFORMED, HostFailed
 
 NEWEST: Final = (
@@ -54,6 +54,14 @@ async def ask_units(
 async def running_of_other_kind(
     ssh: Ssh, names: Sequence[str], *, in_containers: bool, within_s: float = 60.0
 ) -> tuple[str, ...]:
+    """Return the names of those in `units_of_other_kind`; raises as that does."""
+    found = await units_of_other_kind(ssh, names, in_containers=in_containers, within_s=within_s)
+    return tuple(unit.name for unit in found)
+
+
+async def units_of_other_kind(
+    ssh: Ssh, names: Sequence[str], *, in_containers: bool, within_s: float = 60.0
+) -> tuple[UnitState, ...]:
     """Return those units that run on a host as something else than its file says.
 
     Args:
@@ -73,7 +81,7 @@ async def running_of_other_kind(
         looked = await ask_units(ssh, LookAtUnits(known), in_containers=not in_containers, within_s=within_s)
     except HostFailed:
         return ()  # what would run them is gone, or does not work any more
-    return tuple(unit.name for unit in looked.units if unit.is_running)
+    return tuple(unit for unit in looked.units if unit.is_running)
 
 
 async def stop_other_kind(

@@ -1,0 +1,124 @@
+"""Writes to one file, in a thread: a disk that does not answer, as that of a network may, keeps nobody.
+
+    do --> the thread writes --> the caller goes on, at the latest after `PATIENCE_S`
+                             '-- not in time: this write and those that follow wait in memory, in their order
+
+So a line that was given away is on its way to the disk when its writer is killed, unless the disk hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import Final, TypeVar
+
+from shoal.clock import SystemClock
+
+PATIENCE_S: Final = 0.25
+"""So long is a write waited for; after one that took longer, none is until the disk is as fast again."""
+_LEAVING_S: Final = 1.0
+"""So long is it waited for what is left, when the file is to be closed."""
+_LINGERS_S: Final = 0.1
+"""So long does the thread wait for another write, which then needs no new one."""
+
+_Result = TypeVar("_Result")
+
+
+class WriteThread:
+    """The writes of one file.
+
+    Attributes:
+        num_waiting: writes that are not done.
+    """
+
+    def __init__(self, name: str, late: Callable[[], None] = lambda: None) -> None:
+        """Write nothing yet.
+
+        Args:
+            name: of the thread.
+            late: called once each time that the disk begins to let writes wait; not by the thread.
+        """
+        self._name = name
+        self._late = late
+        self._clock = SystemClock()
+        self._changed = threading.Condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._ends = self._is_slow = False
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether writes wait for a disk that does not answer."""
+        return self._is_slow and bool(self._jobs)
+
+    def do(self, write: Callable[[], _Result]) -> Future[_Result]:
+        """Have the thread call `write`, after those that were given before.
+
+        Returns:
+            What it returns or raises; it is done, unless the disk does not answer. One that is cancelled before its
+            turn is left out.
+        """
+        done: Future[_Result] = Future()
+
+        def job() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
+            begun_s = self._clock.now_s()
+            try:
+                done.set_result(write())
+            except Exception as error:  # noqa: BLE001 - it is raised where the result is taken
+                done.set_exception(error)
+            if self._clock.now_s() - begun_s < PATIENCE_S:
+                self._is_slow = False
+
+        with self._changed:
+            self._ends = False
+            self._jobs.append(job)
+            self._begin()
+            self._changed.notify()
+        if not self._is_slow and not wait_for((done,), PATIENCE_S).done:
+            self._is_slow = True
+            self._late()
+        return done
+
+    def end(self) -> None:
+        """Wait a while for what is left, and have the thread end; another write starts it again."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_LEAVING_S)
+
+    def _begin(self) -> None:
+        """Start the thread, unless it is there; a process that was forked has none of its parent's."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread left: then it is as without one
+            self._thread = None
+            while self._jobs:
+                self._jobs[0]()
+                self._jobs.popleft()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs and not self._ends:
+                    self._changed.wait(_LINGERS_S)
+                if not self._jobs:
+                    self._thread = None
+                    return
+                job = self._jobs[0]
+            job()
+            with self._changed:
+                self._jobs.popleft()

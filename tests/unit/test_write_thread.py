@@ -1,0 +1,88 @@
+"""Writes in a thread: done when their caller goes on, unless the disk does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.write_thread import WriteThread
+
+
+class Disk:
+    """Writes numbers down, once it answers."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.written: list[int] = []
+        self.late = 0
+        self.thread = WriteThread("written", self.is_late)
+
+    def is_late(self) -> None:
+        self.late += 1
+
+    def write(self, number: int) -> bool:
+        """Return whether it was done at once."""
+
+        def write() -> None:
+            self.answers.wait()
+            self.written.append(number)
+
+        return self.thread.do(write).done()
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    yield disk
+    disk.answers.set()
+    disk.thread.end()
+
+
+def test_what_is_written_is_written_when_its_writer_goes_on(disk: Disk) -> None:
+    for number in range(100):
+        assert disk.write(number)
+        assert disk.written[-1] == number
+    assert (disk.late, disk.thread.hangs) == (0, False)
+
+
+def test_an_error_is_raised_where_the_result_is_taken_and_the_next_write_is_done(disk: Disk) -> None:
+    def fail() -> None:
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        disk.thread.do(fail).result()
+    assert disk.thread.do(lambda: 7).result() == 7
+
+
+def test_a_disk_that_does_not_answer_keeps_nobody_is_told_once_and_gets_all_in_its_order(disk: Disk) -> None:
+    disk.answers.clear()
+    assert [disk.write(number) for number in range(20)] == [False] * 20
+    assert (disk.late, disk.thread.hangs, disk.thread.num_waiting, disk.written) == (1, True, 20, [])
+    disk.answers.set()
+    disk.thread.end()
+    assert disk.written == [*range(20)]
+    assert not disk.thread.hangs
+    assert disk.write(20), "it is as fast as before, so that writes are done at once again"
+    disk.answers.clear()
+    assert not disk.write(21)
+    assert disk.late == 2
+
+
+def test_the_thread_of_a_file_that_is_closed_ends_and_another_write_starts_it_again(disk: Disk) -> None:
+    for number in range(2):
+        assert disk.write(number)
+        assert "written" in {thread.name for thread in threading.enumerate()}
+        disk.thread.end()
+        assert "written" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_without_a_thread_its_writer_writes_itself(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert disk.write(1)
+    assert disk.written == [1]
