@@ -73,7 +73,7 @@ def open_digits(data: DataConfig) -> DataSet:
 
 
 class GreyImages(KnownSamples):
-    """Square grey images (n, h, w) in memory. When read, one is enlarged by repeating pixels, and centred on background.
+    """Square grey images (n, h, w) in memory. When read, one is enlarged by repeating pixels and centred on background.
 
     An image that is larger than the model's is reduced by taking the nearest pixels. Values become
     `(pixel / max_pixel - mean) / std`, the same in every channel. Inputs are (C, H, W) float32, labels classes, int64.
