@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -109,11 +109,11 @@ class ClientHost:
     expected_servers: Callable[[], int]
     age_s: Callable[[], float]
     checkpoint: StoredCheckpoint | None = None
-    identity: Identity = field(default_factory=Identity.generate)
-    is_lost: bool = False
-    _client_away_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.identity = Identity.generate()
+        self.is_lost = False
+        self._client_away_s = 0.0
         self.launcher = ClusterLauncher(self._start_trainer)
         self._run_id = run_id_of(self.checkpoint)
         self.serve_data()
