@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.config.dump import config_to_json
 from shoal.config.schema import Config
@@ -71,7 +72,7 @@ class WindowSamples(KnownSamples):
         windows, places = np.divmod(indices, self._num_samples)
         for number in np.unique(windows).tolist():
             chosen = np.flatnonzero(windows == number)
-            rows = self._file(number).read(places[chosen].tolist(), 1)[:, 0]
+            rows = cast("NDArray[np.void]", self._file(number).read(places[chosen].tolist(), 1))[:, 0]
             batch.inputs[chosen], batch.labels[chosen] = rows["inputs"], rows["labels"]
 
     def _file(self, number: int) -> ElementFile:
