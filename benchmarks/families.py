@@ -50,8 +50,9 @@ from shoal.data.source import Source
 from shoal.errors import RunFailed
 from shoal.optim.schedule import LrSchedule
 from shoal.runtime.process_info import pss_bytes
+from shoal_lab.event_log import time_of
 from shoal_lab.launched import END_S, START_S, Launched, until
-from shoal_lab.observed import Swarm, time_of
+from shoal_lab.observed import Swarm
 
 FIRST_STEP_S, MOST_BESIDE_BYTES, MOST_LOSS = 8.0, 250e6, 1.01
 NUM_SLOTS = 2

@@ -41,8 +41,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.e2e.far_line import LineKind, far_hosts
 from tests.e2e.hosts import hosts_of, invited
 
+from shoal_lab.event_log import time_of
 from shoal_lab.launched import END_S, START_S, Launched, until
-from shoal_lab.observed import Step, Swarm, time_of
+from shoal_lab.observed import Step, Swarm
 
 NUM_SLOTS = 2
 STEPS = 30

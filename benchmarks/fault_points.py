@@ -52,9 +52,10 @@ from shoal.config.emulation import parse_death
 from shoal.errors import RunFailed
 from shoal_lab.bench.measure import percentile
 from shoal_lab.chaos.session import ROUNDS_AFTER, TRAINING_FLAGS, swarm_of_one_host
+from shoal_lab.event_log import time_of
 from shoal_lab.faults.points import OF_TRANSFER, POINTS, chosen, ordered
 from shoal_lab.launched import END_S, until
-from shoal_lab.observed import Step, Swarm, time_of
+from shoal_lab.observed import Step, Swarm
 from shoal_lab.verdict import Evidence, judge, samples_of
 
 INNER_STEPS = 40

@@ -46,8 +46,9 @@ from tests.e2e.namespaces import Lan, why_impossible
 
 from shoal.averaging.journal import read_records
 from shoal.errors import RunFailed
+from shoal_lab.event_log import time_of
 from shoal_lab.faults.deaths import KINDS, STAGE, Kind, Strike, inflict
-from shoal_lab.observed import Swarm, time_of
+from shoal_lab.observed import Swarm
 from shoal_lab.verdict import TRAINED, Evidence, judge
 
 # The model of `make run`, with shorter rounds, so that some faults meet the end of one.

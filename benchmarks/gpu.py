@@ -39,8 +39,8 @@ from shoal.clock import SystemClock
 from shoal.config.load import load_config
 from shoal.config.schema import Config
 from shoal.model.hf.described import config_values
+from shoal_lab.event_log import time_of
 from shoal_lab.launched import END_S, START_S, Launched, until
-from shoal_lab.observed import time_of
 
 WARM_UP_STEPS = 4
 STEPS_S = 3600.0

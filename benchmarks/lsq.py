@@ -36,7 +36,7 @@ from shoal.data.builtin import open_digits
 from shoal.data.microbatch import wire_view
 from shoal.data.source import Source
 from shoal.model.registry import load_family
-from shoal.model.resnet import ResNet18Family
+from shoal.model.resnet import ResNetFamily
 from shoal.model.resnet_shape import BlockPlan, ResNetShape
 from shoal.model.stage import Family
 from shoal.optim.flat import state_buffers
@@ -55,7 +55,7 @@ _REPLICAS = 2
 _BLOCKS = [BlockPlan(64, 32, 32, 2, 4), BlockPlan(32, 32, 32, 1, 4), BlockPlan(32, 64, 64, 2, 2)]
 
 
-class SmallResNet(ResNet18Family):
+class SmallResNet(ResNetFamily):
     """A ResNet with the stem of ResNet-18 and three narrow blocks, which two cores train in seconds."""
 
     def __init__(self, shape: ResNetShape) -> None:

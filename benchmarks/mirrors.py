@@ -58,7 +58,8 @@ from tests.e2e.namespaces import Lan, lan, why_impossible
 
 from shoal.checkpoint.store import CheckpointStore, stores_at
 from shoal.errors import RunFailed
-from shoal_lab.observed import Step, Swarm, time_of
+from shoal_lab.event_log import time_of
+from shoal_lab.observed import Step, Swarm
 
 NUM_SLOTS, INNER_STEPS = 2, 40
 FLAGS = (

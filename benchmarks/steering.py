@@ -48,7 +48,8 @@ from tests.e2e.launched import END_S, SMALL, START_S, Launched, launched, until
 from tests.e2e.namespaces import lan, why_impossible
 
 from shoal.errors import RunFailed
-from shoal_lab.observed import Swarm, time_of
+from shoal_lab.event_log import time_of
+from shoal_lab.observed import Swarm
 from shoal_lab.verdict import require_whole
 
 NUM_SLOTS = 2

@@ -35,7 +35,7 @@ from benchmarks.idle import used
 from benchmarks.signals import ended_by_signals
 from tests.e2e.launched import END_S, START_S, Launched, launched, until
 
-from shoal_lab.observed import time_of
+from shoal_lab.event_log import time_of
 
 EVERYTHING = ("--dashboard.port=0", "--notify.command=/bin/true")
 NOTHING = ("--no-wandb", "--dashboard.enable=false")

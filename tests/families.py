@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from shoal.model.gpt import GptFamily, Head
 from shoal.model.gpt_shape import GptShape
-from shoal.model.resnet import ResNet18Family, ResNetFamily
+from shoal.model.resnet import ResNetFamily
 from shoal.model.resnet_shape import DEPTHS, ResNetShape
 from shoal.model.stage import Family
 
@@ -53,7 +53,7 @@ def resnet18() -> Family:
     shape = ResNetShape(
         depths=DEPTHS["resnet18"], bottleneck=False, stem="cifar", num_channels=1, img_size=8, num_classes=4
     )
-    return ResNet18Family(shape)
+    return ResNetFamily(shape)
 
 
 class SmallResNetFamily(ResNetFamily):

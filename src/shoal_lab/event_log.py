@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,15 @@ class EventLog:
         if whole:
             self._offset += len(whole) + 1
             self._events += map(json.loads, whole.splitlines())
+
+
+def logged_below(log_root: Path, pattern: str = "*.log") -> list[dict[str, Any]]:
+    """Return what the logs of the runs in a folder hold up to now, oldest first; a last line may be half written."""
+    paths = [path for path in log_root.glob(f"*/{pattern}") if not path.parent.is_symlink()]
+    lines = [line for path in paths for line in path.read_text().rpartition("\n")[0].splitlines()]
+    return sorted(map(json.loads, lines), key=lambda event: event["time"])
+
+
+def time_of(event: dict[str, Any]) -> float:
+    """Return when an event was logged, in seconds of the wall clock."""
+    return datetime.fromisoformat(event["time"]).timestamp()

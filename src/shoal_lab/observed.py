@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from shoal.ids import StepKey
 from shoal.runtime.process_info import command_line
-from shoal_lab.event_log import EventLog
+from shoal_lab.event_log import EventLog, time_of
 from shoal_lab.launched import Launched
 
 
@@ -180,8 +179,3 @@ class Swarm:
 def p2pd_of(host: Launched) -> list[int]:
     """Return the libp2p daemons of a host: usually one, which one of its roles has."""
     return [pid for pid in host.processes() if "p2pd" in "".join(command_line(pid)[:1])]
-
-
-def time_of(event: dict[str, Any]) -> float:
-    """Return when an event was logged, in seconds of the wall clock."""
-    return datetime.fromisoformat(event["time"]).timestamp()

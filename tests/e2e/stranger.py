@@ -35,7 +35,8 @@ from tests.e2e.launched import END_S, START_S, Launched
 
 from shoal.clock import SystemClock
 from shoal.ids import PeerId
-from shoal_lab.observed import Swarm, time_of
+from shoal_lab.event_log import time_of
+from shoal_lab.observed import Swarm
 
 TOPICS = {"run", "client", "mirror", "monitor", "stage"}
 """Without their numbers: whom a node of a larger DHT asks for which stage is the draw of their ids."""

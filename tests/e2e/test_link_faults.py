@@ -16,8 +16,9 @@ from tests.e2e.hosts import end_whole, two_server_hosts
 from tests.e2e.launched import ENDLESS
 from tests.e2e.namespaces import Lan, why_impossible
 
+from shoal_lab.event_log import time_of
 from shoal_lab.faults.deaths import Kind, Strike, inflict
-from shoal_lab.observed import Swarm, time_of
+from shoal_lab.observed import Swarm
 
 _IMPOSSIBLE = why_impossible()
 pytestmark = [

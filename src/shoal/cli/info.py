@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -13,7 +12,7 @@ from shoal.cli.runs_here import living_runs
 from shoal.config.host import NetworkConfig
 from shoal.errors import ShoalError
 from shoal.identity import load_swarm_key, swarm_key_fingerprint
-from shoal.runtime.hardware import processor_name, usable_processors
+from shoal.runtime.hardware import installed_version, processor_name, usable_processors
 from shoal.runtime.memory import free_memory_bytes
 from shoal.wire.handshake import PROTOCOL_VERSION
 
@@ -24,7 +23,7 @@ _DRIVERS: Final = {"nvidia": Path("/proc/driver/nvidia/version"), "amdgpu": Path
 def host_information() -> dict[str, Any]:
     """Return it by name; None where there is none."""
     return {
-        "versions": {name: _installed(name) for name in _PACKAGES},
+        "versions": {name: installed_version(name) for name in _PACKAGES},
         "protocol": PROTOCOL_VERSION,
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -57,13 +56,6 @@ def _told(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(cast("list[str]", value)) or "none"
     return str(value)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _key() -> str:

@@ -132,10 +132,7 @@ def make_joining_log_dir(config: Config, run_id: str, hosts: str) -> Path:
         ConfigError: the directory cannot be made or written.
     """
     path = _made(config.log_dir.absolute() / f"{run_id}.{hosts}")
-    try:
-        put_private(path / CONFIG_FILE, dump_config(config).encode())
-    except OSError as error:
-        raise _cannot_write(path, error) from error
+    write_config(config, path)
     return path
 
 

@@ -20,12 +20,11 @@ from shoal.config.named_code import dataset_problem
 from shoal.data.catalog import open_source
 from shoal.data.speech import characters_of
 from shoal.errors import ConfigError, StorageError
-from shoal.inference.decoders import require_generates
 from shoal.inference.evaluation import Transcribed, held_out_accuracy, held_out_figures, held_out_loss, transcribed
-from shoal.inference.generation import Continuation, Finish, TextRequest
+from shoal.inference.generation import Continuation, Finish, TextRequest, require_generates
 from shoal.inference.images import image_grid
 from shoal.inference.sampling import Sampling
-from shoal.inference.tokens import tokens_of
+from shoal.inference.text import tokens_of
 from shoal.model.stage import StageModule
 from shoal.quant.fold import fold_weights
 

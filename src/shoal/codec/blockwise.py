@@ -37,12 +37,9 @@ _LEAST_SENT: Final = np.float32(2.0**-7)
 class Int8Form(PayloadForm):
     """Linear codes of eight bits."""
 
+    name: ClassVar[str] = "int8"
     number: ClassVar[int] = 1
     row_elements: ClassVar[int] = 4096
-
-    @property
-    def name(self) -> str:
-        return "int8"
 
     def max_bytes(self, rows: int, columns: int) -> int:
         return rows * (2 + columns)
@@ -109,12 +106,9 @@ class _Int4Form(PayloadForm):
 class LinearInt4Form(_Int4Form):
     """Linear codes of four bits."""
 
+    name: ClassVar[str] = "int4"
     number: ClassVar[int] = 2
     _largest: ClassVar[int] = 7
-
-    @property
-    def name(self) -> str:
-        return "int4"
 
     def _codes(self, quotients_RC: Floats) -> Bytes:
         return np.rint(quotients_RC, out=quotients_RC).astype(np.int8).view(np.uint8)
@@ -126,12 +120,9 @@ class LinearInt4Form(_Int4Form):
 class E3M0Int4Form(_Int4Form):
     """Signed powers of two as codes: the highest bit is the sign, the others 0 for zero, else the exponent + 7."""
 
+    name: ClassVar[str] = "int4_e3m0"
     number: ClassVar[int] = 3
     _largest: ClassVar[int] = 1
-
-    @property
-    def name(self) -> str:
-        return "int4_e3m0"
 
     def _codes(self, quotients_RC: Floats) -> Bytes:
         sign_RC = np.signbit(quotients_RC).view(np.uint8) << np.uint8(3)

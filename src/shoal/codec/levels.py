@@ -17,12 +17,12 @@ two, has its second half added to its first, until one element is left; each sum
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.codec.payload import Bytes, Floats, PayloadReader, magnitude_bits, nearest_scales, scale_bytes
+from shoal.codec.payload import Bytes, Floats, PayloadForm, PayloadReader, magnitude_bits, nearest_scales, scale_bytes
 
 _SIGN: Final = np.uint32(31)
 _LEVEL_BYTES: Final = 4
@@ -72,6 +72,25 @@ def pass_levels(source: PayloadReader, rows: int, columns: int) -> None:
     """Pass over the next bytes; the same errors as `read_levels`."""
     source.take_scales(2 * rows)
     source.take(2 * _plane_bytes(rows * columns))
+
+
+class TwoBitForm(PayloadForm):
+    """Every value of a vector, in blocks of 256: 15.05 times fewer bytes than float32."""
+
+    name: ClassVar[str] = "2bit"
+    number: ClassVar[int] = 4
+    row_elements: ClassVar[int] = 256
+
+    def max_bytes(self, rows: int, columns: int) -> int:
+        return levels_bytes(rows, columns)
+
+    def write(self, values_RC: Floats, left_RC: Floats) -> list[Bytes]:
+        parts, sent_RC = write_levels(values_RC)
+        np.subtract(values_RC, sent_RC, out=left_RC)
+        return parts
+
+    def read(self, source: PayloadReader, out_RC: Floats) -> None:
+        out_RC[...] = read_levels(source, *out_RC.shape)
 
 
 def _values(

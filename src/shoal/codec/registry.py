@@ -12,10 +12,10 @@ from shoal.codec.base import Codec
 from shoal.codec.blockwise import E3M0Int4Form, Int8Form, LinearInt4Form
 from shoal.codec.cast import BF16, FP16
 from shoal.codec.gathered import GatheredCodec
+from shoal.codec.levels import TwoBitForm
 from shoal.codec.payload import PayloadForm
 from shoal.codec.plain import PLAIN
 from shoal.codec.sparse import SparseForm
-from shoal.codec.two_bit import TwoBitForm
 from shoal.errors import ConfigError
 
 _ALL: Final[tuple[Codec, ...]] = (PLAIN, BF16, FP16)

@@ -40,13 +40,10 @@ class SparseForm(PayloadForm):
     """
 
     kept: int
+    name: ClassVar[str] = "sparse"
     number: ClassVar[int] = 5
     row_elements: ClassVar[int] = 4096
     sends_all: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        return "sparse"
 
     @property
     def parameter(self) -> int:

@@ -90,7 +90,7 @@ def converted_yaml(path: Path) -> str:
         dead |= {name: REMOVED[name] for name in of_biggan}
     _fit_microbatches(said, notes)
     problems += [f"{path}: {problem}" for problem in model.problems]
-    problems += problems_of(_nested(said), str(path), is_whole=not problems)
+    problems += problems_of(said, str(path), is_whole=not problems)
     if problems:
         raise ConfigError("\n".join(problems))
     return _head(path, {**dead, **model.dead}) + commented_yaml(said, notes)
@@ -112,17 +112,6 @@ def _fit_microbatches(said: dict[str, object], notes: dict[str, str]) -> None:
     if isinstance(batch, int) and 0 < batch < _MICROBATCHES:
         said["model_pipeline.microbatches"] = batch
         notes["model_pipeline.microbatches"] = f"No more than {_BATCH}."
-
-
-def _nested(said: Mapping[str, object]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, value in said.items():
-        *sections, leaf = name.split(".")
-        target = nested
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[leaf] = value
-    return nested
 
 
 def _head(path: Path, dead: Mapping[str, str]) -> str:

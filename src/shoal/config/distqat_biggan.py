@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from shoal.config.distqat_models import Translated
 
 SECTION: Final = "biggan"
 OPTIM: Final = "diloco.inner_optim.biggan_"
@@ -46,19 +47,9 @@ _EPS: Final = ("adam_eps", 1e-6)
 _ADAM: Final = {"lr": "adam_lr", "B1": "adam_betas1", "B2": "adam_betas2"}
 
 
-@dataclass(slots=True)
-class TranslatedBiggan:
-    """What becomes of it; attributes as of `TranslatedModel`."""
-
-    said: dict[str, object] = field(default_factory=dict[str, object])
-    notes: dict[str, str] = field(default_factory=dict[str, str])
-    dead: dict[str, str] = field(default_factory=dict[str, str])
-    problems: list[str] = field(default_factory=list[str])
-
-
-def translated_biggan(section: Mapping[str, Any], optim: Mapping[str, Any]) -> TranslatedBiggan:
+def translated_biggan(section: Mapping[str, Any], optim: Mapping[str, Any]) -> Translated:
     """Translate the section `biggan`, and what follows `biggan_` in `diloco.inner_optim`."""
-    result = TranslatedBiggan()
+    result = Translated()
     for key, values in _ONLY.items():
         if key in section and section[key] not in values:
             result.problems.append(f"{SECTION}.{key} = {section[key]!r}: only {values[0]!r} is here")
@@ -75,7 +66,7 @@ def translated_biggan(section: Mapping[str, Any], optim: Mapping[str, Any]) -> T
     return result
 
 
-def _translate_optim(result: TranslatedBiggan, section: Mapping[str, Any], optim: Mapping[str, Any]) -> None:
+def _translate_optim(result: Translated, section: Mapping[str, Any], optim: Mapping[str, Any]) -> None:
     every_steps = section.get(_NUM_D_STEPS, 1)
     of_player = {
         player: {_ADAM[key]: optim.get(f"{player}_{key}", default) for key, default in _OPTIMS.items()}
@@ -92,7 +83,7 @@ def _translate_optim(result: TranslatedBiggan, section: Mapping[str, Any], optim
     )
 
 
-def _size(key: str, value: Any, result: TranslatedBiggan) -> object:
+def _size(key: str, value: Any, result: Translated) -> object:
     if key == "shared_dim":
         return value or None
     if key.endswith("_attn"):

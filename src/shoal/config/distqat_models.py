@@ -97,13 +97,13 @@ _CHARACTERS: Final = "The model that data.full_model_name names, of transformers
 
 
 @dataclass(slots=True)
-class TranslatedModel:
-    """What becomes of a pipeline.
+class Translated:
+    """What becomes of a part of a file.
 
     Attributes:
         said: values by dotted key.
         notes: why some of them are what they are.
-        dead: keys of the entries that have no effect, with the reason.
+        dead: keys that have no effect, with the reason.
         problems: what cannot be translated.
     """
 
@@ -113,9 +113,9 @@ class TranslatedModel:
     problems: list[str] = field(default_factory=list[str])
 
 
-def translated_model(items: object, full_model_name: object) -> TranslatedModel:
+def translated_model(items: object, full_model_name: object) -> Translated:
     """Translate `model_pipeline.pipeline` and `data.full_model_name`, each None where the file does not say it."""
-    result = TranslatedModel()
+    result = Translated()
     if items is None:
         items = _DEFAULT
         result.notes["model.family"] = f"DistQat's default, where there is no {PIPELINE}."
@@ -158,7 +158,7 @@ def _without_effect(kind: str, num_entries: int) -> dict[str, str]:
     return dead
 
 
-def _translate_native(result: TranslatedModel, kept: list[dict[str, Any]], entries: list[PipelineEntry]) -> None:
+def _translate_native(result: Translated, kept: list[dict[str, Any]], entries: list[PipelineEntry]) -> None:
     family = family_of(entries, (*NATIVE_FAMILIES, *_OF_TRANSFORMERS))
     applied = apply_pipeline({"model_pipeline": {"pipeline": kept}})
     for section in ("model", "model_pipeline"):
@@ -168,7 +168,7 @@ def _translate_native(result: TranslatedModel, kept: list[dict[str, Any]], entri
         result.notes["model.stem"] = 'That of all ResNets of DistQat; for small images "cifar" is better.'
 
 
-def _translate_of_transformers(result: TranslatedModel, entries: list[PipelineEntry], name: str) -> None:
+def _translate_of_transformers(result: Translated, entries: list[PipelineEntry], name: str) -> None:
     family = family_of(entries, tuple(_OF_TRANSFORMERS))
     sizes, flow = sizes_of(entries, "gpt"), flow_of(entries)
     is_speech = family == _SPEECH

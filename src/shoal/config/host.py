@@ -1,4 +1,5 @@
-"""Sections `network`, `health`, `servers` and `param_mirror`: addresses, deadlines and processes of a host."""
+"""Sections `network`, `health`, `servers`, `notify`, `dashboard` and `param_mirror`: addresses, deadlines and processes
+of a host."""
 
 import re
 import socket
@@ -211,6 +212,17 @@ class ServersConfig(Section):
         description="The most memory that each server may plan with, of its GPU or, on the CPU, of this host: 4GiB, "
         "800MB or bytes. A stage that needs more is taken in smaller microbatches, or not at all. null: what is free, "
         "shared evenly.",
+    )
+
+
+class NotifyConfig(Section):
+    """A program of the user's that hears of warnings."""
+
+    command: Words = Field(
+        default=(),
+        description="A program and its arguments, started on the client's host for each event of level WARNING or "
+        "worse, which it reads as a line of JSON from its standard input; no shell reads them. Empty: none. A "
+        "password belongs into a file that it reads: the configuration is written to the logs.",
     )
 
 

@@ -139,17 +139,16 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     return by_plain[close[0]] if close else None
 
 
-def unknown_key(name: str, where: str, candidates: Iterable[str], show: str = "{}") -> str:
+def unknown_key(name: str, where: str, candidates: Iterable[str]) -> str:
     """Return what is wrong with a key that does not exist, and what to do.
 
     Args:
         name: the dotted key as the user meant it.
         where: the file, variable or flag that has it.
         candidates: the names that would have been right.
-        show: the form of a suggestion, e.g. `--{}`.
     """
     if name in REMOVED:
         return f"{where}: {name} does not exist in shoal: {REMOVED[name]}. Remove it."
     suggestion = nearest(name, candidates)
-    advice = f"did you mean {show.format(suggestion)}?" if suggestion else "`shoal config keys` lists all keys."
+    advice = f"did you mean {suggestion}?" if suggestion else "`shoal config keys` lists all keys."
     return f"{where}: unknown key {name}; {advice}"

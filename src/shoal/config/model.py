@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section, split_list
+from shoal.config.own_class import is_class_name
 
 NATIVE_FAMILIES = ("gpt", "mlp", "resnet18", "resnet50", "resnet101", "biggan", "hf", "wav2vec2")
 
@@ -114,9 +115,7 @@ class ModelConfig(Section):
     @field_validator("family")
     @classmethod
     def _check_family(cls, value: str) -> str:
-        module, separator, name = value.partition(":")
-        is_path = bool(separator) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
-        if value not in NATIVE_FAMILIES and not is_path:
+        if value not in NATIVE_FAMILIES and not is_class_name(value):
             raise ValueError(f"not a model family; use one of {', '.join(NATIVE_FAMILIES)}, or 'package.module:Class'")
         return value
 

@@ -10,10 +10,16 @@ from pydantic import Field, field_validator, model_validator
 from shoal.config.base import Section
 from shoal.config.diloco import DilocoConfig
 from shoal.config.emulation import EmulationConfig
-from shoal.config.host import DashboardConfig, HealthConfig, NetworkConfig, ParamMirrorConfig, ServersConfig
+from shoal.config.host import (
+    DashboardConfig,
+    HealthConfig,
+    NetworkConfig,
+    NotifyConfig,
+    ParamMirrorConfig,
+    ServersConfig,
+)
 from shoal.config.lora import LoraConfig
 from shoal.config.model import ModelConfig, ModelPipelineConfig
-from shoal.config.notify import NotifyConfig
 from shoal.config.per_server import length_problem
 from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig

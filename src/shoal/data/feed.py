@@ -28,6 +28,7 @@ from shoal.events.base import emit
 from shoal.events.data import DataServerDialledAgain, LeaseDenied
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.waking import Signal
+from shoal.swarm.microbatch_cut import EVAL_SAMPLES
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages import Message
 from shoal.wire.messages.base import Hop, SampleRange
@@ -80,9 +81,12 @@ class LeasedBatch:
             keeps_size=config.model_pipeline.compile,
         )
 
-    def cut(self, max_parts: int) -> list[Microbatch]:
-        """Return the batch in at most `max_parts` parts of equal size, a last one perhaps smaller, as views."""
-        return cut(self.fields, max_parts)
+    def eval_parts(self) -> list[Microbatch]:
+        """Return held-out samples in parts of about `EVAL_SAMPLES`, in order, as views of the batch.
+
+        The parts are the same for a swarm and for the plain loop, so that their losses compare.
+        """
+        return cut(self.fields, -(-self.num_samples // EVAL_SAMPLES))
 
 
 @dataclass(slots=True)

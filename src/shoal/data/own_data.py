@@ -191,15 +191,8 @@ class MapSamples(KnownSamples):
         """
         for place, index in enumerate(indices.tolist()):
             sample = self._sample(index)
-            for part, array, spec, target in zip(
-                Sample._fields, sample, self._fields.everything, batch[:2], strict=True
-            ):
-                if array.shape != spec.shape or not np.can_cast(array.dtype, spec.dtype):
-                    raise SampleError(
-                        f"{self.name_of(index)}: its {part} are {array.dtype}{list(array.shape)}, and those of other "
-                        f"samples {spec.dtype}{list(spec.shape)}: all samples need the same shape and type"
-                    )
-                target[place] = array
+            require_alike(sample, self._fields, self.name_of(index))
+            batch.inputs[place], batch.labels[place] = sample
 
     def _look(self, num_samples: int) -> Sample:
         """Return the first sample that can be read, of some from everywhere."""
@@ -250,6 +243,23 @@ def sample_of(item: object, where: str) -> Sample:
     """
     inputs, labels = _parts(item, where)
     return Sample(_array(inputs, "inputs", where), _array(labels, "labels", where))
+
+
+def require_alike(sample: Sample, fields: Fields[ArraySpec], where: str) -> None:
+    """Check that a sample is as the others are.
+
+    Args:
+        where: It is, for people.
+
+    Raises:
+        SampleError: It has another type or shape.
+    """
+    for part, array, spec in zip(Sample._fields, sample, fields.everything, strict=True):
+        if array.shape != spec.shape or not np.can_cast(array.dtype, spec.dtype):
+            raise SampleError(
+                f"{where}: its {part} are {array.dtype}{list(array.shape)}, and those of other samples "
+                f"{spec.dtype}{list(spec.shape)}: all samples need the same shape and type"
+            )
 
 
 def _parts(item: object, where: str) -> tuple[object, object]:

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.config.training import POSITIONS
+from shoal.data.element_file import ElementFile
 from shoal.data.fields import Fields
 from shoal.data.packing import best_fit
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, split_indices
 from shoal.data.targets import IGNORED
-from shoal.data.token_windows import TokenFile, token_dtype
+from shoal.data.token_windows import token_dtype
 from shoal.errors import ConfigError
 
 MARKED_DTYPE: Final = "int32"
@@ -57,14 +58,14 @@ class Texts:
     lengths: Indices
 
 
-def texts_of(file: TokenFile) -> Texts:
+def texts_of(file: ElementFile) -> Texts:
     """Find the texts in a file of marked tokens, each of which has a target behind its first token."""
     starts: list[Indices] = []
-    for start in range(0, file.num_tokens, _SCANNED_TOKENS):
-        [part] = file.read([start], min(_SCANNED_TOKENS, file.num_tokens - start))
+    for start in range(0, file.num_elements, _SCANNED_TOKENS):
+        [part] = file.read([start], min(_SCANNED_TOKENS, file.num_elements - start))
         starts.append(np.flatnonzero(part & _BEGINS) + start)
     found = np.concatenate(starts) if starts else np.empty(0, np.int64)
-    return Texts(found, np.diff(found, append=file.num_tokens))
+    return Texts(found, np.diff(found, append=file.num_elements))
 
 
 class PackedTexts(KnownSamples):
@@ -77,7 +78,7 @@ class PackedTexts(KnownSamples):
         texts: Each of at most T + 1 tokens, and of two at least.
     """
 
-    def __init__(self, file: TokenFile, texts: Texts, seq_len: int, vocabulary: int) -> None:
+    def __init__(self, file: ElementFile, texts: Texts, seq_len: int, vocabulary: int) -> None:
         self._packing = best_fit(texts.lengths - 1, seq_len)
         fields = Fields(
             ArraySpec(token_dtype(vocabulary), (seq_len,)),
@@ -106,7 +107,7 @@ class PackedTexts(KnownSamples):
             positions[row, place:] = np.arange(self._seq_len - place)
 
 
-def shortened(file: TokenFile, texts: Texts, seq_len: int) -> Texts:
+def shortened(file: ElementFile, texts: Texts, seq_len: int) -> Texts:
     """Cut texts to T + 1 tokens, and leave out those that have no target any more."""
     lengths = np.minimum(texts.lengths, seq_len + 1)
     is_kept = np.ones(len(lengths), dtype=np.bool_)
@@ -119,8 +120,8 @@ def shortened(file: TokenFile, texts: Texts, seq_len: int) -> Texts:
 
 def packed_dataset(
     name: str,
-    train: TokenFile,
-    holdout: TokenFile | None,
+    train: ElementFile,
+    holdout: ElementFile | None,
     *,
     seq_len: int,
     holdout_fraction: float,

@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Any, Final, cast
 
 from shoal.data.documents import Unreadable
-from shoal.data.stream_store import FORMAT, Cursor, StreamFacts, WindowEntry, WindowStore, packed, record_of, stored
+from shoal.data.stream_store import FORMAT, Cursor, StreamFacts, WindowEntry, WindowStore, packed, record_of
 from shoal.data.streams import RowsRead, SampleStream, StreamPlace, Taken
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import Event
@@ -54,8 +54,8 @@ def make_facts(
     facts = StreamFacts(
         format=FORMAT,
         window=window,
-        inputs=stored(train.fields.inputs),
-        labels=stored(train.fields.labels),
+        inputs=train.fields.inputs,
+        labels=train.fields.labels,
         num_classes=train.num_classes,
         num_holdout=count,
         holdout_sha256=sha256,

@@ -14,7 +14,7 @@ from shoal.data.documents import Documents, RowReader
 from shoal.data.fields import Fields
 from shoal.data.hub_documents import StreamDocuments
 from shoal.data.huggingface import image_columns, load_stream, pixels_of
-from shoal.data.own_data import OwnClass, Sample, require_form, sample_of, spec_of
+from shoal.data.own_data import OwnClass, Sample, require_alike, require_form, sample_of, spec_of
 from shoal.data.rows import rows_after
 from shoal.data.source import Array, ArraySpec, DataSet, Source
 from shoal.data.streams import RowStream, SampleStream, TokenStream
@@ -149,12 +149,7 @@ def _first_sample(rows: Callable[[], Iterable[object]], first: object, where: st
 
 
 def _fitting(sample: Sample, fields: Fields[ArraySpec], num_classes: int, where: str) -> Fields[Array]:
-    for part, array, spec in zip(Sample._fields, sample, fields.everything, strict=True):
-        if array.shape != spec.shape or not np.can_cast(array.dtype, spec.dtype):
-            raise SampleError(
-                f"{where}: its {part} are {array.dtype}{list(array.shape)}, and those of other samples "
-                f"{spec.dtype}{list(spec.shape)}: all samples need the same shape and type"
-            )
+    require_alike(sample, fields, where)
     if np.issubdtype(sample.labels.dtype, np.integer):
         labels = cast("NDArray[np.integer[Any]]", sample.labels)
         wrong: NDArray[np.bool_] = np.asarray((labels < 0) | (labels >= num_classes))

@@ -33,13 +33,6 @@ FORMAT: Final = 1
 _Line = TypeVar("_Line")
 
 
-class StoredSpec(msgspec.Struct, frozen=True):
-    """`ArraySpec`, as a file has it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
 class StreamFacts(msgspec.Struct, frozen=True):
     """What holds for the whole stream.
 
@@ -51,8 +44,8 @@ class StreamFacts(msgspec.Struct, frozen=True):
 
     format: int
     window: int
-    inputs: StoredSpec
-    labels: StoredSpec
+    inputs: ArraySpec
+    labels: ArraySpec
     num_classes: int
     num_holdout: int
     holdout_sha256: str
@@ -61,7 +54,7 @@ class StreamFacts(msgspec.Struct, frozen=True):
     @property
     def fields(self) -> Fields[ArraySpec]:
         """Of each sample."""
-        return Fields(ArraySpec(self.inputs.dtype, self.inputs.shape), ArraySpec(self.labels.dtype, self.labels.shape))
+        return Fields(self.inputs, self.labels)
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
@@ -259,11 +252,6 @@ class WindowStore:
                 f"cannot write {self.folder} ({error.strerror or error}): free space there, choose another place by "
                 "data.cache_dir, or a smaller data.shuffle_window"
             ) from error
-
-
-def stored(spec: ArraySpec) -> StoredSpec:
-    """As a file has it."""
-    return StoredSpec(spec.dtype, spec.shape)
 
 
 def packed(sample: Fields[Array], record: np.dtype[np.void]) -> bytes:

@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.config.dump import config_to_json
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
+from shoal.data.element_file import ElementFile
 from shoal.data.fields import Fields
 from shoal.data.source import Array, DataSet, Indices, KnownSamples
 from shoal.data.stream_messages import FillerReport, FillerTells, FillWindow, OpenStream, StreamOpened, WindowFilled
@@ -58,7 +60,7 @@ class WindowSamples(KnownSamples):
         self._record = record_of(facts.fields)
         self._is_holdout = is_holdout
         # By window; the lock is for those who open and close, what is open can be read by all.
-        self._files: dict[int, _OpenFile] = {}
+        self._files: dict[int, ElementFile] = {}
         self._opening = threading.Lock()
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
@@ -70,39 +72,19 @@ class WindowSamples(KnownSamples):
         windows, places = np.divmod(indices, self._num_samples)
         for number in np.unique(windows).tolist():
             chosen = np.flatnonzero(windows == number)
-            rows = self._file(number).read(places[chosen].tolist(), self._record)
+            rows = cast("NDArray[np.void]", self._file(number).read(places[chosen].tolist(), 1))[:, 0]
             batch.inputs[chosen], batch.labels[chosen] = rows["inputs"], rows["labels"]
 
-    def _file(self, number: int) -> _OpenFile:
+    def _file(self, number: int) -> ElementFile:
         with self._opening:
             file = self._files.get(number)
             if file is None:
                 for old in list(self._files)[: 1 - _OPEN_FILES]:
                     del self._files[old]
-                file = self._files[number] = _OpenFile(
-                    self._store.holdout if self._is_holdout else self._store.path(number)
+                file = self._files[number] = ElementFile(
+                    self._store.holdout if self._is_holdout else self._store.path(number), self._record
                 )
             return file
-
-
-class _OpenFile:
-    """A file that is open as long as somebody has it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise StorageError(f"cannot read {path} ({error.strerror or error}): start the run again") from error
-        weakref.finalize(self, os.close, self._fd)
-
-    def read(self, places: list[int], record: np.dtype[np.void]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-        """Return the samples (n,) at some places."""
-        size_bytes = record.itemsize
-        content = b"".join([os.pread(self._fd, size_bytes, place * size_bytes) for place in places])
-        if len(content) != len(places) * size_bytes:
-            raise StorageError(f"{self._path} is shorter than it was: start the run again")
-        return np.frombuffer(content, record)
 
 
 class StreamWindows:

@@ -153,36 +153,28 @@ def at_of(begins: list[int], at: int) -> int:
     return bisect_right(begins, at) - 1
 
 
+@dataclass(eq=False)
 class RowStream(SampleStream):
     """A sample in each row.
 
-    Args:
+    Attributes:
         rows: Gives them from the first one on, whenever it is called.
         convert: Makes a sample of a row, of which it is told where it is.
         name: Of the data set.
     """
 
-    def __init__(
-        self,
-        rows: Callable[[], Iterable[object]],
-        convert: Callable[[object, str], Fields[Array]],
-        fields: Fields[ArraySpec],
-        num_classes: int,
-        name: str,
-        classes: tuple[str, ...] = (),
-    ) -> None:
-        self.classes = classes
-        self._rows = rows
-        self._convert = convert
-        self.fields = fields
-        self.num_classes = num_classes
-        self._name = name
+    rows: Callable[[], Iterable[object]]
+    convert: Callable[[object, str], Fields[Array]]
+    fields: Fields[ArraySpec]
+    num_classes: int
+    name: str
+    classes: tuple[str, ...] = ()
 
     def take(self, start: StreamPlace) -> Iterator[Taken | RowsRead]:
-        for number, row in enumerate(rows_after(self._rows(), self._name, start.row), start.row):
-            where = f"{self._name}:{number}"
+        for number, row in enumerate(rows_after(self.rows(), self.name, start.row), start.row):
+            where = f"{self.name}:{number}"
             try:
-                sample = read_patiently(partial(self._convert, row, where), partial(str, where))
+                sample = read_patiently(partial(self.convert, row, where), partial(str, where))
             except (ShoalError, MemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - what a decoder raises is its own business

@@ -15,6 +15,7 @@ from shoal.config.schema import Config
 from shoal.config.training import DataConfig, trained_size
 from shoal.data.builtin import BUILTINS, TEXTS
 from shoal.data.documents import Documents, RowReader
+from shoal.data.element_file import ElementFile
 from shoal.data.file_documents import FileDocuments, local_documents
 from shoal.data.hub_documents import StreamDocuments, TableDocuments, TextDocuments
 from shoal.data.packed_texts import chat_identity, packed_dataset
@@ -29,7 +30,7 @@ from shoal.data.token_messages import (
     TokensMade,
     TrainTokenizer,
 )
-from shoal.data.token_windows import TokenFile, windows_dataset
+from shoal.data.token_windows import windows_dataset
 from shoal.data.tokenising import (
     ByteEncoder,
     Encoder,
@@ -40,7 +41,7 @@ from shoal.data.tokenising import (
     require_few_skipped,
 )
 from shoal.data.tokenizer_training import trained_before, trained_tokenizer
-from shoal.errors import ChildDied, ConfigError, RemoteError, StorageError
+from shoal.errors import ChildDied, ConfigError, RemoteError
 from shoal.events.base import Event
 from shoal.events.data import DocumentsSkipped, TokensStopped
 from shoal.model.hf.described import FAMILY, config_values
@@ -75,16 +76,13 @@ def open_text(config: Config, say: Say) -> DataSet:
     )
 
 
-def _tokens(config: Config, split: str | None, say: Say) -> tuple[TokenFile, CachedTokens]:
+def _tokens(config: Config, split: str | None, say: Say) -> tuple[ElementFile, CachedTokens]:
     path, found = _tokens_there(config, split, say) or _ordered_tokens(config, split, say)
     if found.skipped:
         first = "; ".join(found.first_skipped)
         say(DocumentsSkipped(config.data.dataset_name, found.skipped, found.documents, first))
         require_few_skipped(config.data, found.documents, found.skipped, found.first_skipped)
-    try:
-        return TokenFile(path, found.dtype), found
-    except OSError as error:
-        raise StorageError(f"cannot read {path} ({error.strerror or error}): start the run again") from error
+    return ElementFile(path, found.dtype), found
 
 
 def _tokens_there(config: Config, split: str | None, say: Say) -> tuple[Path, CachedTokens] | None:

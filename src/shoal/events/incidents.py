@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import enum
-import logging
-from typing import ClassVar, Final, NamedTuple
+from logging import WARNING
+from typing import Final, NamedTuple
 
 from shoal.events.base import Event
 from shoal.ids import PeerId
@@ -74,10 +74,8 @@ class IncidentOpened(Event, frozen=True, tag="incident.opened", rename={"what": 
         shown: whether the screen has it of this event; else the host's launcher says it.
     """
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = (
-        "a process or its host has ended, is frozen, cut off, short of memory or disk, has another time, or leaves"
-    )
+    level = WARNING
+    why = "a process or its host has ended, is frozen, cut off, short of memory or disk, has another time, or leaves"
     number: int
     kind: str
     cause: Cause
@@ -188,10 +186,10 @@ class StepsLost(Event, frozen=True, tag="steps.lost"):
 class CostsUnknown(Event, frozen=True, tag="costs.unknown"):
     """A record is written down, and a file that tells what a loss has cost cannot be read; the run goes on."""
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "the disk does not give it, or it was changed, cut short or taken away"
-    do: ClassVar[str] = "restore it from a copy before the run ends: the summary counts by it"
-    says: ClassVar[str] = "what was lost until round {round} is not known: {reason}"
+    level = WARNING
+    why = "the disk does not give it, or it was changed, cut short or taken away"
+    do = "restore it from a copy before the run ends: the summary counts by it"
+    says = "what was lost until round {round} is not known: {reason}"
     round: int
     reason: str
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from shoal.events.base import Event
 from shoal.events.incidents import placed
@@ -24,8 +23,8 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
         host: where it is.
     """
 
-    why: ClassVar[str] = "its process or its host has ended, is frozen, or is cut off from this host"
-    do: ClassVar[str] = (
+    why = "its process or its host has ended, is frozen, or is cut off from this host"
+    do = (
         "nothing, if it comes back: its launcher starts a process again that has ended. One that stays frozen is "
         "called shoal:server:N among the processes of its host: `kill -CONT` has it go on, `kill -9` has another one "
         "started"
@@ -75,7 +74,7 @@ class TrainerLost(Event, frozen=True, tag="trainer.lost"):
         host: where it is.
     """
 
-    why: ClassVar[str] = "its process has ended or is frozen"
+    why = "its process has ended or is frozen"
     slot: int
     silent_s: float
     since: str
@@ -160,7 +159,7 @@ class ServerHeard(Event, frozen=True, tag="server.heard_again"):
         after_s: since it was heard last.
     """
 
-    says: ClassVar[str] = "{who} is heard again after {after_s:.1f} s; it catches up"
+    says = "{who} is heard again after {after_s:.1f} s; it catches up"
     peer: PeerId
     who: str
     after_s: float

@@ -5,8 +5,8 @@ Times are monotonic seconds of the client's host. What comes with every step, or
 
 from __future__ import annotations
 
-import logging
-from typing import ClassVar, NamedTuple
+from logging import DEBUG, ERROR, WARNING
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ from shoal.ids import PeerId
 class RunLaunched(Event, frozen=True, tag="run.launched"):
     """The run was launched on this host, or a client of this host was to continue it."""
 
-    brief: ClassVar[str] = "the run begins"
+    brief = "the run begins"
     at_s: float
 
 
@@ -40,7 +40,7 @@ class StepReported(Event, frozen=True, tag="step.reported"):
         figures: what the model's family reports beside the loss, by name.
     """
 
-    level: ClassVar[int] = logging.DEBUG
+    level = DEBUG
     slot: int
     number: int
     attempt: int
@@ -63,7 +63,7 @@ class ShareEvaluated(Event, frozen=True, tag="evaluation.share"):
         loss_sum: over the targets of the share, in nats.
     """
 
-    level: ClassVar[int] = logging.DEBUG
+    level = DEBUG
     slot: int
     base_round: int
     loss_sum: float
@@ -78,7 +78,7 @@ class TrainerFinished(Event, frozen=True, tag="trainer.done"):
         sent_bytes: since its start, by kind of traffic.
     """
 
-    level: ClassVar[int] = logging.DEBUG
+    level = DEBUG
     slot: int
     generation: int
     round: int
@@ -93,7 +93,7 @@ class RoleCounted(Event, frozen=True, tag="role.counted"):
         started_unix_s: when the process was started, by its own clock; 0: it has not said.
     """
 
-    level: ClassVar[int] = logging.DEBUG
+    level = DEBUG
     peer: PeerId
     counts: dict[str, int]
     started_unix_s: float = 0.0
@@ -184,7 +184,7 @@ class RoundRecorded(Event, frozen=True, tag="round.recorded"):
         averaging_s: of the duration, from the end of the round's steps on; None if this client has not ended them.
     """
 
-    brief: ClassVar[str] = "round {round} is over after {duration_s:.1f} s: loss {loss:.3f}"
+    brief = "round {round} is over after {duration_s:.1f} s: loss {loss:.3f}"
     round: int
     loss: float | None
     hashes: dict[int, str]
@@ -207,7 +207,7 @@ class CodecChosen(Event, frozen=True, tag="round.codec_chosen"):
         before: empty if this client has recorded no round before.
     """
 
-    brief: ClassVar[str] = "from round {round} on pseudo-gradients travel as {codec}"
+    brief = "from round {round} on pseudo-gradients travel as {codec}"
     round: int
     codec: str
     before: str
@@ -216,7 +216,7 @@ class CodecChosen(Event, frozen=True, tag="round.codec_chosen"):
 class RoundSlow(Event, frozen=True, tag="round.slow"):
     """A round has been ended, and its record is not there yet."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     round: int
     waited_s: float
 
@@ -224,10 +224,10 @@ class RoundSlow(Event, frozen=True, tag="round.slow"):
 class RecordAwaited(Event, frozen=True, tag="record.awaited"):
     """A round is averaged, and the next one begins when its record is on the disk, which takes long."""
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "the disk, or the network that it is behind, does not answer, or is very slow"
-    do: ClassVar[str] = "look after the disk; nothing is lost, and training goes on when it has the record"
-    says: ClassVar[str] = "the run waits for its disk: record {round} is not in {folder} after {waited_s:g} s"
+    level = WARNING
+    why = "the disk, or the network that it is behind, does not answer, or is very slow"
+    do = "look after the disk; nothing is lost, and training goes on when it has the record"
+    says = "the run waits for its disk: record {round} is not in {folder} after {waited_s:g} s"
     round: int
     folder: str
     waited_s: float
@@ -236,7 +236,7 @@ class RecordAwaited(Event, frozen=True, tag="record.awaited"):
 class RoundNotWritten(Event, frozen=True, tag="round.not_written"):
     """The client ends, and the disk has not taken the last record in time."""
 
-    level: ClassVar[int] = logging.ERROR
+    level = ERROR
     round: int
     waited_s: float
 
@@ -249,7 +249,7 @@ class EvaluationDone(Event, frozen=True, tag="evaluation.done"):
         loss: mean over the samples, in nats.
     """
 
-    brief: ClassVar[str] = "eval loss {loss:.3f} after round {base_round}"
+    brief = "eval loss {loss:.3f} after round {base_round}"
     base_round: int
     loss: float
 
@@ -257,16 +257,16 @@ class EvaluationDone(Event, frozen=True, tag="evaluation.done"):
 class EvaluationIncomplete(Event, frozen=True, tag="evaluation.incomplete"):
     """Trainers were lost with their shares of the last evaluation, which is done again."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     base_round: int
 
 
 class TrainingDiverging(Event, frozen=True, tag="training.diverging"):
     """Many steps in a row were skipped, because loss or gradient was not finite."""
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "mostly a learning rate that is too high for the model, or samples that are no numbers"
-    says: ClassVar[str] = "training may have diverged: {reason}"
+    level = WARNING
+    why = "mostly a learning rate that is too high for the model, or samples that are no numbers"
+    says = "training may have diverged: {reason}"
     reason: str
 
 
@@ -274,10 +274,10 @@ class PipelineSkips(Event, frozen=True, tag="pipeline.skips"):
     """Many steps in a row of one pipeline were skipped, because loss or gradient was not finite, while those of others
     were trained."""
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "the memory, processor or GPU of one of its servers is faulty, or its library is"
-    do: ClassVar[str] = "stop these servers one after the other, until steps are trained again"
-    says: ClassVar[str] = (
+    level = WARNING
+    why = "the memory, processor or GPU of one of its servers is faulty, or its library is"
+    do = "stop these servers one after the other, until steps are trained again"
+    says = (
         "pipeline {slot} trains nothing: {steps} steps in a row were skipped, because loss or gradient was not finite, "
         "and those of others were not; one of its servers computes wrongly: {servers}"
     )
@@ -295,7 +295,7 @@ class RunTakenOver(Event, frozen=True, tag="run.taken_over"):
         hashes: of each stage's outer parameters.
     """
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     base_round: int
     holders: int
     hashes: dict[int, str]
@@ -304,7 +304,7 @@ class RunTakenOver(Event, frozen=True, tag="run.taken_over"):
 class ClientWaits(Event, frozen=True, tag="client.waits", rename={"peer": "for"}):
     """The run has a client already: this one goes on with it when that one is lost."""
 
-    says: ClassVar[str] = "run {run_id} has a client, {who}: this one waits, and goes on if it is lost"
+    says = "run {run_id} has a client, {who}: this one waits, and goes on if it is lost"
     peer: PeerId
     who: str
     run_id: str
@@ -313,21 +313,21 @@ class ClientWaits(Event, frozen=True, tag="client.waits", rename={"peer": "for"}
 class RunEnded(Event, frozen=True, tag="run.ended"):
     """The run of another client has ended while this one has waited."""
 
-    says: ClassVar[str] = "{reason}"
+    says = "{reason}"
     reason: str
 
 
 class RunStopped(Event, frozen=True, tag="run.stopped"):
     """A user has told the run to end, by `shoal stop`."""
 
-    says: ClassVar[str] = "stopped by {by}"
+    says = "stopped by {by}"
     by: str
 
 
 class RunPaused(Event, frozen=True, tag="run.paused"):
     """A user has paused the run, by `shoal pause`: no step begins until it is resumed."""
 
-    says: ClassVar[str] = "paused by {by}: no step begins until `shoal resume-run`"
+    says = "paused by {by}: no step begins until `shoal resume-run`"
     by: str
     at_s: float
 
@@ -335,14 +335,14 @@ class RunPaused(Event, frozen=True, tag="run.paused"):
 class CheckpointAsked(Event, frozen=True, tag="checkpoint.asked"):
     """A user wants a checkpoint of the next record, by `shoal checkpoint`."""
 
-    says: ClassVar[str] = "a checkpoint of the next record is wanted by {by}"
+    says = "a checkpoint of the next record is wanted by {by}"
     by: str
 
 
 class RunResumed(Event, frozen=True, tag="run.resumed"):
     """A user lets a paused run go on, by `shoal resume-run`."""
 
-    says: ClassVar[str] = "resumed by {by}"
+    says = "resumed by {by}"
     by: str
     at_s: float
 
@@ -350,7 +350,7 @@ class RunResumed(Event, frozen=True, tag="run.resumed"):
 class ModelWritten(Event, frozen=True, tag="model.left"):
     """The trained model is on the disk."""
 
-    brief: ClassVar[str] = "the model of round {round} is in {folder}"
+    brief = "the model of round {round} is in {folder}"
     folder: str
     round: int
 
@@ -358,10 +358,10 @@ class ModelWritten(Event, frozen=True, tag="model.left"):
 class ModelMissing(Event, frozen=True, tag="model.not_left"):
     """The run leaves no model. It has ended as well or badly as without that."""
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "its parameters have not come in time, have no room in memory, or could not be written"
-    do: ClassVar[str] = "`shoal export CHECKPOINT --to FOLDER` makes one of the last checkpoint, on any host"
-    says: ClassVar[str] = "no model is left: {reason}"
+    level = WARNING
+    why = "its parameters have not come in time, have no room in memory, or could not be written"
+    do = "`shoal export CHECKPOINT --to FOLDER` makes one of the last checkpoint, on any host"
+    says = "no model is left: {reason}"
     reason: str
 
 

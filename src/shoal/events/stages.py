@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import ClassVar
+from logging import WARNING
 
 from shoal.events.base import Event
 from shoal.ids import PeerId
@@ -15,8 +14,8 @@ from shoal.ids import PeerId
 class TrainingStopped(Event, frozen=True, tag="training.stopped"):
     """A stage has no server that takes part, so nothing can be trained."""
 
-    level: ClassVar[int] = logging.WARNING
-    do: ClassVar[str] = "start servers on any machine of the swarm: they take the stage that has none"
+    level = WARNING
+    do = "start servers on any machine of the swarm: they take the stage that has none"
     stages: tuple[int, ...]
 
     def say(self) -> str:
@@ -60,8 +59,8 @@ class StageBeganAnew(Event, frozen=True, tag="stage.began_anew"):
         parameters: their hash.
     """
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "all servers that held it have ended, or have stayed away for too long"
+    level = WARNING
+    why = "all servers that held it have ended, or have stayed away for too long"
     stage: int
     in_round: int
     base_round: int
@@ -81,7 +80,7 @@ class StageBeganAnew(Event, frozen=True, tag="stage.began_anew"):
 class StageStands(Event, frozen=True, tag="stage.stands"):
     """A server has come back with the state that had been given up for lost, before another one was built on."""
 
-    says: ClassVar[str] = "a server has come back with the state of stage {stage}: it stands, nothing of it is lost"
+    says = "a server has come back with the state of stage {stage}: it stands, nothing of it is lost"
     stage: int
     in_round: int
 
@@ -89,7 +88,7 @@ class StageStands(Event, frozen=True, tag="stage.stands"):
 class StageKept(Event, frozen=True, tag="stage.kept"):
     """The last servers of a stage leave, and the client keeps its state for the next one."""
 
-    says: ClassVar[str] = (
+    says = (
         "the last servers of stage {stage} leave: its state after round {round} is kept here, and given to the next "
         "server of this stage"
     )
@@ -135,8 +134,8 @@ class InnerAnew(Event, frozen=True, tag="inner.anew"):
         why_of: by server.
     """
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = (
+    level = WARNING
+    why = (
         "the mirror could not get them when it wrote the checkpoint, or param_mirror.inner is none, or a server could "
         "not take them; parameters and momentum are those of the record all the same"
     )
@@ -153,7 +152,7 @@ class InnerAnew(Event, frozen=True, tag="inner.anew"):
 class StageNotKept(Event, frozen=True, tag="stage.not_kept"):
     """The last servers of a stage leave, and the client cannot keep its state."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     stage: int
     round: int
     reason: str
@@ -169,7 +168,7 @@ class StageReleased(Event, frozen=True, tag="stage.released"):
 class ServersFewer(Event, frozen=True, tag="servers.fewer"):
     """Some servers that were started with the run have not come in time: it begins without them."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     expected: int
     found: int
 
@@ -177,7 +176,7 @@ class ServersFewer(Event, frozen=True, tag="servers.fewer"):
 class StagesMissing(Event, frozen=True, tag="stages.missing"):
     """Enough servers have come for all stages, but some stages have none."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     stages: tuple[int, ...]
 
 
@@ -192,7 +191,7 @@ class MoveOrdered(Event, frozen=True, tag="move.ordered"):
         reason: in words.
     """
 
-    says: ClassVar[str] = "{who} moves from stage {from_stage} to stage {to_stage}: {reason}"
+    says = "{who} moves from stage {from_stage} to stage {to_stage}: {reason}"
     peer: PeerId
     who: str
     from_stage: int
@@ -204,7 +203,7 @@ class MoveOrdered(Event, frozen=True, tag="move.ordered"):
 class MoveEnded(Event, frozen=True, tag="move.ended"):
     """A server that was sent to another stage serves it."""
 
-    says: ClassVar[str] = "{who} serves stage {to_stage}"
+    says = "{who} serves stage {to_stage}"
     peer: PeerId
     who: str
     from_stage: int
@@ -219,8 +218,8 @@ class MoveFailed(Event, frozen=True, tag="move.failed"):
         reason: what the server has said; empty: nothing.
     """
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "its stage cannot spare it, or it has ended on the way"
+    level = WARNING
+    why = "its stage cannot spare it, or it has ended on the way"
     peer: PeerId
     who: str
     from_stage: int
@@ -249,7 +248,7 @@ class ChainLost(Event, frozen=True, tag="chain.lost"):
         at_s: when they have met.
     """
 
-    why: ClassVar[str] = "the network between the two sides was cut for longer than a round takes"
+    why = "the network between the two sides was cut for longer than a round takes"
     base_round: int
     record: str
     common_round: int

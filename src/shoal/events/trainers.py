@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from typing import ClassVar
+from logging import ERROR, WARNING
 
 from shoal.events.base import Event
 from shoal.ids import PeerId
@@ -12,7 +11,7 @@ from shoal.ids import PeerId
 class TrainerStale(Event, frozen=True, tag="trainer.stale"):
     """A trainer has said hello whose slot has another one: it belongs to an earlier start, or is none of this run."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     peer: PeerId
     slot: int
     generation: int
@@ -21,7 +20,7 @@ class TrainerStale(Event, frozen=True, tag="trainer.stale"):
 class TrainersSilent(Event, frozen=True, tag="trainer.silent"):
     """Trainers were started and have not said hello in time; the round goes on without them."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     slots: tuple[int, ...]
     waited_s: float
 
@@ -29,7 +28,7 @@ class TrainersSilent(Event, frozen=True, tag="trainer.silent"):
 class TrainerWithoutPath(Event, frozen=True, tag="trainer.no_path"):
     """A trainer finds no server that answers in some stages."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     slot: int
     stages: tuple[int, ...]
 
@@ -43,12 +42,10 @@ class StepRefused(Event, frozen=True, tag="step.refused"):
         refusal: of the last server that was asked.
     """
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "the model fails on these samples, or no server has the memory for them"
-    do: ClassVar[str] = (
-        "the log of a server of that stage has where it failed (step.failed): mend the model or the data, start again"
-    )
-    says: ClassVar[str] = "no server can compute the next step of trainer {slot}, which waits: {refusal}"
+    level = WARNING
+    why = "the model fails on these samples, or no server has the memory for them"
+    do = "the log of a server of that stage has where it failed (step.failed): mend the model or the data, start again"
+    says = "no server can compute the next step of trainer {slot}, which waits: {refusal}"
     slot: int
     refusal: str
 
@@ -83,9 +80,9 @@ class TrainerReplaced(Event, frozen=True, tag="trainer.replaced"):
 class TrainerNotReplaced(Event, frozen=True, tag="trainer.not_replaced"):
     """The next trainer of a slot could not be started: the slot does no more steps in this round."""
 
-    level: ClassVar[int] = logging.ERROR
-    why: ClassVar[str] = "its host cannot start a process, or the process was started and has said nothing in time"
-    says: ClassVar[str] = "trainer {slot} could not be replaced ({reason}): it does no more steps in this round"
+    level = ERROR
+    why = "its host cannot start a process, or the process was started and has said nothing in time"
+    says = "trainer {slot} could not be replaced ({reason}): it does no more steps in this round"
     slot: int
     reason: str
 
@@ -93,11 +90,9 @@ class TrainerNotReplaced(Event, frozen=True, tag="trainer.not_replaced"):
 class TrainerGivenUp(Event, frozen=True, tag="trainer.given_up"):
     """A slot has lost too many trainers in one round, and does no more steps in it."""
 
-    level: ClassVar[int] = logging.ERROR
-    why: ClassVar[str] = "each of its processes has ended or was frozen: its log in the run's folder says more"
-    says: ClassVar[str] = (
-        "trainer {slot} was lost again after {starts} replacements in this round: it does no more steps in it"
-    )
+    level = ERROR
+    why = "each of its processes has ended or was frozen: its log in the run's folder says more"
+    says = "trainer {slot} was lost again after {starts} replacements in this round: it does no more steps in it"
     slot: int
     starts: int
 
@@ -105,7 +100,7 @@ class TrainerGivenUp(Event, frozen=True, tag="trainer.given_up"):
 class ReportOfStranger(Event, frozen=True, tag="report.stranger"):
     """A peer has reported for a slot whose trainer it is not; its report is ignored."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     peer: PeerId
     slot: int
 
@@ -113,5 +108,5 @@ class ReportOfStranger(Event, frozen=True, tag="report.stranger"):
 class DataServerFrozen(Event, frozen=True, tag="data_server.frozen"):
     """The data server can be dialled and does not answer, so its launcher is asked for another one."""
 
-    level: ClassVar[int] = logging.WARNING
+    level = WARNING
     waited_s: float

@@ -27,7 +27,7 @@ def static_costs(model: ModelConfig, data: DataConfig) -> list[float] | None:
     if model.family == "mlp":
         return MlpShape.from_config(model, data).unit_costs()
     if model.family in DEPTHS:
-        return ResNetShape.from_config(model.family, model, data).unit_costs()
+        return ResNetShape.from_config(model, data).unit_costs()
     if model.family == "biggan":
         return [1.0]  # one unit is not cut
     return None

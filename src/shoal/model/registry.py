@@ -13,7 +13,7 @@ from shoal.model.gpt import GptFamily
 from shoal.model.hf.family import HfFamily
 from shoal.model.hf.speech import Wav2Vec2Family
 from shoal.model.mlp import MlpFamily
-from shoal.model.resnet import ResNet18Family, ResNet50Family, ResNet101Family
+from shoal.model.resnet import ResNetFamily
 from shoal.model.stage import Family
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 NATIVE_FAMILIES: dict[str, type[Family]] = {
     "gpt": GptFamily,
     "mlp": MlpFamily,
-    "resnet18": ResNet18Family,
-    "resnet50": ResNet50Family,
-    "resnet101": ResNet101Family,
+    "resnet18": ResNetFamily,
+    "resnet50": ResNetFamily,
+    "resnet101": ResNetFamily,
     "biggan": BigganFamily,
     "hf": HfFamily,
     "wav2vec2": Wav2Vec2Family,

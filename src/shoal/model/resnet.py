@@ -8,7 +8,7 @@ Shapes: B samples, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -98,19 +98,16 @@ class HeadUnit(nn.Module):
 
 
 class ResNetFamily(Family):
-    """Units: the stem, each residual block, the head."""
+    """`model.family: resnet18`, `resnet50`, `resnet101`. Units: the stem, each residual block, the head."""
 
     def __init__(self, shape: ResNetShape) -> None:
         self.shape = shape
         self._stem_size = shape.stem_size
         self._blocks = shape.blocks()
 
-    #: The network; a subclass for each.
-    name: ClassVar[str]
-
     @classmethod
     def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
-        return cls(ResNetShape.from_config(cls.name, model, data))
+        return cls(ResNetShape.from_config(model, data))
 
     @property
     def num_units(self) -> int:
@@ -163,24 +160,6 @@ class ResNetFamily(Family):
 
     def unit_costs(self) -> list[float]:
         return self.shape.unit_costs()
-
-
-class ResNet18Family(ResNetFamily):
-    """`model.family: resnet18`."""
-
-    name = "resnet18"
-
-
-class ResNet50Family(ResNetFamily):
-    """`model.family: resnet50`."""
-
-    name = "resnet50"
-
-
-class ResNet101Family(ResNetFamily):
-    """`model.family: resnet101`."""
-
-    name = "resnet101"
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:

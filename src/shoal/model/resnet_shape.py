@@ -73,11 +73,11 @@ class ResNetShape:
     num_classes: int
 
     @classmethod
-    def from_config(cls, family: str, model: ModelConfig, data: DataConfig) -> Self:
-        """The sizes of the native family `family` for the images that the configuration describes."""
+    def from_config(cls, model: ModelConfig, data: DataConfig) -> Self:
+        """The sizes of the network that `model.family` names, for the images that the configuration describes."""
         return cls(
-            depths=DEPTHS[family],
-            bottleneck=family in BOTTLENECKS,
+            depths=DEPTHS[model.family],
+            bottleneck=model.family in BOTTLENECKS,
             stem=model.stem,
             num_channels=data.num_channels,
             img_size=data.img_size,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoal.config.diloco import InnerOptimConfig, InnerOptimSettings
 from shoal.errors import ConfigError
-from shoal.optim.update_rules import UpdateRule, rule_of
+from shoal.optim.update_rules import SteppedTogether, UpdateRule, rule_of
 
 _CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
 
@@ -86,7 +86,7 @@ class InnerOptimizer:
                 states = [{name: each.t() for name, each in state.items()} for state in states]
             # Where there is no other rate, the very number that the trainer sent.
             own_lr = lr if optim.lr == self._lr else lr * (optim.lr / self._lr)
-            rule.apply(params, gradients, states, optim, own_lr, weight_decay)
+            rule.apply(SteppedTogether(params, gradients, states, own_lr, weight_decay), optim)
 
     @property
     def state_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,20 @@ from shoal.errors import ConfigError
 _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 _EPSILON: Final = 1e-7
 """Both as Muon's author has them, and torch by default."""
+
+
+class SteppedTogether(NamedTuple):
+    """Parameters that have the same settings, with what one step changes them by."""
+
+    params: list[Tensor]
+    gradients: list[Tensor]
+    states: list[dict[str, Tensor]]
+    lr: float
+    weight_decay: float
+
+    def state(self, name: str) -> list[Tensor]:
+        """One tensor of each parameter's state."""
+        return [state[name] for state in self.states]
 
 
 class UpdateRule(ABC):
@@ -40,16 +54,8 @@ class UpdateRule(ABC):
         """The state before a parameter's first step."""
 
     @abstractmethod
-    def apply(
-        self,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        states: list[dict[str, Tensor]],
-        optim: InnerOptimConfig,
-        lr: float,
-        weight_decay: float,
-    ) -> None:
-        """Changes parameters and states in place."""
+    def apply(self, stepped: SteppedTogether, optim: InnerOptimConfig) -> None:
+        """Changes parameters and their states in place."""
 
 
 class AdamW(UpdateRule):
@@ -69,29 +75,21 @@ class AdamW(UpdateRule):
             "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
         }
 
-    def apply(
-        self,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        states: list[dict[str, Tensor]],
-        optim: InnerOptimConfig,
-        lr: float,
-        weight_decay: float,
-    ) -> None:
+    def apply(self, stepped: SteppedTogether, optim: InnerOptimConfig) -> None:
         adamw(
-            params,
-            gradients,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            stepped.params,
+            stepped.gradients,
+            stepped.state("exp_avg"),
+            stepped.state("exp_avg_sq"),
             [],
-            [state["step"] for state in states],
+            stepped.state("step"),
             foreach=False,
             fused=True,
             amsgrad=False,
             beta1=optim.adam_betas1,
             beta2=optim.adam_betas2,
-            lr=lr,
-            weight_decay=weight_decay,
+            lr=stepped.lr,
+            weight_decay=stepped.weight_decay,
             eps=optim.adam_eps,
             maximize=False,
         )
@@ -104,24 +102,16 @@ class Sgd(UpdateRule):
         # With zero dampening a velocity of zeros becomes the first gradient, as torch's own first step has it.
         return {"momentum": torch.zeros_like(parameter, requires_grad=False)} if optim.sgd_momentum else {}
 
-    def apply(
-        self,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        states: list[dict[str, Tensor]],
-        optim: InnerOptimConfig,
-        lr: float,
-        weight_decay: float,
-    ) -> None:
+    def apply(self, stepped: SteppedTogether, optim: InnerOptimConfig) -> None:
         sgd(
-            params,
-            gradients,
-            [state.get("momentum") for state in states],
+            stepped.params,
+            stepped.gradients,
+            [state.get("momentum") for state in stepped.states],
             foreach=False,
             fused=True,
-            weight_decay=weight_decay,
+            weight_decay=stepped.weight_decay,
             momentum=optim.sgd_momentum,
-            lr=lr,
+            lr=stepped.lr,
             dampening=0.0,
             # Nesterov's form of no momentum is plain sgd.
             nesterov=optim.sgd_nesterov and optim.sgd_momentum > 0,
@@ -142,25 +132,17 @@ class Muon(UpdateRule):
     def initial_state(self, parameter: Tensor, optim: InnerOptimConfig) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
 
-    def apply(
-        self,
-        params: list[Tensor],
-        gradients: list[Tensor],
-        states: list[dict[str, Tensor]],
-        optim: InnerOptimConfig,
-        lr: float,
-        weight_decay: float,
-    ) -> None:
+    def apply(self, stepped: SteppedTogether, optim: InnerOptimConfig) -> None:
         # The newest of the three: the oldest torch that is supported has none, and its users need none.
         from torch.optim._muon import muon
 
         muon(
-            params,
-            gradients,
-            [state["momentum_buffer"] for state in states],
+            stepped.params,
+            stepped.gradients,
+            stepped.state("momentum_buffer"),
             foreach=False,
-            lr=lr,
-            weight_decay=weight_decay,
+            lr=stepped.lr,
+            weight_decay=stepped.weight_decay,
             momentum=optim.muon_momentum,
             nesterov=optim.muon_nesterov,
             ns_coefficients=_NEWTON_SCHULZ,

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import psutil
 
 from shoal.clock import SystemClock
 from shoal.runtime.proc_files import ProcessStat
+
+_Answer = TypeVar("_Answer")
 
 _LETTERS = {
     psutil.STATUS_ZOMBIE: "Z",
@@ -48,45 +52,31 @@ def now_s() -> float:
 
 def environment(pid: int) -> frozenset[bytes]:
     """Return the entries of a process's environment; none when unreadable."""
-    try:
-        found = psutil.Process(pid).environ()
-    except (psutil.Error, OSError):
-        return frozenset()
+    found = _said(pid, psutil.Process.environ, {})
     return frozenset(os.fsencode(f"{name}={value}") for name, value in found.items())
 
 
 def command_line(pid: int) -> list[str]:
     """Return the words of a process's command line; empty if it is gone."""
-    try:
-        return psutil.Process(pid).cmdline()
-    except (psutil.Error, OSError):
-        return []
+    return _said(pid, psutil.Process.cmdline, [])
 
 
 def cpu_s(pid: int) -> float:
     """Return the processor time of a process, all its threads together; 0 if it is gone."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except (psutil.Error, OSError):
-        return 0.0
-    return times.user + times.system
+    times = _said(pid, psutil.Process.cpu_times, None)
+    return 0.0 if times is None else times.user + times.system
 
 
 def thread_cpu_s(pid: int) -> list[float]:
     """Return the processor time of each thread; empty if it is gone, or another process whose threads are private."""
-    try:
-        threads = psutil.Process(pid).threads()
-    except (psutil.Error, OSError):
-        return []
+    threads = _said(pid, psutil.Process.threads, [])
     return [thread.user_time + thread.system_time for thread in threads]
 
 
 def share_bytes(pid: int) -> int:
     """Return the resident memory of a process: how much of it others share is not known; 0 if it is gone."""
-    try:
-        return psutil.Process(pid).memory_info().rss
-    except (psutil.Error, OSError):
-        return 0
+    memory = _said(pid, psutil.Process.memory_info, None)
+    return 0 if memory is None else memory.rss
 
 
 def resident_bytes() -> int:
@@ -108,3 +98,11 @@ def own_addresses(family: socket.AddressFamily) -> list[str]:
     """Return the addresses of this host's interfaces that are of one kind."""
     addresses = [address for found in psutil.net_if_addrs().values() for address in found]
     return [address.address for address in addresses if address.family == family]
+
+
+def _said(pid: int, ask: Callable[[psutil.Process], _Answer], otherwise: _Answer) -> _Answer:
+    """Return what a process says, or something else where it is gone, or another user's."""
+    try:
+        return ask(psutil.Process(pid))
+    except (psutil.Error, OSError):
+        return otherwise

@@ -12,7 +12,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from shoal.runtime.linux_calls import LinuxCall, has
@@ -102,6 +102,14 @@ def machine_name(root: Path = _ROOT) -> str:
 def program_versions() -> dict[str, str]:
     """Return the versions of the programs that decide the bits of a run, by name."""
     return {**{name: version(name) for name in _LIBRARIES}, "python": platform.python_version()}
+
+
+def installed_version(program: str) -> str | None:
+    """Return the version of a program that pip knows; None: it is not installed."""
+    try:
+        return version(program)
+    except PackageNotFoundError:
+        return None
 
 
 def _field(path: Path, name: str) -> str | None:

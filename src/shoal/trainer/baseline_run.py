@@ -24,7 +24,6 @@ from shoal.pipeline.configured_stage import configured_stage
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.device_thread import DeviceThread
 from shoal.trainer.baseline import PlainLoop
-from shoal.trainer.evaluation import eval_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ async def run_baseline(
 async def _evaluate(loop: PlainLoop, feed: Feed, device: DeviceThread, num_holdout: int) -> float:
     loss_sum, num_targets = 0.0, 0
     async for batch in feed.holdout(0, num_holdout):
-        part_sum, part_targets = await device.run(loop.evaluate, _tensors(eval_parts(batch)))
+        part_sum, part_targets = await device.run(loop.evaluate, _tensors(batch.eval_parts()))
         loss_sum, num_targets = loss_sum + part_sum, num_targets + part_targets
     return loss_sum / max(1, num_targets)
 

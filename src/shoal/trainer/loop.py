@@ -30,7 +30,6 @@ from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import StepDriver
 from shoal.runtime.waking import Signal
 from shoal.swarm.step_trainer import Finished
-from shoal.trainer.evaluation import eval_parts
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
 from shoal.wire.messages.control import (
@@ -259,7 +258,7 @@ class TrainerLoop:
         Raises:
             RoundAborted: no path gave an answer.
         """
-        microbatches = eval_parts(batch)
+        microbatches = batch.eval_parts()
         path = self._evaluation_path(start)
         while True:
             self._evaluations += 1

@@ -7,11 +7,14 @@ Then the loops run on all cores at the same time; what they do together, over th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from shoal.clock import SystemClock
 from shoal.errors import MachineBusy
 from shoal.runtime.hardware import num_usable_cores
+from shoal_lab.bench.peer import Calls, Seat
 from shoal_lab.bench.peers import PeerProcesses
 
 ENOUGH = 0.8
@@ -19,6 +22,8 @@ ENOUGH = 0.8
 by somebody else 0.57 to 0.73."""
 _ATTEMPTS = 3
 _LOOP_S = 0.2
+_SLICE_LOOPS = 20_000
+"""About 0.2 ms: shorter than a turn of the scheduler, long against reading the clock twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ def calibrate() -> Calibration:
     """Measure what this machine gives now; of several attempts the best one counts, since a blip disturbs nobody."""
     num_cores = num_usable_cores()
     best = 0.0
-    with PeerProcesses("shoal_lab.bench.busy_peer:main", num_cores) as peers:
+    with PeerProcesses("shoal_lab.bench.busy:main", num_cores) as peers:
         for _ in range(_ATTEMPTS):
             slices = peers.call("alone", _LOOP_S)[0]
             best = max(best, cores_got(slices, peers.call("together", _LOOP_S)))
@@ -83,3 +88,31 @@ def require_idle(calibration: Calibration, when: str) -> None:
             f"{calibration.cores_got:.2f} cores ({calibration.share:.0%}; {ENOUGH:.0%} are needed)\n"
             "end what else runs, or say --ignore-busy for figures that do not count"
         )
+
+
+@contextmanager
+def main(seat: Seat) -> Generator[Calls, None, None]:
+    """Offer the loop of one core, in a process of its own: alone, which only the first peer runs, and together."""
+
+    def alone(duration_s: float) -> list[float]:
+        return slice_rates(duration_s) if seat.index == 0 else []
+
+    def together(duration_s: float) -> float:
+        rates = slice_rates(duration_s)
+        return len(rates) / sum(1 / rate for rate in rates)
+
+    yield {"alone": alone, "together": together}
+
+
+def slice_rates(duration_s: float) -> list[float]:
+    """Loop for `duration_s` seconds; return the loops per second of each slice, and leave no time between slices."""
+    clock = SystemClock()
+    rates: list[float] = []
+    now_s = clock.now_s()
+    end_s = now_s + duration_s
+    while now_s < end_s:
+        for _ in range(_SLICE_LOOPS):
+            pass
+        before_s, now_s = now_s, clock.now_s()
+        rates.append(_SLICE_LOOPS / (now_s - before_s))
+    return rates

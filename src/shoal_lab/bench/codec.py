@@ -29,24 +29,15 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
     """Start the process that has all codecs; each case gives GB of float32 per second."""
     with PeerProcesses("shoal_lab.bench.codec_peer:main", 1) as peers:
 
-        def rate(side: str, codec: str) -> float:
-            return _SIZE_BYTES / 1e9 / peers.call(side, codec, _SIZE_BYTES)[0]
-
-        def rate_of_int8(side: str, *args: object) -> float:
-            return _SIZE_BYTES / 1e9 / peers.call(side, *args, _SIZE_BYTES)[0]
-
-        def vector_rate(way: str, codec: str, density: float) -> float:
-            return _VECTOR_BYTES / 1e9 / peers.call(way, codec, _FEEDBACK, density, _VECTOR_BYTES)[0]
-
-        def memcpy_rate() -> float:
-            return _VECTOR_BYTES / 1e9 / peers.call("memcpy", _VECTOR_BYTES)[0]
+        def rate(size_bytes: int, call: str, *args: object) -> float:
+            return size_bytes / 1e9 / peers.call(call, *args, size_bytes)[0]
 
         both_ways = [
             Case(
                 name=f"hivemind {theirs} 4 MB",
                 unit="GB/s",
-                ours=partial(rate, "ours", codec),
-                reference=partial(rate, "reference", theirs),
+                ours=partial(rate, _SIZE_BYTES, "ours", codec),
+                reference=partial(rate, _SIZE_BYTES, "reference", theirs),
                 larger_is_better=True,
             )
             for codec, theirs in _REFERENCES.items()
@@ -54,16 +45,16 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
         one_way = Case(
             name="hivemind uniform_8bit, encode int8 4 MB",
             unit="GB/s",
-            ours=partial(rate_of_int8, "encode", "int8", 0.0, 1.0),
-            reference=partial(rate_of_int8, "reference_encode", "uniform_8bit"),
+            ours=partial(rate, _SIZE_BYTES, "encode", "int8", 0.0, 1.0),
+            reference=partial(rate, _SIZE_BYTES, "reference_encode", "uniform_8bit"),
             larger_is_better=True,
         )
         each_way = [
             Case(
                 name=f"memcpy {way} {label} 32 MB",
                 unit="GB/s",
-                ours=partial(vector_rate, way, codec, density),
-                reference=memcpy_rate,
+                ours=partial(rate, _VECTOR_BYTES, way, codec, _FEEDBACK, density),
+                reference=partial(rate, _VECTOR_BYTES, "memcpy"),
                 larger_is_better=True,
             )
             for label, codec, density in _labelled()

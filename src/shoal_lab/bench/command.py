@@ -12,10 +12,9 @@ from shoal.cli.early import Interrupts
 from shoal.errors import ConfigError
 from shoal_lab.bench.busy import Calibration, calibrate, require_idle
 from shoal_lab.bench.case import BenchmarkOptions, Case
-from shoal_lab.bench.machine import describe_machine
 from shoal_lab.bench.measure import Measurement, measure
 from shoal_lab.bench.registry import find_benchmark, load_open_cases
-from shoal_lab.bench.report import report, results_table
+from shoal_lab.bench.report import describe_machine, report, results_table
 
 _WIDEST = 200
 

@@ -9,7 +9,6 @@ Nothing else is stopped, and nothing at all while steps run.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from shoal.clock import SystemClock
 from shoal.errors import RemoteError
 from shoal.runtime.process_info import command_line, cpu_s, descendants, thread_cpu_s
 from shoal_lab.bench.peer import Calls, Seat
+from shoal_lab.event_log import logged_below, time_of
 
 _TIMEOUT_S = 90.0
 _LOOK_S = 0.1
@@ -94,7 +93,7 @@ class BenchmarkSwarm:
             self._data_server = roles["data_server:0"]
             self._servers = {
                 event["stage"]: roles[event["process"].replace("_", ":")]
-                for event in self._events("server_*.log")
+                for event in logged_below(self._log_root, "server_*.log")
                 if event["event"] == "server.ready"
             }
             self._hold(True)
@@ -180,13 +179,7 @@ class BenchmarkSwarm:
     def _steps(self) -> list[float]:
         """Return when each step up to now was committed, in seconds of the wall clock."""
         return [
-            datetime.fromisoformat(event["time"]).timestamp()
-            for event in self._events("trainer_*.log")
+            time_of(event)
+            for event in logged_below(self._log_root, "trainer_*.log")
             if event["event"] == "step.committed"
         ]
-
-    def _events(self, pattern: str) -> list[dict[str, Any]]:
-        """Return what logs hold up to now; the last line of each may be half written."""
-        paths = [path for path in self._log_root.glob(f"*/{pattern}") if not path.parent.is_symlink()]
-        lines = [line for path in sorted(paths) for line in path.read_text().rpartition("\n")[0].splitlines()]
-        return [json.loads(line) for line in lines]

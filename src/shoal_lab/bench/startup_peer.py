@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from shoal.clock import SystemClock
 from shoal.errors import RemoteError
 from shoal.runtime.process_info import command_line, descendants, pss_bytes
 from shoal_lab.bench.peer import Calls, Seat
+from shoal_lab.event_log import logged_below, time_of
 
 _RUN = ("--diloco.inner-steps=10", "--diloco.outer-steps=10000", "--run.deterministic=true")
 _TIMEOUT_S = 50.0
@@ -48,7 +48,7 @@ async def _sandbox(roles: Sequence[str]) -> dict[str, float]:
             figures = _memory(launcher.pid, roles)
             launcher.send_signal(signal.SIGTERM)
             await launcher.wait()
-        return figures | _causes(_events(log_root), _summary(log_root)["seconds_to_first_step"])
+        return figures | _causes(logged_below(log_root), _summary(log_root)["seconds_to_first_step"])
 
 
 async def _recorded(log_root: Path, launcher: Process) -> None:
@@ -57,17 +57,10 @@ async def _recorded(log_root: Path, launcher: Process) -> None:
     If that never comes, this process ends, and all that it has started with it.
     """
     clock = SystemClock()
-    while not any(event["event"] == "round.recorded" for event in _events(log_root, "client_*.log")):
+    while not any(event["event"] == "round.recorded" for event in logged_below(log_root, "client_*.log")):
         if launcher.returncode is not None:
             raise RemoteError(f"the sandbox has ended early, with exit code {launcher.returncode}")
         await clock.sleep_s(_LOOK_S)
-
-
-def _events(log_root: Path, pattern: str = "*.log") -> list[dict[str, Any]]:
-    """Return what the logs of the run hold up to now, oldest first; the last line of each may be half written."""
-    paths = [path for path in log_root.glob(f"*/{pattern}") if not path.parent.is_symlink()]
-    lines = [line for path in paths for line in path.read_text().rpartition("\n")[0].splitlines()]
-    return sorted(map(json.loads, lines), key=lambda event: event["time"])
 
 
 def _summary(log_root: Path) -> dict[str, Any]:
@@ -78,27 +71,23 @@ def _summary(log_root: Path) -> dict[str, Any]:
 def _causes(events: Sequence[dict[str, Any]], first_step_s: float) -> dict[str, float]:
     """Return the seconds to the first step, and those of each cause, which follow each other and add up to it."""
     ready = next(event for event in events if event["event"] == "fork_server.ready")
-    launched_unix_s = _unix_s(ready) - ready["after_s"]
+    launched_unix_s = time_of(ready) - ready["after_s"]
 
     def last(name: str) -> float:
-        return max(_unix_s(event) for event in events if event["event"] == name) - launched_unix_s
+        return max(time_of(event) for event in events if event["event"] == name) - launched_unix_s
 
     leading = next(event for event in events if event["event"] == "round.ready")
     ends = {
         "imports": ready["after_s"],
         "monitor": last("swarm.open"),
         "stages": last("server.ready"),
-        "leading": _unix_s(leading) - launched_unix_s,
+        "leading": time_of(leading) - launched_unix_s,
         "trainers": last("trainer.ready"),
         "step": first_step_s,
     }
     begins = [0.0, *list(ends.values())[:-1]]
     spent = {name: end - begin for (name, end), begin in zip(ends.items(), begins, strict=True)}
     return {"first_step": first_step_s, **spent}
-
-
-def _unix_s(event: dict[str, Any]) -> float:
-    return datetime.fromisoformat(event["time"]).timestamp()
 
 
 def _memory(launcher_pid: int, roles: Sequence[str]) -> dict[str, float]:

@@ -9,8 +9,7 @@ from shoal.control.role_start import RoleStart
 from shoal.pipeline.device_operations import Operations
 from shoal.pipeline.role_hooks import RoleHooks
 from shoal.transport.dispatch import Handler
-from shoal_lab.emulation.death_points import DeathPoints
-from shoal_lab.emulation.death_watch import DeathWatch
+from shoal_lab.emulation.death_points import DeathPoints, DeathWatch
 from shoal_lab.emulation.device_pace import DevicePace, emulated_pace
 from shoal_lab.emulation.operations import MortalOperations, PacedOperations
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from shoal.clock import SystemClock
+from shoal_lab.event_log import time_of
 from shoal_lab.launched import Launched, until
-from shoal_lab.observed import ObservedServer, Step, Swarm, p2pd_of, time_of
+from shoal_lab.observed import ObservedServer, Step, Swarm, p2pd_of
 
 _CLOCK = SystemClock()
 RECOVERY_S = 60.0

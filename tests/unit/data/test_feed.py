@@ -11,6 +11,7 @@ from tests.unit.data.host import CLIENT, SERVER, host, key, labels_of, settle
 from tests.windows import num_free
 
 from shoal.data.feed import LeasedBatch
+from shoal.data.microbatch import cut
 from shoal.data.pool import Pool
 from shoal.errors import ConnectionLost, RemoteError, RemoteProtocolError
 from shoal.runtime.linux_calls import LinuxCall, has
@@ -91,7 +92,7 @@ async def test_the_view_of_a_batch_is_shared_read_only_memory() -> None:
         at.service.pool.memory(0)[:4] = 0
         at.service.pool.memory(1)[:4] = 0
         assert batch.fields.inputs[0, 0] == 0.0
-        assert sum(part.num_samples for part in batch.cut(3)) == 4
+        assert sum(part.num_samples for part in cut(batch.fields, 3)) == 4
 
 
 @pytest.mark.parametrize(

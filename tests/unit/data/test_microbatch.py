@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.data.feed import LeasedBatch
 from shoal.data.fields import Fields
 from shoal.data.microbatch import cut, microbatches, usual_sizes
+from shoal.swarm.microbatch_cut import EVAL_SAMPLES
 
 
 def arrays(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,3 +90,14 @@ def test_parts_are_views_and_not_copies() -> None:
     labels[0] = 42
     assert np.frombuffer(parts[1].fields.inputs.data, np.float32)[3] == 99.0
     assert np.frombuffer(parts[0].fields.labels.data, np.int64)[0] == 42
+
+
+@pytest.mark.parametrize("num_samples", [1, EVAL_SAMPLES, EVAL_SAMPLES + 1, 3 * EVAL_SAMPLES + 5])
+def test_parts_are_in_order_complete_and_no_larger_than_what_travels_together(num_samples: int) -> None:
+    inputs = np.arange(num_samples, dtype=np.int64)[:, None]
+    batch = LeasedBatch(Fields(inputs, -inputs), (), num_samples, ticket=0)
+    parts = batch.eval_parts()
+    assert len(parts) == -(-num_samples // EVAL_SAMPLES)
+    assert max(part.num_samples for part in parts) <= EVAL_SAMPLES
+    read = [np.frombuffer(part.fields.inputs.data, dtype=np.int64) for part in parts]
+    assert np.array_equal(np.concatenate(read), inputs[:, 0])

@@ -12,9 +12,9 @@ import pytest
 from tests.unit.data.corpora import make_tokens_here
 
 from shoal.config import Config
+from shoal.data.builtin import resize_nearest
 from shoal.data.catalog import open_source
 from shoal.data.fields import Fields
-from shoal.data.images import resize_nearest
 from shoal.data.source import Array, ArraySpec, Indices, Source, split
 from shoal.data.text import ByteText, text_dataset
 from shoal.errors import ConfigError

@@ -18,8 +18,7 @@ from shoal.checkpoint.exporting import export_model, import_model
 from shoal.checkpoint.loading import open_model
 from shoal.cli import main
 from shoal.inference.generation import Continuation, TextRequest
-from shoal.inference.text import ByteTokens, FileTokens
-from shoal.inference.tokens import tokens_of
+from shoal.inference.text import ByteTokens, FileTokens, tokens_of
 from shoal.model.hf.family import HfFamily
 from shoal.model.hf.tokenizer import TOKENIZER_FILE, keep_tokenizer
 from shoal.model.stage import build_stage

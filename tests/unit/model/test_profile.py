@@ -15,7 +15,7 @@ from shoal.errors import ConfigError
 from shoal.model.gpt import GptFamily
 from shoal.model.gpt_shape import GptShape
 from shoal.model.profile import Profile, ProfileLimits, profile_units
-from shoal.model.resnet import ResNet18Family
+from shoal.model.resnet import ResNetFamily
 from shoal.model.resnet_shape import ResNetShape
 from shoal.model.stage import Family, TensorSpec
 
@@ -162,7 +162,7 @@ def _on_meta() -> bool:
 
 
 def test_blocks_with_other_strides_or_sizes_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    family = ResNet18Family(ResNetShape((2, 2, 2, 2), False, "cifar", num_channels=1, img_size=8, num_classes=10))
+    family = ResNetFamily(ResNetShape((2, 2, 2, 2), False, "cifar", num_channels=1, img_size=8, num_classes=10))
     built, _ = _measured(family, monkeypatch)
     assert len(built) == 9, "only the two blocks of the first group are alike"
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import metadata, requires
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -54,7 +54,7 @@ from shoal.errors import ConfigError, DeadlineExceeded, ShoalError
 from shoal.identity import KEY_BYTES, swarm_key_fingerprint
 from shoal.model.cpp_compiler import require_compiler
 from shoal.runtime.file_limit import WANTED
-from shoal.runtime.hardware import usable_processors
+from shoal.runtime.hardware import installed_version, usable_processors
 from shoal.runtime.memory import free_memory_bytes
 from shoal.runtime.run_dir import require_socket_room
 from shoal.server.stage_question import asked_stage_needs
@@ -143,11 +143,7 @@ def needed_programs() -> Mapping[str, tuple[str, str]]:
         match = _REQUIREMENT.match(requirement)
         if match is None or "extra" in marker:
             continue
-        try:
-            there = version(match[1])
-        except PackageNotFoundError:
-            there = ""
-        found[match[1]] = (match[2].replace(" ", ""), there)
+        found[match[1]] = (match[2].replace(" ", ""), installed_version(match[1]) or "")
     return found
 
 

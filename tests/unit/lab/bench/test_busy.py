@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import MachineBusy
-from shoal_lab.bench.busy import Calibration, cores_got, require_idle
-from shoal_lab.bench.busy_peer import slice_rates
+from shoal_lab.bench.busy import Calibration, cores_got, require_idle, slice_rates
 
 
 def test_loops_that_get_every_core_got_all_of_them() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
 
 from shoal_lab.bench.measure import Measurement
-from shoal_lab.bench.report import figure, report, results_table
+from shoal_lab.bench.report import describe_machine, figure, report, results_table
 
 MEASURED = (
     Measurement("gloo 64 MB 2 peers", "GB/s", (2.0, 3.0, 2.5), (1.25, 1.0, 2.0), larger_is_better=True),
@@ -44,3 +45,11 @@ def test_the_table_shows_medians_ranges_and_ratios() -> None:
 )
 def test_figures_have_three_digits_and_no_exponent(value: float | None, text: str) -> None:
     assert figure(value) == text
+
+
+def test_the_description_names_what_decides_about_speed_and_can_be_written_as_json() -> None:
+    machine = json.loads(json.dumps(describe_machine()))
+    assert machine["cores"] >= 1
+    assert machine["memory_bytes"] > 0
+    assert machine["torch"]
+    assert {"processor", "kernel", "python", "load_1min"} <= machine.keys()

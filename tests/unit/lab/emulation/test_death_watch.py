@@ -18,8 +18,7 @@ from shoal.wire.messages.feed import Lease
 from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RecordPrepared
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
 from shoal.wire.messages.transfer import Chunk, ContentKind, ContentName, Read
-from shoal_lab.emulation.death_points import DeathPoints
-from shoal_lab.emulation.death_watch import DeathWatch, point_of
+from shoal_lab.emulation.death_points import DeathPoints, DeathWatch, point_of
 from shoal_lab.emulation.hooks import EmulatedRole
 
 KEY = StepKey(0, 1, 42, 0)
