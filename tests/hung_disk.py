@@ -1,4 +1,4 @@
-"""A disk that does not answer, as that of a network whose server is gone: a write to it returns when it does again."""
+"""A disk of a network, and one that does not answer since its server is gone: a write returns when it does again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
+import shoal.write_thread
+
+
+def far_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are opened from now on lie on the disk of a network."""
+    monkeypatch.setattr(shoal.write_thread, "always_answers", lambda _path: False)
 
 
 class HungDisk:

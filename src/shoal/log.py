@@ -206,7 +206,7 @@ class LinesFile:
         """
         self._path = path
         self._max_bytes = max_bytes or MAX_FILE_BYTES
-        self._thread = WriteThread(f"lines of {path.name}", self._say_that_it_hangs)
+        self._thread = WriteThread(f"lines of {path.name}", self._say_that_it_hangs, path=path)
         self._descriptor: int | None = None
         self._size_bytes = 0
         self._is_within_line = False

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.hung_disk import hung_disk
+from tests.hung_disk import far_disk, hung_disk
 
 import shoal.log
 from shoal.events.base import emit
@@ -201,6 +201,7 @@ def test_a_disk_that_does_not_answer_keeps_nobody_who_logs_is_said_once_and_gets
 def test_lines_that_a_disk_that_does_not_answer_cannot_take_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    far_disk(monkeypatch)
     monkeypatch.setattr(shoal.log, "_MAX_WAITING", 5)
     file = shoal.log.LinesFile(tmp_path / "lines")
     with hung_disk(monkeypatch):

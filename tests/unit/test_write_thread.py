@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from shoal import write_thread
 from shoal.write_thread import WriteThread
 
 
@@ -86,3 +89,43 @@ def test_without_a_thread_its_writer_writes_itself(disk: Disk, monkeypatch: pyte
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert disk.write(1)
     assert disk.written == [1]
+
+
+def test_a_file_on_a_disk_of_this_machine_is_written_by_who_writes(tmp_path: Path) -> None:
+    assert write_thread.always_answers(tmp_path / "missing" / "lines")
+    thread = WriteThread("near", path=tmp_path / "lines")
+    assert thread.do(threading.current_thread).result() is threading.current_thread()
+    with pytest.raises(OSError, match="no space"):
+        thread.do(_fail).result()
+    thread.end()
+
+
+def _fail() -> None:
+    raise OSError("no space")
+
+
+def test_what_is_no_file_may_not_answer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert not write_thread.always_answers(tmp_path / "pipe")
+    assert WriteThread("far", path=tmp_path / "pipe").do(threading.current_thread).result() is not (
+        threading.current_thread()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers"),
+    [("nfs4", False), ("cifs", False), ("fuse.sshfs", False), ("fuse.fuse-overlayfs", True), ("ext4", True)],
+)
+def test_the_disk_of_a_network_may_not_answer_wherever_it_is_mounted_and_whatever_leads_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, answers: bool
+) -> None:
+    far = tmp_path / "with a space"
+    far.mkdir()
+    (tmp_path / "link").symlink_to(far)
+    mounts = tmp_path / "mounts"
+    escaped = str(far).replace(" ", r"\040")
+    mounts.write_text(f"none / tmpfs rw 0 0\nserver:/share {escaped} {kind} rw 0 0\n")
+    monkeypatch.setattr(write_thread, "_MOUNTS", mounts)
+    assert write_thread.always_answers(far / "logs" / "lines") is answers
+    assert write_thread.always_answers(tmp_path / "link" / "lines") is answers
+    assert write_thread.always_answers(tmp_path / "lines")

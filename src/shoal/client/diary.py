@@ -123,7 +123,7 @@ class Diary:
             StorageError: it cannot be written.
         """
         self._path = directory / FILE_NAME
-        self._thread = WriteThread("diary")
+        self._thread = WriteThread("diary", path=self._path)
         self._unknown: deque[Future[None]] = deque()
         self._file: int | None = None
         self.saved = Saved(run_id, RunTotals())

@@ -40,7 +40,7 @@ class PeersFile:
         self._path = log_dir / PEERS_FILE
         self._aside = log_dir / f".{PEERS_FILE}.{writer}"
         self._notice = notice
-        self._thread = WriteThread(PEERS_FILE)
+        self._thread = WriteThread(PEERS_FILE, path=self._path)
         self._failure = ""
         self._is_failing = False
 

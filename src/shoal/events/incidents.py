@@ -197,10 +197,10 @@ class CostsUnknown(Event, frozen=True, tag="costs.unknown"):
 class StepsUncounted(Event, frozen=True, tag="steps.uncounted"):
     """The step log of a round cannot be read when the run is summed up: its samples count by the round's record."""
 
-    level: ClassVar[int] = logging.WARNING
-    why: ClassVar[str] = "the disk does not give it, or it was changed, cut short or taken away"
-    do: ClassVar[str] = "restore it from a copy before shoal replay"
-    says: ClassVar[str] = "the steps of round {round} are not counted: {reason}"
+    level = WARNING
+    why = "the disk does not give it, or it was changed, cut short or taken away"
+    do = "restore it from a copy before shoal replay"
+    says = "the steps of round {round} are not counted: {reason}"
     round: int
     reason: str
 

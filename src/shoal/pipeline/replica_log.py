@@ -150,7 +150,9 @@ class ReplicaLog:
         self._hashes = hashes
         self._failing = (metrics or MetricRegistry()).gauge("disk.failing", what="replica_log")
         self._totals: dict[StepKey, StepTotals] = {}
-        self._thread = WriteThread("replica log", lambda: self._failing.set(1.0))
+        self._thread = WriteThread(
+            "replica log", lambda: self._failing.set(1.0), path=_path(directory / _FOLDER, started.peer, 1)
+        )
         self._descriptor: int | None = None  # this and what waits is the thread's
         self._waiting = bytearray()
         self._has_ended = False

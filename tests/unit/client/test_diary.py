@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.hung_disk import hung_disk
+from tests.hung_disk import far_disk, hung_disk
 from tests.unit.client.noted import totals_of
 
 from shoal.client.diary import FILE_NAME, Diary, Saved
@@ -140,6 +140,7 @@ def test_a_client_that_dies_after_any_event_is_followed_by_one_with_the_same_tot
 def test_a_disk_that_does_not_answer_keeps_no_client_and_gets_what_it_was_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    far_disk(monkeypatch)
     diary = Diary(tmp_path, "run")
     with hung_disk(monkeypatch):
         diary.note(EVENTS[0])
@@ -153,6 +154,7 @@ def test_a_disk_that_does_not_answer_keeps_no_client_and_gets_what_it_was_to_wri
 def test_a_disk_that_fails_after_long_ends_the_run_with_the_next_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    far_disk(monkeypatch)
     diary = Diary(tmp_path, "run")
     with hung_disk(monkeypatch) as disk:
         diary.note(EVENTS[0])

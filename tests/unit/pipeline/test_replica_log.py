@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.hung_disk import hung_disk
+from tests.hung_disk import far_disk, hung_disk
 
 from shoal.errors import RecordRejected
 from shoal.ids import PeerId, StepKey
@@ -151,6 +151,7 @@ def test_a_disk_that_stays_full_ends_the_log_and_not_the_replica(
 def test_lines_wait_for_a_disk_that_does_not_answer_and_no_step_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    far_disk(monkeypatch)
     metrics = MetricRegistry()
     log = ReplicaLog(tmp_path, STARTED, lambda: HASHES, metrics)
     [path] = replica_logs(tmp_path)
@@ -167,6 +168,7 @@ def test_lines_wait_for_a_disk_that_does_not_answer_and_no_step_does(
 def test_a_disk_that_never_answers_ends_the_log_and_no_line_is_left_out_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    far_disk(monkeypatch)
     monkeypatch.setattr(replica_log, "_MAX_WAITING", 3)
     log = ReplicaLog(tmp_path, STARTED, lambda: HASHES)
     with hung_disk(monkeypatch):
@@ -184,6 +186,7 @@ def test_a_disk_that_never_answers_ends_the_log_and_no_line_is_left_out_of_it(
 def test_a_disk_that_does_not_answer_when_a_replica_begins_keeps_it_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    far_disk(monkeypatch)
     folder, answers = tmp_path / "replicas", threading.Event()
     create = replica_log._create
 
