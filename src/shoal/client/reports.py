@@ -230,7 +230,7 @@ class Reports:
             numbers = Metrics("client", self.endpoint.peer_id, self.progress.round, dict(values), steps)
             self.endpoint.post(self.monitor.peer, numbers)
 
-    def _swarm_numbers(self) -> Mapping[str, float]:
+    def _swarm_numbers(self) -> dict[str, float]:
         """Return the numbers of the swarm as it is now, by name as in `monitor.status.Status`."""
         view, num_stages = self.membership.view, self.num_stages
         replicas = view.num_replicas(num_stages)
