@@ -6,7 +6,9 @@
 
 Runs of configs/sandbox.yaml in turns: with everything that watches (W&B offline, the dashboard, the page for
 Prometheus read every 5 s, a program for warnings), and with nothing but files. Counted from the second record to the
-last but one. A monitor's processor time is its own: neither that of its p2pd nor of W&B's process.
+last but one. A monitor's processor time is its own: neither that of its p2pd nor of W&B's process. Of runs with nothing
+but files it is also told how much of that is what only a monitor does, and how much the DHT node of its host, through
+which all roles of the host read and store: by samples of where the process is (benchmarks/sampled).
 
 Exit code: 0 if the median rate of steps with everything is at least 0.995 of that with nothing, and the monitor alone
 takes at most 0.5 % of a core, and 0.3 % more with everything; else 1.
@@ -37,6 +39,7 @@ from tests.e2e.launched import END_S, START_S, Launched, launched, until
 
 from shoal_lab.event_log import time_of
 
+SAMPLED = Path(__file__).parent / "sampled"
 EVERYTHING = ("--dashboard.port=0", "--notify.command=/bin/true")
 NOTHING = ("--no-wandb", "--dashboard.enable=false")
 LEAST_RATE, MOST_MONITOR, MOST_MORE = 0.995, 0.005, 0.003
@@ -45,10 +48,12 @@ SCRAPE_S = 5.0
 
 @dataclass(frozen=True)
 class Figures:
-    """One run: steps a second, and the share of a core that its monitor takes."""
+    """One run: steps a second, the share of a core that its monitor takes, and what its DHT node takes of that; None:
+    nobody has looked."""
 
     steps_per_s: float
     monitor_share: float
+    node_share: float | None = None
 
 
 def _core_s(pid: int) -> float:
@@ -79,20 +84,33 @@ def read(folder: Path) -> Iterator[None]:
         thread.join()
 
 
-def measure(folder: Path, flags: tuple[str, ...], rounds: int) -> Figures:
+def measure(folder: Path, flags: tuple[str, ...], rounds: int, *, sampled: bool) -> Figures:
     """Return the figures of one run."""
     whole = ("--config-path=configs/sandbox.yaml", f"--diloco.outer-steps={rounds}", *flags)
-    with launched(folder, *whole, environment={"WANDB_MODE": "offline"}) as run:
+    samples = folder / "samples"
+    samples.mkdir(parents=True)
+    looks = {"PYTHONPATH": str(SAMPLED), "SAMPLES_DIR": str(samples)} if sampled else {}
+    with launched(folder, *whole, cold=True, environment={"WANDB_MODE": "offline", **looks}) as run:
         begun_s = _spent_at(run, 2)
+        begun = _sampled_at(run, samples) if sampled else (0, 0)
         is_read = (run.require_log_dir() / "dashboard.url").exists()
         with read(run.require_log_dir()) if is_read else contextlib.nullcontext():
             ended_s = _spent_at(run, rounds - 1)
+            ended = _sampled_at(run, samples) if sampled else (0, 0)
         assert run.ends(END_S) == 0, run.output
         at_s = {each["round"]: time_of(each) for each in run.events("client_0", "round.recorded")}
         summary = run.summary()
     took_s = at_s[rounds - 1] - at_s[2]
     steps = (rounds - 3) * summary["steps"] / summary["outer_rounds"]
-    return Figures(steps / took_s, (ended_s - begun_s) / took_s)
+    share = (ended_s - begun_s) / took_s
+    of_node, of_all = (late - early for early, late in zip(begun, ended, strict=True))
+    return Figures(steps / took_s, share, share * of_node / of_all if of_all else None)
+
+
+def _sampled_at(run: Launched, samples: Path) -> tuple[int, int]:
+    """Return how often the monitor was at its node until now, and how often in all."""
+    found = (samples / str(run.pid_of("monitor:0"))).read_text().split()
+    return int(found[0]), int(found[1])
 
 
 def _spent_at(run: Launched, round: int) -> float:
@@ -115,7 +133,8 @@ def main() -> int:
             # Which of both is first alternates: a machine gets slower as it gets warm.
             for is_all in (pair % 2 == 0, pair % 2 == 1):
                 name = f"{pair}-{'all' if is_all else 'none'}"
-                found = measure(Path(folder) / name, EVERYTHING if is_all else NOTHING, arguments.rounds)
+                flags = EVERYTHING if is_all else NOTHING
+                found = measure(Path(folder) / name, flags, arguments.rounds, sampled=not is_all)
                 (with_all if is_all else without).append(found)
                 console.print(f"{name}: {found.steps_per_s:.2f} steps/s, monitor {100 * found.monitor_share:.2f} %")
     rates = [one.steps_per_s / other.steps_per_s for one, other in zip(with_all, without, strict=True)]
@@ -125,6 +144,10 @@ def main() -> int:
     table = Table("", "found", "goal", box=None)
     table.add_row("rate of steps with everything", f"{rate:.4f}", f">= {LEAST_RATE}")
     table.add_row("monitor, of a core", f"{100 * alone:.2f} %", f"<= {100 * MOST_MONITOR:.1f} %")
+    if nodes := [each.node_share for each in without if each.node_share is not None]:
+        node = statistics.median(nodes)
+        table.add_row("  what only a monitor does", f"{100 * (alone - node):.2f} %", "")
+        table.add_row("  its host's DHT node", f"{100 * node:.2f} %", "")
     table.add_row("more with everything", f"{100 * more:.2f} %", f"<= {100 * MOST_MORE:.1f} %")
     console.print(table)
     if arguments.json is not None:

@@ -56,13 +56,13 @@ def record() -> None:
 
     gate.emit = gated
     reports = importlib.import_module("shoal.client.reports").Reports
-    post = reports.post
+    send = reports._send
 
-    def posted(self: Any, values: Mapping[str, float]) -> None:
+    def sent(self: Any, values: Mapping[str, float], steps: int) -> None:
         _posted.update(name.partition("/")[0] for name in values)
-        post(self, values)
+        send(self, values, steps)
 
-    reports.post = posted
+    reports._send = sent
     for kind in ("counter", "gauge", "histogram"):
         setattr(MetricRegistry, kind, _remembering(getattr(MetricRegistry, kind)))
 

@@ -157,6 +157,33 @@ async def _tiles(seen: Seen) -> list[str]:
     return found
 
 
+_NOTES_ROWS = """() => {
+  window.rows = [];
+  window.noted = () => {};
+  new PerformanceObserver((list) => {
+    window.rows.push(...list.getEntries().map((each) => each.detail.made));
+    window.noted();
+  }).observe({ type: "measure" });
+}"""
+_IS_DRAWN_AGAIN = """() => new Promise((done) => {
+  window.noted = done;
+})"""
+
+
+async def test_a_picture_says_of_which_row_it_is_and_one_that_only_makes_ages_grow_says_of_none(tmp_path: Path) -> None:
+    async with going_on(tmp_path, TICKS, PEERS) as run, browser() as found:
+        seen = await opened(found, run.url)
+        await seen.says(".tiles", f"{run.row_step:,}")
+        await seen.page.evaluate(_NOTES_ROWS)
+        # The page is drawn once a second by itself, and when the server says that it is there.
+        made = []
+        for _ in range(2):
+            made.append(run.step().time.timestamp())
+            await seen.says(".tiles", f"{run.row_step:,}")
+            await seen.page.evaluate(_IS_DRAWN_AGAIN)
+        assert [each for each in await seen.page.evaluate("window.rows") if each is not None] == made
+
+
 _GOES_ON = """async ([form, points]) => {
   const { Curve } = await import("/static/curve.js");
   const curve = new Curve(form, 2);

@@ -115,12 +115,12 @@ def end_whole(swarm: Swarm) -> None:
 
 
 def invited(client: Launched) -> tuple[dict[str, str], list[str]]:
-    """Return the variable and the command that the client's host prints for the others."""
+    """Return the variable and the command that the client's host has printed last for the others."""
 
     def lines() -> tuple[dict[str, str], list[str]] | None:
         assert client.process.poll() is None, client.output
-        export = re.search(r"^export (\w+)=(\S+)$", client.output, re.MULTILINE)
-        command = re.search(r"^python (start_servers\.py .*)$", client.output, re.MULTILINE)
-        return ({export[1]: export[2]}, shlex.split(command[1])) if export and command else None
+        exports = re.findall(r"^export (\w+)=(\S+)$", client.output, re.MULTILINE)
+        commands = re.findall(r"^python (start_servers\.py .*)$", client.output, re.MULTILINE)
+        return (dict(exports[-1:]), shlex.split(commands[-1])) if exports and commands else None
 
     return until(lines, START_S, "the printed invitation")

@@ -87,6 +87,11 @@ class Lan:
         """Give the host one more address in the common network."""
         _ip("-n", self.namespace(host), "address", "add", f"{address}/24", "dev", "eth0")
 
+    def move(self, host: str, address: str) -> None:
+        """Give the host another address in the common network in place of its only one, as DHCP may."""
+        _ip("-n", self.namespace(host), "address", "flush", "dev", "eth0", "scope", "global")
+        self.add_address(host, address)
+
     def set_link(self, host: str, *, up: bool) -> None:
         """Put the host's network cable in, or take it out."""
         _ip("-n", self.namespace(host), "link", "set", "eth0", "up" if up else "down")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.e2e.hosts import Hosts, hosts_of, invited
-from tests.e2e.launched import END_S, ENDLESS, START_S, Launched, until
+from tests.e2e.launched import END_S, ENDLESS, FEW, START_S, Launched, until
 from tests.e2e.namespaces import lan, why_impossible
 
 from shoal.control.swarm_status import SwarmStatus
@@ -134,6 +134,32 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
         servers.interrupt()
         assert servers.ends(END_S) == 130, servers.output
         servers.leaves_nothing()
+
+
+def test_a_client_s_host_that_gets_another_address_says_so_and_its_new_lines_lead_there(tmp_path: Path) -> None:
+    with lan("client", "servers") as network, hosts_of(tmp_path, network) as hosts:
+        client = hosts.run("client", "start_trainer_client.py", *FEW)
+        invited(client)
+        elsewhere = "10.77.0.77"
+        network.move("client", elsewhere)
+        moved = client.saw("launcher", "swarm.moved")
+        assert {maddr.split("/")[2] for maddr in moved["initial_peers"]} == {elsewhere}
+
+        def printed() -> tuple[dict[str, str], list[str]] | None:
+            variable, command = invited(client)
+            return (variable, command) if f"/{elsewhere}/" in variable["INITIAL_PEERS"] else None
+
+        variable, command = until(printed, START_S, "the lines that lead there")
+        assert f"/{network.address('client')}/" not in variable["INITIAL_PEERS"]
+        assert "other hosts find this one at other addresses now" in client.output
+        hosts.give_key("client", "servers")
+        servers = hosts.run("servers", *command, environment=variable)
+        client.saw("client_0", "round.recorded", round=1)
+        for run in (client, servers):
+            run.interrupt()
+        for run in (client, servers):
+            assert run.ends(END_S) in (0, 130), run.output
+            run.leaves_nothing()
 
 
 def _with_numbers(hosts: Hosts, listed: Path) -> SwarmStatus | None:

@@ -31,6 +31,7 @@ from shoal.log import FloodGate
 from shoal.runtime.waking import Signal
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.trainer_slots import TrainerSlots
+from shoal.telemetry.rows import NumbersSoFar
 from shoal.transport.base import Endpoint, Received
 from shoal.wire.messages.base import Hop, RouterReport
 from shoal.wire.messages.control import (
@@ -50,6 +51,8 @@ MAX_FIGURES = 64
 """Of a step, that its servers name beside the loss; a family has a few."""
 _MONITOR_RESTS_S = 1.0
 """How long a monitor that was lost gets no numbers: it may be gone for good, and each number would dial it."""
+STEPS_TOGETHER_S = 0.25
+"""For so long the numbers of steps are told together: what the monitor does is not to grow with their rate."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -77,6 +80,8 @@ class Reports:
     _skips_alone: SkipsAlone = field(default_factory=SkipsAlone)
     _monitor_lost: Signal = field(default_factory=Signal)
     _round: int = 0
+    _steps: NumbersSoFar = field(default_factory=NumbersSoFar)
+    _steps_held: Signal = field(default_factory=Signal)
     _refusals: dict[int, str] = field(default_factory=dict[int, str])
     # Slots that have found no server for their step since the last one.
     _waiting: set[int] = field(default_factory=set[int])
@@ -85,7 +90,7 @@ class Reports:
 
     def __post_init__(self) -> None:
         self._gate = FloodGate(logger, self.clock)
-        self._monitor_rests = Deadline.after(self.clock, 0.0)
+        self._monitor_rests = self._steps_rest = Deadline.after(self.clock, 0.0)
         self.endpoint.introduce(self.monitor)
 
     def receive(self, event: Received) -> bool:
@@ -167,10 +172,9 @@ class Reports:
         return self.ledger.totals.last_numbers.get(slot, -1)
 
     def post(self, values: Mapping[str, float]) -> None:
-        """Send numbers about the run to the monitor, if it is there."""
-        if self._monitor_rests.expired():
-            numbers = Metrics("client", self.endpoint.peer_id, self.progress.round, dict(values))
-            self.endpoint.post(self.monitor.peer, numbers)
+        """Send numbers about the run to the monitor, if it is there, after those of the steps until now."""
+        self._tell_steps()
+        self._send(values, 1)
 
     def pass_on(self, numbers: PeerMetrics) -> None:
         """Send a peer's own numbers to the monitor, if it is there."""
@@ -187,15 +191,19 @@ class Reports:
         self.post(self._swarm_numbers())
 
     async def run(self) -> None:
-        """Tell the monitor who is there, also while no step is committed, until cancelled.
+        """Tell the monitor who is there, also while no step is committed, and what steps have come to, until cancelled.
 
         Whenever that changes; and after the monitor was lost, since the next one knows nothing.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_monitor)
-            while True:
-                self.tell_swarm()
-                await self.membership.changed()
+            tasks.start_soon(self._follow_steps)
+            try:
+                while True:
+                    self.tell_swarm()
+                    await self.membership.changed()
+            finally:
+                self._tell_steps()
 
     async def _follow_monitor(self) -> None:
         while True:
@@ -203,7 +211,26 @@ class Reports:
             await self.clock.sleep_s(self._monitor_rests.remaining_s())
             self.tell_swarm()
 
-    def _swarm_numbers(self) -> Mapping[str, float]:
+    async def _follow_steps(self) -> None:
+        while True:
+            await self._steps_held.take()
+            await self.clock.sleep_s(self._steps_rest.remaining_s())
+            self._tell_steps()
+
+    def _tell_steps(self) -> None:
+        """Send the monitor what the steps have come to that it has not been told of."""
+        if not self._steps.steps:
+            return
+        together, self._steps = self._steps, NumbersSoFar()
+        self._steps_rest = Deadline.after(self.clock, STEPS_TOGETHER_S)
+        self._send(together.last | together.means | self._swarm_numbers(), together.steps)
+
+    def _send(self, values: Mapping[str, float], steps: int) -> None:
+        if self._monitor_rests.expired():
+            numbers = Metrics("client", self.endpoint.peer_id, self.progress.round, dict(values), steps)
+            self.endpoint.post(self.monitor.peer, numbers)
+
+    def _swarm_numbers(self) -> dict[str, float]:
         """Return the numbers of the swarm as it is now, by name as in `monitor.status.Status`."""
         view, num_stages = self.membership.view, self.num_stages
         replicas = view.num_replicas(num_stages)
@@ -268,7 +295,7 @@ class Reports:
         if self._skips_alone.step(report.slot, skipped=report.skipped):
             self.ledger.note(PipelineSkips(report.slot, ALONE_IN_A_ROW, ", ".join(self._servers_of(report.slot))))
         progress = self.progress
-        self.post(
+        self._steps.add(
             {
                 **figures,  # first: none takes the name of what is known here
                 "step": float(progress.steps),
@@ -280,9 +307,12 @@ class Reports:
                 "step_s": report.duration_s,
                 "samples_per_s": progress.recent_samples_per_s(),
                 "targets_per_s": progress.recent_targets_per_s(),
-                **self._swarm_numbers(),
             }
         )
+        if self._steps_rest.expired():
+            self._tell_steps()
+        else:
+            self._steps_held.notify()
 
     def _servers_of(self, slot: int) -> list[str]:
         """Return what the home servers of a slot are called."""

@@ -11,11 +11,12 @@ stands, p2pd's own idle timeout ends it (`dht_launcher`).
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import anyio
 from google.protobuf.message import DecodeError
@@ -49,10 +50,27 @@ logger = logging.getLogger(__name__)
 _LOOK_AROUND_S = 1.0
 _MAX_NEIGHBOURS = 16
 
+LOOK_EVERY_S = 5.0
+"""Between looks at the addresses of this host: half of the time in which each record is renewed, and so stored."""
+
 _GREETING = "shoal.greeting"
 _GREETING_TIMEOUT_S = 3.0
 _DIAL_TIMEOUT_S = 5.0
 _START_ERRORS = (P2PDaemonError, RuntimeError, OSError, EOFError)
+
+
+class _Answer(NamedTuple):
+    """What stood under some topics, and when and of how many holders that was asked."""
+
+    topics: tuple[str, ...]
+    holders: int | None
+    asked_s: float
+    values: list[tuple[str, str, bytes]]
+
+    def serves(self, topics: tuple[str, ...], holders: int | None, since_s: float) -> bool:
+        """Return whether it does for who asks this, and whom an answer since then serves."""
+        is_as_wide = self.holders is None or (holders is not None and holders <= self.holders)
+        return topics == self.topics and is_as_wide and self.asked_s >= since_s
 
 
 @dataclass(eq=False, repr=False)
@@ -80,6 +98,8 @@ class DhtNode:
     _astray: bool = False
     _strays: bool = False
     _lost: LostPeers = field(default_factory=LostPeers)
+    _looked_s: float = -math.inf
+    _answer: _Answer | None = None
 
     @classmethod
     async def create(
@@ -232,6 +252,11 @@ class DhtNode:
         return tuple(str(maddr) for maddr in await self._daemon.get_visible_maddrs(latest=True))
 
     async def _look_where_it_is(self) -> None:
+        # The processes of a host store a record every second or so, and p2pd tells its addresses to who dials it anew.
+        now_s = SystemClock().now_s()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
         with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S):
             found = outward(await self.visible_maddrs())
             # Without a network it will most likely be again where it was.
@@ -303,23 +328,40 @@ class DhtNode:
             bool(await node.store(_name(self.namespace, topic), value, expires_unix_s, subkey=subkey)) or stored.taken
         )
 
-    async def get(self, topics: Iterable[str], holders: int | None = None) -> tuple[VerifiedRecord, ...]:
+    async def get(
+        self, topics: Iterable[str], holders: int | None = None, age_s: float = 0.0
+    ) -> tuple[VerifiedRecord, ...]:
         """Return all believable records under these topics, the newest of each peer and topic, from all who answer."""
-        opened = [self.checker.accept(*each) for each in await self.found(tuple(topics), holders)]
+        opened = [self.checker.accept(*each) for each in await self.found(tuple(topics), holders, age_s)]
         records = tuple(record for record in opened if record is not None)
         if all(record.peer == self.peer_id for record in records):
             await self._compare_clocks()
         return records
 
-    async def found(self, topics: Sequence[str], holders: int | None = None) -> list[tuple[str, str, bytes]]:
+    async def found(
+        self, topics: tuple[str, ...], holders: int | None = None, age_s: float = 0.0
+    ) -> list[tuple[str, str, bytes]]:
         """Return what stands under these topics, unverified: topic, peer and sealed record of each.
 
         Args:
             holders: how many holders of each topic's records to ask; None: every peer that may be one.
+            age_s: what another process of this host was answered does as well, if it asked no longer ago.
         """
+        asked_s = SystemClock().now_s()
+        answer = self._answer
+        if answer is not None and answer.serves(topics, holders, asked_s - age_s):
+            return answer.values
+        values = await self._asked(topics, holders)
+        if values is None:
+            return []
+        self._answer = _Answer(topics, holders, asked_s, values)
+        return values
+
+    async def _asked(self, topics: Sequence[str], holders: int | None) -> list[tuple[str, str, bytes]] | None:
+        """Ask for what stands under these topics; None: p2pd does not answer."""
         daemon, node, lookup = self._daemon, self._node, self._lookup
         if daemon is None or node is None or lookup is None:
-            return []
+            return None
         keys = {_key(self.namespace, topic): topic for topic in topics}
         found = None if holders is None else await lookup.read(tuple(keys), holders)
         if found is None:
@@ -330,9 +372,11 @@ class DhtNode:
                 if daemon is self._daemon:
                     emit(logger, DhtDeaf())
                     self._deaf = True
-                return []
+                return None
             await self._look_around(daemon, node)
         await self._seek_lost(node)
+        if found is None:
+            found = lookup.alone(tuple(keys))
         if found is None:
             found = await self._search(node, tuple(keys))
         sealed: list[tuple[str, str, bytes]] = []
@@ -385,6 +429,8 @@ class DhtNode:
 
     async def _look_around(self, daemon: P2P, node: DHTNode) -> None:
         """Remember which members are connected, for the time after p2pd's death."""
+        if not members_of(node):
+            return
         # p2pd may be dying; `alive` says so. hivemind closes the connection of a call only at its end, so none is
         # cancelled in the middle.
         with suppress(P2PDaemonError, OSError, EOFError), anyio.move_on_after(_LOOK_AROUND_S, shield=True):
@@ -442,6 +488,7 @@ class DhtNode:
     async def _end(self) -> None:
         node, daemon, answers_calls = self._node, self._daemon, self._runs and not self._deaf
         self._node = self._daemon = self._lookup = None
+        self._looked_s, self._answer = -math.inf, None
         self._deaf = self._astray = False
         # A dead p2pd never answers that it has taken the handlers away.
         if node is not None and answers_calls:

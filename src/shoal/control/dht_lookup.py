@@ -72,9 +72,8 @@ class QuickLookup:
         """
         if number >= REPLICAS:
             self.forget_all()
-        found: dict[DHTID, _Dated] = {key: {} for key in keys}
+        found = self._own(keys)
         for key in keys:
-            _merge(found[key], self._protocol.storage.get(key), self._protocol.serializer)
             self._learn(key, dict(self._protocol.routing_table.get_nearest_neighbors(key, REPLICAS)))
         # Where nobody has told it anything, others do not know it yet, or cannot reach it.
         told = any(subkey != str(self._node.peer_id) for values in found.values() for subkey in values)
@@ -92,7 +91,11 @@ class QuickLookup:
         if silent or chosen or not asked:
             return None
         self._settled.update(keys)
-        return {key: {subkey: value for subkey, (value, _) in values.items()} for key, values in found.items()}
+        return _undated(found)
+
+    def alone(self, keys: Sequence[DHTID]) -> Found | None:
+        """Return what this node holds itself: all that there is where it knows nobody; None: it knows others."""
+        return _undated(self._own(keys)) if self._is_alone else None
 
     def forget_all(self) -> None:
         """Know nobody, as in the beginning."""
@@ -100,10 +103,11 @@ class QuickLookup:
         self._settled.clear()
 
     async def store(self, key: DHTID, subkey: str, value: bytes, expires_unix_s: float) -> Stored:
-        """Store a record at its holders, if a read has found them."""
+        """Store a record at its holders, if a read has found them, or this node is the only one."""
         raw, tag = (self._protocol.serializer.dumps(each) for each in (value, subkey))
         own = DHTRecord(key.to_bytes(), tag, raw, expires_unix_s)
-        if key not in self._settled or not self._protocol.record_validator.validate(own):
+        is_known = key in self._settled or self._is_alone
+        if not is_known or not self._protocol.record_validator.validate(own):
             return Stored(taken=False, everywhere=False)
         taken, silent = list[bool](), list[PeerID]()
         if self._holders.include_own(key):
@@ -121,6 +125,17 @@ class QuickLookup:
             for peer in self._holders.of(key):
                 tasks.start_soon(tell, peer)
         return Stored(taken=any(taken), everywhere=not silent)
+
+    @property
+    def _is_alone(self) -> bool:
+        return not self._protocol.routing_table.peer_id_to_uid
+
+    def _own(self, keys: Sequence[DHTID]) -> dict[DHTID, _Dated]:
+        """Return what this node holds."""
+        found: dict[DHTID, _Dated] = {key: {} for key in keys}
+        for key, values in found.items():
+            _merge(values, self._protocol.storage.get(key), self._protocol.serializer)
+        return found
 
     async def _ask(self, peer: PeerID, keys: Sequence[DHTID], found: dict[DHTID, _Dated], silent: list[PeerID]) -> None:
         answer = await self._protocol.call_find(peer, keys)
@@ -145,6 +160,10 @@ class QuickLookup:
         """Leave out who does not answer; its keys have other holders now."""
         self._settled -= {key for key in self._settled if peer in self._holders.of(key)}
         self._holders.forget(peer)
+
+
+def _undated(found: Mapping[DHTID, _Dated]) -> Found:
+    return {key: {subkey: value for subkey, (value, _) in values.items()} for key, values in found.items()}
 
 
 def _merge(values: _Dated, answer: Any, serializer: Any) -> None:

@@ -179,9 +179,9 @@ class HostNode:
         """Store a sealed record under a topic and this peer's id; see `DhtNode.store`."""
         return self._node is not None and await self._node.store(topic, value, expires_unix_s)
 
-    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
+    async def get(self, topics: tuple[str, ...], holders: int | None, age_s: float = 0.0) -> tuple[VerifiedRecord, ...]:
         """Return all believable records under these topics; see `DhtNode.get`."""
-        return () if self._node is None else await self._node.get(topics, holders)
+        return () if self._node is None else await self._node.get(topics, holders, age_s)
 
     async def revive(self) -> None:
         """See to it that there is a node that is alive.

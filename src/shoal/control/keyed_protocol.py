@@ -51,6 +51,10 @@ class Members:
     def __contains__(self, peer: PeerID) -> bool:
         return peer in self._known
 
+    def __len__(self) -> int:
+        """How many have shown it."""
+        return len(self._known)
+
     def proof(self, does: bytes, sender: PeerID, receiver: PeerID) -> bytes:
         """Return what proves that a sender has the key when it asks or answers this receiver."""
         names = (does, sender.to_base58().encode(), receiver.to_base58().encode())

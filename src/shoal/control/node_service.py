@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -66,6 +66,7 @@ class ReadAsked(msgspec.Struct, frozen=True, tag="read"):
     id: int
     topics: tuple[str, ...]
     holders: int | None
+    age_s: float
 
 
 class StoreAnswered(msgspec.Struct, frozen=True, tag="stored"):
@@ -96,7 +97,7 @@ class Node(Reachable, Protocol):
         """Store a sealed record of a peer."""
         ...
 
-    async def found(self, topics: Sequence[str], holders: int | None) -> list[tuple[str, str, bytes]]:
+    async def found(self, topics: tuple[str, ...], holders: int | None, age_s: float) -> list[tuple[str, str, bytes]]:
         """Return what stands under these topics, unverified."""
         ...
 
@@ -153,7 +154,8 @@ async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
                 await tell(StoreAnswered(question.id, taken, _state(node)))
             case ReadAsked():
                 # Without topics it is only asked how the node is.
-                values = await node.found(question.topics, question.holders) if question.topics else []
+                wanted = (question.topics, question.holders, question.age_s)
+                values = await node.found(*wanted) if question.topics else []
                 # No more than a frame may have, whatever others have made the DHT hold.
                 few = tuple(values[:_MOST_VALUES])
                 await tell(ReadAnswered(question.id, few, _state(node)))
@@ -258,15 +260,15 @@ class RemoteNode:
         stored = await self._ask(lambda id: StoreAsked(id, topic, value, expires_unix_s, self._peer), StoreAnswered)
         return stored is not None and stored.taken
 
-    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
+    async def get(self, topics: tuple[str, ...], holders: int | None, age_s: float = 0.0) -> tuple[VerifiedRecord, ...]:
         """Return all believable records under these topics; see `DhtNode.get`."""
-        found = await self._ask(lambda id: ReadAsked(id, topics, holders), ReadAnswered)
+        found = await self._ask(lambda id: ReadAsked(id, topics, holders, age_s), ReadAnswered)
         opened = (self._checker.accept(*value) for value in (() if found is None else found.values))
         return tuple(record for record in opened if record is not None)
 
     async def refresh(self) -> None:
         """Ask how it is now."""
-        await self._ask(lambda id: ReadAsked(id, (), None), ReadAnswered)
+        await self._ask(lambda id: ReadAsked(id, (), None, 0.0), ReadAnswered)
 
     async def heard(self) -> None:
         """Return when it says something; one that is silent for long is not there any more."""

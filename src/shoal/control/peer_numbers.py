@@ -8,6 +8,7 @@ A peer must not fill this memory: so many peers, and of each only what the catal
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class PeerNumbers:
         known = self._peers.get(peer)
         if known is None:
             return {}
-        values = {name: float(total) for name, total in totals_of(known.report.counters).items()}
+        values = {name: float(total) for name, total in known.totals[-1][1].items()}
         for name, value in known.report.gauges.items():
             values[base_name(name)] = values.get(base_name(name), 0.0) + value
         values |= known.speeds()
@@ -131,5 +132,11 @@ def _declared(report: MetricReport) -> MetricReport:
 
 
 def _of_kind(kind: MetricKind, values: Mapping[str, _Value]) -> dict[str, _Value]:
-    declared = ((name, CATALOGUE.get(base_name(name))) for name in values)
-    return {name: values[name] for name, metric in declared if metric is not None and metric.kind is kind}
+    return {name: value for name, value in values.items() if _kind_of(name) is kind}
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind_of(full_name: str) -> MetricKind | None:
+    """Return what kind of number has this name, which peers say again and again; None: it is in no catalogue."""
+    metric = CATALOGUE.get(base_name(full_name))
+    return None if metric is None else metric.kind

@@ -49,6 +49,9 @@ RENEW_S = 10.0
 RETRY_S = 1.0
 READ_TIMEOUT_S = 15.0
 """Of a read, which takes milliseconds, and seconds where peers are gone: strangers may name others without end."""
+_OLD_SHARE, _MAX_OLD_S = 0.5, 1.0
+"""What another process of the host has got may be as old as a share of the time since this one has asked, and at most
+so old: what is read has two seconds to spare before it looks as if it would expire (`read_pace`)."""
 _FAREWELL_TIMEOUT_S = 1.0
 # Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
 _EXPIRY_STEP_S = 0.001
@@ -86,8 +89,11 @@ class RecordStore(Reachable, Protocol):
         """Store a sealed record of this peer; return whether it was taken."""
         ...
 
-    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
-        """Return all believable records under these topics; asks so many who hold them, or everybody who may."""
+    async def get(self, topics: tuple[str, ...], holders: int | None, age_s: float) -> tuple[VerifiedRecord, ...]:
+        """Return all believable records under these topics; asks so many who hold them, or everybody who may.
+
+        What another process of this host has got does as well, if it asked at most `age_s` seconds ago.
+        """
         ...
 
     async def revive(self) -> None:
@@ -222,12 +228,15 @@ class Registry:
     async def _watch(self) -> None:
         pace, seen = ReadPace(), self.membership.view
         holders: int | None = None
+        asked_s = self._clock.now_s()
         while True:
+            age_s = min(_MAX_OLD_S, _OLD_SHARE * (self._clock.now_s() - asked_s))
+            asked_s = self._clock.now_s()
             if self._store.alive:
-                await self._read(holders)
+                await self._read(holders, age_s)
             elif await self._revived():
                 pace = ReadPace()
-                await self._read(None)
+                await self._read(None, 0.0)
             else:
                 await self._clock.sleep_s(RETRY_S)
                 continue
@@ -240,9 +249,9 @@ class Registry:
             elif not await self._pause(pause_s, view):
                 holders = None
 
-    async def _read(self, holders: int | None) -> None:
+    async def _read(self, holders: int | None, age_s: float) -> None:
         with anyio.move_on_after(READ_TIMEOUT_S) as timer:
-            self.membership.update(await self._store.get(self._topics, holders))
+            self.membership.update(await self._store.get(self._topics, holders, age_s))
             self.membership.clocks(self._store.clock_differences)
         if timer.cancelled_caught:
             emit(logger, RegistryReadGivenUp(READ_TIMEOUT_S))

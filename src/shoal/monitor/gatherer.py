@@ -81,7 +81,7 @@ class Gatherer:
                     self._require_client(event.peer)
                 # Nobody speaks for another peer.
                 own = msgspec.structs.replace(numbers, peer=event.peer)
-                self._rows.add(self._status.add(own, self._clock.now_s()))
+                self._rows.add(self._status.add(own, self._clock.now_s()), own.steps)
                 self._changed.notify()
             case _:
                 return False

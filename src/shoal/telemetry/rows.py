@@ -49,29 +49,52 @@ class _Mean:
     total: float = 0.0
     count: int = 0
 
-    def add(self, value: float) -> None:
-        self.total += value
-        self.count += 1
+    def add(self, value: float, weight: int) -> None:
+        self.total += weight * value
+        self.count += weight
+
+
+@dataclass
+class NumbersSoFar:
+    """Numbers of the run that came one after the other, as if they had come at once.
+
+    Attributes:
+        steps: how many steps they are of.
+        last: the last value of what does not come with each step.
+    """
+
+    steps: int = 0
+    last: dict[str, float] = field(default_factory=dict[str, float])
+    _of_steps: dict[str, _Mean] = field(default_factory=dict[str, _Mean])
+
+    def add(self, values: Mapping[str, float], steps: int = 1) -> None:
+        """Take numbers; what comes with each step is the mean of so many."""
+        self.steps += steps
+        for name, value in values.items():
+            known = run_number(name)
+            if known is not None and known.of_a_step:
+                self._of_steps.setdefault(name, _Mean()).add(value, steps)
+            else:
+                self.last[name] = value
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of what comes with each step."""
+        return {name: mean.total / mean.count for name, mean in self._of_steps.items()}
 
 
 @dataclass
 class RowMaker:
     """Gathers what comes until a row is taken."""
 
-    _last: dict[str, float] = field(default_factory=dict[str, float])
-    _means: dict[str, _Mean] = field(default_factory=dict[str, _Mean])
+    _run: NumbersSoFar = field(default_factory=NumbersSoFar)
     _told: dict[str, float] = field(default_factory=dict[str, float])
     _peers: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     _told_of: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
 
-    def add(self, values: Mapping[str, float]) -> None:
-        """Take numbers of the run."""
-        for name, value in values.items():
-            known = run_number(name)
-            if known is not None and known.of_a_step:
-                self._means.setdefault(name, _Mean()).add(value)
-            else:
-                self._last[name] = value
+    def add(self, values: Mapping[str, float], steps: int = 1) -> None:
+        """Take numbers of the run; see `NumbersSoFar.add`."""
+        self._run.add(values, steps)
 
     def measure(self, peer: str, values: Mapping[str, float]) -> None:
         """Take numbers of a peer."""
@@ -83,16 +106,16 @@ class RowMaker:
         A peer that has said just what it said before is there with no number: it was heard.
         """
         # The number of samples says where in the run a row is, so a row with any number of it has that one.
-        run = {name: value for name, value in self._last.items() if value != self._told.get(name)}
-        run |= {name: mean.total / mean.count for name, mean in self._means.items()}
-        if run and "samples" in (known := self._told | self._last):
+        last = self._run.last
+        run = {name: value for name, value in last.items() if value != self._told.get(name)} | self._run.means
+        if run and "samples" in (known := self._told | last):
             run["samples"] = known["samples"]
         peers = {name: self._news(name, values) for name, values in self._peers.items()}
-        self._told |= self._last
+        self._told |= last
         self._told_of |= self._peers
         for name in list(self._told_of)[: max(0, len(self._told_of) - _MAX_PEERS)]:
             del self._told_of[name]
-        self._last, self._means, self._peers = {}, {}, {}
+        self._run, self._peers = NumbersSoFar(), {}
         return MetricRow(datetime.fromtimestamp(unix_s, UTC), run, peers) if run or peers else None
 
     def _news(self, peer: str, values: Mapping[str, float]) -> dict[str, float]:

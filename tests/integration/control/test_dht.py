@@ -111,6 +111,65 @@ async def test_registries_see_each_other_and_hivemind_says_nothing(
     assert (out, err) == ("", "")
 
 
+async def test_what_a_process_of_the_host_has_just_got_does_for_the_next_one_that_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, topics = Identity.generate(), ("stage.0", "stage.1")
+    async with await _node(tmp_path, alice) as node:
+        expiry = CLOCK.unix_s() + 30
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+        asked: list[tuple[object, ...]] = []
+        asks = node._asked
+
+        async def counted(*wanted: Any) -> Any:
+            asked.append(wanted)
+            return await asks(*wanted)
+
+        monkeypatch.setattr(node, "_asked", counted)
+        for holders, age_s, number in (
+            (SOME, 0.0, 1),
+            (SOME, 1000.0, 1),
+            (None, 1000.0, 2),  # everybody was not asked yet
+            (SOME, 1000.0, 2),
+            (SOME, 0.0, 3),
+            (SOME, 1000.0, 3),
+        ):
+            assert [r.peer for r in await node.get(topics, holders, age_s)] == [alice.peer_id]
+            assert len(asked) == number, (holders, age_s)
+        assert await node.get(("stage.1",), SOME, 1000.0) == (), "that is another question"
+        assert len(asked) == 4
+        await node.revive()
+        await node.get(("stage.1",), SOME, 1000.0)
+        assert len(asked) == 5, "a p2pd that was started again has not answered yet"
+
+
+async def test_a_node_that_is_alone_neither_searches_nor_looks_around_and_looks_now_and_then_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, looks = Identity.generate(), list[int]()
+    async with await _node(tmp_path, alice) as node:
+        visible_maddrs = node.visible_maddrs
+
+        async def counted() -> tuple[str, ...]:
+            looks.append(1)
+            return await visible_maddrs()
+
+        async def needless(*_arguments: object, **_options: object) -> None:
+            raise AssertionError("nobody is there who could be asked")
+
+        monkeypatch.setattr(node, "visible_maddrs", counted)
+        for name in ("store", "get_many_by_id"):
+            monkeypatch.setattr(node._node, name, needless)
+        monkeypatch.setattr(node._daemon, "list_peers", needless)
+        for later_s in (30, 31):
+            expiry = CLOCK.unix_s() + later_s
+            assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+            for holders in (SOME, None):
+                assert [r.expires_unix_s for r in await node.get(("stage.0",), holders)] == [expiry]
+        assert not await node.store("stage.0", _sealed(alice, expiry), expiry), "it has that already"
+        assert len(looks) == 1
+
+
 async def test_nodes_that_have_forgotten_each_other_find_each_other_again(tmp_path: Path) -> None:
     alice, bob = Identity.generate(), Identity.generate()
     async with (
@@ -392,6 +451,7 @@ async def test_a_node_alone_is_revived_alone_and_elsewhere_if_its_port_is_taken(
 async def test_a_node_whose_host_gets_another_address_is_there_and_without_a_network_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dht, "LOOK_EVERY_S", 0.0)
     key = Identity.generate()
     async with await _node(tmp_path, key) as node:
         (loopback,) = node.maddrs

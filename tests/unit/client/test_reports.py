@@ -14,7 +14,7 @@ from tests.unit.client.present import present_trainers
 
 from shoal.client.counters import CounterTotals
 from shoal.client.divergence import ALONE_IN_A_ROW, Divergence
-from shoal.client.reports import MAX_FIGURES, Reports
+from shoal.client.reports import MAX_FIGURES, STEPS_TOGETHER_S, Reports
 from shoal.clock import SystemClock
 from shoal.config.diloco import DilocoConfig
 from shoal.events.run import (
@@ -322,6 +322,30 @@ async def test_the_monitor_hears_of_steps_and_of_complete_evaluations(desk: Desk
     assert of_evaluation == {"loss/eval": 3.0, "samples": 4.0}
 
 
+async def test_numbers_of_steps_that_follow_each_other_soon_are_told_together_and_none_is_kept_back(desk: Desk) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.reports.run)
+        await anyio.wait_all_tasks_blocked()
+        await desk.messages()
+        for number, loss in enumerate((5.0, 4.0, 1.0)):
+            desk.hear(0, structs.replace(step(0, number), loss=loss))
+        await anyio.wait_all_tasks_blocked()
+        [first] = await desk.messages()
+        assert (first.steps, first.values["step"], first.values["loss/train"]) == (1, 1.0, 5.0)
+        desk.clock.pass_s(STEPS_TOGETHER_S)
+        await anyio.wait_all_tasks_blocked()
+        [others] = await desk.messages()
+        assert (others.steps, others.values["step"], others.values["loss/train"]) == (2, 3.0, 2.5)
+        assert others.values["pipelines"] == 2.0
+        # What comes beside steps is told at once, after what came before it.
+        desk.hear(0, step(0, 3))
+        desk.reports.post({"share/0": 1.0})
+        assert [message.values.get("step") for message in await desk.messages()] == [4.0, None]
+        desk.hear(0, step(0, 4))
+        tasks.cancel_scope.cancel()
+    assert [message.values["step"] for message in await desk.messages()] == [5.0]
+
+
 async def test_what_routers_have_come_to_is_noted_by_layer_and_told_in_two_numbers(desk: Desk) -> None:
     routers = (RouterReport(1.25, 0.5), RouterReport(1.75, 0.25))
     desk.hear(0, structs.replace(step(0), routers=routers))
@@ -329,6 +353,7 @@ async def test_what_routers_have_come_to_is_noted_by_layer_and_told_in_two_numbe
     assert (metrics["loss/router"], metrics["router/load_cv"]) == (1.5, 0.5)
     [noted] = [event for event in desk.ledger.noted if isinstance(event, StepReported)]
     assert (noted.router_losses, noted.router_load_cvs) == ((1.25, 1.75), (0.5, 0.25))
+    desk.clock.time_s += STEPS_TOGETHER_S
     desk.hear(0, step(0, 1))
     [metrics] = await desk.metrics()
     assert metrics.keys().isdisjoint({"loss/router", "router/load_cv"})

@@ -91,6 +91,7 @@ def test_numbers_of_the_run_and_the_peer_that_is_spoken_of_are_bounded_as_well()
     for wrong in (
         numbers("x" * 161),
         numbers("two words"),
+        msgspec.structs.replace(numbers("loss"), steps=0),
         numbers(*(f"n{number}" for number in range(MAX_VALUES + 1))),
         PeerMetrics(PeerId("p" * 129), report),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from shoal.clock import SystemClock
 from shoal.control import node_service
 from shoal.control.node_service import RemoteNode, StoreAsked, is_own_process, node_served
 from shoal.control.record_checker import RecordChecker
+from shoal.control.record_holders import SOME
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
 from shoal.errors import RecordRejected
 from shoal.identity import Identity, namespace
@@ -38,6 +39,7 @@ class Shelf:
         self.clock_difference_s: float | None = None
         self.values: dict[tuple[str, str], bytes] = {}
         self.reads = 0
+        self.asked: tuple[int | None, float] | None = None
         self.may_read = anyio.Event()
         self.may_read.set()
 
@@ -45,8 +47,9 @@ class Shelf:
         self.values[topic, str(peer)] = value
         return True
 
-    async def found(self, topics: Sequence[str], holders: int | None) -> list[tuple[str, str, bytes]]:
+    async def found(self, topics: tuple[str, ...], holders: int | None, age_s: float) -> list[tuple[str, str, bytes]]:
         self.reads += 1
+        self.asked = holders, age_s
         await self.may_read.wait()
         return [(topic, peer, value) for (topic, peer), value in self.values.items() if topic in topics]
 
@@ -79,7 +82,8 @@ async def test_what_one_process_stores_another_one_reads_and_verifies(tmp_path: 
         assert await of_alice.store(TOPIC, sealed(alice, expiry), expiry)
         # Under Bob's name, and not by Bob.
         shelf.values[TOPIC, bob.peer_id] = sealed(alice, expiry)
-        assert [record.peer for record in await of_bob.get((TOPIC,), None)] == [alice.peer_id]
+        assert [record.peer for record in await of_bob.get((TOPIC,), SOME, 0.5)] == [alice.peer_id]
+        assert shelf.asked == (SOME, 0.5)
         assert of_bob._checker.rejected == {Rejection.WRONG_SIGNER: 1}
         with pytest.raises(RecordRejected, match="8192 are allowed"):
             await of_bob.store(TOPIC, bytes(MAX_RECORD_BYTES + 1), expiry)

@@ -71,7 +71,7 @@ class _Store:
         records[self._peer] = (expires_unix_s, value)
         return True
 
-    async def get(self, topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
+    async def get(self, topics: tuple[str, ...], holders: int | None, age_s: float) -> tuple[VerifiedRecord, ...]:
         await anyio.lowlevel.checkpoint()
         found = [self._checker.accept(t, p, value) for t in topics for p, (_, value) in self._shelf.get(t, {}).items()]
         return tuple(opened for opened in found if opened is not None)
@@ -268,8 +268,8 @@ async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_c
     reads = anyio.create_memory_object_stream[None](100)
     get = store.get
 
-    async def counted(topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
-        found = await get(topics, holders)
+    async def counted(topics: tuple[str, ...], holders: int | None, age_s: float) -> tuple[VerifiedRecord, ...]:
+        found = await get(topics, holders, age_s)
         reads[0].send_nowait(None)
         return found
 
@@ -293,12 +293,14 @@ async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
     (mine, store, _), (theirs, _, identity) = _registry(shelf), _registry(shelf)
     get, reads = store.get, 0
 
-    async def endless_at_first(topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
+    async def endless_at_first(
+        topics: tuple[str, ...], holders: int | None, age_s: float
+    ) -> tuple[VerifiedRecord, ...]:
         nonlocal reads
         reads += 1
         if reads == 1:
             await anyio.sleep_forever()
-        return await get(topics, holders)
+        return await get(topics, holders, age_s)
 
     store.get = endless_at_first  # type: ignore[method-assign]
     theirs.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
@@ -320,9 +322,9 @@ async def test_few_are_asked_where_nothing_happens_and_everybody_as_soon_as_some
     asked: list[int | None] = []
     get = store.get
 
-    async def noted(topics: tuple[str, ...], holders: int | None) -> tuple[VerifiedRecord, ...]:
+    async def noted(topics: tuple[str, ...], holders: int | None, age_s: float) -> tuple[VerifiedRecord, ...]:
         asked.append(holders)
-        return await get(topics, holders)
+        return await get(topics, holders, age_s)
 
     store.get = noted  # type: ignore[method-assign]
 
@@ -368,3 +370,37 @@ async def test_a_dht_that_goes_on_refusing_a_record_leaves_a_few_lines(
     for _ in range(30):
         await mine.conclude(MonitorRecord(ADDRESSES, 1.0))
     assert [record.getMessage() for record in caplog.records] == ["registry.store_refused"] * 5
+
+
+class _SkippingClock(_Clock):
+    """Pauses take no time, and have passed."""
+
+    def __init__(self) -> None:
+        self.time_s = 50.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    async def sleep_s(self, duration_s: float) -> None:
+        self.time_s += duration_s
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_what_another_process_of_the_host_has_got_does_if_it_is_young_beside_the_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses = iter((0.4, 1.0, 15.0))
+    monkeypatch.setattr(ReadPace, "pause_s", lambda *_args, **_kwargs: next(pauses, 0.1))
+    registry, store, _ = _registry({}, _SkippingClock())
+    ages: list[float] = []
+    get = store.get
+
+    async def noted(topics: tuple[str, ...], holders: int | None, age_s: float) -> tuple[VerifiedRecord, ...]:
+        ages.append(round(age_s, 6))
+        return await get(topics, holders, age_s)
+
+    store.get = noted  # type: ignore[method-assign]
+    with registry.membership.eager():
+        async with alongside(registry.run):
+            await until(lambda: len(ages) > 3)
+    assert ages[:4] == [0.0, 0.2, 0.5, 1.0]

@@ -77,15 +77,16 @@ async def test_what_comes_in_a_second_is_one_row_with_each_peer_under_its_name()
     gatherer = await _gatherer(exporter)
     assert gatherer.receive(Received(CLIENT, _passed_on(SERVER, "server", 3)))
     assert gatherer.receive(Received(CLIENT, _passed_on(TRAINER, "trainer", 0)))
-    for loss, samples in ((3.0, 8.0), (1.0, 16.0)):
-        gatherer.receive(Received(CLIENT, Metrics("client", CLIENT, 1, {"samples": samples, "loss/train": loss})))
+    for loss, samples, steps in ((3.0, 8.0, 1), (1.0, 16.0, 3)):
+        numbers = {"samples": samples, "loss/train": loss}
+        gatherer.receive(Received(CLIENT, Metrics("client", CLIENT, 1, numbers, steps)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(gatherer.export)
         with anyio.fail_after(60):
             await exporter.has_row.wait()
         tasks.cancel_scope.cancel()
     [row] = exporter.rows
-    assert row.run == {"samples": 16.0, "round": 1.0, "loss/train": 2.0}
+    assert row.run == {"samples": 16.0, "round": 1.0, "loss/train": 1.5}
     assert row.peers == {"server 1@box2": {"step.committed": 3.0}, "trainer ...trainer0": {"step.committed": 0.0}}
     await gatherer.aclose()
     assert exporter.rows == [row]

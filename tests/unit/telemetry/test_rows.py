@@ -18,6 +18,13 @@ def test_a_row_has_the_mean_of_what_comes_with_each_step_and_the_last_of_what_do
     assert _taken(maker).run == {"loss/train": 3.0, "lr": 0.5}
 
 
+def test_numbers_of_several_steps_weigh_as_much_as_those_steps_by_themselves() -> None:
+    maker = RowMaker()
+    maker.add({"loss/train": 4.0, "lr": 1.0}, steps=3)
+    maker.add({"loss/train": 2.0, "lr": 0.5})
+    assert _taken(maker).run == {"loss/train": 3.5, "lr": 0.5}
+
+
 def test_what_stands_still_is_in_no_row_and_without_news_there_is_none() -> None:
     maker = RowMaker()
     assert maker.take(0.0) is None

@@ -178,12 +178,14 @@ RoleName = Annotated[str, msgspec.Meta(pattern=r"^[a-z_]{0,16}\Z")]
 
 
 class Metrics(Struct, frozen=True, tag="metrics"):
-    """Numbers of the run for the monitor, names as W&B shows them. `round` 0: the first has not begun."""
+    """Numbers of the run for the monitor, names as W&B shows them. `round` 0: the first has not begun. What
+    comes with each step is the mean of so many `steps`."""
 
     role: RoleName
     peer: PeerId
     round: Ordinal
     values: Annotated[dict[RunNumber, float], msgspec.Meta(max_length=MAX_VALUES)]
+    steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)] = 1
 
 
 MAX_COUNTERS, MAX_GAUGES, MAX_HISTOGRAMS = 256, 32, 8

@@ -15,6 +15,7 @@ const store = new Store();
 const parts = new Map();
 let shown = "now";
 let isDue = false;
+// When the oldest row was made that no picture has shown yet; null: all are shown.
 let made = null;
 let feed = null;
 
@@ -56,6 +57,7 @@ function draw() {
   if (shown !== "incidents") part("incidents").update(store);
   performance.measure("shoal.update", { start, detail: { made } });
   performance.clearMeasures("shoal.update");
+  made = null;
 }
 
 function linkWords() {
@@ -73,7 +75,7 @@ function due() {
 }
 
 function take(kind, data) {
-  made = kind === "row" ? data.t : null;
+  if (kind === "row") made ??= data.t;
   if (kind === "past") store.begin(data);
   else if (kind === "row") store.row(data);
   else if (kind === "event") store.event(data);
