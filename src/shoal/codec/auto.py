@@ -27,8 +27,11 @@ class AutoCodec:
     """
 
     choices: tuple[GatheredCodec, ...]
-    name: ClassVar[str] = "auto"
     is_elementwise: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return "auto"
 
     def named(self, name: str) -> GatheredCodec:
         """The codec of this name; the first one if there is none."""
