@@ -4,10 +4,11 @@ the page on other systems names is there."""
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
 from tests.documented import PAGES, ROOT, arguments, calls, commands, problem_of, tables
+from tests.site_commands import BY_NOBODY, ELSEWHERE, IN_ORDER, commands_of, runner_of, to_run, why_not
 
 from shoal.cli import main
 from shoal.cli.remote.hosts_file import HostsFile, SwarmEntry
@@ -17,46 +18,6 @@ WITH_COMMANDS = [page for page in PAGES if commands(page)]
 RUNS = "run-local", "start-trainer-client", "start-servers"
 NOT_OURS = {"cat", "docker", "exec", "export", "journalctl", "ls", "pip", "scp", "sky", "source", "ssh"}
 """Programs whose flags nothing of shoal knows; what of them is in deploy/ is looked at by tests/unit/cli/remote."""
-
-RUN_BY = {
-    "CONTRIBUTING.md": ".ci/run",
-    "README.md": ".ci/run",
-    "docs/deploy.md": "tests/unit/cli/remote/test_machine_script.py",
-    "docs/hosts.md": "tests/e2e/test_up.py",
-    "docs/index.md": ".ci/run",
-    "docs/monitoring.md": "tests/e2e/test_tasks.py",
-    "docs/moving.md": "tests/e2e/test_quick_starts.py",
-    "docs/reference/files.md": "tests/e2e/test_tasks.py",
-    "docs/reference/keys.md": "tests/e2e/test_tasks.py",
-    "docs/start/one_machine.md": "tests/e2e/test_tasks.py",
-    "docs/start/three_machines.md": "tests/e2e/test_inviting.py",
-    "docs/start/what_you_see.md": "tests/e2e/test_tasks.py",
-    "docs/tasks/chat.md": "tests/e2e/test_tasks.py",
-    "docs/tasks/images.md": "tests/e2e/test_tasks.py",
-    "docs/tasks/language_model.md": "tests/e2e/test_tasks.py",
-    "docs/tasks/speech.md": "tests/e2e/test_tasks.py",
-    "docs/tasks/use_model.md": "tests/e2e/test_tasks.py",
-    "docs/wrong.md": "tests/e2e/test_tasks.py",
-    "examples/own_data/README.md": "tests/integration/test_examples.py",
-    "examples/own_model/README.md": "tests/integration/test_examples.py",
-}
-"""Who runs a page's commands, or those of them that need neither minutes, nor a network, nor a run that goes on."""
-ONLY_READ = {
-    "docs/configurations.md": "hours: each configuration, with three seeds",
-    "docs/learning.md": "minutes; tests/integration/replay and tests/e2e/test_parquet.py have the same in small",
-    "docs/performance.md": "measurements, which need a machine that does nothing else",
-    "docs/reference/distqat.md": "the file is the reader's own; tests/unit/config has some of aether's",
-    "docs/reference/status.md": "a run that goes on; tests/e2e/test_watching.py has one",
-    "docs/reliability.md": "hours of faults; tests/e2e has those of each kind in small",
-    "docs/tasks/adapters.md": "tests/e2e/test_lora.py trains adapters in small",
-    "docs/tasks/hugging_face.md": "tests/e2e/test_hf.py trains them in small",
-    "docs/tasks/made_images.md": "tests/e2e/test_configs.py trains it in small",
-    "docs/tasks/own_run.md": "minutes each; tests/e2e/test_variants.py has the same flags in small",
-    "docs/tasks/servers.md": "hosts with GPUs and addresses of their own; tests/e2e/test_hosts.py has hosts",
-    "docs/tasks/steer.md": "tests/e2e/test_steering.py and test_resuming.py steer runs in small",
-    "docs/tasks/your_data.md": "the data are the reader's own; tests/e2e/test_parquet.py has some",
-}
-"""Pages whose commands are only compared with what takes them, and why."""
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
@@ -101,14 +62,37 @@ def test_runs_of_documents_have_a_configuration_that_holds(page: str, capsys: py
         assert main([*found, *shown]) == 0, f"{command}: {capsys.readouterr().err}"
 
 
-def test_of_each_page_with_commands_it_is_known_who_runs_them() -> None:
-    assert sorted([*RUN_BY, *ONLY_READ]) == sorted(WITH_COMMANDS)
-    for page, runner in RUN_BY.items():
-        text = (ROOT / runner).read_text()
-        assert Path(page).stem in text or re.search(r"make (test|setup)", text), f"{runner} says nothing of {page}"
-    for page, why in ONLY_READ.items():
-        for test in re.findall(r"\btests/[\w/]+\.py", why):
-            assert (ROOT / test).is_file(), f"{page}: {test}"
+def _unaccounted(listed: Iterable[str]) -> list[str]:
+    """Return the commands that no test runs, neither as they stand nor its equal, though nothing says why."""
+    run = {command for test in IN_ORDER for command in to_run(test)}
+    return [each for each in listed if each not in run and runner_of(each) is None and why_not(each) is None]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_of_each_command_it_is_known_who_runs_it_or_why_nobody_does(page: str) -> None:
+    assert _unaccounted(commands(page)) == [], "tests/site_commands.py says nothing of them"
+
+
+def test_a_new_command_that_nobody_runs_is_found() -> None:
+    new = ["shoal trace --new", "python run_local.py --config-path configs/new.yaml", "python benchmarks.py"]
+    assert _unaccounted(["shoal trace", *new, "shoal ps"]) == new
+
+
+@pytest.mark.parametrize("test", [*dict.fromkeys([*IN_ORDER, *ELSEWHERE.values()])])
+def test_who_is_said_to_run_commands_is_there(test: str) -> None:
+    path, _, function = test.partition("::")
+    name, _, variant = function.partition("[")
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), test
+    assert not variant or test in IN_ORDER, "tests/e2e/test_tasks.py makes its variants of these"
+    for page in IN_ORDER.get(test, ()):
+        assert commands_of(page), f"there are none on {page}"
+
+
+def test_no_pattern_is_left_over() -> None:
+    every = {command for pages in (PAGES, *IN_ORDER.values()) for page in pages for command in commands_of(page)}
+    for patterns in (ELSEWHERE, BY_NOBODY):
+        first = {next((one for one in patterns if re.fullmatch(one, command)), None) for command in every}
+        assert [one for one in patterns if one not in first] == [], "no command needs them"
 
 
 # ---- the page on other systems -------------------------------------------------------------------------------------

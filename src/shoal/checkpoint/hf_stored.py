@@ -47,7 +47,8 @@ class StoredModel:
         try:
             self._keys = family.stored.keys_of(self._tensors)
         except StateMismatch as error:
-            raise StateMismatch(f"{self._name} is not of the model that config.json describes: {error}") from error
+            described = "that config.json describes (with what model.extra, if given, says instead)"
+            raise StateMismatch(f"{self._name} is not of the model {described}: {error}") from error
 
     def require_size(self, index: int) -> None:
         """Compare sizes before a unit gets its memory: what config.json says may be anything.

@@ -217,7 +217,8 @@ def _swarm_key(config: Config, log_dir: Path, *, is_local: bool) -> bytes:
     if is_local and not path.exists():
         raise ConfigError(
             f"--resume: run {log_dir.name} goes on with the swarm key that it was begun with, which no checkpoint has: "
-            f"copy {LOCAL_KEY} from its log folder to {path}"
+            f"copy {LOCAL_KEY} from its log folder to {path}; a run of start_trainer_client.py has none there: "
+            "resume it by that, with --resume"
         )
     try:
         return load_swarm_key(path)

@@ -222,7 +222,7 @@ def test_everything_that_speaks_against_it_is_said_at_once(runs: Runs, monkeypat
 def test_a_run_is_gone_on_with_by_the_key_of_its_swarm_alone(runs: Runs, tmp_path: Path) -> None:
     runs.keep(runs.begin(), 10)
     (tmp_path / RUN / LOCAL_KEY).unlink()
-    with pytest.raises(ConfigError, match=r"copy swarm.key from its log folder to .*/swarm\.key$"):
+    with pytest.raises(ConfigError, match=r"copy swarm.key from its log folder to .*/swarm\.key; a run of start_"):
         runs.resume()
     create_swarm_key(tmp_path / RUN / LOCAL_KEY)
     with pytest.raises(ConfigError, match="no good checkpoint"):
