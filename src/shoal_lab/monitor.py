@@ -14,18 +14,21 @@ class Monitor:
 
     Attributes:
         values: numbers of the run, in the order of their arrival.
+        num_steps: of how many steps they tell; some are told together.
         noted: lines of `events.jsonl`, likewise.
     """
 
     def __init__(self) -> None:
         self.values: list[Mapping[str, float]] = []
+        self.num_steps = 0
         self.noted: list[str] = []
 
     def receive(self, event: Received) -> bool:
         """Take numbers and events."""
         match event.message:
-            case Metrics(values=values):
+            case Metrics(values=values, steps=steps):
                 self.values.append(values)
+                self.num_steps += steps if "loss/train" in values else 0
             case Noted(line=line):
                 self.noted.append(line)
             case PeerMetrics():
