@@ -106,7 +106,7 @@ class WriteThread:
         return self._is_slow and bool(self._jobs)
 
     def do(self, write: Callable[[], _Result]) -> Future[_Result]:
-        """Have the thread call `write`, after those that were given before.
+        """Call `write` after those that were given before: here if the file always answers, else in the thread.
 
         Returns:
             What it returns or raises; it is done, unless the disk does not answer. One that is cancelled before its
