@@ -73,14 +73,18 @@ class TakeoverMachine:
         wake_at_s: when to look again if no event comes before (monotonic).
     """
 
-    def __init__(self, slot: int, lowest: int, round: int, now_s: float) -> None:
+    def __init__(
+        self, slot: int, lowest: int, round: int, now_s: float, *, left_to_record: Collection[StepKey] = ()
+    ) -> None:
         """Ask no replica yet.
 
         Args:
             lowest: the lowest generation of that trainer that may still act.
+            left_to_record: attempts whose doubt an earlier takeover in this round has waited for in vain.
         """
         self._slot, self._lowest, self._round = slot, lowest, round
         self._begun_s = self.wake_at_s = now_s
+        self._left_to_record = frozenset(left_to_record)
         self._answers: dict[PeerId, Fenced] = {}
         self._committed: dict[PeerId, set[StepKey]] = {}  # by who has said so
 
@@ -115,7 +119,7 @@ class TakeoverMachine:
         if waited_s > _SILENCE_S:
             return True
         have_answered = bool(self._answers) and self._answers.keys() >= set(live)
-        return have_answered and (not self._in_doubt() or waited_s > _DOUBT_S)
+        return have_answered and (self._in_doubt() <= self._left_to_record or waited_s > _DOUBT_S)
 
     def settled(self, everyone: Collection[PeerId] | None, steady: Collection[PeerId]) -> Settled:
         """What the answers prove.
@@ -136,14 +140,14 @@ class TakeoverMachine:
         return Settled(
             round=self._round,
             committed=committed,
-            in_doubt=frozenset(self._in_doubt() - committed),
+            in_doubt=self._in_doubt() - committed,
             witnesses=witnesses,
             complete=everyone is not None and self._answers.keys() >= set(everyone),
         )
 
-    def _in_doubt(self) -> set[StepKey]:
+    def _in_doubt(self) -> frozenset[StepKey]:
         doubts = (key for answer in self._answers.values() for key in answer.in_doubt)
-        return {key for key in doubts if key.trainer == self._slot}
+        return frozenset(key for key in doubts if key.trainer == self._slot)
 
 
 def next_number(settled: Settled, steps: StepRange, last_reported: int, next_step: int, *, is_known: bool) -> int:

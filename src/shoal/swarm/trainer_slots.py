@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from shoal.events.trainers import TrainerFenced, TrainerGivenUp, TrainerNotReplaced, TrainerReplaced, TrainerStale
-from shoal.ids import PeerId
+from shoal.ids import PeerId, StepKey
 from shoal.runtime.launcher_messages import StartTrainer
 from shoal.swarm.step_operations import SendStepMessage
 from shoal.swarm.takeover import Settled, TakeoverMachine, next_number
@@ -113,7 +113,7 @@ class _Replacement:
 
 @dataclass(slots=True)
 class _TrainedRound:
-    """The round that is trained."""
+    """The round that is trained; `in_doubt`: attempts that takeovers in it have left to the record."""
 
     round: int
     slots: frozenset[int]
@@ -122,6 +122,7 @@ class _TrainedRound:
     steady: set[PeerId]
     starts: dict[int, int] = field(default_factory=dict[int, int])
     replacements: dict[int, _Replacement] = field(default_factory=dict[int, _Replacement])
+    in_doubt: frozenset[StepKey] = frozenset()
 
 
 class TrainerSlots:
@@ -377,8 +378,9 @@ class TrainerSlots:
         return effects
 
     def _replace(self, training: _TrainedRound, slot: int, generation: int, now_s: float, *, is_launched: bool) -> None:
-        fencing = TakeoverMachine(slot, generation, training.round, now_s) if training.steps else None
-        first = training.steps.first
+        first, fencing = training.steps.first, None
+        if training.steps:
+            fencing = TakeoverMachine(slot, generation, training.round, now_s, left_to_record=training.in_doubt)
         training.replacements[slot] = _Replacement(generation, now_s, now_s, first, fencing, is_launched)
 
     def _advance_all(self, training: _TrainedRound, now_s: float) -> SlotEffects:
@@ -413,6 +415,7 @@ class TrainerSlots:
         everyone = None if training.named is None else {*self._live, *training.named}
         settled = machine.settled(everyone, training.steady)
         replacement.fencing, replacement.settled = None, settled
+        training.in_doubt |= settled.in_doubt
         return [
             TrainerFenced(
                 slot=slot,

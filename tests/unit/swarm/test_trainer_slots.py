@@ -11,6 +11,7 @@ from shoal.events.trainers import TrainerFenced, TrainerGivenUp, TrainerNotRepla
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.launcher_messages import StartTrainer
 from shoal.swarm.step_operations import SendStepMessage
+from shoal.swarm.takeover import TakeoverMachine
 from shoal.swarm.trainer_slots import MAX_PER_ROUND, GoOn, ReleaseLeases, SlotEffect, TrainerSlots, TrainerThere
 from shoal.wire.messages.base import Hop, StepRange
 from shoal.wire.messages.control import TrainerHello
@@ -18,7 +19,7 @@ from shoal.wire.messages.feed import Released
 from shoal.wire.messages.step import Fence, Fenced
 
 A, B = PeerId("A"), PeerId("B")
-KEY, OTHER = StepKey(1, 1, 4, 0), StepKey(0, 1, 4, 0)
+KEY, NEXT, OTHER = StepKey(1, 1, 4, 0), StepKey(1, 1, 5, 0), StepKey(0, 1, 4, 0)
 STEPS, NONE = StepRange(4, 8), StepRange(8, 8)
 
 
@@ -173,6 +174,34 @@ def test_replicas_are_asked_again_while_they_are_silent_or_in_doubt() -> None:
     [said] = desk.answer(B, fenced(KEY), 2.2)
     assert isinstance(said, TrainerFenced)
     assert (said.committed, said.in_doubt) == (1, 0)
+
+
+def test_doubt_that_was_waited_for_in_vain_holds_up_no_other_replacement_in_the_round() -> None:
+    desk = Desk()
+    desk.lose()
+    desk.answer(A, fenced())
+    desk.answer(B, fenced(in_doubt=(KEY,)))
+    desk.slots.launched(1, 2, "", 2.1)
+    desk.slots.receive(*hello(1, 2), 2.2)
+    [said, release] = desk.slots.tick(3.1)
+    assert isinstance(said, TrainerFenced)
+    assert isinstance(release, ReleaseLeases)
+    assert said.in_doubt == 1
+    desk.slots.released(Released(1, 1, 4, is_known=True), -1, 3.2)
+    desk.lose(generation=2, now_s=4.0)
+    desk.answer(A, fenced(lowest=3), 4.01)
+    [again] = desk.answer(B, fenced(in_doubt=(KEY,), lowest=3), 4.02)
+    assert isinstance(again, TrainerFenced)
+    assert (again.in_doubt, again.after_s) == (1, 0.02)
+
+
+def test_new_doubt_is_waited_for_beside_the_one_that_is_left_to_the_record() -> None:
+    machine = TakeoverMachine(1, 3, 3, 4.0, left_to_record=(KEY,))
+    machine.receive(A, fenced(in_doubt=(KEY, NEXT), lowest=3))
+    assert not machine.is_over([A], 4.9)
+    machine.receive(A, fenced(NEXT, in_doubt=(KEY,), lowest=3))
+    assert machine.is_over([A], 4.1)
+    assert machine.settled([A], ()).in_doubt == {KEY}
 
 
 def test_a_replica_that_is_lost_meanwhile_is_not_waited_for_and_does_not_count_as_settled() -> None:
