@@ -12,6 +12,10 @@ last one:
     busy          steps times the mean time from one to the next within a round, as a part of the whole
     longest gap   from one step to the next
 
+With --path instead: a small model in two stages, one at each end of the line. Measured: the time from one step to the
+next, in round trips of the line. Of four microbatches two are in flight, and their gradients have to come back, which
+takes two round trips. Three at most.
+
 With --newcomer instead: the near server trains alone, and the far one is started once a round is recorded. Its state
 has to cross the line, which takes longer than a round. Measured: the time until it has trained a step, and how many
 rounds were recorded meanwhile, 6 at most.
@@ -27,7 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -53,14 +57,14 @@ MODEL = (
     "--model.num-layers=8",
     "--model.hidden-size=448",
     "--model.num-heads=7",
+    "--model-pipeline.stages=1",
+)
+SMALL = ("--model.num-layers=2", "--model.hidden-size=64", "--model.num-heads=4", "--model-pipeline.stages=2")
+FLAGS = (
     "--data.seq-len=8",
     "--data.holdout-fraction=0.01",
-    "--model-pipeline.stages=1",
     "--model-pipeline.microbatches=4",
     f"--diloco.batch-size-per-step={BATCH}",
-)
-FLAGS = (
-    *MODEL,
     "--no-wandb",
     "--log-level=debug",
     "--run.deterministic=false",
@@ -69,7 +73,9 @@ FLAGS = (
     "--run.eval-every=1000",
 )
 MAX_RECORDS = 6
-PACE = {"SHOAL_EMULATION__CALL_S": "0", "SHOAL_EMULATION__SAMPLE_S": f"0={1 / BATCH}"}
+MAX_ROUND_TRIPS = 3.0
+NO_PACE = {"SHOAL_EMULATION__CALL_S": "0"}
+PACE = {**NO_PACE, "SHOAL_EMULATION__SAMPLE_S": f"0={1 / BATCH}"}
 
 
 @dataclass(frozen=True)
@@ -115,12 +121,17 @@ def main() -> int:
     parser.add_argument("--cases", default="none,sparse,int4,overlap,auto", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=4, help="three at least (4)")
     parser.add_argument("--newcomer", action="store_true", help="measure how long a server that comes late takes")
+    parser.add_argument("--path", action="store_true", help="measure a step over two stages that are far apart")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     if options.newcomer:
         after_s, num_records = newcomer()
         Console().print(f"the newcomer has trained a step after {after_s:.0f} s; {num_records} rounds were recorded")
         return 0 if num_records <= MAX_RECORDS else 1
+    if options.path:
+        round_trips = far_path(options.rounds)
+        Console().print(f"a step over stages at both ends takes {round_trips:.2f} round trips of the line")
+        return 0 if round_trips <= MAX_ROUND_TRIPS else 1
     figures = [measured(name, options.rounds) for name in options.cases.split(",")]
     table = Table("averaging", "busy", "longest gap, s", "a step, s", "limits hold")
     for each in figures:
@@ -136,22 +147,25 @@ def main() -> int:
 
 
 @contextmanager
-def client_at_a_line(flags: Sequence[str]) -> Iterator[tuple[Launched, Callable[[str], Launched]]]:
+def client_at_a_line(
+    flags: Sequence[str], pace: Mapping[str, str] = PACE
+) -> Iterator[tuple[Launched, Callable[[str], Launched]]]:
     """Start a client on the near host; gives it, and what starts a server on one of the hosts."""
     with (
         tempfile.TemporaryDirectory(prefix="far-rounds-") as directory,
         far_hosts(LineKind()) as line,
         hosts_of(Path(directory), line) as hosts,
     ):
-        client = hosts.run("near", "start_trainer_client.py", *FLAGS, *flags, environment=PACE)
+        client = hosts.run("near", "start_trainer_client.py", *FLAGS, *flags, environment=pace)
         variable, command = invited(client)
+        command[command.index("--num-servers") + 1] = "1"
         hosts.give_key("near", "far")
-        yield client, lambda host: hosts.run(host, *command, environment={**variable, **PACE}, start="server")
+        yield client, lambda host: hosts.run(host, *command, environment={**variable, **pace}, start="server")
 
 
 def measured(name: str, num_rounds: int) -> Figure:
     """Train so many rounds, and see when steps were committed."""
-    flags = (f"--num-servers={NUM_SLOTS}", f"--diloco.outer-steps={num_rounds}", *CASES[name].flags)
+    flags = (*MODEL, f"--num-servers={NUM_SLOTS}", f"--diloco.outer-steps={num_rounds}", *CASES[name].flags)
     with client_at_a_line(flags) as (client, server):
         servers = [server(host) for host in ("near", "far")]
         assert client.ends(num_rounds * STEPS * 10.0 + END_S) == 0, client.output
@@ -162,9 +176,19 @@ def measured(name: str, num_rounds: int) -> Figure:
     return figure
 
 
+def far_path(num_rounds: int) -> float:
+    """Train so many rounds over a path from one end of the line to the other; return a step's time in round trips."""
+    flags = (*SMALL, "--num-servers=2", f"--diloco.outer-steps={num_rounds}")
+    with client_at_a_line(flags, pace=NO_PACE) as (client, server):
+        servers = [server(host) for host in ("near", "far")]
+        assert client.ends(num_rounds * STEPS * 10.0 + END_S) == 0, client.output
+        _, _, pace_s = of_trainer(Swarm(client, servers, 1).steps(0), num_rounds)
+    return pace_s / LineKind().round_trip_s
+
+
 def newcomer() -> tuple[float, int]:
     """Start a server at the other end of the line; return after which time, and how many records, it has trained."""
-    flags = ("--num-servers=1", "--diloco.outer-steps=1000", *CASES["int4"].flags)
+    flags = (*MODEL, "--num-servers=1", "--diloco.outer-steps=1000", *CASES["int4"].flags)
     with client_at_a_line(flags) as (client, server):
         swarm = Swarm(client, [server("near")], 1)
         until(swarm.is_training, 2 * START_S, "a first record")

@@ -34,10 +34,30 @@ class StepSafety:
 
     def __init__(self) -> None:
         self.generations_at: dict[StepKey, dict[str, int]] = {}
+        self._done: dict[
+            tuple[int, ...], StepKey
+        ] = {}  # the last step of each trainer that it has heard to be committed
 
     def opened(self, key: StepKey, generations: Mapping[str, int]) -> None:
         """An attempt begins over these replicas, each in this generation."""
         self.generations_at[key] = dict(generations)
+
+    def done(self, key: StepKey) -> None:
+        """A trainer goes on, since some replica has committed this step."""
+        self._done[key[:2]] = key
+
+    def begins(self, peer: str, generation: int, key: StepKey, unapplied: Iterable[StepKey]) -> None:
+        """A replica computes the first forward of a step.
+
+        Args:
+            unapplied: What is open there and not in doubt.
+
+        Raises:
+            Broken: Among that is the step before, which its trainer knows to be committed.
+        """
+        before = self._done.get(key[:2])
+        if before in unapplied and before != key and self.generations_at.get(before, {}).get(peer) == generation:
+            raise Broken(f"{peer} begins {key} before it has applied {before}")
 
     def applies(
         self,

@@ -34,6 +34,7 @@ from shoal.pipeline.tensor_check import payload_misfit
 from shoal.runtime.device_thread import DeviceThread
 from shoal.runtime.waking import Signal
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
+from shoal.swarm.early_payloads import EarlyPayload, EarlyPayloads
 from shoal.swarm.microbatch_cut import lowered
 from shoal.swarm.microbatch_pass import Payload
 from shoal.swarm.round_orders import StepsClosed
@@ -162,6 +163,7 @@ class StageWorker:
         self._operations = hooks.operations(DeviceOperations(compute, device, self._meter, self._clock))
         self._evaluator = StageEvaluator(endpoint, compute)
         self._events = events
+        self._early = EarlyPayloads[Sequence[WireTensor]](self._machine)
         self._payloads: dict[StepKey, dict[tuple[bool, type, int], Sequence[WireTensor]]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
         self._committed_before = 0
@@ -225,6 +227,8 @@ class StageWorker:
                         if hop.peer != self._endpoint.peer_id:
                             self._endpoint.introduce(hop)
                 self._do(answers)
+                for early in self._early.take(message.key):
+                    self._on_payload(early.sender, early.message, early.content)
             case Fence() if not self._rights.is_client(event.peer):
                 return False  # of no one else's; a client that has just taken the run over repeats it
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
@@ -238,6 +242,7 @@ class StageWorker:
 
     def peer_lost(self, peer: PeerId) -> None:
         self._evaluator.peer_lost(peer)
+        self._early.lost(peer)
         self._do(self._machine.lost(peer, self._clock.now_s()))
 
     def start_round(self, round: int, base: str = "", anew: bool = False, keeps_rest: bool = False) -> None:
@@ -247,6 +252,7 @@ class StageWorker:
         self._round_starts, self._inherited = True, None
         if self._replica_log is not None and round > 0:
             self._replica_log.loaded(round - 1, base, anew, keeps_rest)
+        self._early.clear()
         self._do(self._machine.start_round(round, base, keeps_rest))
 
     def resume(
@@ -310,6 +316,8 @@ class StageWorker:
             raise RoundAborted(f"round {round} cannot be closed: this replica is in round {self._machine.round}")
 
     def _on_payload(self, peer: PeerId, message: Payload, tensors: Sequence[WireTensor]) -> None:
+        if self._early.holds(EarlyPayload(peer, message, tensors, sum(tensor.num_bytes for tensor in tensors))):
+            return
         if (wanted := self._machine.wanted_by(peer, message)) is not None:
             module = self._compute.module.part(is_head=wanted.is_head)
             problem = payload_misfit(message, tensors, module, self._machine.open[message.key].request)

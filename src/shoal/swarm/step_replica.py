@@ -5,6 +5,7 @@ The rules that keep a step atomic whoever dies:
 
 - An attempt is opened once: every Open of a trainer must be newer than all that it has opened or ended here.
 - A commit waits for every other step that has begun and is not prepared, so a step sees one version of the weights.
+- A trainer goes on when one replica has committed; here its next step begins when the one before is over here, too.
 - A decision is final. Without its trainer, an unprepared step aborts alone; a prepared one asks the path, and asking or
   answering "not committed" is a promise that only this settlement (`settlement.py`), or the round, decides it here.
 - From its join to the next record a replica decides nothing by itself.
@@ -157,6 +158,10 @@ class StepReplica:
             case _:
                 raise RemoteProtocolError(f"{type(message).__name__} is not for a replica")
 
+    def awaits(self, key: StepKey) -> bool:
+        """Whether an attempt may still be opened here: what comes for it until then is early (`EarlyPayloads`)."""
+        return self._ledger.is_new(key) and not self._ledger.is_fenced(key)
+
     def wanted_by(self, sender: PeerId, message: Payload) -> MicrobatchPass | None:
         """Which pass of an open step still waits for the tensor of `message`."""
         step = self.open.get(message.key)
@@ -174,12 +179,20 @@ class StepReplica:
         if key.generation > self._ledger.lowest_generation(key.trainer):
             # A new generation has taken the old one's place.
             sends += self._fence({key.trainer: key.generation}, now_s)
-        if sum(not step.settling for step in self.open.values()) >= self._max_open_steps:
+        if self._num_held(key.trainer) >= self._max_open_steps:
             return [*sends, SendStepMessage(sender, Busy(key))]
         self._ledger.opened(key)
         self.open[key] = OpenStep(request, sender, self._stage, self._num_opened, self._schedule, self._is_wrapped)
         self._num_opened += 1
         return [*sends, SendStepMessage(sender, Opened(key))]
+
+    def _num_held(self, trainer: int) -> int:
+        """How many steps need memory beside a new one of this trainer. One that is decided needs its memory until it is
+        applied, and until then the next one of its trainer needs none."""
+        held = {key: step for key, step in self.open.items() if not step.settling}
+        going = [key.trainer for key, step in held.items() if step.decision is None]
+        decided = {key.trainer for key, step in held.items() if step.decision is not None}
+        return len(going) + len(decided - {trainer, *going})
 
     def _refusal(self, sender: PeerId, request: Open) -> str | None:
         if self._ledger.is_fenced(request.key) or not self._ledger.may_open(sender, request.key):
@@ -203,10 +216,8 @@ class StepReplica:
     def _on_payload(self, sender: PeerId, message: Payload) -> list[SendStepMessage]:
         step = self.open.get(message.key)
         if step is None:
-            # Late messages of an aborted attempt are nothing; those of one that was never opened mean that we are
-            # not who the sender thinks we are.
-            known = not self._ledger.is_new(message.key) or self._ledger.is_fenced(message.key)
-            return [] if known else [SendStepMessage(sender, Refused(message.key, UNKNOWN))]
+            # Late messages of an aborted attempt are nothing; for one that is not opened yet the driver had no room.
+            return [SendStepMessage(sender, Refused(message.key, UNKNOWN))] if self.awaits(message.key) else []
         own = step.pass_of(sender, message)
         if own is None:
             raise RemoteProtocolError(
@@ -339,13 +350,16 @@ class StepReplica:
         """Everything that the device could do now."""
         found = [ReadyOperation(Operation(OperationKind.DROP, key), True, -1) for key in self._drops]
         unprepared = any(step.begun and not step.prepared for step in self.open.values())
+        trainers: set[int] = set()  # of steps that are not over, and were opened before
         for key, step in self.open.items():
             if step.decision is not None and not unprepared:
                 found.append(
                     ReadyOperation(Operation(OperationKind.COMMIT, key, decision=step.decision), True, step.opened)
                 )
-            else:
+            elif step.begun or key.trainer not in trainers:
                 found += step.ready()
+            if not step.in_doubt:
+                trainers.add(key.trainer)
         return found
 
     def started(self, operation: Operation) -> None:

@@ -5,8 +5,9 @@
        |________|__________|___________|    a new attempt, over other replicas where one failed
        WAITING until a replica that is avoided may be tried again
 
-Before the first Commit any failure aborts the attempt everywhere. From the first Commit on the step stands: Commit is
-repeated until each replica has answered or is lost, and one "committed" makes the step done.
+Before the first Commit any failure aborts the attempt everywhere. From the first Commit on the step stands, and one
+"committed" makes it done: the others have the Commit in their queue, before anything of the next step, or they lose us
+and ask those that have applied it.
 """
 
 from __future__ import annotations
@@ -292,7 +293,7 @@ class StepTrainer:
         if self._phase == StepPhase.WAITING:
             return self._open(plan, now_s)
         if self._phase == StepPhase.COMMITTING:
-            return self._repeat_commit(plan, now_s)
+            return self._repeat_commit(now_s)
         for stage, peer in enumerate(self._path):
             late = peer not in self._opened if self._phase == StepPhase.OPENING else stage not in self._prepared
             if late:
@@ -324,8 +325,9 @@ class StepTrainer:
         said = plan.samples, plan.base, plan.loss_scale, plan.warrant
         request = Open(self._key, plan.round, hops, sizes, targets, *said)
         effects: list[TrainerEffect] = [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
-        # What goes to one replica gets there in order; of several one could hear of the microbatch before the step.
-        return [*effects, *self._feed()] if len(path) == 1 else effects
+        # Who hears of a microbatch before the step keeps it, so there is no need to wait for a round trip. If something
+        # was in the way of the attempt before, nothing is computed until all have agreed.
+        return [*effects, *self._feed()] if self._attempts == 1 or len(path) == 1 else effects
 
     def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:
         """No path now: wait for a replica that may be tried again soon, but not too long."""
@@ -400,20 +402,16 @@ class StepTrainer:
     def _norm(self) -> float:
         return gradient_norm(self._prepared[stage].squared_norm for stage in range(len(self._path)))
 
-    def _repeat_commit(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
-        self.wake_at_s = now_s + self._timeout_s
-        if any(self._answers.values()):
-            # The silent ones have the Commit in their queue, or will lose us and ask those that have applied it.
-            self._lost |= set(self._path) - set(self._answers)
-            return self._conclude(plan, now_s)
-        commit = self._commit
+    def _repeat_commit(self, now_s: float) -> list[TrainerEffect]:
+        self.wake_at_s, commit = now_s + self._timeout_s, self._commit
         silent = [peer for peer in self._path if peer not in self._answers and peer not in self._lost]
         return [] if commit is None else [SendStepMessage(peer, commit) for peer in silent]
 
     def _conclude(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
-        if len(self._answers.keys() | self._lost) < len(self._path):
+        is_committed = any(self._answers.values())
+        if not is_committed and len(self._answers.keys() | self._lost) < len(self._path):
             return []
-        if not any(self._answers.values()) and not self._lost:
+        if not is_committed and not self._lost:
             # Surely applied nowhere: train the batch again.
             return self._open(plan, now_s)
         loss = self._prepared[range(len(self._path))[self._head]].loss
@@ -424,7 +422,7 @@ class StepTrainer:
             loss=math.nan if loss is None else loss,
             grad_norm=self._norm(),
             skipped=self._commit is not None and self._commit.skipped,
-            committed=any(self._answers.values()),
+            committed=is_committed,
             attempts=self._attempts,
             num_samples=sum(map(len, plan.microbatch_targets)),
             num_targets=sum(map(sum, plan.microbatch_targets)),

@@ -16,6 +16,7 @@ from tests.simulation.safety import Broken, Seen
 
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.schedule import choose
+from shoal.swarm.early_payloads import EarlyPayload, EarlyPayloads
 from shoal.swarm.step_operations import Decision, Operation, OperationKind, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import (
@@ -32,7 +33,7 @@ from shoal.swarm.step_trainer import (
 )
 from shoal.wire.limits import TENSORS_OF
 from shoal.wire.messages.base import ReplicaRef, SampleRange
-from shoal.wire.messages.step import Backward, Fenced, Forward, Labels, StepEntry, StepMessage
+from shoal.wire.messages.step import Backward, Fenced, Forward, Labels, Open, StepEntry, StepMessage
 
 if TYPE_CHECKING:
     from tests.simulation.step.world import World
@@ -122,6 +123,7 @@ class ReplicaHost:
         )
         self.generation = world.new_generation(peer)
         self.work: dict[StepKey, Work] = {}
+        self.early = EarlyPayloads[Chain](self.machine)
         self.payloads: dict[tuple[StepKey, bool, type, int], Chain] = {}
         self.applied: list[StepKey] = []
         self.buffers: list[StepKey] = []
@@ -141,6 +143,7 @@ class ReplicaHost:
         self._kick()
 
     def lost(self, peer: str) -> None:
+        self.early.lost(PeerId(peer))
         self._do(self.machine.lost(PeerId(peer), self.world.network.now_s))
         self._remind_later()
         self._kick()
@@ -149,7 +152,12 @@ class ReplicaHost:
         message = envelope.message
         if type(message) not in _PAYLOADS:
             self._do(self.machine.receive(sender, message, self.world.network.now_s))
+            if type(message) is Open:
+                for early in self.early.take(message.key):
+                    self._on_step(early.sender, Envelope(early.message, early.content))
             self._remind_later()
+            return
+        if self.early.holds(EarlyPayload(sender, message, envelope.tensor, 1)):
             return
         if (wanted := self.machine.wanted_by(sender, message)) is not None:
             self.payloads[message.key, wanted.is_head, type(message), message.microbatch] = envelope.tensor
@@ -180,6 +188,7 @@ class ReplicaHost:
         # Whoever holds what the record says and whoever fetches it starts a new generation: no step reaches over a
         # record.
         self.generation, self.applied, self.buffers, self.joined = self.world.new_generation(self.peer), [], [], None
+        self.early.clear()
         self._do(self.machine.start_round(hello.round))
 
     def _try_join(self) -> None:
@@ -225,6 +234,10 @@ class ReplicaHost:
         if operation is None:
             return
         self._busy = True
+        step = self.machine.open.get(operation.key)
+        if step is not None and not step.begun:
+            unapplied = self.machine.open.keys() - self.machine.in_doubt
+            self.world.safety.begins(self.peer, self.generation, operation.key, unapplied)
         self.machine.started(operation)
         network = self.world.network
         duration_s = network.exponential(_COMPUTE_S) * network.slowness(self.peer)
@@ -408,7 +421,9 @@ class TrainerHost:
         self.busy = False
         self.world.losses.followed(f"another attempt of {self.peer}")
         match self.machine.ended:
-            case Finished():
+            case Finished(key=key, committed=committed):
+                if committed:
+                    self.world.safety.done(key)
                 self.world.ledger.acknowledge(self)
                 self.sample, self.number, self.steps = None, self.number + 1, self.steps + 1
             case RoundOver():

@@ -68,6 +68,14 @@ class CommitsWhileAnotherStepHasBegun(StepReplica):
         return ready
 
 
+class BeginsBeforeTheLastStepIsOver(StepReplica):
+    """Computes a trainer's next step, of which it may hear before it has applied the one before."""
+
+    def ready(self) -> list[ReadyOperation]:
+        steps = [step for step in self.open.values() if step.decision is None]
+        return [*super().ready(), *(each for step in steps if not step.begun for each in step.ready())]
+
+
 class PromisesNothing(StepReplica):
     """Answers "not committed", and takes the trainer's Commit afterwards."""
 
@@ -219,6 +227,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
     for mutant, first_seed in (
         (CommitsWithoutAllMicrobatches, 0),
         (CommitsWhileAnotherStepHasBegun, 0),
+        (BeginsBeforeTheLastStepIsOver, 0),
         (PromisesNothing, 100),
         (AbortsWithoutWaitingForTheSilent, 194),
         (AbortsAPreparedStepAlone, 4),

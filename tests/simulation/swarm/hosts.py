@@ -127,6 +127,7 @@ class Steps(StepHost):
             self.since = [[] for _ in self.since]
         self.taken = None
         self.generation, self.applied, self.buffers, self.joined = self.world.new_generation(self.peer), [], [], None
+        self.early.clear()
         self._do(self.machine.start_round(round, keeps_rest=self.server.keeps_rest))
         self.server.keeps_rest = False
         self._kick()

@@ -5,15 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from shoal.ids import PeerId, StepKey
+from shoal.pipeline import stage_worker as stage_worker_module
 from shoal.pipeline.stage_worker import StageWorker, StepLimits, StepRights
 from shoal.swarm.step_operations import BEHIND, Schedule
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import Received
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.step import Fence, Open, Opened, Refused
+from shoal.wire.messages.step import Fence, Forward, Open, Opened, Refused
+from shoal.wire.tensors import WireTensor
 
-ME, NEXT, TRAINER = PeerId("me"), PeerId("next"), PeerId("trainer")
+BEFORE, ME, NEXT, TRAINER = PeerId("before"), PeerId("me"), PeerId("next"), PeerId("trainer")
 
 
 class Post:
@@ -31,10 +35,9 @@ class Post:
         self.posted.append(what)
 
 
-def stage_worker(post: Post, **options: Any) -> StageWorker:
-    compute: Any = SimpleNamespace(
-        stage=0, schedule=Schedule.ONE_F_ONE_B, module=SimpleNamespace(is_wrapped=False, has_loss=False)
-    )
+def stage_worker(post: Post, stage: int = 0, **options: Any) -> StageWorker:
+    module = SimpleNamespace(is_wrapped=False, has_loss=False, part=lambda is_head: None)
+    compute: Any = SimpleNamespace(stage=stage, schedule=Schedule.ONE_F_ONE_B, module=module)
     device: Any = None
     endpoint: Any = post
     worker = StageWorker(
@@ -78,3 +81,28 @@ def test_who_is_not_the_trainer_opens_no_step_and_takes_no_slot() -> None:
     key = StepKey(0, 1, 0, 0)
     worker.receive(Received(TRAINER, Open(key, 1, path, (2,), (2,), ()), ()))
     assert (post.posted[1:], worker.num_open) == ([(TRAINER, Opened(key))], 1)
+
+
+def test_a_tensor_that_comes_before_its_step_is_kept_until_that_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_worker_module, "payload_misfit", lambda *_: None)
+    post, key = Post(), StepKey(0, 1, 0, 0)
+    worker = stage_worker(post, stage=1)
+    tensor = WireTensor("float32", (2,), memoryview(bytes(8)))
+    worker.receive(Received(BEFORE, Forward(key, 0), (tensor,)))
+    worker.receive(Received(PeerId("another"), Forward(key, 0), ()))
+    assert post.posted == []
+    worker.receive(Received(TRAINER, Open(key, 1, (Hop(BEFORE, ()), Hop(ME, ())), (2,), (2,), ()), ()))
+    assert post.posted == [(TRAINER, Opened(key))]
+    assert list(worker._payloads[key].values()) == [(tensor,)]
+    assert worker._machine.open[key].passes[0].inputs == 1
+
+
+def test_early_tensors_end_with_their_sender_s_connection_and_with_the_round() -> None:
+    post, key = Post(), StepKey(0, 1, 0, 0)
+    worker = stage_worker(post, stage=1)
+    worker.receive(Received(BEFORE, Forward(key, 0), ()))
+    worker.peer_lost(BEFORE)
+    assert worker._early._held == []
+    worker.receive(Received(BEFORE, Forward(key, 0), ()))
+    worker.start_round(2)
+    assert worker._early._held == []

@@ -157,6 +157,45 @@ def test_a_repeated_open_is_answered_again_and_too_many_are_busy() -> None:
     assert machine.receive(U, request(OTHER), 0.0) == [SendStepMessage(U, Opened(OTHER))]
 
 
+NEXT = KEY._replace(number=1)
+
+
+def test_the_next_step_of_a_trainer_begins_when_the_one_before_is_applied() -> None:
+    machine = replica(max_open_steps=1)
+    prepared(machine)
+    machine.receive(T, Commit(KEY, 1.0, 0.1, False), 0.0)
+    assert machine.receive(T, request(NEXT), 0.0) == [SendStepMessage(T, Opened(NEXT))], "it needs no memory yet"
+    machine.receive(A, Forward(NEXT, 0), 0.0)
+    [commit] = machine.ready()
+    assert commit.operation.kind == OperationKind.COMMIT
+    machine.started(commit.operation)
+    assert machine.finished(commit.operation, None) == [SendStepMessage(T, Committed(KEY))]
+    assert run(machine) == [SendStepMessage(C, Forward(NEXT, 0))]
+
+
+def test_while_another_step_holds_its_commit_up_a_trainer_s_next_step_waits_too_and_takes_no_place() -> None:
+    machine = replica(max_open_steps=2)
+    prepared(machine)
+    begun(machine, OTHER, U)
+    machine.receive(T, Commit(KEY, 1.0, 0.1, False), 0.0)
+    machine.receive(T, request(NEXT), 0.0)
+    machine.receive(A, Forward(NEXT, 0), 0.0)
+    assert machine.ready() == []
+    third = StepKey(2, 1, 0, 0)
+    assert machine.receive(PeerId("V"), request(third), 0.0) == [SendStepMessage(PeerId("V"), Busy(third))]
+    machine.lost(U, 0.0)
+    assert [send.message for send in run(machine)] == [Committed(KEY), Forward(NEXT, 0)]
+
+
+def test_a_step_in_doubt_holds_up_no_later_one_of_its_trainer() -> None:
+    machine = replica()
+    prepared(machine)
+    machine.lost(T, 0.0)
+    machine.receive(T, request(NEXT), 0.0)
+    machine.receive(A, Forward(NEXT, 0), 0.0)
+    assert [send.message for send in run(machine)] == [Forward(NEXT, 0)]
+
+
 def test_a_commit_waits_for_a_step_that_has_begun_but_not_for_one_that_has_not() -> None:
     machine = replica(max_open_steps=3)
     begun(machine, OTHER, U)

@@ -64,9 +64,9 @@ def trainer(max_grad_norm: float | None = 1.0) -> StepTrainer:
 
 
 def running(machine: StepTrainer, the_plan: StepPlan | None = None) -> list[TrainerEffect]:
-    machine.start(the_plan or plan(), 0.0)
-    machine.receive(A, Opened(KEY), 0.0)
-    return machine.receive(B, Opened(KEY), 0.0)
+    effects = machine.start(the_plan or plan(), 0.0)
+    assert machine.receive(A, Opened(KEY), 0.0) == machine.receive(B, Opened(KEY), 0.0) == []
+    return effects
 
 
 def prepared(stage: int, squared_norm: float = 0.02, finite: bool = True, key: StepKey = KEY) -> Prepared:
@@ -97,11 +97,11 @@ def test_where_a_home_replica_is_the_client_says_later_than_the_round_began() ->
     assert [message.path for message in opens if isinstance(message, Open)] == [(now, *hops(B))] * 2
 
 
-def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> None:
+def test_inputs_follow_the_order_to_begin_and_never_more_than_the_window() -> None:
     machine = trainer()
-    machine.start(plan(), 0.0)
-    assert machine.receive(A, Opened(KEY), 0.0) == []
-    assert machine.receive(B, Opened(KEY), 0.0) == [
+    effects = running(machine)
+    assert sent(effects) == [(A, Open), (B, Open)]
+    assert effects[-2:] == [
         FeedMicrobatch(KEY, 0, MicrobatchPart(0, 0, 2), A, B),
         FeedMicrobatch(KEY, 1, MicrobatchPart(1, 0, 2), A, B),
     ]
@@ -109,6 +109,26 @@ def test_inputs_follow_when_all_have_opened_and_never_more_than_the_window() -> 
     assert machine.receive(B, MicrobatchDone(KEY, 0), 0.0) == []
     assert machine.receive(A, MicrobatchDone(KEY, 0), 0.0) == [FeedMicrobatch(KEY, 2, MicrobatchPart(2, 0, 1), A, B)]
     assert machine.receive(A, MicrobatchDone(KEY, 0), 0.0) == []
+
+
+def test_after_a_setback_nothing_is_computed_before_all_have_opened() -> None:
+    machine = trainer()
+    running(machine)
+    again = machine.receive(B, Busy(KEY), 0.0)
+    assert sent(again) == [(A, Abort), (B, Abort), (A, Open), (B2, Open)]
+    assert not any(isinstance(effect, FeedMicrobatch) for effect in again)
+    assert machine.receive(A, Opened(AGAIN), 0.0) == []
+    fed = machine.receive(B2, Opened(AGAIN), 0.0)
+    assert fed == [FeedMicrobatch(AGAIN, each, MicrobatchPart(each, 0, 2), A, B2) for each in (0, 1)]
+
+
+def test_what_is_prepared_before_all_have_said_that_they_take_part_is_not_committed() -> None:
+    machine = trainer()
+    machine.start(plan(), 0.0)
+    for peer, stage in ((A, 0), (B, 1)):
+        assert machine.receive(peer, prepared(stage), 0.0) == []
+    assert machine.receive(A, Opened(KEY), 0.0) == []
+    assert sent(machine.receive(B, Opened(KEY), 0.0)) == [(A, Commit), (B, Commit)]
 
 
 def test_where_one_replica_is_the_whole_path_inputs_follow_at_once_and_what_is_refused_counts_once() -> None:
@@ -133,11 +153,10 @@ def test_where_one_replica_is_the_whole_path_inputs_follow_at_once_and_what_is_r
 
 def test_of_a_wrapped_model_the_first_replica_gets_the_labels_and_says_the_loss() -> None:
     machine = StepTrainer(trainer=3, generation=2, window=1, max_grad_norm=None, step_timeout_s=10.0, is_wrapped=True)
-    assert running(machine) == [FeedMicrobatch(KEY, 0, MicrobatchPart(0, 0, 2), A, A)]
+    assert running(machine)[-1] == FeedMicrobatch(KEY, 0, MicrobatchPart(0, 0, 2), A, A)
     machine.receive(A, Prepared(KEY, 0, 0, 0.02, True, 2.5), 0.0)
     machine.receive(B, Prepared(KEY, 1, 0, 0.02, True, None), 0.0)
     machine.receive(A, Committed(KEY), 0.0)
-    machine.receive(B, Committed(KEY), 0.0)
     assert isinstance(machine.ended, Finished)
     assert machine.ended.loss == 2.5
 
@@ -362,6 +381,17 @@ def test_commit_is_repeated_to_the_silent_until_one_has_applied_it() -> None:
     assert isinstance(machine.ended, Finished)
 
 
+def test_one_that_has_committed_makes_the_step_done_and_what_others_say_later_means_nothing() -> None:
+    machine = trainer()
+    committing(machine)
+    machine.receive(B, Committed(KEY), 0.0)
+    assert isinstance(machine.ended, Finished)
+    assert machine.ended.committed
+    machine.start(plan(8), 0.0)
+    assert machine.receive(A, Committed(KEY), 0.1) == machine.receive(A, Aborted(KEY), 0.1) == []
+    assert machine.ended is None
+
+
 def test_a_cancelled_step_is_aborted() -> None:
     machine = trainer()
     running(machine)
@@ -425,7 +455,7 @@ def test_the_caps_that_the_client_says_cut_a_step_by_the_smallest_one_of_its_pat
         (ReplicaRef(Hop(A, ()), 5), ReplicaRef(Hop(A2, ()), 1)),
         (ReplicaRef(Hop(B, ()), 1), ReplicaRef(Hop(B2, ()))),
     )
-    [_, opened, _] = machine.start(plan(replicas=capped), 0.0)
+    [_, opened, *_] = machine.start(plan(replicas=capped), 0.0)
     assert isinstance(opened, SendStepMessage)
     assert isinstance(opened.message, Open)
     assert opened.message.microbatch_samples == (1,) * 5
