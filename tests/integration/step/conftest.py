@@ -88,7 +88,8 @@ class Swarm:
         round: int = 1,
         loss_scale: float = 1.0,
     ) -> Finished:
-        return await self.drivers[trainer].train(
+        """Train a step, until all replicas have applied it that can: its trainer goes on when one has."""
+        result = await self.drivers[trainer].train(
             round=round,
             number=number,
             microbatches=[microbatch(*tensors) for tensors in batch],
@@ -99,6 +100,8 @@ class Swarm:
             note=lambda key, path: self.notes.append((key, path)),
             loss_scale=loss_scale,
         )
+        await self.settle()
+        return result
 
     async def settle(self) -> None:
         """Lets everything that is under way arrive and be computed, and what follows from it as well."""
