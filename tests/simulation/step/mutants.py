@@ -232,7 +232,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (AbortsWithoutWaitingForTheSilent, 194),
         (AbortsAPreparedStepAlone, 4),
         (ForgetsWhatItHasCommitted, 4),
-        (IgnoresFences, 1316),
+        (IgnoresFences, 26),
         (OpensStepsOfAnotherRound, 11),
         (TakesMicrobatchesOfAnySize, 1),
         (AddsRepeatedBackwards, 0),
