@@ -165,7 +165,7 @@ def plain_line(row: Row, now_s: float) -> str:
 
 def screen(row: Row, now_s: float, width: int) -> Group:
     """Return the numbers as a table, old ones dim, and the state under it; as wrapped text where it is too narrow."""
-    cells, state = row.cells(now_s), row.state(now_s)
+    cells, state = row.cells(now_s), without_controls(row.state(now_s))
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for cell in cells:
         table.add_column(cell.title, justify="right", no_wrap=True)
@@ -187,4 +187,4 @@ def _numbers(cells: Sequence[Cell]) -> str:
 def print_event(event: Event) -> None:
     """Print what a person is to see of an event, where there is no live row yet."""
     if text := event.say():
-        print(text, flush=True)
+        print(without_controls(text), flush=True)

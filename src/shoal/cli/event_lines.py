@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import anyio
 
-from shoal.cli.output import without_controls
+from shoal.cli.output import plain_json, without_controls
 from shoal.cli.runs_here import living_runs
 from shoal.clock import SystemClock
 from shoal.errors import MALFORMED, ConfigError
@@ -141,7 +141,7 @@ def _print(folder: Path, pattern: str, told: Callable[[Line], Iterable[str]], *,
 
     def write(line: Line) -> None:
         texts = [without_controls(text) for text in told(line)]
-        for text in [line.text] * bool(texts) if as_json else texts:
+        for text in [plain_json(line.text)] * bool(texts) if as_json else texts:
             print(text, flush=True)
 
     try:

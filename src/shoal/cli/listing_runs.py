@@ -54,7 +54,7 @@ def list_runs(*, as_json: bool) -> int:
         print(json.dumps({"runs": rows, "left": [str(each.path) for each in dead]}))
         return 0
     for line in table_lines((_TITLES, *map(_cells, rows))) if rows else ("no run of yours lives on this host",):
-        print(line)
+        print(without_controls(line))
     for each in dead:
         print(f"left of a dead run: {_told(each)}")
     if dead:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from shoal.checkpoint.places import LocalPlace, folder_of, round_of
 from shoal.cli.display import Display
+from shoal.cli.output import without_controls
 from shoal.cli.run_files import LOCAL_MARK
 from shoal.cli.run_row import RunRow, duration
 from shoal.clock import Clock
@@ -142,7 +143,7 @@ class LiveView(Display):
 
     def failed(self, failure: str | None) -> None:
         """Say why the run has failed."""
-        self._print(Text(f"failed: {failure}", style="bold red"))
+        self._print(Text(without_controls(f"failed: {failure}"), style="bold red"))
 
     def _checkpoints(self, summary: Mapping[str, Any] | None) -> str | None:
         """Return where the run's checkpoints lie, if there is one."""

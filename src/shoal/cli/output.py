@@ -12,6 +12,7 @@ _UNSEEN = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 
 _CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(0x7F, 0xA0), *_UNSEEN) if chr(code) not in "\n\t"
 }
+_ESCAPED = {code: f"\\u{code:04x}" for code in _CONTROLS if code >= 32}
 
 
 def without_controls(text: str) -> str:
@@ -22,6 +23,11 @@ def without_controls(text: str) -> str:
 def on_one_line(text: str) -> str:
     """Return what a terminal may show of a text that somebody else has made, as one line."""
     return " ".join(without_controls(text).split())
+
+
+def plain_json(text: str) -> str:
+    """Return JSON as a terminal may show it: what it has in its texts is the same, and written as an escape."""
+    return text.translate(_ESCAPED)
 
 
 def table_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:

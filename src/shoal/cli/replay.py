@@ -110,9 +110,10 @@ def _show(verdict: Verdict) -> None:
         "took": f"{verdict.took_s:.1f} s",
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, without_controls(value))
     console.print(table, highlight=False)
     for difference in verdict.differences[:_MOST_DIFFERENCES]:
-        console.print(f"differs: {difference}", style="red", highlight=False, markup=False, soft_wrap=True)
+        differs = without_controls(f"differs: {difference}")
+        console.print(differs, style="red", highlight=False, markup=False, soft_wrap=True)
     if verdict.agrees:
         console.print("Every round has come to the recorded hashes, bit for bit.", highlight=False)

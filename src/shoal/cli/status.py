@@ -12,7 +12,7 @@ from shoal import log
 from shoal.cli.exits import DONE
 from shoal.cli.known_peers import with_known_peers
 from shoal.cli.observing import SwarmObserver
-from shoal.cli.output import without_controls
+from shoal.cli.output import plain_json, without_controls
 from shoal.cli.run_files import SUMMARY_FILE
 from shoal.cli.runs_here import choose, living_runs, nothing_here
 from shoal.cli.watching import Finder, FinderHere, SwarmFinder, look_once
@@ -52,7 +52,10 @@ def print_status(config: Config, origins: Mapping[str, str], wanted: str = "", *
             f"no run of this host is there any more: {ended.name}, its newest one, has ended. `shoal events` says how, "
             f"{ended / SUMMARY_FILE} what came of it; for a run of other hosts give --initial-peers"
         ) from None
-    print(msgspec.json.encode(status).decode() if as_json else "\n".join(map(without_controls, lines_of(status))))
+    if as_json:
+        print(plain_json(msgspec.json.encode(status).decode()))
+    else:
+        print("\n".join(map(without_controls, lines_of(status))))
     return DONE
 
 

@@ -12,7 +12,7 @@ import msgspec
 from shoal import log
 from shoal.cli.event_lines import Line, told_to_people
 from shoal.cli.exits import DONE, FAILED
-from shoal.cli.output import without_controls
+from shoal.cli.output import plain_json, without_controls
 from shoal.cli.status import finder_of
 from shoal.cli.watching import Finder, WatchedRun, look_once
 from shoal.clock import SystemClock
@@ -62,15 +62,17 @@ class _Printed:
         text = msgspec.json.encode(event).decode()
         at = datetime.fromtimestamp(event.unix_s, UTC).astimezone()
         line = Line(at, event.level, event.event, {"says": event.says}, text)
-        for told in [text] if self._as_json else told_to_people(line):
-            print(without_controls(told), flush=True)
+        shown = [plain_json(text)] if self._as_json else map(without_controls, told_to_people(line))
+        for each in shown:
+            print(each, flush=True)
 
 
 async def _look(finder: Finder, printed: _Printed) -> int:
     status = await look_once(finder)
     if status.client is None or not status.client.answers:
         problem = "there is none" if status.client is None else status.client.problem
-        print(f"the client of the run, which tells what has happened, does not answer: {problem}", file=sys.stderr)
+        said = f"the client of the run, which tells what has happened, does not answer: {problem}"
+        print(without_controls(said), file=sys.stderr)
         return FAILED
     printed.print_new(status.events)
     return DONE
@@ -92,5 +94,5 @@ async def _follow(finder: Finder, printed: _Printed) -> int:
     if failures:
         raise failures[0]
     if watched.ended:
-        print(watched.ended, file=sys.stderr)
+        print(without_controls(watched.ended), file=sys.stderr)
     return DONE

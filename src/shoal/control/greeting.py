@@ -11,9 +11,11 @@ it is. The answer is sealed for the question and for who gives it, so it says no
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.config.host import PREFIX_PATTERN
 from shoal.identity import open_content, seal_content, swarm_key_fingerprint
 from shoal.ids import PeerId
 
@@ -49,10 +51,9 @@ class Greeter:
         if len(answer) > MAX_ANSWER_BYTES:
             return None
         prefix = open_content(self.swarm_key, _LABEL, answer, _bound(question, peer))
-        try:
-            return None if prefix is None else prefix.decode()
-        except UnicodeDecodeError:
-            return None
+        said = None if prefix is None else prefix.decode(errors="replace")
+        # It stands in a command that the user is told to type.
+        return said if said is not None and re.match(PREFIX_PATTERN, said) else None
 
 
 def _bound(question: bytes, peer: PeerId) -> bytes:

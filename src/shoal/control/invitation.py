@@ -16,6 +16,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from shoal.config.host import PREFIX_PATTERN
 from shoal.errors import MALFORMED, ConfigError
 from shoal.identity import KEY_BYTES
 
@@ -51,7 +52,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
     """What is written: a peer once, with all of its addresses. Nothing in it can mean more than it says: what begins
     with an @ would be the name of a file."""
 
-    experiment_prefix: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+    experiment_prefix: Annotated[str, msgspec.Meta(pattern=PREFIX_PATTERN)]
     swarm_key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     expires_unix_s: Annotated[int, msgspec.Meta(ge=0)]
     addresses: Annotated[dict[_Peer, list[_Where]], msgspec.Meta(min_length=1, max_length=MAX_PEERS)]

@@ -20,6 +20,7 @@ from zeroconf import Error as ZeroconfError
 from zeroconf import IPVersion, NonUniqueNameException, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
+from shoal.config.host import PREFIX_PATTERN
 from shoal.errors import MALFORMED
 from shoal.identity import derived_key, open_content, seal_content
 from shoal.transport.tcp import own_hosts
@@ -49,7 +50,7 @@ class FoundSwarm(msgspec.Struct, frozen=True, array_like=True):
         unix_s: when that was written, by the clock of who announces it.
     """
 
-    experiment_prefix: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    experiment_prefix: Annotated[str, msgspec.Meta(pattern=PREFIX_PATTERN)]
     initial_peers: Annotated[
         tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(min_length=1, max_length=MAX_PEERS)
     ]

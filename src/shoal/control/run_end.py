@@ -25,12 +25,9 @@ from shoal.runtime.waking import Signal, pass_on
 from shoal.swarm.client_turn import ASK_AGAIN_S
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.control import AskRun, RunOver, TellRun
+from shoal.wire.messages.control import MAX_FAILURE_CHARS, AskRun, RunOver, TellRun
 
 logger = logging.getLogger(__name__)
-
-MAX_FAILURE_CHARS = 300
-"""Of the reason why a run could not go on."""
 
 OnOver = Callable[[str, bool], None]
 """Told how the run has ended, in words, and whether nothing went wrong."""

@@ -142,13 +142,10 @@ def swarm_status(prefix: str, view: SwarmView, answer: RunStatus | None, problem
         known.pop(name, None)
     known["events"] = tuple(_event(each) for each in known.get("events", ()))
     known["state"] = _state(view, client, answer)
-    stages = tuple(
-        StageStatus(
-            stage=stage,
-            replicas=tuple(_server(replica, view, undialled, numbers) for replica in view.by_stage(stage)),
-        )
-        for stage in range(run.num_stages)
-    )
+    servers: dict[int, list[ServerStatus]] = {}
+    for replica in view.replicas:
+        servers.setdefault(replica.stage, []).append(_server(replica, view, undialled, numbers))
+    stages = tuple(StageStatus(stage=stage, replicas=tuple(servers.get(stage, ()))) for stage in range(run.num_stages))
     return SwarmStatus(
         experiment_prefix=prefix,
         run=run.run_id,

@@ -296,6 +296,8 @@ def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, 
                     for found in batch.to_pylist():
                         row += 1
                         yield read, reader.take(found, f"{path.name}:{row}")
+            except MemoryError:
+                raise  # of pyarrow as well; what is left out is the same wherever it is read
             except (OSError, ValueError, _arrow_exception()) as error:
                 if (reason := of_the_system(error)) is not None:
                     raise reason from None  # another time it gives them

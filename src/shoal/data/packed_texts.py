@@ -38,6 +38,14 @@ def chat_identity(tokenizer_hash: str) -> str:
     return f"chat {_FORMAT} {tokenizer_hash}"
 
 
+def endless_template() -> ConfigError:
+    """Return what to say of a template that the process was ended for which has run it."""
+    return ConfigError(
+        "the chat template of data.tokenizer computes without end on one of the conversations, and was given up: name "
+        "another tokenizer, or mend the chat_template.jinja in its folder"
+    )
+
+
 def marked(tokens: NDArray[np.int64], is_target: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return the tokens (n,) of one text with what a file has to say of each."""
     found = tokens | np.where(is_target, _IS_TARGET, 0)

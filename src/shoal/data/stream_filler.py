@@ -1,6 +1,6 @@
 """Makes the windows of a stream in a process of its own, `python -m shoal.data.stream_filler`, as they are asked for.
 
-It has no event loop.
+What it reads is mostly of strangers, so its memory has a limit. It has no event loop.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from shoal.data.stream_store import WindowStore
 from shoal.errors import InvariantViolation
 from shoal.events.base import Event
 from shoal.runtime.child import Parent
+from shoal.runtime.own_limits import within_free_memory
 from shoal.runtime.process_control import set_process_title
 
 
@@ -71,7 +72,7 @@ def main() -> None:
     """Work until the data server is through."""
     set_process_title("stream")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    with Parent[FillerOrder](FillerOrder) as data_server:
+    with Parent[FillerOrder](FillerOrder) as data_server, within_free_memory():
         serve(data_server.orders, data_server.say)
 
 

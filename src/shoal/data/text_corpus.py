@@ -18,7 +18,7 @@ from shoal.data.documents import Documents, RowReader
 from shoal.data.element_file import ElementFile
 from shoal.data.file_documents import FileDocuments, local_documents
 from shoal.data.hub_documents import StreamDocuments, TableDocuments, TextDocuments
-from shoal.data.packed_texts import chat_identity, packed_dataset
+from shoal.data.packed_texts import chat_identity, endless_template, packed_dataset
 from shoal.data.source import DataSet
 from shoal.data.token_cache import CachedTokens, TokenCache
 from shoal.data.token_messages import (
@@ -47,6 +47,7 @@ from shoal.events.data import DocumentsSkipped, TokensStopped
 from shoal.model.hf.described import FAMILY, config_values
 from shoal.model.hf.tokenizer import KeptTokenizer, kept_tokenizer, named_tokenizer, require_hash
 from shoal.runtime.child import Child
+from shoal.runtime.own_limits import is_endless
 
 Say = Callable[[Event], None]
 
@@ -272,6 +273,8 @@ def _order(order: MakerOrder, say: Say) -> MakerReport:
                     case report:
                         return report
         except ChildDied as died:
+            if is_endless(died):
+                raise endless_template() from died
             raise RemoteError(
                 f"the process that makes tokens has ended with {died.code} before it was done; is the memory enough?"
             ) from died

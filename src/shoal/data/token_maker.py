@@ -1,6 +1,7 @@
 """Makes tokens in a process of its own, `python -m shoal.data.token_maker`: what that takes of memory ends with it.
 
-It has no event loop, and torch only for conversations.
+What it reads is mostly of strangers, and a small file may unpack to a large one, so its memory has a limit. It has no
+event loop, and torch only for conversations.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from shoal.data.token_messages import (
 from shoal.errors import StorageError
 from shoal.events.base import Event
 from shoal.runtime.child import Parent
+from shoal.runtime.own_limits import within_free_memory
 from shoal.runtime.process_control import set_process_title
 
 
@@ -47,7 +49,7 @@ def main() -> None:
     set_process_title("tokens")
     # The library asks before it uses threads; nothing is forked here.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    with Parent[MakerOrder](MakerOrder) as starter:
+    with Parent[MakerOrder](MakerOrder) as starter, within_free_memory():
         for order in starter.orders:
             starter.say(carry_out(order, starter.say))
 

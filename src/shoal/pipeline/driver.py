@@ -125,6 +125,10 @@ class StepDriver:
         """There is a new connection with a peer."""
         self._machine.peer_found(peer)
 
+    def round_begun(self, round: int) -> None:
+        """The client has begun a round, so those before are over."""
+        self._do(self._machine.round_begun(round))
+
     async def train(
         self,
         *,

@@ -16,7 +16,7 @@ from shoal.wire.messages.base import RouterReport
 from shoal.wire.messages.step import StepMessage
 
 CLOSED = "closed"
-"""Reason of a refusal: the round is over at the replica; the trainer must stop, not try elsewhere."""
+"""Reason of a refusal: the round is over at the replica; the trainer stops, once another one or the client says so."""
 BEHIND = "behind"
 """Reason of a refusal: the replica does not hold the record before the round yet."""
 STALE = "stale"

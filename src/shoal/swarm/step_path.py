@@ -7,7 +7,7 @@ peer that was too slow, or a pair that was apart not long ago, is only used wher
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 from shoal.ids import PeerId
@@ -106,13 +106,18 @@ class Avoidance:
         return self._suspected.get(who, now_s) > now_s
 
 
-def candidates(home: Sequence[Hop], replicas: Replicas) -> list[list[PeerId]]:
-    """Of each stage: the home replica, then the others in their order; home comes last where it is no replica now."""
+def candidates(home: Sequence[Hop], replicas: Replicas, without: Collection[PeerId] = ()) -> list[list[PeerId]]:
+    """Of each stage: the home replica, then the others in their order; home comes last where it is no replica now.
+
+    Args:
+        without: left out where a stage has any other.
+    """
     found: list[list[PeerId]] = []
     for stage, hop in enumerate(home):
         listed = [other.peer for other in replicas[stage]] if stage < len(replicas) else []
         preferred = [hop.peer] if hop.peer in listed else []
-        found.append(list(dict.fromkeys([*preferred, *listed, hop.peer])))
+        peers = list(dict.fromkeys([*preferred, *listed, hop.peer]))
+        found.append([peer for peer in peers if peer not in without] or peers)
     return found
 
 
@@ -130,7 +135,7 @@ def choose_path(
     """
     if all(candidates):
         best = tuple(peers[0] for peers in candidates)
-        if _costs_nothing(best, avoidance, now_s, closes=closes):
+        if is_undoubted(best, avoidance, now_s, closes=closes):
             return best  # as mostly; to compare all pairs of many replicas takes many milliseconds
     starts = [
         (avoidance.cost(peer, place, now_s), (peer,))
@@ -149,8 +154,8 @@ def choose_path(
     return _cheapest(closed)
 
 
-def _costs_nothing(path: Sequence[PeerId], avoidance: Avoidance, now_s: float, *, closes: bool) -> bool:
-    """Whether nothing is known against the first choice of each stage, nor against any two neighbours."""
+def is_undoubted(path: Sequence[PeerId], avoidance: Avoidance, now_s: float, *, closes: bool = False) -> bool:
+    """Whether nothing is known against the peers of a path, nor against any two neighbours; `closes`: see above."""
     pairs = [*pairwise(path), (path[-1], path[0])] if closes else pairwise(path)
     return all(avoidance.is_usable(peer, now_s) and not avoidance.cost(peer, 0, now_s) for peer in path) and all(
         avoidance.may_follow(one, other, now_s) and not avoidance.pair_cost(one, other, now_s) for one, other in pairs

@@ -253,7 +253,7 @@ class StepReplica:
         return []
 
     def _on_refused(self, sender: PeerId, key: StepKey) -> list[SendStepMessage]:
-        if (step := self.open.get(key)) is None or step.prepared or sender not in step.path:
+        if (step := self.open.get(key)) is None or step.prepared or sender not in step.neighbours:
             return []
         return [SendStepMessage(step.trainer, Broken(key, sender))]
 

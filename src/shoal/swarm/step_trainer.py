@@ -8,6 +8,9 @@
 Before the first Commit any failure aborts the attempt everywhere. From the first Commit on the step stands, and one
 "committed" makes it done: the others have the Commit in their queue, before anything of the next step, or they lose us
 and ask those that have applied it.
+
+That the round is closed is believed when a second replica says it, when there is no other path that nothing speaks
+against, or when the client begins the next round: one replica that lies costs a round trip, and not the round.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.microbatch_cut import KnownCaps, MicrobatchPart, cut
 from shoal.swarm.step_operations import BEHIND, CLOSED, SendStepMessage, decision_of, gradient_norm
-from shoal.swarm.step_path import Avoidance, candidates, choose_path
+from shoal.swarm.step_path import Avoidance, candidates, choose_path, is_undoubted
 from shoal.wire.messages.base import Hop, Replicas, RouterReport, SampleRange
 from shoal.wire.messages.step import (
     Abort,
@@ -130,7 +133,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class RoundOver:
-    """A replica refuses because the round is closed; the step is applied nowhere."""
+    """The round is closed, as this replica has said last; the step is applied nowhere."""
 
     peer: PeerId
 
@@ -194,6 +197,9 @@ class StepTrainer:
         self._key = StepKey(trainer, generation, -1, -1)
         self._attempts = self._busy = self._refusals = 0
         self._give_up_s = math.inf
+        self._given_up_by = set[PeerId]()
+        # Who has said of which round that it is closed.
+        self._closed_round, self._closed = 0, set[PeerId]()
         self._clear_attempt(())
         self.ended: StepEnd | None = None
         self.wake_at_s = math.inf
@@ -220,11 +226,14 @@ class StepTrainer:
         if plan.number != self._key.number:
             self._key = StepKey(self._trainer, self._generation, plan.number, -1)
         self._plan = plan
+        if plan.round != self._closed_round:
+            self._closed_round, self._closed = plan.round, set[PeerId]()
         self._caps.told(plan.replicas)
         listed = [replica.hop for stage in plan.replicas for replica in stage]
         # A home replica that was started again since the round began is elsewhere now.
         self._hops = {hop.peer: hop for hop in (*plan.home, *listed)}
         self._attempts = self._busy = self._refusals = 0
+        self._given_up_by.clear()
         self._give_up_s = now_s + self._timeout_s
         dials = [Dial(peer) for peer in self._avoidance.look_for([hop.peer for hop in listed], now_s)]
         self._avoidance.forget_ended(now_s)
@@ -258,13 +267,15 @@ class StepTrainer:
                 return self._again(plan, now_s)
             case Refused():
                 return self._refused(plan, sender, message, now_s)
+            case Broken(peer=peer) if self._are_neighbours(sender, peer):
+                self._avoidance.avoid_pair(sender, peer, now_s + _BROKEN_S)
+                self._avoidance.suspect_pair(sender, peer, now_s + _SUSPECT_PAIR_S)
+                return self._again(plan, now_s)
             case Aborted():
-                return self._again(plan, now_s)
-            case Broken(peer=peer):
-                if peer in self._path:
-                    self._avoidance.avoid_pair(sender, peer, now_s + _BROKEN_S)
-                    self._avoidance.suspect_pair(sender, peer, now_s + _SUSPECT_PAIR_S)
-                return self._again(plan, now_s)
+                # Any other one of the path can have asked it for that.
+                return self._set_back(plan, sender, self._path, now_s)
+            case Broken():
+                return self._set_back(plan, sender, (sender,), now_s)
             case _:
                 return []
         return self._go_on(plan, now_s)
@@ -300,6 +311,15 @@ class StepTrainer:
                 self._avoidance.suspect(peer, now_s + _SUSPECT_S)
         return self._again(plan, now_s)
 
+    def round_begun(self, round: int) -> list[TrainerEffect]:
+        """The client has begun a round: if a replica has said that the one before is closed, it is."""
+        is_over = self._plan is not None and self._closed_round < round and bool(self._closed)
+        if not is_over or self._phase == StepPhase.COMMITTING:
+            return []
+        aborts = self._aborts()
+        self._end(RoundOver(min(self._closed)))
+        return aborts
+
     def cancel(self) -> list[TrainerEffect]:
         """The step is given up by its caller; what has been committed stands."""
         sends = self._aborts() if self._phase in (StepPhase.OPENING, StepPhase.RUNNING) else []
@@ -309,10 +329,13 @@ class StepTrainer:
     # ---- an attempt
 
     def _open(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
-        found = candidates(plan.home, plan.replicas)
+        found = candidates(plan.home, plan.replicas, self._closed)
         path = choose_path(found, self._avoidance, now_s, closes=self._is_wrapped)
         if path is None:
             return self._wait(found, now_s)
+        return self._open_over(path, plan, now_s)
+
+    def _open_over(self, path: tuple[PeerId, ...], plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         self._key = self._key._replace(attempt=self._key.attempt + 1)
         self._attempts += 1
         whole_sizes = tuple(len(targets) for targets in plan.microbatch_targets)
@@ -352,11 +375,31 @@ class StepTrainer:
         # Also to a peer that has just been lost: it is not sent then, and its end settles the attempt by itself.
         return [SendStepMessage(peer, Abort(self._key)) for peer in self._path]
 
+    def _are_neighbours(self, one: PeerId, other: PeerId) -> bool:
+        if other not in self._path:
+            return False
+        distance = abs(self._path.index(one) - self._path.index(other))
+        return distance == 1 or (self._is_wrapped and distance == len(self._path) - 1 > 0)
+
+    def _set_back(
+        self, plan: StepPlan, sender: PeerId, suspects: tuple[PeerId, ...], now_s: float
+    ) -> list[TrainerEffect]:
+        """Begin another attempt; over others than the suspects if this replica has given up an earlier one as well."""
+        if not self._gave_up_before(sender):
+            return self._again(plan, now_s)
+        for peer in suspects:
+            self._avoidance.suspect(peer, now_s + _SUSPECT_S)
+        return self._refused(plan, sender, Refused(self._key, "it gives up every attempt"), now_s)
+
+    def _gave_up_before(self, peer: PeerId) -> bool:
+        """Note that a replica has given an attempt of this step up; return whether it has done that before."""
+        before = peer in self._given_up_by
+        self._given_up_by.add(peer)
+        return before
+
     def _refused(self, plan: StepPlan, sender: PeerId, message: Refused, now_s: float) -> list[TrainerEffect]:
         if message.reason == CLOSED:
-            aborts = self._aborts()
-            self._end(RoundOver(sender))
-            return aborts
+            return self._closed_at(sender, plan, now_s)
         if message.cap is not None and message.cap < max(part.num_samples for part in self._parts):
             # It takes the batch in smaller parts, at once.
             self._caps.lower(sender, message.cap)
@@ -370,6 +413,19 @@ class StepTrainer:
                 self._end(NoPath((stage,), message.reason[:_MAX_REASON_CHARS]))
                 return aborts
         return self._again(plan, now_s)
+
+    def _closed_at(self, sender: PeerId, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        """Believe it, or try once whether it is closed at others too: those from which an answer comes at once."""
+        aborts, is_first = self._aborts(), not self._closed
+        self._closed.add(sender)
+        found = candidates(plan.home, plan.replicas, self._closed)
+        path = choose_path(found, self._avoidance, now_s, closes=self._is_wrapped) if is_first else None
+        # One that is frozen would answer much later, when the next round has begun.
+        is_sound = path is not None and is_undoubted(path, self._avoidance, now_s, closes=self._is_wrapped)
+        if path is None or sender in path or not is_sound:
+            self._end(RoundOver(sender))
+            return aborts
+        return [*aborts, *self._open_over(path, plan, now_s)]
 
     def _go_on(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         self.wake_at_s = now_s + self._timeout_s
@@ -412,7 +468,10 @@ class StepTrainer:
         if not is_committed and len(self._answers.keys() | self._lost) < len(self._path):
             return []
         if not is_committed and not self._lost:
-            # Surely applied nowhere: train the batch again.
+            # Surely applied nowhere: train the batch again, over others if these do that each time.
+            for peer in self._path:
+                if self._gave_up_before(peer):
+                    self._avoidance.suspect(peer, now_s + _SUSPECT_S)
             return self._open(plan, now_s)
         loss = self._prepared[range(len(self._path))[self._head]].loss
         routers = tuple(each for stage in range(len(self._path)) for each in self._prepared[stage].routers)

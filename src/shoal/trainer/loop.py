@@ -101,6 +101,7 @@ class TrainerLoop:
                 raise RemoteProtocolError(f"a round of slot {message.slot} over {len(message.path)} stages is not ours")
             self._next = message
             self._avoided.clear()
+            self.driver.round_begun(message.round)
         self._backoff.reset()
         self._replicas = message.replicas
         self._changed.notify()

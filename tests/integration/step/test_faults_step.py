@@ -324,6 +324,19 @@ async def test_closing_a_round_finishes_what_has_begun_and_tells_the_trainer(mak
         assert (await swarm.train(batch(2), 2, 1e-2, round=2)).committed
 
 
+async def test_one_replica_that_says_that_the_round_is_closed_stops_no_trainer(make_swarm: MakeSwarm) -> None:
+    async with make_swarm(family(), 2, num_replicas=2) as swarm:
+        liar, honest = swarm.replicas[0]
+        await liar.worker.close(1)
+        for number in range(2):
+            assert (await swarm.train(batch(number), number, 1e-2)).committed
+        assert [entry.key.attempt for entry in honest.worker.log] == [1, 0], "it is asked once"
+        await swarm.replicas[1][0].worker.close(1)
+        with pytest.raises(RoundClosed):
+            await swarm.train(batch(2), 2, 1e-2)
+        assert [key.attempt for key, _ in swarm.notes] == [0, 1, 0, 0], "the second one that says so is believed"
+
+
 async def test_a_replica_is_closed_when_its_step_in_doubt_has_been_resolved_and_applied(make_swarm: MakeSwarm) -> None:
     async with make_swarm(family(), 2) as swarm, anyio.create_task_group() as tasks:
         [[replica], _] = swarm.replicas

@@ -30,6 +30,12 @@ def test_an_answer_is_for_one_question_and_of_one_peer() -> None:
     assert OURS.prefix_in(answer + bytes(512), question, PEER) is None
 
 
+@pytest.mark.parametrize("prefix", ["", "a b", "$(reboot)", "a;b", "../a", "-x", "a\n", "a" * 65, "\x1b[2J"])
+def test_what_could_be_no_prefix_is_none_whoever_says_it(prefix: str) -> None:
+    question = new_question()
+    assert OURS.prefix_in(Greeter(KEY, prefix).answer(question, PEER), question, PEER) is None
+
+
 @pytest.mark.parametrize("question", [b"", b"x" * 31, b"x" * 33, b"x" * 100_000])
 def test_what_is_no_question_gets_no_answer(question: bytes) -> None:
     assert OURS.answer(question, PEER) == b""

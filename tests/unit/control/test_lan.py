@@ -39,6 +39,11 @@ def test_what_is_no_text_of_a_swarm_is_nothing(text: dict[bytes, bytes | None]) 
     assert opened(KEY, text) is None
 
 
+@pytest.mark.parametrize("prefix", ["", "a b", "$(reboot)", "../a", "-x", "a\n", "a" * 65, "\x1b[2J"])
+def test_a_text_with_what_could_be_no_prefix_is_nothing(prefix: str) -> None:
+    assert opened(KEY, _read(sealed(KEY, FoundSwarm(prefix, PEERS, 1000.0)))) is None
+
+
 def test_a_text_that_was_changed_is_nothing() -> None:
     text = _read(sealed(KEY, SWARM))
     first = text[b"0"] or b""

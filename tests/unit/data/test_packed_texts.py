@@ -15,6 +15,7 @@ from tests.unit.data.corpora import make_tokens_here
 
 from shoal.checkpoint.byte_tokenizer import byte_tokenizer_files
 from shoal.config import Config
+from shoal.data import text_corpus
 from shoal.data.catalog import open_source
 from shoal.data.packed_texts import PackedTexts
 from shoal.data.source import Source
@@ -96,6 +97,30 @@ def said_and_answered(number: int) -> tuple[str, str]:
         answers += f"{message['content']}\x03" if message["role"] == "assistant" else ""
     # The last token is nobody's input.
     return text[:-1], answers
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
+        "{{ (9 ** messages | length * 9) ** 99999999 }}",
+    ],
+)
+def test_a_template_that_computes_without_end_is_given_up(
+    endless: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(text_corpus, "_MAKER", "tests.unit.data.limited_maker")
+    made = config(tmp_path, [turns(number) for number in range(NUM)], endless + TEMPLATE)
+    with pytest.raises(ConfigError, match=r"the chat template of data\.tokenizer computes without end"):
+        opened(made)
+
+
+def test_a_template_that_computes_little_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(text_corpus, "_MAKER", "tests.unit.data.limited_maker")
+    dataset = opened(config(tmp_path, [turns(number) for number in range(NUM)]))
+    assert len(texts_of(dataset.train) + texts_of(dataset.holdout)) == NUM
 
 
 def test_every_answer_is_a_target_once_and_nothing_else_is(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from shoal.data.stream_opening import open_streams
 from shoal.data.streams import StreamPlace, Taken
 from shoal.data.text_corpus import with_tokenizer
 from shoal.data.token_cache import TokenCache
-from shoal.errors import ConfigError, RemoteError
+from shoal.errors import ConfigError, RemoteError, StorageError
 from shoal.events.base import Event
 from shoal.events.data import (
     DocumentsSkipped,
@@ -264,6 +264,33 @@ def test_a_small_parquet_file_that_says_it_unpacks_to_a_large_one_is_not_read(
     monkeypatch.setattr(parquet_files, "_MOST_UNPACKED_BYTES", 900_000)
     with pytest.raises(ConfigError, match=r"a\.parquet: row group 0 unpacks from \d+ bytes to 1\d{6}, more than 1000"):
         all_tokens(of_folder(tmp_path / "corpus", {"cache_dir": str(tmp_path / "again")}))
+
+
+@needs(LinuxCall.PROC, "a limit on the memory that a process maps")
+def test_a_small_parquet_file_that_unpacks_to_a_large_one_takes_no_more_memory_than_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(text_corpus, "_MAKER", "tests.unit.data.limited_maker")
+    (tmp_path / "corpus").mkdir()
+    # Of 2 kB it says truly that they unpack to 4 MB; that each row is those 4 MB is in its pages.
+    same = pyarrow.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["a" * 4_000_000])
+    path = tmp_path / "corpus" / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": same}), path, compression="zstd")
+    assert path.stat().st_size < 5_000
+    with pytest.raises(StorageError, match=r"unpacks to more than the 1\.1 GB of memory .* leave out the file"):
+        all_tokens(of_folder(tmp_path / "corpus"))
+
+
+def test_a_lack_of_memory_leaves_no_row_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise pyarrow.ArrowMemoryError("malloc of size 64 failed")
+
+    write_parquet(tmp_path / "corpus" / "a.parquet", TEXTS)
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", refuse)
+    with pytest.raises(MemoryError):
+        all_tokens(of_folder(tmp_path / "corpus", {"max_bad_fraction": 1.0}))
 
 
 def test_too_many_documents_that_cannot_be_read_end_the_run_also_when_their_tokens_are_kept(tmp_path: Path) -> None:

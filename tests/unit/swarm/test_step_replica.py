@@ -290,6 +290,10 @@ def test_a_refusal_or_loss_of_a_neighbour_is_reported_until_the_step_is_prepared
     machine = replica()
     begun(machine)
     assert machine.receive(C, Refused(KEY, "unknown"), 0.0) == [SendStepMessage(T, Broken(KEY, C))]
+    # Whoever is no neighbour gets nothing from it that it could refuse.
+    first = replica(stage=0)
+    first.receive(T, request(), 0.0)
+    assert first.receive(C, Refused(KEY, "unknown"), 0.0) == []
     assert machine.lost(A, 0.0) == [SendStepMessage(T, Broken(KEY, A))]
     machine = replica()
     prepared(machine)

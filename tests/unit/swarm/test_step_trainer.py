@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -246,6 +247,54 @@ def test_a_setback_aborts_the_attempt_everywhere_and_begins_another(setback: Ste
     assert note.path in expected
 
 
+@pytest.mark.parametrize("setback", ["aborted", "nobody", "itself", "no neighbour"])
+def test_a_replica_that_gives_up_every_attempt_holds_up_no_step(setback: str) -> None:
+    peers = [A, B, PeerId("C")]
+    replicas = (refs(A, A2), refs(B), refs(peers[2]))
+    machine = trainer()
+    machine.start(replace(plan(replicas=replicas), home=hops(*peers)), 0.0)
+    named = {"nobody": PeerId("X"), "itself": A, "no neighbour": peers[2]}
+
+    def said(key: StepKey) -> StepMessage:
+        return Aborted(key) if setback == "aborted" else Broken(key, named[setback])
+
+    assert Note(AGAIN, hops(*peers)) in machine.receive(A, said(KEY), 0.0), "once that may be"
+    assert Note(StepKey(3, 2, 7, 2), hops(A2, *peers[1:])) in machine.receive(A, said(AGAIN), 0.0)
+    machine.cancel()
+    assert Note(StepKey(3, 2, 8, 0), hops(A2, *peers[1:])) in machine.start(
+        replace(plan(8, replicas), home=hops(*peers)), 1.0
+    )
+
+
+def test_where_one_of_a_path_has_others_give_up_the_step_runs_over_none_of_it() -> None:
+    machine = trainer()
+    running(machine)
+    machine.receive(A, Aborted(KEY), 0.0)
+    assert Note(StepKey(3, 2, 7, 2), hops(A2, B2)) in machine.receive(A, Aborted(AGAIN), 0.0)
+
+
+def test_a_commit_that_all_give_up_again_and_again_is_replayed_over_others() -> None:
+    machine = trainer()
+    committing(machine)
+    machine.receive(A, Aborted(KEY), 0.0)
+    machine.receive(B, Aborted(KEY), 0.0)
+    for peer in (A, B):
+        machine.receive(peer, Opened(AGAIN), 0.0)
+    for stage, peer in enumerate((A, B)):
+        machine.receive(peer, prepared(stage, key=AGAIN), 0.0)
+    machine.receive(A, Aborted(AGAIN), 0.0)
+    assert Note(StepKey(3, 2, 7, 2), hops(A2, B2)) in machine.receive(B, Aborted(AGAIN), 0.0)
+
+
+def test_a_stage_whose_only_replica_gives_up_every_attempt_ends_the_step() -> None:
+    machine = trainer()
+    machine.start(plan(replicas=(refs(A), refs(B))), 0.0)
+    for attempt in range(10):
+        machine.receive(A, Aborted(KEY._replace(attempt=attempt)), 0.2 * attempt)
+        machine.tick(0.2 * attempt + 0.1)
+    assert machine.ended == NoPath((0,), "it gives up every attempt")
+
+
 def test_a_pair_that_was_apart_is_left_to_itself_for_a_while() -> None:
     machine = trainer()
     running(machine)
@@ -301,11 +350,79 @@ def test_a_lost_replica_is_used_at_once_where_its_stage_has_no_other() -> None:
     assert Note(KEY, hops(A, B)) in machine.start(plan(replicas=(refs(A), refs(B))), 0.1)
 
 
-def test_a_closed_round_ends_the_step_everywhere() -> None:
+def test_a_round_that_two_replicas_call_closed_ends_the_step_everywhere() -> None:
     machine = trainer()
     running(machine)
-    assert sent(machine.receive(B, Refused(KEY, "closed"), 0.0)) == [(A, Abort), (B, Abort)]
+    effects = machine.receive(B, Refused(KEY, "closed"), 0.0)
+    assert sent(effects) == [(A, Abort), (B, Abort), (A, Open), (B2, Open)]
+    assert Note(AGAIN, hops(A, B2)) in effects
+    assert sent(machine.receive(A, Refused(AGAIN, "closed"), 0.0)) == [(A, Abort), (B2, Abort)]
+    assert machine.ended == RoundOver(A)
+
+
+def test_one_replica_that_says_so_alone_is_left_out_for_the_round() -> None:
+    machine = trainer()
+    running(machine)
+    machine.receive(B, Refused(KEY, "closed"), 0.0)
+    machine.cancel()
+    assert Note(StepKey(3, 2, 8, 0), hops(A, B2)) in machine.start(plan(8), 0.0)
+    # It is closed indeed by now: nobody is asked once more.
+    assert sent(machine.receive(B2, Refused(StepKey(3, 2, 8, 0), "closed"), 0.0)) == [(A, Abort), (B2, Abort)]
+    assert machine.ended == RoundOver(B2)
+    assert Note(StepKey(3, 2, 9, 0), hops(A, B)) in machine.start(replace(plan(9), round=2), 0.0)
+
+
+def test_one_replica_that_says_so_alone_has_its_place_again_in_the_next_round() -> None:
+    machine = trainer()
+    running(machine)
+    machine.receive(B, Refused(KEY, "closed"), 0.0)
+    machine.cancel()
+    assert Note(StepKey(3, 2, 8, 0), hops(A, B)) in machine.start(replace(plan(8), round=2), 0.0)
+
+
+@pytest.mark.parametrize("fault", ["no other", "lost", "frozen", "apart"])
+def test_a_closed_round_ends_the_step_at_once_where_no_other_path_promises_an_answer(fault: str) -> None:
+    machine = trainer()
+    if fault == "frozen":
+        machine.start(replace(plan(), home=hops(A, B2)), 0.0)
+        machine.receive(A, Opened(KEY), 0.0)
+        machine.tick(machine.wake_at_s)
+        machine.cancel()
+    elif fault == "lost":
+        machine.lost(B2, 0.0)
+    elif fault == "apart":
+        running(machine, replace(plan(), home=hops(A, B2)))
+        machine.receive(A, Broken(KEY, B2), 0.0)
+        machine.cancel()
+    known = plan(8, (refs(A), refs(B)) if fault == "no other" else (refs(A), refs(B, B2)))
+    machine.start(known, 10.0)
+    key = StepKey(3, 2, 8, 0)
+    assert sent(machine.receive(B, Refused(key, "closed"), 10.0)) == [(A, Abort), (B, Abort)]
     assert machine.ended == RoundOver(B)
+
+
+def test_the_client_that_begins_the_next_round_ends_a_step_that_waits_for_a_second_word() -> None:
+    machine = trainer()
+    running(machine)
+    assert machine.round_begun(2) == [], "nobody has said that the round of the step is closed"
+    machine.receive(B, Refused(KEY, "closed"), 0.0)
+    assert machine.round_begun(1) == [], "that is the round of the step"
+    assert sent(machine.round_begun(2)) == [(A, Abort), (B2, Abort)]
+    assert machine.ended == RoundOver(B)
+    assert machine.round_begun(3) == []
+
+
+def test_a_step_that_is_being_committed_is_ended_by_no_other_round() -> None:
+    machine = trainer()
+    running(machine)
+    machine.receive(B, Refused(KEY, "closed"), 0.0)
+    for stage, peer in enumerate((A, B2)):
+        machine.receive(peer, Opened(AGAIN), 0.0)
+        committed = machine.receive(peer, prepared(stage, key=AGAIN), 0.0)
+    machine.receive(A, Opened(AGAIN), 0.0)
+    assert sent(committed) == [(A, Commit), (B2, Commit)]
+    assert machine.round_begun(2) == []
+    assert machine.ended is None
 
 
 def test_a_busy_replica_without_substitute_is_tried_again_later() -> None:

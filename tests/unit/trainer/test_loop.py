@@ -105,6 +105,10 @@ class Driver:
     evaluations: list[Callable[[], None]] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     paths: list[tuple[ReplicaRef, ...]] = field(default_factory=list)
+    begun: list[int] = field(default_factory=list)
+
+    def round_begun(self, round: int) -> None:
+        self.begun.append(round)
 
     async def train(self, **plan: Any) -> Finished:
         self.asked.append(plan)
@@ -233,6 +237,7 @@ async def test_step_numbers_count_on_over_the_rounds() -> None:
     await run(Feed(), driver, two_rounds)
     assert [plan["number"] for plan in driver.asked] == [0, 1, 2, 3, 4, 5]
     assert {plan["round"] for plan in driver.asked} == {1, 2}
+    assert driver.begun == [1, 2], "a step that waits for a second word of the end of a round is over"
 
 
 async def test_a_trainer_that_takes_a_lost_ones_place_trains_the_steps_that_it_is_told_and_no_others() -> None:

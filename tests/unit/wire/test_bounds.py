@@ -18,7 +18,7 @@ from shoal.wire.frame import encode_frame
 from shoal.wire.frame_decoder import FrameDecoder
 from shoal.wire.messages import FeedMessage, Message
 from shoal.wire.messages.base import Hop, ReplicaRef, RouterReport, SampleRange, StepRange
-from shoal.wire.messages.control import MetricReport, Metrics, StartRound, UpdateReplicas
+from shoal.wire.messages.control import MetricReport, Metrics, RunOver, RunStatus, StartRound, UpdateReplicas
 from shoal.wire.messages.inner import AskInner
 from shoal.wire.messages.round import (
     Basis,
@@ -59,7 +59,7 @@ MAY_BE_ANY = {
     "AskSnapshot.generation",
     "SharedVector.inode",
 }
-# They come from the host's own processes, or go to somebody who asks and decides nothing.
+# They come from the host's own processes, or are shown to who has asked, and nothing is counted up to them.
 OF_OWN_HOST = {kind.__name__ for kind in get_args(FeedMessage)} | {"TensorPlace", "HeldBatch"}
 FOR_PEOPLE = {"RunStatus", "ServerNumbers", "SeenPeer"}
 
@@ -136,6 +136,8 @@ def join(**changes: Any) -> Join:
         Swapped(1, 0, "hash", BYTES, {f"traffic {number}": 1 for number in range(65)}),
         Want(ContentName(ContentKind.START, -1, "")),
         AskInner(1 << 20, ""),
+        RunOver(False, "x" * 301),
+        RunStatus("", 1, 1, 1, 1, None, None, 0.0, None, (), num_stages=4097),
     ],
     ids=lambda message: f"{type(message).__name__} {message!r}"[:60],
 )

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shoal.cli.exits import DONE
-from shoal.cli.output import on_one_line, without_controls
+from shoal.cli.output import on_one_line, plain_json, without_controls
 from shoal.cli.run_row import FRESH_S, duration, rate, whole
 from shoal.cli.screen.layout import render, time_of_day
 from shoal.cli.watching import Finder, WatchedRun
@@ -137,7 +137,7 @@ class _JsonLines(_Lines):
 
     def _print(self, status: SwarmStatus, new: Sequence[EventStatus], *, is_first: bool) -> None:
         line = msgspec.json.encode(msgspec.structs.replace(status, events=tuple(new)))
-        sys.stdout.write(f"{line.decode()}\n")
+        sys.stdout.write(f"{plain_json(line.decode())}\n")
         sys.stdout.flush()
 
 

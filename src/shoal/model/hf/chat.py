@@ -6,6 +6,9 @@
 A template may mark answers by `{% generation %}`. Where it does not, an answer is what the template adds to the
 messages before it and the prompt for an answer. That holds only if it writes the same again when other messages follow,
 which is checked for each conversation: a template that takes the thoughts out of earlier answers has no such places.
+
+A template is a program, of whoever has made the tokenizer. It reads and calls nothing but the messages (transformers
+runs it in jinja's sandbox), and the process that runs it ends where it computes without end.
 """
 
 from __future__ import annotations
@@ -22,9 +25,12 @@ from numpy.typing import NDArray
 from shoal.errors import ConfigError, SampleError
 from shoal.model.hf.library import transformers_package
 from shoal.model.hf.tokenizer import TOKENIZER_FILE, read_tokenizer
+from shoal.runtime.own_limits import ends_after
 
 _MARKS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ASSISTANT: Final = "assistant"
+_MOST_S: Final = 10.0
+"""Of computing for one text, which takes milliseconds, and a tenth of a second with thousands of messages."""
 _DAY: Final = {"%d": "26", "%b": "Jul", "%B": "July", "%m": "07", "%y": "24", "%Y": "2024", "%a": "Fri", "%A": "Friday"}
 """Tokens of a text are the same on any day: that of Llama 3's template where there is no clock."""
 _CLOCK: Final = "".join(
@@ -150,12 +156,15 @@ class ChatTemplate:
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Message] | None, **options: bool) -> Any:
         """Return the text of one conversation and the places of answers, each in a list."""
         try:
-            return self._templates.render_jinja_template(
-                conversations=[list(messages)],
-                tools=None if tools is None else list(tools),
-                chat_template=self._text_for(tools),
-                **options,
-                **self._special,
-            )
+            with ends_after(_MOST_S):
+                return self._templates.render_jinja_template(
+                    conversations=[list(messages)],
+                    tools=None if tools is None else list(tools),
+                    chat_template=self._text_for(tools),
+                    **options,
+                    **self._special,
+                )
+        except MemoryError:
+            raise  # another time there may be enough
         except Exception as error:
             raise SampleError(f"the chat template refuses it: {type(error).__name__}: {error}") from error

@@ -123,12 +123,16 @@ class TrainerStuck(Struct, frozen=True, tag="trainer_stuck"):
     refusal: Annotated[str, msgspec.Meta(max_length=MAX_REFUSAL_CHARS)] = ""
 
 
+MAX_FAILURE_CHARS = 300
+"""Of the reason why a run could not go on: every host shows it."""
+
+
 class RunOver(Struct, frozen=True, tag="run_over"):
     """The client's last word to every server: the run has ended, in its last round unless it was `interrupted` there or
     there is a `failure`."""
 
     interrupted: bool
-    failure: str
+    failure: Annotated[str, msgspec.Meta(max_length=MAX_FAILURE_CHARS)]
 
 
 MAX_CONFIG_BYTES = 6 * 1024
@@ -317,7 +321,7 @@ class RunStatus(Struct, frozen=True, tag="run_status"):
     losses: Losses = ()
     eval_losses: Losses = ()
     events: Annotated[tuple[ToldEvent, ...], msgspec.Meta(max_length=MAX_TOLD_EVENTS)] = ()
-    num_stages: Number = 0
+    num_stages: Annotated[int, msgspec.Meta(ge=0, le=MAX_STAGES)] = 0
     peers: Annotated[tuple[SeenPeer, ...], msgspec.Meta(max_length=3 * MAX_SEEN)] = ()
 
 

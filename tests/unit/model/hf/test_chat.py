@@ -206,6 +206,16 @@ def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
         template(tmp_path, INST).encode(conversation([(S, "s"), (U, "a"), (A, "b")]))
 
 
+def test_a_lack_of_memory_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise MemoryError
+
+    found = template(tmp_path, MARKED)
+    monkeypatch.setattr(found._templates, "render_jinja_template", refuse)
+    with pytest.raises(MemoryError):
+        found.encode(conversation([(U, "a"), (A, "b")]))
+
+
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no chat template"):
         template(tmp_path, None)

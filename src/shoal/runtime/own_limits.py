@@ -1,0 +1,59 @@
+"""Limits that a process sets itself before it works on what strangers have made, which may ask for anything.
+
+Whoever does that is a child (`runtime.child`): it ends, or says why it cannot go on, and others have what they need.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from shoal.errors import ChildDied, StorageError
+from shoal.runtime.memory import free_memory_bytes
+
+_LEAST_BYTES: Final = 4 << 30
+_SHARE: Final = 0.75
+_GB: Final = 1e9
+
+
+@contextmanager
+def within_free_memory() -> Generator[None]:
+    """Take no more memory than most of what is free now, from now on: what asks for more gets an error.
+
+    Raises:
+        StorageError: More was asked for.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    free_bytes = free_memory_bytes()
+    wanted_bytes = max(_LEAST_BYTES, int(_SHARE * free_bytes))
+    most_bytes = min(each for each in (wanted_bytes, *limits) if each != resource.RLIM_INFINITY)
+    if free_bytes:  # else it is not known
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, limits[1]))
+    try:
+        yield
+    except MemoryError as error:
+        raise StorageError(
+            f"what is read unpacks to more than the {most_bytes / _GB:.1f} GB of memory that a process may take for "
+            "it: leave out the file that does, or free memory on this host if it is to be so large"
+        ) from error
+
+
+@contextmanager
+def ends_after(cpu_s: float) -> Generator[None]:
+    """End this process, by SIGVTALRM, if what is in the context computes for longer, also within a call to a library.
+
+    Its own computing counts, so that a busy host is no reason. The parent tells it from other deaths by `is_endless`.
+    """
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+
+
+def is_endless(died: ChildDied) -> bool:
+    """Whether a child was ended by `ends_after`."""
+    return died.code == -signal.SIGVTALRM
