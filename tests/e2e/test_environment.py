@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import END_S, ENDLESS, FEW, START_S, launched, until
+from tests.e2e.launched import END_S, ENDLESS, FEW, PACE, SMALL, START_S, launched, until
 from tests.e2e.test_faults import summed_up
 
 pytestmark = pytest.mark.timeout(600)
@@ -66,7 +66,9 @@ def test_a_disk_that_does_not_answer_where_one_role_logs_keeps_that_role_from_no
         assert run.log_dir is not None
         log = run.log_dir / "server_1.log"
         log.rename(log.with_suffix(".before"))
-        os.mkfifo(log)  # who opens it waits until somebody reads
+        log.with_suffix(".out").unlink()
+        for path in (log, log.with_suffix(".out")):
+            os.mkfifo(path)  # who opens it waits until somebody reads
         os.kill(run.pid_of("server:1"), signal.SIGKILL)
         until(lambda: "cannot write to its disk (log)" in run.output, START_S, "the incident")
         reached = run.events("client_0", "round.recorded")[-1]["round"]
@@ -82,6 +84,22 @@ def test_a_disk_that_does_not_answer_where_one_role_logs_keeps_that_role_from_no
             os.close(reader)
         summary = summed_up(run)
     assert [incident["cause"] for incident in summary["incidents"]] == ["ended", "disk full"]
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_moved_away_costs_its_run_nothing_but_what_was_in_it(tmp_path: Path) -> None:
+    flags = ("--diloco.outer-steps=8", "--servers.replicas=1", f"--emulation.call-s={PACE}")
+    with launched(tmp_path, *SMALL, *flags) as run:
+        run.saw("client_0", "round.recorded", round=2)
+        assert run.log_dir is not None
+        run.log_dir.rename(tmp_path / "moved")
+        assert run.ends(END_S) == 0, run.output
+        run.leaves_nothing()
+        summary = run.summary()
+    assert (summary["outer_rounds"], summary["duplicates"], summary["missing"]) == (8, 0, 0)
+    assert summary["rounds_unread"] == [0]
+    assert "the summary does without the record of round 0: " in run.output
+    assert "Traceback" not in run.output
 
 
 def _num_starts(events: list[dict]) -> int:

@@ -481,7 +481,10 @@ class HostRun:
             return write(self.log_dir, self.config, self.run_id)
         except OSError as error:
             emit(logger, not_written(error.filename or str(self.log_dir), error.strerror or str(error)))
-            return None
+        except ValueError as error:
+            # The files of shoal itself are others by now: it was upgraded while the run went on.
+            emit(logger, not_written(str(self.log_dir), str(error)))
+        return None
 
     def _write_summary(self) -> Path | None:
         remove_empty_outputs(self.log_dir)

@@ -156,9 +156,17 @@ def _answered(config: Config, do: Callable[[], _Result]) -> _Result:
     """Return what is done in `log_dir`, on whose disk nothing else of a run has been yet.
 
     Raises:
-        ConfigError: the disk has not answered, for `DISK_PATIENCE_S`.
+        ConfigError: the disk has not answered, for `DISK_PATIENCE_S`, or the folder's name is no text.
         Exception: whatever `do` raises.
     """
+    try:
+        str(config.log_dir.absolute()).encode()
+    except UnicodeEncodeError as error:
+        # Roles, other commands and logs are told it.
+        raise ConfigError(
+            f"log_dir: the name {str(config.log_dir.absolute())!a} is no text in the encoding of this shell: "
+            "choose another with --log-dir, or set LC_ALL=C.UTF-8"
+        ) from error
     done = FileThread("log_dir", path=config.log_dir.absolute() / CONFIG_FILE).do(do)
     # Not `result(timeout)`: what was done may have failed by a time-out of its own.
     if not wait((done,), DISK_PATIENCE_S).done:

@@ -193,6 +193,11 @@ class ForkServer:
             except ImportError as error:
                 self._send(PreloadFailed(f"cannot import {name}: {error}"))
                 return False
+            except OSError as error:
+                # Of multiprocessing's semaphores, which hivemind makes.
+                hint = "see whether /dev/shm is there and can be written"
+                self._send(PreloadFailed(f"cannot import {name}: {error}: {hint}"))
+                return False
         threads = thread_names()
         if len(threads) > 1:
             self._send(

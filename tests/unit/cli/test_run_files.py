@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from pathlib import Path
 
@@ -95,3 +96,11 @@ def test_a_disk_without_links_has_a_run_without_the_one_that_leads_to_the_newest
     monkeypatch.setattr(Path, "symlink_to", refuse)
     assert make_log_dir(Config(log_dir=tmp_path), RunId("mine-1")) == tmp_path / "mine-1"
     assert [path.name for path in tmp_path.iterdir()] == ["mine-1"]
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    log_dir = tmp_path / os.fsdecode(b"l\xf6gs")
+    with pytest.raises(ConfigError, match=r"^log_dir: the name .*l\\udcf6gs' is no text .* --log-dir") as refused:
+        make_log_dir(Config(log_dir=log_dir), RunId("mine-1"))
+    assert str(refused.value).isascii()
+    assert list(tmp_path.iterdir()) == []
