@@ -123,7 +123,8 @@ def audit(directory: Path, num_samples_per_pass: int, *, is_strict: bool = True)
             cuts = CutRule.said(genesis.configuration["diloco"])
             # Of what is damaged its run may be as well.
             [(run_id, _)] = Counter(record.run_id for record in records).most_common(1)
-            unseal, records = unsealer(run_id, genesis.authority), []
+            unseal = unsealer(run_id, genesis.authority)
+            records.clear()
             for round, (path, _, signed) in files.items():
                 with noted(round):
                     records.append(_unsealed(path, signed, unseal))

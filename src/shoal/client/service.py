@@ -76,7 +76,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     require_quantisable(config.quant, units_of(config))
     require_matches(config.diloco.inner_optim, trained_names(config))
     async with open_role_endpoint(spec) as endpoint, counters_logged(endpoint):
-        diary = await opened_diary(Path(spec.log_dir), spec.run_id, _notice(control))
+        diary = await opened_diary(Path(spec.log_dir), spec.run_id, control)
         answer = await control.request(StartDataServer())
         if answer.error:
             raise ControlError(f"the data server could not be started: {answer.error}")
@@ -134,18 +134,15 @@ async def main(payload: bytes, control: RoleControl) -> None:
             trained.set()
 
 
-async def opened_diary(log_dir: Path, run_id: str, notice: Callable[[str], None]) -> Diary:
+async def opened_diary(log_dir: Path, run_id: str, control: RoleControl) -> Diary:
     """Open what an earlier start has left: without it nobody knows where the run was, so its disk is waited for.
-
-    Args:
-        notice: shows the user a line.
 
     Raises:
         StorageError: the disk does not answer for long.
         RecordRejected: and whatever else `Diary` raises.
     """
     loop = asyncio.get_running_loop()
-    said = loop.call_later(_SLOW_S, tell, logger, DiskAwaited(str(log_dir), _SLOW_S), notice)
+    said = loop.call_later(_SLOW_S, tell, logger, DiskAwaited(str(log_dir), _SLOW_S), _notice(control))
     try:
         with anyio.fail_after(_DISK_PATIENCE_S):
             opening = FileThread("diary", path=log_dir / DIARY_FILE).do(partial(Diary, log_dir, run_id))

@@ -7,6 +7,8 @@ import math
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -45,6 +47,7 @@ from shoal.events.run import (
 )
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import UserNotice
 from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.run_effects import RoundPlan
@@ -254,19 +257,20 @@ async def test_the_disk_that_has_what_an_earlier_start_has_left_is_named_and_wai
         answers.wait()
         return Diary(directory, run_id)
 
-    def notice(text: str) -> None:
-        notices.append(text)
+    def tell(notice: UserNotice) -> None:
+        notices.append(notice.text)
         answers.set()
 
     monkeypatch.setattr(service, "Diary", opened)
-    diary = await service.opened_diary(tmp_path, "run", notice)
+    control: Any = SimpleNamespace(tell=tell)
+    diary = await service.opened_diary(tmp_path, "run", control)
     assert diary.generation == 2
     diary.close()
     assert f"{tmp_path} does not answer" in notices[0]
     answers.clear()
     monkeypatch.setattr(service, "_DISK_PATIENCE_S", 0.0)
     with pytest.raises(StorageError, match=f"{tmp_path} does not answer"):
-        await service.opened_diary(tmp_path, "run", lambda _: None)
+        await service.opened_diary(tmp_path, "run", control)
     answers.set()
     [thread.join() for thread in threading.enumerate() if thread.name == "diary"]
 
@@ -274,4 +278,4 @@ async def test_the_disk_that_has_what_an_earlier_start_has_left_is_named_and_wai
 async def test_what_is_wrong_with_what_an_earlier_start_has_left_is_said_as_such(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"")
     with pytest.raises(RecordRejected, match=r"client\.state"):
-        await service.opened_diary(tmp_path, "run", lambda _: None)
+        await service.opened_diary(tmp_path, "run", cast(Any, None))
