@@ -87,6 +87,32 @@ def test_a_disk_that_does_not_answer_where_one_role_logs_keeps_that_role_from_no
 
 
 @pytest.mark.slow
+def test_a_client_that_is_started_while_its_disk_does_not_answer_says_so_and_goes_on_when_it_does(
+    tmp_path: Path,
+) -> None:
+    with launched(tmp_path, *FEW) as run:
+        run.saw("client_0", "round.recorded", round=2)
+        assert run.log_dir is not None
+        state, client = run.log_dir / "client.state", run.pid_of("client:0")
+        os.kill(client, signal.SIGSTOP)  # it writes nothing more
+        left = state.read_bytes()
+        state.rename(state.with_suffix(".before"))
+        os.mkfifo(state)  # who opens it waits until somebody writes
+        os.kill(client, signal.SIGKILL)
+        until(lambda: "the client waits for its disk: " in run.output, START_S, "what it waits for")
+        with state.open("wb") as file:
+            state.with_suffix(".before").rename(state)
+            file.write(left)
+        reached = run.events("client_0", "round.recorded")[-1]["round"]
+        run.saw("client_0", "round.recorded", round=reached + 2)
+        run.interrupt()
+        assert run.ends(END_S) == 130, run.output
+        summary = summed_up(run)
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+    assert f"{run.log_dir} does not answer for 2 s" in run.output
+
+
+@pytest.mark.slow
 def test_a_folder_that_is_moved_away_costs_its_run_nothing_but_what_was_in_it(tmp_path: Path) -> None:
     flags = ("--diloco.outer-steps=8", "--servers.replicas=1", f"--emulation.call-s={PACE}")
     with launched(tmp_path, *SMALL, *flags) as run:
