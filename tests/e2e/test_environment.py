@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -110,6 +111,22 @@ def test_a_client_that_is_started_while_its_disk_does_not_answer_says_so_and_goe
         summary = summed_up(run)
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
     assert f"{run.log_dir} does not answer for 2 s" in run.output
+
+
+@pytest.mark.slow
+def test_sockets_that_are_cleared_away_keep_nobody_who_is_started_again_from_the_others(tmp_path: Path) -> None:
+    with launched(tmp_path, *FEW) as run:
+        run.saw("client_0", "round.recorded", round=2)
+        for path in run.runtime_dir.iterdir():
+            shutil.rmtree(path)
+        os.kill(run.pid_of("server:1"), signal.SIGKILL)
+        run.saw("client_0", "server.back")
+        reached = run.events("client_0", "round.recorded")[-1]["round"]
+        run.saw("client_0", "round.recorded", round=reached + 3)
+        run.interrupt()
+        assert run.ends(END_S) == 130, run.output
+        summary = summed_up(run)
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
 
 
 @pytest.mark.slow
