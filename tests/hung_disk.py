@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
-import shoal.write_thread
+import shoal.file_thread
 
 
 def far_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are opened from now on lie on the disk of a network."""
-    monkeypatch.setattr(shoal.write_thread, "always_answers", lambda _path: False)
+    monkeypatch.setattr(shoal.file_thread, "always_answers", lambda _path: False)
 
 
 class HungDisk:

@@ -26,6 +26,7 @@
     +-- SampleError                  a sample of the data set cannot be prepared
     +-- UnreadableAudio              a clip of audio is left out of the data set, or trains nothing
     +-- StorageError                 a file that the run cannot do without cannot be written
+    |   +-- PlaceTaken               another process writes checkpoints to the same folder
     +-- RunFailed                    a run that is observed has ended, or has not recovered
     +-- HostFailed                   a host that is reached by ssh does not do what it is told
     +-- MachineBusy*                 other processes take the cores: nothing can be measured; exit code 3
@@ -198,6 +199,20 @@ class SampleError(ShoalError):
 
 class StorageError(ShoalError):
     """A file that the run cannot do without cannot be written: the message names it and what to do."""
+
+
+class PlaceTaken(StorageError):
+    """Another process writes checkpoints to the folder at this moment.
+
+    Attributes:
+        location: The folder.
+        holder: The process, and its host.
+    """
+
+    def __init__(self, location: str, holder: str) -> None:
+        self.location = location
+        self.holder = holder or "a process that does not say its name"
+        super().__init__(f"{self.holder} writes to {location} now: give one of both another --checkpoint-dir")
 
 
 class RunFailed(ShoalError):

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.events.base import Event, level_name
+from shoal.file_thread import FileThread
 from shoal.ids import PeerId
-from shoal.write_thread import WriteThread
 
 MAX_FILE_BYTES = 8 * 2**20
 NUM_OLD_FILES = 2
@@ -206,7 +206,7 @@ class LinesFile:
         """
         self._path = path
         self._max_bytes = max_bytes or MAX_FILE_BYTES
-        self._thread = WriteThread(f"lines of {path.name}", self._say_that_it_hangs, path=path)
+        self._thread = FileThread(f"lines of {path.name}", self._say_that_it_hangs, path=path)
         self._descriptor: int | None = None
         self._size_bytes = 0
         self._is_within_line = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import END_S, ENDLESS, FEW, START_S, launched, until
+from tests.e2e.launched import END_S, ENDLESS, FEW, PACE, SMALL, START_S, launched, until
 from tests.e2e.test_faults import summed_up
 
 pytestmark = pytest.mark.timeout(600)
@@ -66,7 +67,9 @@ def test_a_disk_that_does_not_answer_where_one_role_logs_keeps_that_role_from_no
         assert run.log_dir is not None
         log = run.log_dir / "server_1.log"
         log.rename(log.with_suffix(".before"))
-        os.mkfifo(log)  # who opens it waits until somebody reads
+        log.with_suffix(".out").unlink()
+        for path in (log, log.with_suffix(".out")):
+            os.mkfifo(path)  # who opens it waits until somebody reads
         os.kill(run.pid_of("server:1"), signal.SIGKILL)
         until(lambda: "cannot write to its disk (log)" in run.output, START_S, "the incident")
         reached = run.events("client_0", "round.recorded")[-1]["round"]
@@ -82,6 +85,64 @@ def test_a_disk_that_does_not_answer_where_one_role_logs_keeps_that_role_from_no
             os.close(reader)
         summary = summed_up(run)
     assert [incident["cause"] for incident in summary["incidents"]] == ["ended", "disk full"]
+
+
+@pytest.mark.slow
+def test_a_client_that_is_started_while_its_disk_does_not_answer_says_so_and_goes_on_when_it_does(
+    tmp_path: Path,
+) -> None:
+    with launched(tmp_path, *FEW) as run:
+        run.saw("client_0", "round.recorded", round=2)
+        assert run.log_dir is not None
+        state, client = run.log_dir / "client.state", run.pid_of("client:0")
+        os.kill(client, signal.SIGSTOP)  # it writes nothing more
+        left = state.read_bytes()
+        state.rename(state.with_suffix(".before"))
+        os.mkfifo(state)  # who opens it waits until somebody writes
+        os.kill(client, signal.SIGKILL)
+        until(lambda: "the client waits for its disk: " in run.output, START_S, "what it waits for")
+        with state.open("wb") as file:
+            state.with_suffix(".before").rename(state)
+            file.write(left)
+        reached = run.events("client_0", "round.recorded")[-1]["round"]
+        run.saw("client_0", "round.recorded", round=reached + 2)
+        run.interrupt()
+        assert run.ends(END_S) == 130, run.output
+        summary = summed_up(run)
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+    assert f"{run.log_dir} does not answer for 2 s" in run.output
+
+
+@pytest.mark.slow
+def test_sockets_that_are_cleared_away_keep_nobody_who_is_started_again_from_the_others(tmp_path: Path) -> None:
+    with launched(tmp_path, *FEW) as run:
+        run.saw("client_0", "round.recorded", round=2)
+        for path in run.runtime_dir.iterdir():
+            shutil.rmtree(path)
+        os.kill(run.pid_of("server:1"), signal.SIGKILL)
+        run.saw("client_0", "server.back")
+        reached = run.events("client_0", "round.recorded")[-1]["round"]
+        run.saw("client_0", "round.recorded", round=reached + 3)
+        run.interrupt()
+        assert run.ends(END_S) == 130, run.output
+        summary = summed_up(run)
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_moved_away_costs_its_run_nothing_but_what_was_in_it(tmp_path: Path) -> None:
+    flags = ("--diloco.outer-steps=8", "--servers.replicas=1", f"--emulation.call-s={PACE}")
+    with launched(tmp_path, *SMALL, *flags) as run:
+        run.saw("client_0", "round.recorded", round=2)
+        assert run.log_dir is not None
+        run.log_dir.rename(tmp_path / "moved")
+        assert run.ends(END_S) == 0, run.output
+        run.leaves_nothing()
+        summary = run.summary()
+    assert (summary["outer_rounds"], summary["duplicates"], summary["missing"]) == (8, 0, 0)
+    assert summary["rounds_unread"] == [0]
+    assert "the summary does without the record of round 0: " in run.output
+    assert "Traceback" not in run.output
 
 
 def _num_starts(events: list[dict]) -> int:

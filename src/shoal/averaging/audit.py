@@ -2,17 +2,26 @@
 
 A step counts if some replica's log holds it; it is on up to S logs, one for each stage of its path, and counts once. Of
 rounds whose logs another host has, a client's journal holds a record at most: these samples count as used before. So do
-those of a round whose log cannot be read.
+those of a round whose log cannot be read. Of a round whose record cannot be read, what later ones say of it counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from shoal.averaging.journal import StepLine, read_genesis, read_records, read_steps, rounds_with_steps
+from shoal.averaging.journal import (
+    StepLine,
+    read_genesis,
+    read_record,
+    read_records,
+    read_steps,
+    record_files,
+    rounds_with_steps,
+)
 from shoal.averaging.signing import unsealer
 from shoal.errors import RecordRejected, RemoteProtocolError
 from shoal.events.incidents import LostSteps
@@ -21,9 +30,9 @@ from shoal.swarm.contribution_guard import Suspect, suspects
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.incidents import LostStep
 from shoal.swarm.records import GENERATIONS_APART, uncounted
-from shoal.swarm.sample_ranges import count, merge
+from shoal.swarm.sample_ranges import count, merge, subtract
 from shoal.wire.messages.base import SampleRange
-from shoal.wire.messages.round import Record
+from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry, StepsTrained
 
 
@@ -52,6 +61,7 @@ class Audit:
             fragment was averaged.
         suspects: By round, the replicas whose contribution or bytes were not as they should be.
         unread: The rounds whose step logs cannot be read, and why.
+        unread_records: The rounds whose records cannot be read or are none of the run, and why; 0: D_0.
     """
 
     rounds: int
@@ -68,6 +78,7 @@ class Audit:
     first_round: int = 1
     samples_before: int = 0
     unread: Mapping[int, str] = field(default_factory=dict[int, str])
+    unread_records: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @property
     def steps_lost(self) -> Mapping[int, int]:
@@ -75,38 +86,67 @@ class Audit:
         return {stage: len(lost) for stage, lost in self.lost.items()}
 
 
-def audit(directory: Path, num_samples_per_pass: int) -> Audit:
+def audit(directory: Path, num_samples_per_pass: int, *, is_strict: bool = True) -> Audit:
     """Recompute a run's counts.
 
     Args:
         directory: The run's, with `steps/` in it.
         num_samples_per_pass: N: positions 0..N-1 of each pass.
+        is_strict: What is wrong with a record is raised; else it is named in `Audit.unread_records`, and what the other
+            files say is counted.
 
     Raises:
         RecordRejected: A file is no record, or its signer may not coordinate the run by D_0.
         OSError: A record cannot be read; D_0 is one of them, where there is another.
     """
-    records = list(read_records(directory))
-    if not records:
-        return _audit_readable(directory, (), num_samples_per_pass, 0, EVERY_STEP)
-    genesis = read_genesis(directory)
-    open_record = unsealer(records[0][0].run_id, genesis.authority)
+    unread: dict[int, str] = {}
+
+    @contextmanager
+    def noted(round: int) -> Generator[None]:
+        try:
+            yield
+        except (RecordRejected, OSError) as error:
+            if is_strict:
+                raise
+            unread[round] = str(error)
+
+    files: dict[int, tuple[Path, Record, SignedRecord]] = {}
+    for round, path in record_files(directory):
+        with noted(round):
+            if (found := read_record(path)) is not None:
+                files[round] = (path, *found)
+    records = [record for _, record, _ in files.values()]
+    cuts = EVERY_STEP
+    if files:
+        with noted(0):
+            genesis = read_genesis(directory)
+            cuts = CutRule.said(genesis.configuration["diloco"])
+            # Of what is damaged its run may be as well.
+            [(run_id, _)] = Counter(record.run_id for record in records).most_common(1)
+            unseal = unsealer(run_id, genesis.authority)
+            records.clear()
+            for round, (path, _, signed) in files.items():
+                with noted(round):
+                    records.append(_unsealed(path, signed, unseal))
+    found = _audit_readable(directory, records, num_samples_per_pass, cuts, unread)
+    return replace(found, unread_records=unread)
+
+
+def _unsealed(path: Path, signed: SignedRecord, unseal: Callable[[SignedRecord], Record]) -> Record:
     try:
-        opened = [open_record(signed) for _, signed in records]
+        return unseal(signed)
     except RemoteProtocolError as error:
-        raise RecordRejected(f"{directory} has a record that is none of this run: {error}") from error
-    cuts = CutRule.said(genesis.configuration["diloco"])
-    return _audit_readable(directory, opened, num_samples_per_pass, cuts.last_round, cuts)
+        raise RecordRejected(f"{path} is none of this run: {error}; restore it from a copy") from error
 
 
 def _audit_readable(
-    directory: Path, records: Sequence[Record], num_samples_per_pass: int, num_rounds: int, cuts: CutRule
+    directory: Path, records: Sequence[Record], num_samples_per_pass: int, cuts: CutRule, unread: Collection[int]
 ) -> Audit:
     """Recompute a run's counts from its records and those step logs that can be read."""
     lines = _StepLogs(directory)
     while True:
         known = len(lines.unread)
-        found = audit_of(lines, records, num_samples_per_pass, num_rounds, cuts)
+        found = audit_of(lines, records, num_samples_per_pass, cuts.last_round, cuts, unread)
         if len(lines.unread) == known:
             return replace(found, unread=lines.unread)
 
@@ -201,6 +241,7 @@ def audit_of(
     num_samples_per_pass: int,
     num_rounds: int,
     cuts: CutRule = EVERY_STEP,
+    unread: Collection[int] = (),
 ) -> Audit:
     """Recompute a run's counts from what its files say.
 
@@ -210,6 +251,7 @@ def audit_of(
         num_samples_per_pass: As in `audit`.
         num_rounds: How many rounds were planned; 0: those that there are.
         cuts: Which steps the average of a round has.
+        unread: The rounds whose records are not among those that are given.
     """
     left_out = {record.round: _left_out(record) for record in records}
     steps: dict[tuple[int, StepKey], StepEntry] = {}
@@ -219,7 +261,9 @@ def audit_of(
         for stage, key in _lost(of_round, left_out.get(round, frozenset())):
             lost[stage][round, key] = round
         steps.update({(round, line.entry.key): line.entry for line in of_round})
-    before: list[SampleRange] = list(records[0].recorded) if records else []
+    before: list[SampleRange] = []
+    if records and not any(0 < round < records[0].round for round in unread):
+        before += records[0].recorded
     for record in records:
         if record.round not in lines:
             before += (*record.samples, *record.skipped)
@@ -233,8 +277,12 @@ def audit_of(
         for (round, key), in_round in of_stage.items()
     }
     num_stages = max((len(entry.path) for entry in steps.values()), default=0)
+    trained = [item for entry in steps.values() for item in entry.samples]
+    if unread and records:
+        # What no other file says of the rounds that cannot be read, the newest record does.
+        before += subtract(merge(records[-1].recorded), merge((*before, *trained)))
     inherited = merge(before)
-    everything = [*inherited, *(item for entry in steps.values() for item in entry.samples)]
+    everything = [*inherited, *trained]
     distinct = merge(everything)
     cut = _cut_short(records, lines, num_rounds, loses={step.round for step in lost_steps.values()})
     due = merge(

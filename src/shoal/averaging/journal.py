@@ -181,7 +181,8 @@ def set_aside(directory: Path, record: Record, digest: str) -> None:
     if not here or here[-1] in (record.previous, digest):
         return
     kept_rounds = record.round if digest in here else 0
-    files = [*_record_files(directory), *sorted((directory / _STEPS).glob("round_*"), key=_round_of)]
+    steps = sorted((directory / _STEPS).glob("round_*"), key=_round_of)
+    files = [*(path for _, path in record_files(directory)), *steps]
     files = [path for path in files if _round_of(path) > kept_rounds]
     number = len(list((directory / _LEFT).glob("*"))) + 1
     aside = directory / _LEFT / str(number)
@@ -209,23 +210,23 @@ def read_records(directory: Path) -> Iterator[tuple[Record, SignedRecord]]:
         RecordRejected: A file is none of these.
         OSError: A file cannot be read.
     """
-    for path in _record_files(directory):
-        if (found := _read_record(path)) is not None:
+    for _, path in record_files(directory):
+        if (found := read_record(path)) is not None:
             yield found
 
 
 def last_record(directory: Path) -> tuple[Record, SignedRecord] | None:
     """The newest record of a run; None if there is none but D_0. Raises as `read_records` does, if it is the newest."""
-    files = reversed(_record_files(directory))
-    return next((found for path in files if (found := _read_record(path)) is not None), None)
+    files = reversed(record_files(directory))
+    return next((found for _, path in files if (found := read_record(path)) is not None), None)
 
 
-def _record_files(directory: Path) -> list[Path]:
+def record_files(directory: Path) -> list[tuple[int, Path]]:
     """The files of D_0 and of all records, in the order of their rounds; names have more digits from 10000 on."""
-    return sorted((directory / _ROUNDS).glob("round_*.json"), key=_round_of)
+    return sorted((_round_of(path), path) for path in (directory / _ROUNDS).glob("round_*.json"))
 
 
-def _read_record(path: Path) -> tuple[Record, SignedRecord] | None:
+def read_record(path: Path) -> tuple[Record, SignedRecord] | None:
     """The record in a file; None: it is that of D_0. Raises as `read_records` does."""
     try:
         content = msgspec.json.decode(path.read_bytes(), type=dict[str, object])

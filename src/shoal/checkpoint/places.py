@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.checkpoint.whole_folder import WholeFolder, remove_folder, remove_leftovers
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import ConfigError, PlaceTaken
 from shoal.runtime.durable_files import FileDigest, make_directory
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from shoal.checkpoint.tensor_file import OutFile
 
 _FOLDER: Final = re.compile(r"round_(\d{6,})")
+_WRITER: Final = ".writer"
+"""Says who writes to the folder; what a writer that was killed has left there is its successor's to replace."""
+_MAX_WRITER_BYTES: Final = 200
 
 
 class Draft(Protocol):
@@ -71,7 +75,7 @@ class CheckpointPlace(Protocol):
         ...
 
     def alone(self) -> AbstractContextManager[None]:
-        """Write as the only one. StorageError: somebody else does; an object store cannot say."""
+        """Write as the only one. PlaceTaken: somebody else does; an object store cannot say."""
         ...
 
     def draft(self, folder: str) -> Draft:
@@ -117,15 +121,33 @@ class LocalPlace:
         make_directory(self._path)
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # Not waited for: a mirror that stands still would let this one stand still.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError as error:
-            raise StorageError(
-                f"another mirror writes to {self.location} now: give one of them another --checkpoint-dir"
-            ) from error
+            try:
+                # Not waited for: a mirror that stands still would let this one stand still.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise PlaceTaken(self.location, self._writer()) from error
+            except OSError:  # a disk that knows no locks, as of some file servers: then nobody is refused
+                pass
+            writer = self._path / _WRITER
+            # A checkpoint does not fail because it cannot be said who writes it.
+            with suppress(OSError):
+                writer.write_text(f"process {os.getpid()} on {platform.node()}", errors="backslashreplace")
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    writer.unlink()
         finally:
             os.close(descriptor)
+
+    def _writer(self) -> str:
+        """Who has the folder's lock; empty: it does not say so, as an earlier version, or one that begins or ends."""
+        try:
+            with (self._path / _WRITER).open("rb") as file:
+                said = file.read(_MAX_WRITER_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+        return "".join(character for character in said if character.isprintable())
 
     def draft(self, folder: str) -> WholeFolder:
         return WholeFolder(self._path / folder)

@@ -207,8 +207,8 @@ class CheckpointStore:
             RecordRejected: The record is none of the run.
             StateMismatch: Tensors are not those that the record names, stages are missing, or an inner state is none;
                 nothing has changed.
-            StorageError: There is no room, somebody else writes here, or it cannot be written; the older ones are as
-                they were.
+            StorageError: There is no room, somebody else writes here (`PlaceTaken`), or it cannot be written; the older
+                ones are as they were.
         """
         kept = msgspec.msgpack.encode(checkpoint.signed)
         _, record = kept_record(kept, self.unsealer or partial(unseal, run_id=self.run_id, verify=verify))

@@ -28,7 +28,7 @@ from shoal.cli.screen.layout import render
 from shoal.clock import Clock, SystemClock, utc_time_of_day
 from shoal.control.swarm_status import SwarmStatus
 from shoal.events.base import Event
-from shoal.write_thread import WriteThread
+from shoal.file_thread import FileThread
 
 PLAIN_INTERVAL_S = 5.0
 LEAST_WIDTH, LEAST_HEIGHT = 60, 15
@@ -77,7 +77,7 @@ class Display:
         self._console = console or _Output()
         self._clock = clock or SystemClock()
         self._live: Live | None = None
-        self._out = WriteThread("terminal")
+        self._out = FileThread("terminal")
         self._watched: Callable[[], SwarmStatus | None] = lambda: None
 
     def watch(self, run: Callable[[], SwarmStatus | None]) -> None:

@@ -40,6 +40,7 @@ from shoal.errors import ConnectionLost, ShoalError
 from shoal.events.base import emit
 from shoal.events.hosts import DataServerKilled
 from shoal.events.registry import DhtJoined
+from shoal.file_thread import FileThread
 from shoal.identity import Identity
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.memory import free_memory_bytes
@@ -49,7 +50,6 @@ from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
 from shoal.swarm.view import PeerLabel
 from shoal.wire.messages.base import Hop
-from shoal.write_thread import WriteThread
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class SwarmHost:
     _trainers: dict[int, RoleHandle] = field(default_factory=dict[int, RoleHandle])
     _generations: dict[int, int] = field(default_factory=dict[int, int])  # of trainers, also of some that never began
     _losses: deque[messages.LostProcess] = field(default_factory=lambda: deque(maxlen=_MAX_LOSSES))
-    _disk: WriteThread = field(default_factory=lambda: WriteThread("peers file"))
+    _disk: FileThread = field(default_factory=lambda: FileThread("peers file"))
 
     def hop(self, role: str, index: int = 0) -> Hop:
         """Return the peer id and address that a role has or will have."""

@@ -46,6 +46,7 @@ from shoal.events.base import Event, emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmMoved, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.events.registry import LanUnannounced
+from shoal.file_thread import FileThread
 from shoal.identity import Identity, create_swarm_key
 from shoal.ids import RunId
 from shoal.report.curves import write_curves
@@ -54,7 +55,6 @@ from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import process_age_s, tree_usage
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
-from shoal.write_thread import WriteThread
 
 if TYPE_CHECKING:
     from shoal.cli.resuming import Resumption
@@ -197,7 +197,7 @@ class HostRun:
 
     async def _finish(self, view: LiveView) -> None:
         """Leave the files of the run's end, and show how it has ended."""
-        writes = WriteThread("last files")
+        writes = FileThread("last files")
         try:
             # First what is worth most: whoever stops the run may be impatient.
             path = await in_time(writes, self._write_summary)
@@ -481,7 +481,10 @@ class HostRun:
             return write(self.log_dir, self.config, self.run_id)
         except OSError as error:
             emit(logger, not_written(error.filename or str(self.log_dir), error.strerror or str(error)))
-            return None
+        except ValueError as error:
+            # The files of shoal itself are others by now: it was upgraded while the run went on.
+            emit(logger, not_written(str(self.log_dir), str(error)))
+        return None
 
     def _write_summary(self) -> Path | None:
         remove_empty_outputs(self.log_dir)

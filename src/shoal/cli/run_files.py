@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,9 +18,9 @@ from shoal import log
 from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
 from shoal.errors import ConfigError
+from shoal.file_thread import FileThread
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
-from shoal.write_thread import WriteThread
 
 CONFIG_FILE: Final = "config.yaml"
 SUMMARY_FILE: Final = "summary.json"
@@ -29,7 +30,7 @@ LOCAL_MARK: Final = "run-local"
 LOCAL_KEY: Final = "swarm.key"
 """The key of such a run, which only its owner may read: whoever goes on with the run has to have it."""
 DISK_PATIENCE_S: Final = 30.0
-"""So long is a disk that does not answer waited for, when a run is over."""
+"""So long is a disk that does not answer waited for, before a run begins and when it is over."""
 
 _Result = TypeVar("_Result")
 
@@ -53,11 +54,15 @@ def make_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Pa
         is_local: other hosts cannot join or see the run; the folder says so (`LOCAL_MARK`).
 
     Raises:
-        ConfigError: the directory cannot be made or written.
+        ConfigError: the directory cannot be made or written, or its disk does not answer.
     """
-    path = _made(config.log_dir.absolute() / run_id)
-    _fill(path, config, is_local=is_local)
-    return path
+
+    def make() -> Path:
+        path = _made(config.log_dir.absolute() / run_id)
+        _fill(path, config, is_local=is_local)
+        return path
+
+    return _answered(config, make)
 
 
 def take_log_dir(config: Config, run_id: RunId, claim: Callable[[Path], bool], *, is_local: bool = False) -> Path:
@@ -68,17 +73,22 @@ def take_log_dir(config: Config, run_id: RunId, claim: Callable[[Path], bool], *
         is_local: as in `make_log_dir`.
 
     Raises:
-        ConfigError: the directory cannot be made or written, or another launcher has it.
+        ConfigError: the directory cannot be made or written, its disk does not answer, or another launcher has it.
     """
     path = config.log_dir.absolute() / run_id
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        is_ours = claim(path)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    if not is_ours:
+
+    def take() -> bool:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            is_ours = claim(path)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        if is_ours:
+            _fill(path, config, is_local=is_local)
+        return is_ours
+
+    if not _answered(config, take):
         raise ConfigError(f"{path} is in use: another process goes on with run {run_id} at this moment, or ends it")
-    _fill(path, config, is_local=is_local)
     return path
 
 
@@ -88,14 +98,16 @@ def _fill(path: Path, config: Config, *, is_local: bool) -> None:
         if is_local:
             (path / LOCAL_MARK).touch()
         put_private(path / CONFIG_FILE, dump_config(config).encode())
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    # Some disks know no links, as those of Windows and of memory sticks: the run does without.
+    with suppress(OSError):
         if link.is_symlink() or not link.exists():
             # Another run may do the same at this moment: make the link aside and rename it, which is atomic.
             aside = path.parent / f".{path.name}.link"
             aside.unlink(missing_ok=True)  # of a launcher of the same run that was killed
             aside.symlink_to(path.name)
             aside.rename(link)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
 
 
 def write_config(config: Config, log_dir: Path) -> None:
@@ -129,11 +141,40 @@ def make_joining_log_dir(config: Config, run_id: str, hosts: str) -> Path:
         hosts: "servers" or "mirror".
 
     Raises:
-        ConfigError: the directory cannot be made or written.
+        ConfigError: the directory cannot be made or written, or its disk does not answer.
     """
-    path = _made(config.log_dir.absolute() / f"{run_id}.{hosts}")
-    write_config(config, path)
-    return path
+
+    def make() -> Path:
+        path = _made(config.log_dir.absolute() / f"{run_id}.{hosts}")
+        write_config(config, path)
+        return path
+
+    return _answered(config, make)
+
+
+def _answered(config: Config, do: Callable[[], _Result]) -> _Result:
+    """Return what is done in `log_dir`, on whose disk nothing else of a run has been yet.
+
+    Raises:
+        ConfigError: the disk has not answered, for `DISK_PATIENCE_S`, or the folder's name is no text.
+        Exception: whatever `do` raises.
+    """
+    try:
+        str(config.log_dir.absolute()).encode()
+    except UnicodeEncodeError as error:
+        # Roles, other commands and logs are told it.
+        raise ConfigError(
+            f"log_dir: the name {str(config.log_dir.absolute())!a} is no text in the encoding of this shell: "
+            "choose another with --log-dir, or set LC_ALL=C.UTF-8"
+        ) from error
+    done = FileThread("log_dir", path=config.log_dir.absolute() / CONFIG_FILE).do(do)
+    # Not `result(timeout)`: what was done may have failed by a time-out of its own.
+    if not wait((done,), DISK_PATIENCE_S).done:
+        raise ConfigError(
+            f"log_dir: {config.log_dir.absolute()} does not answer for {DISK_PATIENCE_S:.0f} s: see whether its file "
+            "server is there, or choose another with --log-dir"
+        )
+    return done.result()
 
 
 def _made(path: Path) -> Path:
@@ -169,7 +210,7 @@ def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
-async def in_time(writes: WriteThread, write: Callable[[], _Result]) -> _Result:
+async def in_time(writes: FileThread, write: Callable[[], _Result]) -> _Result:
     """Return what the last writes of a run give, whose disk may not answer any more.
 
     Raises:

@@ -56,13 +56,13 @@ from shoal.events.links import ServerDialled, ServerUndialled
 from shoal.events.mirror import MirrorServes
 from shoal.events.processes import RoleIsRestarting, RoleLost, RoleRestartFailed
 from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent
+from shoal.file_thread import FileThread
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import read_stat
 from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.supervisor import Supervisor
-from shoal.write_thread import WriteThread
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class ServerHost:
                 tasks.cancel_scope.cancel()
         if self._log_dir is not None:
             with suppress(TimeoutError):
-                await in_time(WriteThread("last files"), partial(remove_empty_outputs, self._log_dir))
+                await in_time(FileThread("last files"), partial(remove_empty_outputs, self._log_dir))
         if self._failure is not None and self.exit_code != INTERRUPTED:
             raise self._failure
         return self.exit_code

@@ -53,7 +53,7 @@ from shoal.config.shared import shared_configuration
 from shoal.control.membership import Membership
 from shoal.control.run_question import RunTeller
 from shoal.data.feed import Feed
-from shoal.events.incidents import StepsUncounted
+from shoal.events.incidents import RecordUnread, StepsUncounted
 from shoal.events.run import ClientResumed
 from shoal.ids import PeerId
 from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
@@ -436,14 +436,12 @@ class Client:
 
         Args:
             exit_reason: "done", "failed" or "interrupted".
-
-        Raises:
-            RecordRejected: a record in `log_dir` is damaged.
-            OSError: it cannot be read.
         """
         self.counters.settle()
         totals = self.ledger.totals
-        found = await run_in_thread(audit, self._log_dir, totals.num_train)
+        found = await run_in_thread(partial(audit, self._log_dir, totals.num_train, is_strict=False))
+        for round, reason in sorted(found.unread_records.items()):
+            self.ledger.note(RecordUnread(round, reason))
         for round, reason in sorted(found.unread.items()):
             self.ledger.note(StepsUncounted(round, reason))
         costs = costs_of(totals, found)

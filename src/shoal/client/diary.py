@@ -49,10 +49,10 @@ from shoal.events.run import (
     TrainerFinished,
 )
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
+from shoal.file_thread import FileThread
 from shoal.swarm.run_effects import RoundPlan
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import SignedRecord
-from shoal.write_thread import WriteThread
 
 FILE_NAME = "client.state"
 _LENGTH_BYTES = 4
@@ -123,7 +123,7 @@ class Diary:
             StorageError: it cannot be written.
         """
         self._path = directory / FILE_NAME
-        self._thread = WriteThread("diary", path=self._path)
+        self._thread = FileThread("diary", path=self._path)
         self._unknown: deque[Future[None]] = deque()
         self._file: int | None = None
         self.saved = Saved(run_id, RunTotals())

@@ -126,7 +126,7 @@ class ModelExport:
         self.ledger.note(ModelMissing(reason))
 
     async def _leave(self, record: Record, signed: SignedRecord) -> ModelLeft:
-        if has_model_of(self.log_dir / FOLDER, record_hash(signed)):
+        if await anyio.to_thread.run_sync(has_model_of, self.log_dir / FOLDER, record_hash(signed)):
             return ModelLeft(self.log_dir / FOLDER, record.round)  # by an earlier start of this client
         layouts = await anyio.to_thread.run_sync(stage_layouts, self.config)
         path = self.log_dir / FOLDER

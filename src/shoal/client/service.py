@@ -5,15 +5,20 @@ A client that was started again goes on at once, with the servers that it knew; 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import anyio
 import msgspec
 
 from shoal.averaging.signing import Signer
 from shoal.client.client import Beginning, Client, ClientRun
+from shoal.client.diary import FILE_NAME as DIARY_FILE
 from shoal.client.diary import Diary
 from shoal.client.ledger import Ledger
 from shoal.client.resuming import needed_checkpoint
@@ -27,7 +32,10 @@ from shoal.control.records import ClientRecord, RunRecord, Undialled
 from shoal.control.registry import Registry
 from shoal.control.role_start import ClientSpec, open_role_endpoint
 from shoal.control.run_end import say_run_is_over
-from shoal.errors import ControlError
+from shoal.errors import ControlError, StorageError
+from shoal.events.base import tell
+from shoal.events.run import DiskAwaited
+from shoal.file_thread import FileThread
 from shoal.identity import swarm_authority
 from shoal.model.meta import trained_names, units_of
 from shoal.optim.inner import require_matches
@@ -42,6 +50,12 @@ from shoal.transport.reach import why_unreachable
 from shoal.transport.tls import tls_contexts
 from shoal.wire.messages.base import Hop
 
+logger = logging.getLogger(__name__)
+
+_SLOW_S: Final = 2.0
+"""After so long it is said that a disk is waited for."""
+_DISK_PATIENCE_S: Final = 600.0
+"""So long may a file server take to be back. What trains goes on meanwhile up to the end of its round."""
 _LAST_WORD_S = 0.25
 """So long is the connection kept after the run's last word: who writes into one that has ended reads no more of it."""
 
@@ -62,7 +76,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     require_quantisable(config.quant, units_of(config))
     require_matches(config.diloco.inner_optim, trained_names(config))
     async with open_role_endpoint(spec) as endpoint, counters_logged(endpoint):
-        diary = Diary(Path(spec.log_dir), spec.run_id)
+        diary = await opened_diary(Path(spec.log_dir), spec.run_id, control)
         answer = await control.request(StartDataServer())
         if answer.error:
             raise ControlError(f"the data server could not be started: {answer.error}")
@@ -118,6 +132,28 @@ async def main(payload: bytes, control: RoleControl) -> None:
             await joined.wait()
             turn.set()
             trained.set()
+
+
+async def opened_diary(log_dir: Path, run_id: str, control: RoleControl) -> Diary:
+    """Open what an earlier start has left: without it nobody knows where the run was, so its disk is waited for.
+
+    Raises:
+        StorageError: the disk does not answer for long.
+        RecordRejected: and whatever else `Diary` raises.
+    """
+    loop = asyncio.get_running_loop()
+    said = loop.call_later(_SLOW_S, tell, logger, DiskAwaited(str(log_dir), _SLOW_S), _notice(control))
+    try:
+        with anyio.fail_after(_DISK_PATIENCE_S):
+            opening = FileThread("diary", path=log_dir / DIARY_FILE).do(partial(Diary, log_dir, run_id))
+            return await asyncio.wrap_future(opening)
+    except TimeoutError as error:
+        raise StorageError(
+            f"{log_dir} does not answer for {_DISK_PATIENCE_S:.0f} s, and without what is there no client can go on: "
+            "look after its disk, then --resume the run"
+        ) from error
+    finally:
+        said.cancel()
 
 
 def _notice(control: RoleControl) -> Callable[[str], None]:

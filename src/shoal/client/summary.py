@@ -44,7 +44,7 @@ def build_summary(
 
     Samples, steps, losses and rates count from `first_round_seen` on; `samples_before` is what clients of other hosts
     had used until then. Duplicates and missing samples count over the whole run. Of `rounds_uncounted` the step logs
-    cannot be read: these samples are in `samples_before`.
+    cannot be read: these samples are in `samples_before`. Of `rounds_unread` the records cannot.
 
     Args:
         paused_s: how long users have paused the run.
@@ -91,6 +91,7 @@ def build_summary(
         "stages_restored": [_restored(each) for each in totals.stages_restored],
         "chains_left": [{name: getattr(each, name) for name in _OF_A_CHAIN} for each in totals.chains_lost],
         "rounds_uncounted": sorted(audit.unread),
+        "rounds_unread": sorted(audit.unread_records),
         "suspects": [
             {"round": round, **suspect._asdict(), "name": view.name_of(suspect.peer)}
             for round, suspect in audit.suspects

@@ -18,7 +18,7 @@ from typing import Final
 from shoal.control.membership import Membership
 from shoal.events.base import tell
 from shoal.events.registry import PeersUnwritten
-from shoal.write_thread import WriteThread
+from shoal.file_thread import FileThread
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,15 @@ class PeersFile:
         self._path = log_dir / PEERS_FILE
         self._aside = log_dir / f".{PEERS_FILE}.{writer}"
         self._notice = notice
-        self._thread = WriteThread(PEERS_FILE, path=self._path)
+        self._thread = FileThread(PEERS_FILE, path=self._path)
         self._failure = ""
         self._is_failing = False
 
     @property
     def exists(self) -> bool:
-        """Whether it has been written, perhaps by a process before this one."""
-        return self._path.exists()
+        """Whether it has been written, perhaps by a process before this one; while its disk does not answer it may."""
+        asked = self._thread.do(self._path.exists)
+        return not asked.done() or asked.result()
 
     def write(self, maddrs: Sequence[str]) -> None:
         """Put these addresses into the file as a whole; the swarm does without it where it cannot be written."""

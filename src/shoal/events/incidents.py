@@ -205,6 +205,17 @@ class StepsUncounted(Event, frozen=True, tag="steps.uncounted"):
     reason: str
 
 
+class RecordUnread(Event, frozen=True, tag="record.unread"):
+    """The record of a round, or D_0, cannot be read when the run is summed up: what other files say of it counts."""
+
+    level = WARNING
+    why = "the disk does not give it, or it was changed, cut short or taken away"
+    do = "restore it from a copy before --resume or shoal replay, which need it"
+    says = "the summary does without the record of round {round}: {reason}"
+    round: int
+    reason: str
+
+
 class LossExplained(Event, frozen=True, tag="loss.explained"):
     """A server that was lost has said what it had counted, and from that it is known what had happened to it."""
 

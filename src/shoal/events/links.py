@@ -15,6 +15,20 @@ class TransportUp(Event, frozen=True, tag="transport.up"):
     peer_role: str
 
 
+class SocketGone(Event, frozen=True, tag="transport.socket_gone"):
+    """The socket at which peers of this host dial this process was removed, and is made again.
+
+    Attributes:
+        problem: why it cannot be made now, which is tried again; empty: it is there.
+    """
+
+    level = WARNING
+    why = "somebody has cleared the folder for runtime files, as /tmp, of what was in use"
+    do = "leave out shoal-* of what is cleared: a process that is started meanwhile reaches nobody"
+    path: str
+    problem: str
+
+
 class TransportLost(Event, frozen=True, tag="transport.lost"):
     """The connection with a peer has ended, or none could be made."""
 

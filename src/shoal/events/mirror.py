@@ -75,6 +75,23 @@ class CheckpointFailed(Event, frozen=True, tag="checkpoint.failed"):
     reason: str
 
 
+class CheckpointPlaceTaken(Event, frozen=True, tag="checkpoint.place_taken"):
+    """Another mirror was writing to the folder when a checkpoint was due. The next one is tried when it is due; that
+    the folder is taken then as well is not said.
+
+    Attributes:
+        holder: the process that writes there, and its host.
+    """
+
+    level = WARNING
+    why = "two mirrors of the run keep their checkpoints in one folder, to which one at a time writes"
+    do = "end one of them, or start it with another --checkpoint-dir; what the other one writes is whole"
+    says = "no checkpoint of round {round} by this mirror: {holder} writes to {location} now"
+    round: int
+    location: str
+    holder: str
+
+
 class CheckpointStalled(Event, frozen=True, tag="checkpoint.stalled"):
     """A checkpoint is being written, and its disk takes nothing. At the end of a run it is waited for no longer."""
 

@@ -233,6 +233,17 @@ class RecordAwaited(Event, frozen=True, tag="record.awaited"):
     waited_s: float
 
 
+class DiskAwaited(Event, frozen=True, tag="disk.awaited"):
+    """A client is started, and the disk with what an earlier one has left does not answer: it begins when it does."""
+
+    level = WARNING
+    why = "the file server, or the network before it, is gone"
+    do = "look after the disk; trainers train up to the end of their round"
+    says = "the client waits for its disk: {folder} does not answer for {waited_s:g} s"
+    folder: str
+    waited_s: float
+
+
 class RoundNotWritten(Event, frozen=True, tag="round.not_written"):
     """The client ends, and the disk has not taken the last record in time."""
 

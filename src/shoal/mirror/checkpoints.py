@@ -35,9 +35,16 @@ from shoal.checkpoint.model_layout import StageLayout
 from shoal.checkpoint.store import Checkpoint, CheckpointStore, KeepPolicy, StagePart, Written
 from shoal.clock import Clock
 from shoal.config.schema import Config
-from shoal.errors import ShoalError, StateMismatch, StorageError
-from shoal.events.base import emit, tell
-from shoal.events.mirror import CheckpointFailed, CheckpointsLeft, CheckpointStalled, CheckpointWritten, InnerMissing
+from shoal.errors import PlaceTaken, ShoalError, StateMismatch, StorageError
+from shoal.events.base import Event, emit, tell
+from shoal.events.mirror import (
+    CheckpointFailed,
+    CheckpointPlaceTaken,
+    CheckpointsLeft,
+    CheckpointStalled,
+    CheckpointWritten,
+    InnerMissing,
+)
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
 from shoal.swarm.keep_rule import KeepRule
@@ -110,7 +117,7 @@ class Checkpoints:
     _last: str = ""  # the same, if the client waits to be told what was kept of it
     _failure: str = ""
     _num_missing: int = 0
-    _is_failing: bool = False
+    _failed: type[Event] | None = None  # what was said of the last one that could not be written, if that was the last
     _stirred_s: float = math.inf  # when the disk has last taken something; infinite while it is asked for nothing
     _stalled: str = ""
     _finishing: anyio.CancelScope | None = None
@@ -239,27 +246,35 @@ class Checkpoints:
             try:
                 # A thread that hangs in a disk is left behind: it ends with this process.
                 written = await anyio.to_thread.run_sync(self._store, whole, abandon_on_cancel=True)
+            except PlaceTaken as error:
+                self._fails(str(error), CheckpointPlaceTaken(round, error.location, error.holder))
+                return
             except ShoalError as error:
-                self._stir()
-                self._failure = str(error)
-                if not self._is_failing:
-                    tell(logger, CheckpointFailed(round, str(error)), self.notice)
-                self._note_failing(is_failing=True)
+                self._fails(str(error), CheckpointFailed(round, str(error)))
                 return
             self._stir()
             if written is None:
                 self._done, self._lacks = whole.hash, ""
                 return
             self._done, self._lacks = whole.hash, self._missing(is_wanted=is_wanted)
-            self._note_failing(is_failing=False)
+            self._note(None)
             took_s = self.clock.now_s() - begun_s
             emit(logger, CheckpointWritten(round, written.location, written.size_bytes, took_s, written.removed))
             if written.problem:
                 tell(logger, CheckpointsLeft(written.problem), self.notice)
 
-    def _note_failing(self, *, is_failing: bool) -> None:
-        self._is_failing = is_failing
-        self.metrics.gauge("disk.failing", what="checkpoint").set(float(is_failing))
+    def _fails(self, why: str, failed: Event) -> None:
+        """Say why a checkpoint is not written, unless that was so of the one before."""
+        self._stir()
+        self._failure = why
+        if type(failed) is not self._failed:
+            tell(logger, failed, self.notice)
+        self._note(failed)
+
+    def _note(self, failed: Event | None) -> None:
+        self._failed = None if failed is None else type(failed)
+        # A folder that another mirror writes to is no trouble of the disk.
+        self.metrics.gauge("disk.failing", what="checkpoint").set(float(isinstance(failed, CheckpointFailed)))
 
     def _is_there(self, whole: WholeRecord) -> bool:
         """Whether an earlier mirror has written this one: the run may have been resumed from it."""

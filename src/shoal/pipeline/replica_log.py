@@ -27,6 +27,7 @@ import msgspec
 from shoal.errors import MALFORMED, RecordRejected
 from shoal.events.base import emit
 from shoal.events.steps import ReplicaLogEnded
+from shoal.file_thread import FileThread
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
@@ -34,7 +35,6 @@ from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import StageHashes
 from shoal.wire.messages.step import Open
-from shoal.write_thread import WriteThread
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class ReplicaLog:
         self._hashes = hashes
         self._failing = (metrics or MetricRegistry()).gauge("disk.failing", what="replica_log")
         self._totals: dict[StepKey, StepTotals] = {}
-        self._thread = WriteThread(
+        self._thread = FileThread(
             "replica log", lambda: self._failing.set(1.0), path=_path(directory / _FOLDER, started.peer, 1)
         )
         self._descriptor: int | None = None  # this and what waits is the thread's

@@ -44,9 +44,9 @@ def write_page(log_dir: Path, config: Config, run_id: str) -> Path | None:
 
 def page_with(past: bytes) -> str:
     """Return the page with all of its files and this past (JSON) inside."""
-    styles = [style.read_text() for style in STYLES]
-    scripts = [PLOT.read_text(), one_module()]
-    html = PAGE.read_text()
+    styles = [style.read_text(encoding="utf-8") for style in STYLES]
+    scripts = [PLOT.read_text(encoding="utf-8"), one_module()]
+    html = PAGE.read_text(encoding="utf-8")
     for path, style in zip(STYLES, styles, strict=True):
         html = _replaced(html, f'<link rel="stylesheet" href="{_address(path)}">', f"<style>{style}</style>")
     html = _replaced(html, f'<script src="{_address(PLOT)}"></script>', f"<script>{scripts[0]}</script>")
@@ -62,7 +62,7 @@ def page_with(past: bytes) -> str:
 
 def one_module() -> str:
     """Return the modules of the page as one: a page from the disk may not import another file."""
-    parts = (_EXPORT.sub("", _IMPORT.sub("", module.read_text())) for module in MODULES)
+    parts = (_EXPORT.sub("", _IMPORT.sub("", module.read_text(encoding="utf-8"))) for module in MODULES)
     return "\n".join(parts)
 
 

@@ -7,6 +7,7 @@ folder: fsync -> rename, or two names exchanged in one step -> fsync of the pare
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import hashlib
 import os
@@ -24,6 +25,8 @@ _BLOCK_BYTES: Final = 1 << 20
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 """Of Linux (renameat2(2))."""
+_UNKNOWN_OF_DIRECTORIES: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
+"""What fsync(2) says where it is for files alone."""
 
 
 class FileDigest(NamedTuple):
@@ -161,7 +164,7 @@ def require_size(path: Path, size_bytes: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Force to the disk which files a directory has.
+    """Force to the disk which files a directory has; some file servers know no such request.
 
     Raises:
         OSError: that failed.
@@ -169,6 +172,9 @@ def sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         _force_to_disk(descriptor)
+    except OSError as error:
+        if error.errno not in _UNKNOWN_OF_DIRECTORIES:
+            raise
     finally:
         os.close(descriptor)
 

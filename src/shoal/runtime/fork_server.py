@@ -28,8 +28,10 @@ import socket
 import sys
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 from shoal.errors import InvariantViolation
+from shoal.file_thread import FileThread
 from shoal.runtime.fork_messages import (
     TAG_NAME,
     Configure,
@@ -88,21 +90,27 @@ class ForkedRole:
             # Before any thread or process of its own: each inherits it.
             os.nice(spec.nice)
         if spec.output_path:
-            output_fd = _opened(spec.output_path)
-            os.dup2(output_fd, 1)
-            os.dup2(output_fd, 2)
-            os.close(output_fd)
+            print_to(Path(spec.output_path))
         random.seed()
         control = socket.socket(fileno=self.control_fd)
         return run_role(spec.entry, spec.payload, control, self.lifeline_fd, self.run_dir)
 
 
-def _opened(output_path: str) -> int:
-    """Open the file that takes what a role prints. On a disk that is read-only it prints nowhere, and serves."""
-    try:
-        return os.open(output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError:
-        return os.open(os.devnull, os.O_WRONLY)
+def print_to(path: Path) -> None:
+    """Have a file take what this process prints: nothing does while its disk does not answer, or if it is read-only."""
+
+    def take() -> None:
+        _print_to(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+
+    opened = FileThread("output", path=path).do(take)
+    if not opened.done() or opened.exception() is not None:
+        _print_to(os.open(os.devnull, os.O_WRONLY))
+
+
+def _print_to(descriptor: int) -> None:
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 class ForkServer:
@@ -184,6 +192,11 @@ class ForkServer:
                 importlib.import_module(name)
             except ImportError as error:
                 self._send(PreloadFailed(f"cannot import {name}: {error}"))
+                return False
+            except OSError as error:
+                # Of multiprocessing's semaphores, which hivemind makes.
+                hint = "see whether /dev/shm is there and can be written"
+                self._send(PreloadFailed(f"cannot import {name}: {error}: {hint}"))
                 return False
         threads = thread_names()
         if len(threads) > 1:

@@ -38,6 +38,10 @@ class Carrier(Protocol):
         """
         ...
 
+    async def listen_again(self) -> None:
+        """Make anew what others reach it by, if somebody has removed it; not after `stop_listening`."""
+        ...
+
     def stop_listening(self) -> None:
         """Take no more connections and release the address."""
         ...

@@ -25,6 +25,7 @@ class TransportLimits:
         max_unread_total_bytes: with more unread over all connections, those that hold it are not read from.
         max_pooled_bytes: the most unused memory of received tensors that is kept for later ones.
         pool_trim_s: memory that was not needed for this time is given back.
+        listen_again_s: so often is it looked whether the socket is still there at which this host's peers dial.
         max_connections: at a time, with and without a known peer; further connections are closed at once.
         max_handshaking: connections of strangers (in their handshake) at a time over TCP, and as many from this host.
             For a further one over TCP another one is closed (see `admission`); from this host it is closed itself.
@@ -47,6 +48,7 @@ class TransportLimits:
     max_unread_total_bytes: int = 1024 * MIB
     max_pooled_bytes: int = 256 * MIB
     pool_trim_s: float = 10.0
+    listen_again_s: float = 5.0
     max_connections: int = 1024
     max_handshaking: int = 64
     max_connections_per_peer: int = 4

@@ -104,6 +104,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         await self._tasks.__aenter__()
         self._tasks.start_soon(beat, self._standing, self._on_silent, self._limits, self._clock, self._on_stall)
         self._tasks.start_soon(keep_trimmed, self._inbound.pool, self._limits.pool_trim_s, self._clock)
+        self._tasks.start_soon(self._keep_listening)
         return self
 
     async def __aexit__(
@@ -358,6 +359,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         unmet = [peer for peer, state in self._peers.items() if state.is_unmet]
         for peer in unmet[: len(unmet) // 2 + 1]:
             del self._peers[peer]
+
+    async def _keep_listening(self) -> None:
+        while True:
+            await self._clock.sleep_s(self._limits.listen_again_s)
+            for carrier in self._carriers:
+                await carrier.listen_again()
 
     def _stop_listening(self) -> None:
         for carrier in self._carriers:

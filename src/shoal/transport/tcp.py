@@ -111,6 +111,9 @@ class TcpCarrier:
             lambda: TlsStream(connection, self._contexts.client, server_side=False), host, port
         )
 
+    async def listen_again(self) -> None:
+        """Nobody can remove a port."""
+
     def stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import socket
 import stat
@@ -19,11 +20,15 @@ from pathlib import Path
 from typing import Final
 
 from shoal.errors import ConfigError, HandshakeError, Offence
+from shoal.events.base import emit
+from shoal.events.links import SocketGone
 from shoal.ids import PeerId, RunId
 from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.transport.connection import Connection
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
 from shoal.transport.peers import StreamEndpoint
+
+logger = logging.getLogger(__name__)
 
 _SCHEME: Final = "unix:"
 # sockaddr_un holds 108 bytes with the final zero on Linux, 104 on macOS.
@@ -49,6 +54,8 @@ class UnixCarrier:
         self._machine = machine
         self._socket_buffer_bytes = socket_buffer_bytes
         self._server: asyncio.Server | None = None
+        self._accept: Callable[[], Connection] | None = None
+        self._problem: str | None = None
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -63,9 +70,28 @@ class UnixCarrier:
             connection.prepare = partial(self._prepare, connection)
             return connection
 
-        if self._path is not None:
+        self._accept = accept
+        await self._listen()
+
+    async def _listen(self) -> None:
+        if self._path is not None and self._accept is not None:
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_unix_server(accept, sock=_bind(self._path), backlog=_BACKLOG)
+            self._server = await loop.create_unix_server(self._accept, sock=_bind(self._path), backlog=_BACKLOG)
+
+    async def listen_again(self) -> None:
+        if self._path is None or self._accept is None or self._path.exists():
+            return
+        before, self._server = self._server, None
+        if before is not None:
+            before.close()
+        said, self._problem = self._problem, None
+        try:
+            _make_private(self._path.parent)
+            await self._listen()
+        except (ConfigError, OSError) as error:
+            self._problem = str(error)
+        if self._problem is None or self._problem != said:
+            emit(logger, SocketGone(str(self._path), self._problem or ""))
 
     async def connect(self, address: str, connection: Connection) -> None:
         path = address.removeprefix(_SCHEME)
@@ -80,6 +106,7 @@ class UnixCarrier:
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
 
     def stop_listening(self) -> None:
+        self._accept = None
         if self._server is not None and self._path is not None:
             self._server.close()
             self._server = None
@@ -151,6 +178,13 @@ def _bind(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _make_private(directory: Path) -> None:
+    """Make a directory and those above it which are missing, for their owner alone."""
+    if not directory.exists():
+        _make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def _remove_stale(path: Path) -> None:

@@ -311,6 +311,17 @@ async def test_a_fork_server_that_cannot_preload_any_more_ends_the_run_with_the_
     assert gone_within(pids, 0) == []
 
 
+async def test_a_system_without_what_an_import_needs_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "needs_memory.py").write_text("raise OSError(30, 'Read-only file system')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RemoteError, match=r"cannot import needs_memory: .*Read-only file system: see whether /dev/shm"):
+        async with Supervisor(preload=["needs_memory"]) as supervisor:
+            await supervisor.preloaded()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_kill_9_of_the_supervisor_right_after_the_fork_server_leaves_nothing(tmp_path: Path) -> None:
     program, pids, run_dir = start_program(tmp_path)
     with program:

@@ -147,6 +147,15 @@ async def test_output_of_a_role_goes_to_its_file(tmp_path: Path) -> None:
     assert sorted(path.read_text().splitlines()) == ["to standard error", "to standard output"]
 
 
+async def test_a_role_serves_though_the_file_of_its_output_does_not_answer(tmp_path: Path) -> None:
+    path = tmp_path / "noisy_0.out"
+    os.mkfifo(path)  # whoever opens it to write waits for a reader, as for the server of a disk
+    async with Supervisor() as supervisor:
+        handle = await supervisor.start(RoleSpec("steady", 0, "roles:steady", output_path=str(path)))
+        await next_event(handle, RoleReady)
+        os.close(os.open(path, os.O_RDONLY))  # it has asked for it, and prints there from now on
+
+
 @pytest.mark.parametrize(
     ("payload", "code", "reason"),
     [(b"user", 2, "device: there is no cuda:9"), (b"group", 2, "device: there is no cuda:9"), (b"bug", 1, "a bug")],

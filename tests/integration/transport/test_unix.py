@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import socket
+import stat
 import sys
 import weakref
 from pathlib import Path
@@ -16,6 +18,7 @@ import anyio.abc
 import anyio.lowlevel
 import numpy as np
 import pytest
+from tests.alongside import until
 
 from shoal.errors import ConfigError
 from shoal.ids import PeerId, RunId
@@ -106,6 +109,35 @@ async def test_a_peer_that_cannot_be_dialled_is_lost_once_with_the_reason(endpoi
     (lost,) = [event for event in events if isinstance(event, PeerLost)]
     assert "absent: No such file" in lost.reason
     assert "tcp:1.2.3.4:5" in lost.reason
+
+
+async def test_a_socket_that_somebody_has_removed_is_made_again(
+    endpoint: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, limits = folder / "of the run" / "a", TransportLimits(listen_again_s=0.01)
+    a = await endpoint(A, path=path, limits=limits)
+    b = await endpoint(B)
+    b.introduce(a.hop)
+    b.post(A, Opened(step(1)))
+    assert await take(a, 2) == [PeerUp(B), Received(B, Opened(step(1)))]
+    shutil.rmtree(path.parent)
+    path.parent.touch()  # for a moment it cannot be made either
+    await until(lambda: [each.problem for each in _told_of(caplog) if each.problem])
+    path.parent.unlink()
+    await until(lambda: [each for each in _told_of(caplog) if not each.problem])
+    assert (stat.S_IMODE(path.parent.stat().st_mode), stat.S_IMODE(path.stat().st_mode)) == (0o700, 0o600)
+    c = await endpoint(C)
+    c.introduce(a.hop)
+    c.post(A, Opened(step(2)))
+    b.post(A, Opened(step(3)))
+    taken = await take(a, 3)
+    assert all(each in taken for each in (PeerUp(C), Received(C, Opened(step(2))), Received(B, Opened(step(3)))))
+    await a.aclose()
+    assert not path.exists()
+
+
+def _told_of(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    return [record for record in caplog.records if record.getMessage() == "transport.socket_gone"]
 
 
 async def test_what_is_no_address_at_all_loses_its_peer_and_nobody_else(endpoint: Any) -> None:

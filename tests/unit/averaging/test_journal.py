@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import os
+import stat
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -220,6 +223,25 @@ def test_nothing_unfinished_is_left_when_the_disk_is_full(tmp_path: Path, monkey
     assert sorted(path.name for path in (tmp_path / "rounds").iterdir()) == ["round_0000.json", "round_0001.json"]
 
 
+def test_a_disk_that_forces_no_directory_has_the_files_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force = os.fsync
+
+    def of_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        force(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    number = errno.EINVAL
+    write(tmp_path, 1, both(entry(0, 0, 4)))
+    assert [record.round for record, _ in read_records(tmp_path)] == [1]
+    number = errno.EIO
+    with pytest.raises(StorageError, match="Input/output error"):
+        write(tmp_path, 2, {})
+
+
 def test_a_short_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fsync
 
@@ -280,6 +302,55 @@ def test_an_audit_counts_the_round_whose_step_log_cannot_be_read_by_its_record_a
     [(round, reason)] = found.unread.items()
     assert round == 2
     assert str(path) in reason
+
+
+def _without_its_signature(path: Path) -> None:
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps(content | {"signature": "0" * len(content["signature"])}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda path: path.write_bytes(path.read_bytes()[:-5]), _is_a_folder, _without_its_signature],
+    ids=["cut short", "a folder", "changed"],
+)
+@pytest.mark.parametrize("damaged", [0, 1, 2, 3])
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_an_audit_names_a_record_that_cannot_be_read_and_counts_by_all_other_files(
+    tmp_path: Path, damage: Callable[[Path], object], damaged: int, has_steps: bool
+) -> None:
+    for round in (1, 2, 3):
+        start = 4 * round
+        record, _ = make_record(round, [SampleRange(0, start, start + 4)])
+        record = msgspec.structs.replace(record, recorded=(SampleRange(0, 0, start),))
+        signed, logs = seal(record), both(entry(round, start, start + 4))
+        begin(tmp_path, outer_steps=3)
+        if has_steps or round == 3:
+            keep_steps(tmp_path, round, record_hash(signed), {PeerId(peer): log for peer, log in logs.items()})
+        write_round(tmp_path, record, signed)
+    whole, path = audit(tmp_path, 16), tmp_path / f"rounds/round_{damaged:04d}.json"
+    assert (whole.samples + whole.samples_before, whole.duplicates, whole.missing) == (16, 0, 0)
+    if damaged == 0 and damage is _without_its_signature:
+        path.write_text("{}")
+    else:
+        damage(path)
+    with pytest.raises((RecordRejected, OSError), match=path.name):
+        audit(tmp_path, 16)
+    found = audit(tmp_path, 16, is_strict=False)
+    [(round, reason)] = found.unread_records.items()
+    assert round == damaged
+    assert str(path) in reason
+    assert dataclasses.replace(found, unread_records={}) == whole
+
+
+def test_without_any_record_that_can_be_read_an_audit_counts_by_the_step_logs(tmp_path: Path) -> None:
+    for round in (1, 2):
+        write(tmp_path, round, both(entry(round, 4 * round - 4, 4 * round)), [SampleRange(0, 4 * round - 4, 4 * round)])
+    for path in (tmp_path / "rounds").iterdir():
+        path.write_bytes(b"\0" * 100)
+    found = audit(tmp_path, 8, is_strict=False)
+    assert (found.samples, found.duplicates, found.missing) == (8, 0, 0)
+    assert sorted(found.unread_records) == [0, 1, 2]
 
 
 def test_an_audit_of_a_long_run_has_one_step_log_in_memory_at_a_time(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable
@@ -37,7 +39,7 @@ from shoal.checkpoint.model_layout import StageLayout
 from shoal.checkpoint.places import round_of
 from shoal.checkpoint.store import CheckpointStore, KeepPolicy, StagePart, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
-from shoal.errors import ConfigError, RecordRejected, SignatureError, StateMismatch, StorageError
+from shoal.errors import ConfigError, PlaceTaken, RecordRejected, SignatureError, StateMismatch, StorageError
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.optim.flat import FlatLayout
@@ -248,7 +250,8 @@ def test_who_is_to_die_in_a_write_is_told_where_it_is(tmp_path: Path) -> None:
     def reached(point: str, round: int) -> None:
         assert round == 3
         told.append(point)
-        paths = (path.relative_to(tmp_path / RUN_ID) for path in (tmp_path / RUN_ID).rglob("*"))
+        paths = {path.relative_to(tmp_path / RUN_ID) for path in (tmp_path / RUN_ID).rglob("*")}
+        paths.remove(Path(".writer"))
         # The first time it is reached, which is when somebody dies.
         seen.setdefault(point, {re.sub(r"\.\d+\.", ".", str(path)) for path in paths})
 
@@ -486,14 +489,50 @@ def test_one_mirror_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
 
     def meanwhile(point: str, _: int) -> None:
         if point == "rename":
-            with pytest.raises(StorageError, match=r"another mirror writes to .*test-run now"):
+            with pytest.raises(PlaceTaken, match=rf"process {os.getpid()} on .* writes to .*test-run now") as taken:
                 write_rounds(other, 2)
+            assert (taken.value.location, taken.value.holder.split()[-1]) == (str(tmp_path / RUN_ID), platform.node())
+            assert "another --checkpoint-dir" in str(taken.value)
 
     store.reached = meanwhile
     write_rounds(store, 1)
     assert good(store).manifest.round == 1
+    assert [path.name for path in (tmp_path / RUN_ID).iterdir()] == ["round_000001"]
     write_rounds(other, 2)
     assert good(store).manifest.round == 2
+
+
+def test_on_a_disk_that_knows_no_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    store = make_store(tmp_path)
+    write_rounds(store, 1)
+    assert good(store).manifest.round == 1
+
+
+@pytest.mark.parametrize("said", [None, b"", b"\x1b[2J\xff" + b"x" * 10_000])
+def test_who_writes_to_a_folder_may_not_say_so_and_says_what_it_likes(tmp_path: Path, said: bytes | None) -> None:
+    store, other = make_store(tmp_path), make_store(tmp_path)
+    told: list[str] = []
+
+    def meanwhile(point: str, _: int) -> None:
+        if point == "rename":
+            writer = tmp_path / RUN_ID / ".writer"
+            writer.unlink()
+            if said is not None:
+                writer.write_bytes(said)
+            with pytest.raises(PlaceTaken) as taken:
+                write_rounds(other, 2)
+            told.append(taken.value.holder)
+
+    store.reached = meanwhile
+    write_rounds(store, 1)
+    [holder] = told
+    assert holder.isprintable()
+    assert len(holder) < 210
+    assert said or holder == "a process that does not say its name"
 
 
 @pytest.mark.parametrize("failing", ["write", "fsync", "short", "read back"])

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
+from tests.hung_disk import far_disk
 
-from shoal.cli.run_files import is_run_id, make_joining_log_dir, make_log_dir, new_run_id, remove_empty_outputs
+from shoal.cli import run_files
+from shoal.cli.run_files import (
+    is_run_id,
+    make_joining_log_dir,
+    make_log_dir,
+    new_run_id,
+    remove_empty_outputs,
+    take_log_dir,
+)
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError
@@ -51,3 +62,45 @@ def test_launchers_that_make_a_folder_at_once_have_one_each(tmp_path: Path, monk
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"log_dir: cannot write to .*file"):
         make_log_dir(config.model_copy(update={"log_dir": tmp_path / "file"}), run)
+
+
+@pytest.mark.parametrize("how", ["new", "taken", "joining"])
+def test_a_disk_that_does_not_answer_before_a_run_begins_is_named_and_keeps_no_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    far_disk(monkeypatch)
+    monkeypatch.setattr(run_files, "DISK_PATIENCE_S", 0.01)
+    answers, config, run = threading.Event(), Config(log_dir=tmp_path / "logs"), RunId("mine-1")
+    make, mkdir = Path.mkdir, lambda *_args, **_more: answers.wait()
+    ways = {
+        "new": lambda: make_log_dir(config, run),
+        "taken": lambda: take_log_dir(config, run, lambda _: False),
+        "joining": lambda: make_joining_log_dir(config, run, "servers"),
+    }
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(ConfigError, match=rf"^log_dir: {tmp_path}/logs does not answer .* --log-dir$"):
+        ways[how]()
+    monkeypatch.setattr(Path, "mkdir", make)
+    answers.set()
+    for thread in threading.enumerate():
+        if thread.name == "log_dir":
+            thread.join()
+
+
+def test_a_disk_without_links_has_a_run_without_the_one_that_leads_to_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    assert make_log_dir(Config(log_dir=tmp_path), RunId("mine-1")) == tmp_path / "mine-1"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine-1"]
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    log_dir = tmp_path / os.fsdecode(b"l\xf6gs")
+    with pytest.raises(ConfigError, match=r"^log_dir: the name .*l\\udcf6gs' is no text .* --log-dir") as refused:
+        make_log_dir(Config(log_dir=log_dir), RunId("mine-1"))
+    assert str(refused.value).isascii()
+    assert list(tmp_path.iterdir()) == []

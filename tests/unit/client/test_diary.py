@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import math
 import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from tests.hung_disk import far_disk, hung_disk
 from tests.unit.client.noted import totals_of
 
+from shoal.client import service
 from shoal.client.diary import FILE_NAME, Diary, Saved
 from shoal.client.ledger import Ledger
 from shoal.client.totals import RunTotals
@@ -43,6 +47,7 @@ from shoal.events.run import (
 )
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.ids import PeerId
+from shoal.runtime.launcher_messages import UserNotice
 from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.run_effects import RoundPlan
@@ -238,3 +243,39 @@ def test_the_file_of_another_run_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(RecordRejected, match="is of run run, this is run other"):
         Diary(tmp_path, "other")
+
+
+async def test_the_disk_that_has_what_an_earlier_start_has_left_is_named_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far_disk(monkeypatch)
+    again(tmp_path)
+    monkeypatch.setattr(service, "_SLOW_S", 0.0)
+    answers, notices = threading.Event(), list[str]()
+
+    def opened(directory: Path, run_id: str) -> Diary:
+        answers.wait()
+        return Diary(directory, run_id)
+
+    def tell(notice: UserNotice) -> None:
+        notices.append(notice.text)
+        answers.set()
+
+    monkeypatch.setattr(service, "Diary", opened)
+    control: Any = SimpleNamespace(tell=tell)
+    diary = await service.opened_diary(tmp_path, "run", control)
+    assert diary.generation == 2
+    diary.close()
+    assert f"{tmp_path} does not answer" in notices[0]
+    answers.clear()
+    monkeypatch.setattr(service, "_DISK_PATIENCE_S", 0.0)
+    with pytest.raises(StorageError, match=f"{tmp_path} does not answer"):
+        await service.opened_diary(tmp_path, "run", control)
+    answers.set()
+    [thread.join() for thread in threading.enumerate() if thread.name == "diary"]
+
+
+async def test_what_is_wrong_with_what_an_earlier_start_has_left_is_said_as_such(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"")
+    with pytest.raises(RecordRejected, match=r"client\.state"):
+        await service.opened_diary(tmp_path, "run", cast(Any, None))

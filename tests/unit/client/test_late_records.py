@@ -19,7 +19,7 @@ from shoal.client.round_records import RoundRecords
 from shoal.config import Config
 from shoal.errors import RecordRejected
 from shoal.events.base import Event
-from shoal.events.incidents import CostsUnknown, StepsUncounted
+from shoal.events.incidents import CostsUnknown, RecordUnread, StepsUncounted
 from shoal.events.losses import LossFound
 from shoal.events.run import ModelFetching, RecordAwaited, RoundNotWritten
 from shoal.wire.messages.round import Record
@@ -112,11 +112,17 @@ async def test_a_run_does_not_end_because_a_file_of_an_earlier_round_cannot_be_r
     assert "round_0003.jsonl" in ledger.said[-2]
 
 
-async def test_a_step_log_that_cannot_be_read_is_named_and_the_run_is_summed_up(
+async def test_a_file_of_a_round_that_cannot_be_read_is_named_and_the_run_is_summed_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Audit(2, 9, 30, 0, 0, 0, lost={}, unread={3: "round_0003.jsonl is no step log"})
-    monkeypatch.setattr(client, "audit", lambda *_: found)
+    unread, unread_records = {3: "round_0003.jsonl is no step log"}, {4: "round_0004.json is no round record"}
+    found = Audit(2, 9, 30, 0, 0, 0, lost={}, unread=unread, unread_records=unread_records)
+
+    def audit(*_: object, is_strict: bool) -> Audit:
+        assert not is_strict
+        return found
+
+    monkeypatch.setattr(client, "audit", audit)
     ledger = NotedLedger()
     parts = {
         "counters": SimpleNamespace(settle=lambda: None),
@@ -128,6 +134,7 @@ async def test_a_step_log_that_cannot_be_read_is_named_and_the_run_is_summed_up(
         "_run_id": "run-1",
     }
     summary = await client.Client.summary(cast(client.Client, SimpleNamespace(**parts)), "done")
-    assert (summary["rounds_uncounted"], summary["samples"]) == ([3], 30)
-    assert ledger.noted == [StepsUncounted(3, "round_0003.jsonl is no step log")]
-    assert "round 3 are not counted: round_0003.jsonl" in ledger.said[0]
+    assert (summary["rounds_uncounted"], summary["rounds_unread"], summary["samples"]) == ([3], [4], 30)
+    assert ledger.noted == [RecordUnread(4, unread_records[4]), StepsUncounted(3, unread[3])]
+    assert "record of round 4: round_0004.json is no round record" in ledger.said[0]
+    assert any("round 3 are not counted: round_0003.jsonl" in said for said in ledger.said)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import anyio
+import pytest
 from tests.alongside import alongside
+from tests.hung_disk import far_disk
 
 from shoal.clock import SystemClock
 from shoal.control.membership import Membership
@@ -90,6 +93,22 @@ def test_the_file_is_replaced_as_a_whole_and_read_back(tmp_path: Path) -> None:
     assert read_peers_file(tmp_path) == ("/b",)
     assert [path.name for path in tmp_path.iterdir()] == [PEERS_FILE]
     assert notices == []
+
+
+def test_a_file_whose_disk_does_not_answer_may_have_been_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far_disk(monkeypatch)
+    file, answers = PeersFile(tmp_path, "client", lambda _: None), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda _: answers.wait())
+        assert file.exists
+        answers.set()
+        file._thread.end()
+    assert file.exists, "it is asked again, and not waited for before the disk is as fast as it was"
+    file._thread.end()
+    assert not file.exists
+    file._thread.end()
 
 
 def test_a_file_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path) -> None:

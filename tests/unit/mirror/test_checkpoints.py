@@ -21,7 +21,7 @@ from shoal.checkpoint.store import Checkpoint, CheckpointStore, KeepPolicy, Stag
 from shoal.checkpoint.tensor_file import encode_tensors
 from shoal.clock import SystemClock
 from shoal.config import Config
-from shoal.errors import StorageError
+from shoal.errors import PlaceTaken, StorageError
 from shoal.ids import PeerId
 from shoal.mirror import checkpoints
 from shoal.mirror.checkpoints import Checkpoints, WholeRecord, kept_of
@@ -49,7 +49,7 @@ class Store(CheckpointStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), RUN_ID, open_record, KeepPolicy(keep_last=9))
-        self.problem = ""
+        self.problem = self.taken_by = ""
         self.may_write = threading.Event()
         self.may_write.set()
         self.begun: list[int] = []
@@ -57,6 +57,8 @@ class Store(CheckpointStore):
     def write(self, checkpoint: Checkpoint, parts: Iterable[StagePart]) -> Written:
         self.begun.append(open_record(checkpoint.signed).round)
         self.may_write.wait()
+        if self.taken_by:
+            raise PlaceTaken(self.location, self.taken_by)
         if self.problem:
             raise StorageError(self.problem)
         return super().write(checkpoint, parts)
@@ -208,6 +210,41 @@ async def test_a_disk_that_fails_is_said_once_and_tried_again_when_the_next_is_d
     assert desk.notices[0] == "no checkpoint of round 10: there is no room: free space"
     assert "--resume goes on from the last good one" in desk.notices[1]
     assert len(desk.notices) == 2
+
+
+async def test_a_folder_that_another_mirror_writes_to_is_told_as_that_and_not_as_a_disk_that_fails(
+    desk: Desk, tmp_path: Path
+) -> None:
+    failing = desk.checkpoints.metrics.gauge("disk.failing", what="checkpoint")
+    by = "by this mirror: process 7 on box2 writes to"
+    desk.store.taken_by = "process 7 on box2"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.checkpoints.run)
+        desk.hold(10)
+        await until(lambda: desk.notices)
+        assert failing.value == 0
+        desk.hold(20)
+        await until(lambda: desk.store.begun == [10, 20])
+        desk.store.problem = "there is no room"
+        desk.hold(30)
+        await until(lambda: desk.store.begun == [10, 20, 30])
+        desk.store.taken_by = ""
+        desk.hold(40)
+        await until(lambda: failing.value == 1)
+        desk.store.taken_by = "process 7 on box2"
+        desk.hold(50)
+        await until(lambda: failing.value == 0)
+        desk.checkpoints.counted(counted(whole(60), is_last=True))
+        desk.checkpoints.held(whole(60))
+        await until(lambda: desk.kept)
+        tasks.cancel_scope.cancel()
+    assert desk.kept[0].lacks.startswith(f"process 7 on box2 writes to {tmp_path} now")
+    assert desk.notices[::2] == [
+        f"no checkpoint of round 10 {by} {tmp_path} now",
+        "no checkpoint of round 40: there is no room",
+        f"no checkpoint of round 50 {by} {tmp_path} now",
+    ]
+    assert "another --checkpoint-dir" in desk.notices[1]
 
 
 async def test_at_the_end_the_newest_record_is_written_and_none_twice(desk: Desk) -> None:

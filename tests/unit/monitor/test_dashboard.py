@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from anyio.abc import SocketStream
+from tests.hung_disk import far_disk
 
 from shoal.clock import SystemClock
 from shoal.config import Config
@@ -87,6 +89,45 @@ async def reading(access: Access) -> AsyncGenerator[Stream]:
         asked = f"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {access.cookie_name}={access.cookie}\r\n\r\n"
         await stream.send(asked.encode())
         yield Stream(stream)
+
+
+@pytest.mark.parametrize("asked", ["exists", "read_text"])
+async def test_a_disk_that_does_not_answer_keeps_no_loop_that_serves_the_dht(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    (tmp_path / URL_FILE).touch()
+    begun, answers = threading.Event(), threading.Event()
+    own = getattr(Path, asked)
+
+    def hang(path: Path, *args: Any, **more: Any) -> Any:
+        if path.parent == tmp_path:
+            begun.set()
+            answers.wait()
+        return own(path, *args, **more)
+
+    monkeypatch.setattr(Path, asked, hang)
+    dashboard = prepared(tmp_path, [])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(dashboard.run)
+        await anyio.to_thread.run_sync(begun.wait)
+        tasks.cancel_scope.cancel()
+    answers.set()
+
+
+async def test_an_address_that_cannot_be_written_down_now_lets_nobody_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far_disk(monkeypatch)
+    access = Access(tmp_path, "run")
+    access.serves(1234)
+    before, answers = access.url, threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.monitor.http.access.put_private", lambda *_: answers.wait())
+        with pytest.raises(OSError, match=r"does not answer.*dashboard\.url"):
+            access.redeem(before.rpartition("=")[2])
+        answers.set()
+        access._disk.end()
+    assert access.url == before
 
 
 async def test_it_begins_with_the_first_step_and_shows_what_came_before(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from shoal.config import Config
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten
 from shoal.events.run import LossPart, RoundRecorded
 from shoal.ids import RunId
+from shoal.report import page
 from shoal.report.curves import FILE_NAME, write_curves
 from shoal.report.page import write_page
 from shoal.telemetry.rows import METRICS_FILE
@@ -67,6 +69,20 @@ async def test_a_picture_that_cannot_be_written_is_named_and_ends_no_run(
     host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
     assert host._written(write_curves, CurvesNotDrawn) is None
     assert [record.getMessage() for record in caplog.records] == ["curves.not_drawn"]
+
+
+async def test_a_report_that_is_made_with_files_of_another_version_is_named_and_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, logger="shoal")
+    trained(tmp_path)
+    (tmp_path / "index.html").write_text("<html></html>")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "index.html")
+    chronicle = SimpleNamespace(last_s=1.0, past=lambda *_, **__: {})
+    monkeypatch.setattr(page, "read_chronicle", lambda *_: (chronicle, frozenset()))
+    host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
+    assert host._written(write_page, ReportNotWritten) is None
+    assert [record.getMessage() for record in caplog.records] == ["report.not_written"]
 
 
 async def test_a_report_of_what_cannot_be_read_is_named_and_ends_no_run(

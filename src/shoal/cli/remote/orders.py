@@ -78,7 +78,7 @@ def wanted_of(swarm: DescribedSwarm) -> Wanted:
             f"the hosts have {hosts.num_servers} servers, and each of the {config.num_stages} stages of "
             f"{swarm.config_path} needs one: give hosts more `servers`"
         )
-    return Wanted(hosts, swarm.prefix, swarm.config_path.read_text(), _installation(hosts))
+    return Wanted(hosts, swarm.prefix, swarm.config_path.read_text(encoding="utf-8"), _installation(hosts))
 
 
 def _installation(hosts: HostsFile) -> Installation | ContainerImage:

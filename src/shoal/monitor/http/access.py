@@ -15,6 +15,7 @@ again goes on with all three, so that pages stay open.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import secrets
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
+from shoal.file_thread import FileThread
 from shoal.runtime.durable_files import put_private
 
 KEY_FILE, URL_FILE, TOKEN_FILE = "dashboard.key", "dashboard.url", "metrics.token"
@@ -84,6 +86,7 @@ class Access:
         """
         self.told_in = told_in
         self._url_path, self._token_path = log_dir / URL_FILE, log_dir / TOKEN_FILE
+        self._disk = FileThread("access", path=self._url_path)
         self._key = _key(log_dir / KEY_FILE)
         # A cookie is sent to all ports of a host: two runs must not take each other's.
         self.cookie_name = f"shoal-{hashlib.sha256(run_id.encode()).hexdigest()[:12]}"
@@ -119,10 +122,12 @@ class Access:
         return hmac.compare_digest(authorization.encode(), f"Bearer {self.reader_token}".encode())
 
     def serves(self, port: int) -> None:
-        """The page is at this port; raises OSError if that cannot be written down."""
+        """The page is at this port; raises OSError if that cannot be written down, or not now."""
         self._port = port
-        put_private(self._token_path, self.reader_token.encode())
-        put_private(self._url_path, f"{self.url}\n".encode())
+        written = self._disk.do(self._write_down)
+        if not written.done():
+            raise OSError(errno.ETIMEDOUT, "the disk does not answer", str(self._url_path))
+        written.result()
 
     def admits(self, cookies: Mapping[str, str]) -> bool:
         """Whether these cookies are of a browser that was let in."""
@@ -139,6 +144,10 @@ class Access:
             self._token = token  # nobody was let in, and the next one is written nowhere
             raise
         return True
+
+    def _write_down(self) -> None:
+        put_private(self._token_path, self.reader_token.encode())
+        put_private(self._url_path, f"{self.url}\n".encode())
 
     def _left(self) -> tuple[str, int]:
         """Return the token that is not used yet, and the port of an earlier start; a new one and 0 at the first."""

@@ -14,8 +14,9 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -39,8 +40,16 @@ _MAX_EARLY: Final = 100
 _HOST: Final = "127.0.0.1"
 
 
+_Result = TypeVar("_Result")
+
+
 def _nothing() -> Newest:
     return Newest({}, ())
+
+
+async def _asked_of_disk(question: Callable[[], _Result]) -> _Result:
+    """Ask in a thread, which a disk that does not answer keeps to the end of the process: the loop serves the DHT."""
+    return await anyio.to_thread.run_sync(question, abandon_on_cancel=True)
 
 
 class DashboardSettings(NamedTuple):
@@ -102,7 +111,7 @@ class Dashboard:
     async def run(self) -> None:
         """Serve from the first step on, until cancelled; then tell the browsers that the run is over."""
         # A monitor that is started again shows also a run that stands still.
-        if not (self.settings.log_dir / URL_FILE).exists():
+        if not await _asked_of_disk((self.settings.log_dir / URL_FILE).exists):
             await self._stepped.wait()
         try:
             # It takes a moment, and may not be installed.
@@ -111,8 +120,8 @@ class Dashboard:
             tell(logger, DashboardMissing(), self.notice)
             return
         try:
-            listener, access = self._open()
-            with listener:
+            access = await _asked_of_disk(partial(Access, self.settings.log_dir, self.settings.run_id))
+            with self._open(access) as listener:
                 browsers = await self._begin()
                 async with server.serving(listener, access, browsers, self.newest):
                     # Outside the task group, which would wrap an OSError of it.
@@ -137,7 +146,7 @@ class Dashboard:
     async def _begin(self) -> Browsers:
         """Take over the past and what has come meanwhile; from now on what comes goes to the browsers."""
         log_dir, info = self.settings.log_dir, self.settings.info
-        chronicle, told = await anyio.to_thread.run_sync(read_chronicle, log_dir, info)
+        chronicle, told = await _asked_of_disk(partial(read_chronicle, log_dir, info))
         last_s = chronicle.last_s
         for row in self._early_rows:
             # `metrics.jsonl` has those of the run already, and those of peers later.
@@ -152,16 +161,15 @@ class Dashboard:
         self._shown = chronicle, browsers
         return browsers
 
-    def _open(self) -> tuple[socket.socket, Access]:
+    def _open(self, access: Access) -> socket.socket:
         """Listen at the port of an earlier start, or the one that is wanted, or any."""
-        settings = self.settings
-        access = Access(settings.log_dir, settings.run_id)
-        for port in dict.fromkeys((access.earlier_port or settings.port, settings.port)):
+        wanted = self.settings.port
+        for port in dict.fromkeys((access.earlier_port or wanted, wanted)):
             try:
-                return socket.create_server((_HOST, port)), access
+                return socket.create_server((_HOST, port))
             except OSError as error:
                 emit(logger, DashboardAway(port, error.strerror or str(error)))
-        return socket.create_server((_HOST, 0)), access
+        return socket.create_server((_HOST, 0))
 
     def _say_where(self, access: Access, port: int) -> None:
         """Say where it is, unless that was said at an earlier start."""

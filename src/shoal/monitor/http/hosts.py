@@ -72,7 +72,7 @@ def operator_app(access: Access, operator: Operator) -> ASGIApp:
 
 def operator_page() -> str:
     """Return the page of a run with one part more."""
-    html = PAGE.read_text()
+    html = PAGE.read_text(encoding="utf-8")
     for before, more in (
         ("</head>", '<link rel="stylesheet" href="/static/hosts.css">\n'),
         ("</head>", '<script type="module" src="/static/hosts.js"></script>\n'),

@@ -1,9 +1,9 @@
-"""Writes to one file, in a thread: a disk that does not answer, as that of a network may, keeps nobody.
+"""What is done with one file, in a thread: a disk that does not answer, as that of a network may, keeps nobody.
 
-A disk of this machine answers: what lies there is written at once, which takes a tenth of the time.
+A disk of this machine answers: what lies there is read and written at once, which takes a tenth of the time.
 
-    do --> the thread writes --> the caller goes on, at the latest after `PATIENCE_S`
-                             '-- not in time: this write and those that follow wait in memory, in their order
+    do --> the thread reads or writes --> the caller goes on, at the latest after `PATIENCE_S`
+                                      '-- not in time: this and what follows wait in memory, in their order
 
 So a line that was given away is on its way to the disk when its writer is killed, unless the disk hangs.
 """
@@ -18,25 +18,29 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
 from shoal.clock import SystemClock
 
 PATIENCE_S: Final = 0.25
-"""So long is a write waited for; after one that took longer, none is until the disk is as fast again."""
+"""So long is the disk waited for; after what took longer, no longer until it is as fast again."""
 _LEAVING_S: Final = 1.0
 """So long is it waited for what is left, when the file is to be closed."""
 _LINGERS_S: Final = 0.1
-"""So long does the thread wait for another write, which then needs no new one."""
+"""So long does the thread wait for more to do, which then needs no new one."""
 
 _OF_NETWORKS: Final = frozenset(
     (
-        *("9p", "afpfs", "afs", "beegfs", "ceph", "cifs", "davfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"),
-        *("nfs4", "prl_fs", "smb3", "smbfs", "vboxsf", "webdav"),
+        *("9p", "afpfs", "afs", "autofs", "beegfs", "ceph", "cifs", "davfs", "glusterfs", "gpfs", "lustre", "ncpfs"),
+        *("nfs", "nfs4", "prl_fs", "smb3", "smbfs", "vboxsf", "webdav"),
     )
 )
-"""Kinds of file systems whose files lie on another machine; so do most of those that a program brings (`fuse.`)."""
+"""Kinds of file systems whose files lie on another machine; so do most of those that a program brings (`fuse.`).
+
+What `autofs` stands for is mounted when it is first asked for.
+"""
 _OF_CONTAINERS: Final = "fuse.fuse-overlayfs"
 _MOUNTS: Final = Path("/proc/self/mounts")
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
@@ -46,7 +50,7 @@ _Result = TypeVar("_Result")
 
 def always_answers(path: Path) -> bool:
     """Return whether a file is, or will be, one on a disk of this machine: no pipe, no terminal, no other's disk."""
-    kinds = _kinds()
+    kinds = _kinds(_MOUNTS)
 
     def is_far(place: Path) -> bool:
         kind = next((kinds[each] for each in (place, *place.parents) if each in kinds), "")
@@ -61,31 +65,33 @@ def always_answers(path: Path) -> bool:
         return True  # it is not there yet
 
 
-def _kinds() -> dict[Path, str]:
-    """The kind of file system by where it is mounted; of no disk is anything asked."""
+@lru_cache(maxsize=1)
+def _kinds(mounts: Path) -> dict[Path, str]:
+    """The kind of file system by where it is mounted, as this process first finds it; of no disk is anything asked."""
     try:
-        mounts = [line.split(" ") for line in _MOUNTS.read_text().splitlines()]
+        # Names are bytes, and need be text in no encoding.
+        lines = [line.split(" ") for line in os.fsdecode(mounts.read_bytes()).split("\n") if line]
     except OSError:  # no Linux
         import psutil
 
         return {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
-    return {Path(_OCTAL.sub(lambda code: chr(int(code[1], 8)), where)): kind for _, where, kind, *_ in mounts}
+    return {Path(_OCTAL.sub(lambda code: chr(int(code[1], 8)), where)): kind for _, where, kind, *_ in lines}
 
 
-class WriteThread:
-    """The writes of one file.
+class FileThread:
+    """What is done with one file, or with one disk.
 
     Attributes:
-        num_waiting: writes that are not done.
+        num_waiting: how much of it is not done.
     """
 
     def __init__(self, name: str, late: Callable[[], None] = lambda: None, *, path: Path | None = None) -> None:
-        """Write nothing yet.
+        """Do nothing yet.
 
         Args:
             name: of the thread.
-            late: called once each time that the disk begins to let writes wait; not by the thread.
-            path: of the file, which is written without the thread if it `always_answers`; None: it may not.
+            late: called once each time that the disk begins to be waited for; not by the thread.
+            path: of the file; the thread is not needed if it `always_answers`. None: it may not.
         """
         self._is_near = path is not None and always_answers(path)
         self._name = name
@@ -102,11 +108,11 @@ class WriteThread:
 
     @property
     def hangs(self) -> bool:
-        """Whether writes wait for a disk that does not answer."""
+        """Whether something waits for a disk that does not answer."""
         return self._is_slow and bool(self._jobs)
 
-    def do(self, write: Callable[[], _Result]) -> Future[_Result]:
-        """Call `write` after those that were given before: here if the file always answers, else in the thread.
+    def do(self, what: Callable[[], _Result]) -> Future[_Result]:
+        """Call `what` after those that were given before: here if the file always answers, else in the thread.
 
         Returns:
             What it returns or raises; it is done, unless the disk does not answer. One that is cancelled before its
@@ -119,7 +125,7 @@ class WriteThread:
                 return  # nobody waits for it any more
             begun_s = self._clock.now_s()
             try:
-                done.set_result(write())
+                done.set_result(what())
             except Exception as error:  # noqa: BLE001 - it is raised where the result is taken
                 done.set_exception(error)
             if self._clock.now_s() - begun_s < PATIENCE_S:
@@ -139,7 +145,7 @@ class WriteThread:
         return done
 
     def end(self) -> None:
-        """Wait a while for what is left, and have the thread end; another write starts it again."""
+        """Wait a while for what is left, and have the thread end; what is given later starts it again."""
         with self._changed:
             self._ends = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""Writes in a thread: done when their caller goes on, unless the disk does not answer."""
+"""What is done with a file in a thread: it is done when its caller goes on, unless the disk does not answer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal import write_thread
-from shoal.write_thread import WriteThread
+from shoal import file_thread
+from shoal.file_thread import FileThread
 
 
 class Disk:
@@ -21,7 +21,7 @@ class Disk:
         self.answers.set()
         self.written: list[int] = []
         self.late = 0
-        self.thread = WriteThread("written", self.is_late)
+        self.thread = FileThread("written", self.is_late)
 
     def is_late(self) -> None:
         self.late += 1
@@ -92,8 +92,8 @@ def test_without_a_thread_its_writer_writes_itself(disk: Disk, monkeypatch: pyte
 
 
 def test_a_file_on_a_disk_of_this_machine_is_written_by_who_writes(tmp_path: Path) -> None:
-    assert write_thread.always_answers(tmp_path / "missing" / "lines")
-    thread = WriteThread("near", path=tmp_path / "lines")
+    assert file_thread.always_answers(tmp_path / "missing" / "lines")
+    thread = FileThread("near", path=tmp_path / "lines")
     assert thread.do(threading.current_thread).result() is threading.current_thread()
     with pytest.raises(OSError, match="no space"):
         thread.do(_fail).result()
@@ -106,15 +106,18 @@ def _fail() -> None:
 
 def test_what_is_no_file_may_not_answer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert not write_thread.always_answers(tmp_path / "pipe")
-    assert WriteThread("far", path=tmp_path / "pipe").do(threading.current_thread).result() is not (
+    assert not file_thread.always_answers(tmp_path / "pipe")
+    assert FileThread("far", path=tmp_path / "pipe").do(threading.current_thread).result() is not (
         threading.current_thread()
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "answers"),
-    [("nfs4", False), ("cifs", False), ("fuse.sshfs", False), ("fuse.fuse-overlayfs", True), ("ext4", True)],
+    [
+        *(("nfs4", False), ("cifs", False), ("autofs", False), ("fuse.sshfs", False)),
+        *(("fuse.fuse-overlayfs", True), ("ext4", True)),
+    ],
 )
 def test_the_disk_of_a_network_may_not_answer_wherever_it_is_mounted_and_whatever_leads_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, answers: bool
@@ -124,8 +127,19 @@ def test_the_disk_of_a_network_may_not_answer_wherever_it_is_mounted_and_whateve
     (tmp_path / "link").symlink_to(far)
     mounts = tmp_path / "mounts"
     escaped = str(far).replace(" ", r"\040")
-    mounts.write_text(f"none / tmpfs rw 0 0\nserver:/share {escaped} {kind} rw 0 0\n")
-    monkeypatch.setattr(write_thread, "_MOUNTS", mounts)
-    assert write_thread.always_answers(far / "logs" / "lines") is answers
-    assert write_thread.always_answers(tmp_path / "link" / "lines") is answers
-    assert write_thread.always_answers(tmp_path / "lines")
+    stick = b"/dev/sdb /media/\xe9t\xe9 vfat rw 0 0\n"  # a name that is no text in UTF-8
+    mounts.write_bytes(b"none / tmpfs rw 0 0\n" + stick + f"server:/share {escaped} {kind} rw 0 0\n".encode())
+    monkeypatch.setattr(file_thread, "_MOUNTS", mounts)
+    assert file_thread.always_answers(far / "logs" / "lines") is answers
+    assert file_thread.always_answers(tmp_path / "link" / "lines") is answers
+    assert file_thread.always_answers(tmp_path / "lines")
+
+
+def test_what_is_mounted_where_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"server:/share {tmp_path}/far nfs4 rw 0 0\n")
+    monkeypatch.setattr(file_thread, "_MOUNTS", mounts)
+    assert not file_thread.always_answers(tmp_path / "far" / "lines")
+    mounts.unlink()
+    assert not file_thread.always_answers(tmp_path / "far" / "others")
+    assert file_thread.always_answers(tmp_path / "lines")
