@@ -181,9 +181,8 @@ class RoundCoordinatorMachine:
 
     def journaled(self, digest: str) -> Effects:
         """The step logs of the record with this hash are safe: now its members may prepare it."""
-        if self.phase is not RoundPhase.PREPARING:
-            return []
-        return [*self._preparation.journaled(digest, self.ballot, self._quorums.members)]
+        waits = self.phase is RoundPhase.PREPARING
+        return [*self._preparation.journaled(digest, self.ballot, self._quorums.members)] if waits else []
 
     # -- events
 
@@ -258,6 +257,7 @@ class RoundCoordinatorMachine:
                 effects = self._member_lost(peer, message, now_s)
             case RecordPrepared() if self._is_current(message):
                 self._preparation.note(peer, message)
+                self._replicas.prepared(peer, message.record_hash)
                 effects = []
             case _:
                 return []
@@ -273,6 +273,7 @@ class RoundCoordinatorMachine:
         for here in self._replicas.here.values():
             self._restoration.hear(here.basis.hashes, now_s)
         self._replicas.begin_asking()
+        self._quorums.last.clear()
         self._ready = False
         if self._unsaid is not None:
             self.tip, self._unsaid = self._unsaid, None
@@ -384,6 +385,7 @@ class RoundCoordinatorMachine:
         if is_new or self._judgement.is_unheard(state, self.tip, self.ballot):
             return self.lead(now_s)  # choose once more, having heard everyone
         effects = self._say() if tip.hash == self.tip.hash else []
+        effects += self._quorums.again(peer, state.stage) if self.phase is RoundPhase.STAGING else []
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
         effects += self._replicas.compare_starts(self.tip)
         comes_in = self._ready and not was_in and self._replicas.takes_part(peer, self.tip)
@@ -534,6 +536,7 @@ class RoundCoordinatorMachine:
         if state is not None:
             self._restoration.hear(self._replicas.here[peer].basis.hashes, now_s)
         self._replicas.lose(peer)
+        self._quorums.lose(peer)
         if state is not None:
             self._judgement.lost(state, self._replicas.states.values())
         return self._leave(peer, now_s)
@@ -581,11 +584,12 @@ class RoundCoordinatorMachine:
         ]
 
     def _set_tip(self, tip: Tip) -> None:
+        last = self._quorums.ended if tip is self._preparation.tip else None
         self.tip, self._unsaid = tip, self.tip if tip.signed is not None else None
         self._replicas.readmit()
         self._ready = False
         self._preparation.clear()
-        self._joins, self._quorums = RoundJoins(), RoundQuorums()
+        self._joins, self._quorums = RoundJoins(), RoundQuorums(last)
         self._restoration.begin(self._record)
 
     def _say(self) -> Effects:

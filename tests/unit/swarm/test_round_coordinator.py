@@ -36,6 +36,7 @@ from shoal.wire.messages.round import (
     PrepareRecord,
     Propose,
     Record,
+    RecordName,
     RecordPrepared,
     RoundState,
     SignedRecord,
@@ -124,12 +125,14 @@ def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
     assert sent(close(machine, A, B), Propose).keys() == {A, B}
     preparing = stage(machine, A, B)
     assert machine.phase is RoundPhase.PREPARING
+    record = sent(preparing, PrepareRecord)[A].record
     told = sent(prepare(machine, preparing), CommitRecord)
-    assert told.keys() == {A, B}
-    digest = record_hash(told[A].record)
+    digest = record_hash(record)
+    by_name = CommitRecord(machine.ballot, None, known=RecordName(1, digest))
+    assert told == {A: by_name, B: by_name}, "both have it"
     [committed] = machine.receive(A, Swapped(1, 0, digest, BYTES, {"state": 2}), 4.0)
     assert isinstance(committed, RecordCommitted)
-    assert committed.signed == told[A].record
+    assert committed.signed == record
     [ready] = machine.receive(B, Swapped(1, 0, digest, BYTES, {"state": 3}), 4.0)
     assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {"state": 5})
     assert machine.wake_at_s == math.inf
@@ -161,12 +164,13 @@ def test_a_record_that_nobody_has_swapped_to_is_not_committed_when_a_member_is_l
 ) -> None:
     lead(machine, A, B)
     close(machine, A, B)
-    told = sent(prepare(machine, stage(machine, A, B)), CommitRecord)
+    preparing = stage(machine, A, B)
+    prepare(machine, preparing)
     before = machine.lead(4.0)
     assert not any(isinstance(effect, RecordCommitted) for effect in before)
     # It is not forgotten: what the replicas have prepared is finished, under the new ballot.
     assert machine.tip.round == 0
-    prepared = told[A].record
+    prepared = sent(preparing, PrepareRecord)[A].record
     machine.receive(A, state(machine, prepared=prepared), 5.0)
     assert machine.receive(B, state(machine, prepared=prepared), 5.0) != []
     assert machine.tip.round == 1
@@ -283,11 +287,19 @@ def test_missing_stages_are_named() -> None:
     assert lead(machine, A) == [Stuck((1, 2))]
 
 
+def prepared(machine: RoundCoordinatorMachine) -> SignedRecord:
+    """Member A alone has prepared the record of round 1, which is committed then."""
+    preparing = stage(machine, A)
+    assert sent(prepare(machine, preparing), CommitRecord).keys() == {A}
+    signed: SignedRecord = sent(preparing, PrepareRecord)[A].record
+    return signed
+
+
 def whole_round(machine: RoundCoordinatorMachine) -> SignedRecord:
     """Round 1 with member A alone; returns its record."""
     lead(machine, A)
     close(machine, A)
-    signed = sent(prepare(machine, stage(machine, A)), CommitRecord)[A].record
+    signed = prepared(machine)
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 4.0)
     return signed
 
