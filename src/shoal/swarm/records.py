@@ -156,6 +156,11 @@ def used_samples(record: Record) -> Ranges:
     return lowest((*record.recorded, *record.samples, *record.skipped))
 
 
+def _is_alike(entry: StepEntry, steps: Mapping[StepKey, StepEntry]) -> bool:
+    held = steps[entry.key]
+    return entry is held or (entry.samples == held.samples and entry.skipped == held.skipped)
+
+
 def parameters_of(record: Record) -> dict[int, str]:
     """The hash of each stage's outer parameters."""
     return {outcome.stage: outcome.hashes.parameters for outcome in record.stages}
@@ -233,7 +238,7 @@ def build_record(
     if not eras or eras[-1].ballot != ballot:
         eras = (*eras, Era(previous.round + 1, ballot))
     # Whoever holds a step says the same of it, unless he lies; then what the others say is used all the same.
-    said = [entry for log in logs.values() for entry in log]
+    said = [*steps.values(), *(entry for log in logs.values() for entry in log if not _is_alike(entry, steps))]
     trained = merge(item for entry in said if not entry.skipped for item in entry.samples)
     skipped = merge(item for entry in said if entry.skipped for item in entry.samples)
     return Record(

@@ -251,6 +251,8 @@ class RoundCoordinatorMachine:
             case Join() if message.ballot == self.ballot and message.round == self.tip.round + 1:
                 effects = []
                 self._joined(peer, message)
+                if self._waits_for_joins(now_s):
+                    return []  # nothing follows from one alone, and each look at a thousand replicas takes milliseconds
             case Staged() if self._is_current(message):
                 effects = self._staged(peer, message)
             case MemberLost() if self._is_current(message):
@@ -489,14 +491,18 @@ class RoundCoordinatorMachine:
                 f"{peer} joins with step {odd.key} over {len(odd.path)} stages, the run has {num_stages}"
             )
         self._joins.note(peer, join)
+        if self._request is not None and join.stage not in self._joins.awaited.values():
+            self._quorums.foresee(join.stage, self._joins.joins, self._request.slots)
+
+    def _waits_for_joins(self, now_s: float) -> bool:
+        within_s = None if self._request is None else self._request.join_within_s
+        return bool(self._joins.awaited) and (within_s is None or now_s - self._since_s < within_s)
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
         """Settle the steps in doubt, once all have joined; then propose the quorums, without who contradicts."""
         holders = self._replicas.holders(self.tip)
         joins = self._joins.keep(holders)
-        is_late = request.join_within_s is not None and now_s - self._since_s >= request.join_within_s
-        is_waiting = bool(holders.keys() - joins.keys()) and not is_late
-        if is_waiting or self._stages.without({join.stage for join in joins.values()}):
+        if self._waits_for_joins(now_s) or self._stages.without({join.stage for join in joins.values()}):
             return []
         effects: Effects = []
         strange = {} if request.num_samples is None else self._joins.leave_out_strange(request.num_samples)

@@ -207,6 +207,27 @@ class SwapsByAnyName(RoundMemberMachine):
         return super()._known(digest) if self.prepared is None else self.prepared
 
 
+class _NamesFirst(RoundReplicas):
+    lacking: set[PeerId]
+
+    def answer(self, peer: PeerId, state: RoundState) -> Tip:
+        if peer in self._named:
+            self.lacking.add(peer)
+        return super().answer(peer, state)
+
+    def _has(self, peer: PeerId, tip: Tip) -> bool:
+        return super()._has(peer, tip) or peer not in self.lacking
+
+
+class NamesFirst(RoundCoordinatorMachine):
+    """Tells everybody a record's name first, and all of it to those that answer: slower, and as safe, so no mutant."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._replicas.__class__ = _NamesFirst
+        self._replicas.lacking = set[PeerId]()  # type: ignore[attr-defined]
+
+
 class _TakesAllForHolders(RoundReplicas):
     def _has(self, peer: PeerId, tip: Tip) -> bool:
         return True
@@ -283,8 +304,8 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (TakesAnyStart, 9),
         (NamesNoBases, 9),
         (CommitsBeforeAnybodySwaps, 37),
-        (NamesAlone, 0),
-        (NamesWhatIsGone, 0),
+        (NamesAlone, 1),
+        (NamesWhatIsGone, 23),
     )
 }
 MUTANTS |= {
@@ -294,11 +315,11 @@ MUTANTS |= {
         (NoPromise, 0),
         (FetchesOnce, 9),
         (GivesRestoredBytes, 9),
-        (SwapsByAnyName, 0),
     )
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, host_class=mutant)
     for mutant, first_seed in ((AveragesInPlace, 0), (TagsNoEpochs, 1))
 }
+MUTANTS["SwapsByAnyName"] = _make(5, coordinator_class=NamesFirst, member_class=SwapsByAnyName)
 MUTANTS["CountsItsStarts"] = _make(68, client_class=CountsItsStarts)
