@@ -120,7 +120,7 @@ def signed_from_json(content: Mapping[str, object]) -> SignedRecord:
 def trained(log: Iterable[StepEntry]) -> StepsTrained:
     """What these steps of a round have changed; skipped ones nothing."""
     counted = [entry for entry in log if not entry.skipped]
-    return StepsTrained(len(counted), sum(entry.num_targets for entry in counted))
+    return StepsTrained(len(counted), sum([entry.num_targets for entry in counted]))
 
 
 def outcome_of(record: Record, stage: int) -> StageOutcome | None:

@@ -492,7 +492,7 @@ class RoundCoordinatorMachine:
             )
         self._joins.note(peer, join)
         if self._request is not None and join.stage not in self._joins.awaited.values():
-            self._quorums.foresee(join.stage, self._joins.joins, self._request.slots)
+            self._quorums.foresee(join.stage, self.settings, self._joins.joins, self._request.slots)
 
     def _waits_for_joins(self, now_s: float) -> bool:
         within_s = None if self._request is None else self._request.join_within_s

@@ -55,6 +55,7 @@ class RoundJoins:
     def __init__(self) -> None:
         self.joins: dict[PeerId, Join] = {}
         self.awaited: dict[PeerId, int] = {}
+        self._num_ranges: dict[PeerId, int] = {}
         self._fates: dict[StepKey, Fate] = {}
 
     def restart(self) -> None:
@@ -80,7 +81,7 @@ class RoundJoins:
             raise RemoteProtocolError(
                 f"{peer} joins with samples in {num_ranges} pieces, at most {MAX_RANGES} are taken"
             )
-        self.joins[peer] = join
+        self.joins[peer], self._num_ranges[peer] = join, num_ranges
         self.awaited.pop(peer, None)
         for key in join.aborted:
             self._fates.setdefault(key, Fate(key, False, 0.0, 0.0, False))
@@ -118,7 +119,7 @@ class RoundJoins:
         Returns:
             The replicas whose joins were dropped, each with such samples.
         """
-        if len(recorded) + sum(len(entry.samples) for join in self.joins.values() for entry in join.log) <= MAX_RECORDED:
+        if len(recorded) + sum(self._num_ranges[peer] for peer in self.joins) <= MAX_RECORDED:
             return {}  # however they lie
         named = {peer: merge(item for entry in join.log for item in entry.samples) for peer, join in self.joins.items()}
         used = merge((*recorded, *(item for ranges in named.values() for item in ranges)))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.contribution_guard import scales_of
@@ -21,7 +22,7 @@ from shoal.swarm.round_orders import changed_quorum
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.trained_twice import trained_twice
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Join, LinkReport, Payload, Propose, QuorumTag, StageHashes, StageOutcome
+from shoal.wire.messages.round import Join, Payload, Propose, QuorumTag, StageHashes, StageOutcome
 
 
 @dataclass(slots=True)
@@ -100,7 +101,12 @@ class StageQuorum:
 
 
 _NOBODY = StageQuorum(-1, (), {})
-_Measured = tuple[tuple[PeerId, ...], tuple[tuple[LinkReport, ...], ...]]
+
+
+class _Foreseen(NamedTuple):
+    joins: Mapping[PeerId, Join]
+    slots: Mapping[PeerId, int]
+    quorum: StageQuorum
 
 
 class RoundQuorums(dict[int, StageQuorum]):
@@ -117,7 +123,7 @@ class RoundQuorums(dict[int, StageQuorum]):
         self.epochs: Counter[int] = Counter()
         self.proposed: dict[int, Propose] = {}
         self.last = dict(last or {})
-        self._orders: dict[int, tuple[_Measured, tuple[PeerId, ...]]] = {}
+        self._foreseen: dict[int, _Foreseen] = {}
         self._told_changes: set[PeerId] = set()
 
     def begin(
@@ -132,21 +138,20 @@ class RoundQuorums(dict[int, StageQuorum]):
         out = {peer for each in twice for peer in each.out}
         joins = {peer: join for peer, join in joins.items() if peer not in out}
         for stage in range(settings.num_stages):
-            order = self._order(stage, joins, slots)
-            how = settings.max_gradient_ratio, settings.cuts
-            self[stage] = first_quorum(stage, joins, slots, self.epochs[stage], *how, order)
+            self.foresee(stage, settings, joins, slots)
+            self[stage] = replace(self._foreseen.pop(stage).quorum, epoch=self.epochs[stage])
         return twice
 
-    def foresee(self, stage: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]) -> None:
-        """All replicas of a stage have joined: their order is found while others are waited for, a stage at a time."""
-        self._order(stage, joins, slots)
-
-    def _order(self, stage: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]) -> tuple[PeerId, ...]:
-        peers = in_slots(stage, joins, slots)
-        measured = tuple(peers), tuple(joins[peer].links for peer in peers)
-        if self._orders.get(stage, (None,))[0] != measured:
-            self._orders[stage] = measured, ring_order(peers, dict(zip(*measured, strict=True)))
-        return self._orders[stage][1]
+    def foresee(
+        self, stage: int, settings: RoundSettings, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]
+    ) -> None:
+        """All replicas of a stage have joined: what their quorum is to be is found while others are waited for, a stage
+        at a time, and holds if nothing of it has changed when the quorums begin."""
+        here = {peer: join for peer, join in joins.items() if join.stage == stage}
+        foreseen = self._foreseen.get(stage)
+        if foreseen is None or (foreseen.joins, foreseen.slots) != (here, slots):
+            quorum = first_quorum(stage, here, slots, 0, settings.max_gradient_ratio, settings.cuts)
+            self._foreseen[stage] = _Foreseen(here, slots, quorum)
 
     def propose(self, quorum: StageQuorum, ballot: Ballot, round: int, hops: Mapping[PeerId, Hop]) -> list[Send]:
         """Tell the members of a quorum that they are, and use up its epoch."""
@@ -202,7 +207,6 @@ def first_quorum(
     epoch: int,
     max_ratio: float | None = None,
     cuts: CutRule = EVERY_STEP,
-    order: tuple[PeerId, ...] | None = None,
 ) -> StageQuorum:
     """The quorum of all that have joined for a stage.
 
@@ -210,26 +214,16 @@ def first_quorum(
     where they have measured their links, in the order that makes the best ring of these (`ring_order`). A spare has
     trained nothing: its weight is 0, and the ring keeps it current. The same goes for one whose pseudo-gradient is not
     finite: it gets the others' average in place of what it has.
-
-    Args:
-        order: in which they stand, if that is known already.
     """
-    peers = in_slots(stage, joins, slots)
-    if order is None:
-        order = ring_order(peers, {peer: joins[peer].links for peer in peers})
+    spare = max(slots.values(), default=0) + 1
+    peers = [peer for peer, join in joins.items() if join.stage == stage]
+    peers.sort(key=lambda peer: (slots.get(peer, spare), peer))
+    order = ring_order(peers, {peer: joins[peer].links for peer in peers})
     scales = scales_of({peer: joins[peer] for peer in peers}, max_ratio, cuts)
     brought = {peer: cuts.brought(joins[peer].round, joins[peer].log, joins[peer].earlier) for peer in peers}
     weights = {peer: 0 if scales.get(peer) == 0 else brought[peer].num_targets for peer in peers}
     payloads = {peer: payload for peer in peers if weights[peer] and (payload := joins[peer].payload) is not None}
     return StageQuorum(stage, order, weights, epoch, scales=scales, payloads=payloads)
-
-
-def in_slots(stage: int, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]) -> list[PeerId]:
-    """All that have joined for a stage, in the order that holds without measurements."""
-    spare = max(slots.values(), default=0) + 1
-    peers = [peer for peer, join in joins.items() if join.stage == stage]
-    peers.sort(key=lambda peer: (slots.get(peer, spare), peer))
-    return peers
 
 
 def odd_ones_out(members: Sequence[PeerId], staged: Mapping[PeerId, StageHashes]) -> frozenset[PeerId]:
