@@ -15,8 +15,8 @@ beside the rest.
 Then two choices that grow with a stage: the order of a ring, and a trainer's path.
 
 Exit code: 0 if in the last round the client posts at most 300 bytes a replica and 50 kB a stage and computes for at
-most 1 s, no turn takes more than 50 ms, nor the order of 250 members, and a path is chosen in 0.2 ms, at home or with one
-of home lost; else 1, with a line for each limit that is not kept.
+most 1 s, no turn takes more than 50 ms, nor the order of 250 members, and a path is chosen in 0.2 ms, at home or with
+one of home lost; else 1, with a line for each limit that is not kept.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Swarm:
                     pass
 
     def _closed(self, peer: PeerId, number: int) -> StepsClosed:
-        slot, stage = self.slot_and_stage[peer]
+        slot, _ = self.slot_and_stage[peer]
         log: list[StepEntry] = []
         path, num_slots, first = tuple(self.homes[slot]), len(self.homes), (number - 1) * self.num_steps
         for step in range(first, first + self.num_steps):
@@ -255,7 +255,9 @@ def ring_order_s(num_members: int, num_links: int) -> float:
     rng = random.Random(0)
     peers = [_identity(rng).peer_id for _ in range(num_members)]
     links = {
-        peer: [LinkReport(each, rng.uniform(5.0, 200.0), rng.uniform(5.0, 500.0)) for each in rng.sample(peers, num_links)]
+        peer: [
+            LinkReport(each, rng.uniform(5.0, 200.0), rng.uniform(5.0, 500.0)) for each in rng.sample(peers, num_links)
+        ]
         for peer in peers
     }
     return _fastest_s(lambda: ring_order(peers, links), 3)

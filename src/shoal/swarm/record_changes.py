@@ -54,7 +54,7 @@ def completed(fresh: bytes, copied: Sequence[Copied], base: bytes) -> bytes:
     is_there = num_fresh <= len(fresh) and all(part.start + part.length <= len(base) for part in copied)
     if not is_there or num_bytes > MAX_RECORD_BYTES:
         raise RemoteProtocolError(
-            f"a record of {num_bytes} bytes cannot be made of {len(fresh)} bytes and {len(copied)} parts of one that has "
+            f"a record of {num_bytes} bytes cannot be made of {len(fresh)} bytes and {len(copied)} parts of one of "
             f"{len(base)}"
         )
     parts: list[bytes] = []

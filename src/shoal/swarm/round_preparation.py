@@ -16,15 +16,7 @@ from shoal.swarm.round_effects import Journal, Send
 from shoal.swarm.round_quorums import RoundQuorums
 from shoal.swarm.round_settings import CloseRequest, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.round import (
-    Basis,
-    Join,
-    PrepareRecord,
-    Record,
-    RecordName,
-    RecordPrepared,
-    SignedRecord,
-)
+from shoal.wire.messages.round import Basis, Join, PrepareRecord, Record, RecordName, RecordPrepared, SignedRecord
 
 
 class RecordPreparation:

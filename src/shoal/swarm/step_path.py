@@ -144,7 +144,9 @@ def choose_path(
         found = _cheapest([stage[:width] for stage in usable], avoidance, now_s, closes=closes)
         # A path over somebody who was not looked at costs at least so much.
         least = sum(stage[0][0] for stage in usable)
-        beyond = min((least - stage[0][0] + stage[width][0] for stage in usable if len(stage) > width), default=math.inf)
+        beyond = min(
+            (least - stage[0][0] + stage[width][0] for stage in usable if len(stage) > width), default=math.inf
+        )
         if beyond == math.inf or (found is not None and found[0] <= beyond):
             return None if found is None else found[1]
         width *= 4

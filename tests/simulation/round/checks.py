@@ -60,7 +60,9 @@ class Checks:
         self._begun: dict[tuple[StepKey, str], int] = {}
         self._keeps: defaultdict[tuple[PeerId, int, int], set[bool]] = defaultdict(set)
         self._aborted: defaultdict[tuple[PeerId, int], set[tuple[StepKey, PeerId]]] = defaultdict(set)
-        self._committed_to: set[tuple[PeerId, str]] = set()  # which replica was told of which record that it is committed
+        self._committed_to: set[tuple[PeerId, str]] = (
+            set()
+        )  # which replica was told of which record that it is committed
         self.num_restored = 0
         self._resumed: tuple[int, str] | None = None
         self._set_aside: set[str] = set()
@@ -109,8 +111,8 @@ class Checks:
             self._begun[key, host.peer] = host.begun.get(host.machine.round, 0)
 
     def says(self, replica: PeerId, message: object) -> None:
-        """A client tells a replica, or is told by it, that a step is aborted there: that stays so for this client. Or it
-        tells it which record is committed."""
+        """A client tells a replica, or is told by it, that a step is aborted there: that stays so for this client. Or
+        it says which record is committed."""
         match message:
             case Resolve(ballot, _, key, False):
                 self._aborted[ballot.peer, ballot.generation].add((key, replica))

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.ids import PeerId
 from shoal.swarm.codec_rule import CodecRule
-from shoal.swarm.records import record_hash, seal, unseal
+from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CoordinatorEffect,
@@ -22,6 +22,7 @@ from shoal.swarm.round_effects import (
     Send,
     Stuck,
 )
+from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
@@ -414,6 +415,27 @@ def test_a_quorum_names_its_members_as_they_are_whoever_they_say_they_are(machin
     lead(machine, A, B)
     for propose in sent(close(machine, A, B), Propose).values():
         assert {hop.peer for hop in propose.members} == {A, B}
+
+
+def test_of_many_replicas_not_all_are_looked_at_whenever_one_joins(
+    machine: RoundCoordinatorMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [PeerId(f"p{number:02}") for number in range(40)]
+    lead(machine, *peers)
+    machine.close(CloseRequest(1, {}, {}), 1.0)
+    looked: list[Tip] = []
+    holders = RoundReplicas.holders
+
+    def counted(self: RoundReplicas, tip: Tip) -> dict[PeerId, int]:
+        looked.append(tip)
+        return holders(self, tip)
+
+    monkeypatch.setattr(RoundReplicas, "holders", counted)
+    for peer in peers[:-1]:
+        assert machine.receive(peer, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0) == []
+    assert looked == []
+    effects = machine.receive(peers[-1], Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
+    assert sent(effects, Propose).keys() == set(peers)
 
 
 def test_a_replica_joins_for_the_stage_alone_that_it_has_named() -> None:

@@ -266,9 +266,9 @@ class Propose(Struct, frozen=True, tag="propose"):
     pseudo-gradient by (`scales`; empty: nobody's is changed). `payloads` are those of their joins, None for one without
     weight; empty where sums are formed on their way.
 
-    With `base`, the tag of the quorum that the receiver was in last, `members` are only those that are not in it as they
-    are now, and `order` has for each place of the ring which of that quorum's members stands there, counted on into
-    `members`."""
+    With `base`, the tag of the quorum that the receiver was in last, `members` are only those that are not in it as
+    they are now, and `order` has for each place of the ring which of that quorum's members stands there, counted on
+    into `members`."""
 
     ballot: Ballot
     round: Ordinal
