@@ -62,7 +62,8 @@ def scales_of(joins: Mapping[PeerId, Join], max_ratio: float | None, cuts: CutRu
     """
     trained = {peer: steps for peer, join in joins.items() if (steps := _num_steps(join, cuts))}
     # Who has trained behind its cut alone would lose that unsaid.
-    moved = {peer for peer, join in joins.items() if _num_steps(join, EVERY_STEP)}
+    is_cut = cuts.cut_after is not None
+    moved = {peer for peer, join in joins.items() if _num_steps(join, EVERY_STEP)} if is_cut else trained.keys()
     broken = {peer for peer in moved if not 0 <= joins[peer].gradient_norm < math.inf}
     scales = dict.fromkeys(broken, 0.0)
     lengths = {peer: joins[peer].gradient_norm / math.sqrt(trained[peer]) for peer in trained.keys() - broken}

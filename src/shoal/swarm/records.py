@@ -120,7 +120,7 @@ def signed_from_json(content: Mapping[str, object]) -> SignedRecord:
 def trained(log: Iterable[StepEntry]) -> StepsTrained:
     """What these steps of a round have changed; skipped ones nothing."""
     counted = [entry for entry in log if not entry.skipped]
-    return StepsTrained(len(counted), sum(entry.num_targets for entry in counted))
+    return StepsTrained(len(counted), sum([entry.num_targets for entry in counted]))
 
 
 def outcome_of(record: Record, stage: int) -> StageOutcome | None:
@@ -154,6 +154,11 @@ def steps_held(logs: Iterable[tuple[StepEntry, ...]]) -> dict[StepKey, StepEntry
 def used_samples(record: Record) -> Ranges:
     """The samples of this record and of all before it, as many as the next one can name."""
     return lowest((*record.recorded, *record.samples, *record.skipped))
+
+
+def _is_alike(entry: StepEntry, steps: Mapping[StepKey, StepEntry]) -> bool:
+    held = steps[entry.key]
+    return entry is held or (entry.samples == held.samples and entry.skipped == held.skipped)
 
 
 def parameters_of(record: Record) -> dict[int, str]:
@@ -233,7 +238,7 @@ def build_record(
     if not eras or eras[-1].ballot != ballot:
         eras = (*eras, Era(previous.round + 1, ballot))
     # Whoever holds a step says the same of it, unless he lies; then what the others say is used all the same.
-    said = [entry for log in logs.values() for entry in log]
+    said = [*steps.values(), *(entry for log in logs.values() for entry in log if not _is_alike(entry, steps))]
     trained = merge(item for entry in said if not entry.skipped for item in entry.samples)
     skipped = merge(item for entry in said if entry.skipped for item in entry.samples)
     return Record(

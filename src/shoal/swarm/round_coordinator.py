@@ -181,9 +181,8 @@ class RoundCoordinatorMachine:
 
     def journaled(self, digest: str) -> Effects:
         """The step logs of the record with this hash are safe: now its members may prepare it."""
-        if self.phase is not RoundPhase.PREPARING:
-            return []
-        return [*self._preparation.journaled(digest, self.ballot, self._quorums.members)]
+        waits = self.phase is RoundPhase.PREPARING
+        return [*self._preparation.journaled(digest, self.ballot, self._quorums.members)] if waits else []
 
     # -- events
 
@@ -252,12 +251,15 @@ class RoundCoordinatorMachine:
             case Join() if message.ballot == self.ballot and message.round == self.tip.round + 1:
                 effects = []
                 self._joined(peer, message)
+                if self._waits_for_joins(now_s):
+                    return []  # nothing follows from one alone, and each look at a thousand replicas takes milliseconds
             case Staged() if self._is_current(message):
                 effects = self._staged(peer, message)
             case MemberLost() if self._is_current(message):
                 effects = self._member_lost(peer, message, now_s)
             case RecordPrepared() if self._is_current(message):
                 self._preparation.note(peer, message)
+                self._replicas.prepared(peer, message.record_hash)
                 effects = []
             case _:
                 return []
@@ -273,6 +275,7 @@ class RoundCoordinatorMachine:
         for here in self._replicas.here.values():
             self._restoration.hear(here.basis.hashes, now_s)
         self._replicas.begin_asking()
+        self._quorums.last.clear()
         self._ready = False
         if self._unsaid is not None:
             self.tip, self._unsaid = self._unsaid, None
@@ -384,6 +387,7 @@ class RoundCoordinatorMachine:
         if is_new or self._judgement.is_unheard(state, self.tip, self.ballot):
             return self.lead(now_s)  # choose once more, having heard everyone
         effects = self._say() if tip.hash == self.tip.hash else []
+        effects += self._quorums.again(peer, state.stage) if self.phase is RoundPhase.STAGING else []
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
         effects += self._replicas.compare_starts(self.tip)
         comes_in = self._ready and not was_in and self._replicas.takes_part(peer, self.tip)
@@ -487,14 +491,18 @@ class RoundCoordinatorMachine:
                 f"{peer} joins with step {odd.key} over {len(odd.path)} stages, the run has {num_stages}"
             )
         self._joins.note(peer, join)
+        if self._request is not None and join.stage not in self._joins.awaited.values():
+            self._quorums.foresee(join.stage, self.settings, self._joins.joins, self._request.slots)
+
+    def _waits_for_joins(self, now_s: float) -> bool:
+        within_s = None if self._request is None else self._request.join_within_s
+        return bool(self._joins.awaited) and (within_s is None or now_s - self._since_s < within_s)
 
     def _settle(self, request: CloseRequest, now_s: float) -> Effects:
         """Settle the steps in doubt, once all have joined; then propose the quorums, without who contradicts."""
         holders = self._replicas.holders(self.tip)
         joins = self._joins.keep(holders)
-        is_late = request.join_within_s is not None and now_s - self._since_s >= request.join_within_s
-        is_waiting = bool(holders.keys() - joins.keys()) and not is_late
-        if is_waiting or self._stages.without({join.stage for join in joins.values()}):
+        if self._waits_for_joins(now_s) or self._stages.without({join.stage for join in joins.values()}):
             return []
         effects: Effects = []
         strange = {} if request.num_samples is None else self._joins.leave_out_strange(request.num_samples)
@@ -534,6 +542,7 @@ class RoundCoordinatorMachine:
         if state is not None:
             self._restoration.hear(self._replicas.here[peer].basis.hashes, now_s)
         self._replicas.lose(peer)
+        self._quorums.lose(peer)
         if state is not None:
             self._judgement.lost(state, self._replicas.states.values())
         return self._leave(peer, now_s)
@@ -581,11 +590,12 @@ class RoundCoordinatorMachine:
         ]
 
     def _set_tip(self, tip: Tip) -> None:
+        last = self._quorums.ended if tip is self._preparation.tip else None
         self.tip, self._unsaid = tip, self.tip if tip.signed is not None else None
         self._replicas.readmit()
         self._ready = False
         self._preparation.clear()
-        self._joins, self._quorums = RoundJoins(), RoundQuorums()
+        self._joins, self._quorums = RoundJoins(), RoundQuorums(last)
         self._restoration.begin(self._record)
 
     def _say(self) -> Effects:

@@ -17,7 +17,7 @@ record can name: batches are dealt in order, so nobody was given these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from shoal.errors import RemoteProtocolError
@@ -48,20 +48,26 @@ class RoundJoins:
 
     Attributes:
         joins: by replica; a replica whose doubts are being settled joins again.
+        awaited: replicas that took part and had not joined when that was looked at last, without those that have since,
+            by their stages.
     """
 
     def __init__(self) -> None:
         self.joins: dict[PeerId, Join] = {}
+        self.awaited: dict[PeerId, int] = {}
+        self._num_ranges: dict[PeerId, int] = {}
         self._fates: dict[StepKey, Fate] = {}
 
     def restart(self) -> None:
         """Forget the joins, not the fates: replicas have acted on them."""
         self.joins.clear()
+        self.awaited.clear()
 
-    def keep(self, holders: Collection[PeerId]) -> Mapping[PeerId, Join]:
-        """Only these replicas still take part; returns their joins."""
-        for peer in self.joins.keys() - set(holders):
+    def keep(self, holders: Mapping[PeerId, int]) -> Mapping[PeerId, Join]:
+        """Only these replicas still take part, with their stages; returns their joins."""
+        for peer in self.joins.keys() - holders.keys():
             del self.joins[peer]
+        self.awaited = {peer: stage for peer, stage in holders.items() if peer not in self.joins}
         return self.joins
 
     def note(self, peer: PeerId, join: Join) -> None:
@@ -75,7 +81,8 @@ class RoundJoins:
             raise RemoteProtocolError(
                 f"{peer} joins with samples in {num_ranges} pieces, at most {MAX_RANGES} are taken"
             )
-        self.joins[peer] = join
+        self.joins[peer], self._num_ranges[peer] = join, num_ranges
+        self.awaited.pop(peer, None)
         for key in join.aborted:
             self._fates.setdefault(key, Fate(key, False, 0.0, 0.0, False))
 
@@ -112,6 +119,8 @@ class RoundJoins:
         Returns:
             The replicas whose joins were dropped, each with such samples.
         """
+        if len(recorded) + sum(self._num_ranges[peer] for peer in self.joins) <= MAX_RECORDED:
+            return {}  # however they lie
         named = {peer: merge(item for entry in join.log for item in entry.samples) for peer, join in self.joins.items()}
         used = merge((*recorded, *(item for ranges in named.values() for item in ranges)))
         if len(used) <= MAX_RECORDED:
@@ -134,6 +143,8 @@ class RoundJoins:
 
     def _contradicting(self) -> dict[PeerId, StepKey]:
         found: dict[PeerId, StepKey] = {}
+        if not self._fates:
+            return found
         for peer, join in self.joins.items():
             denied = [key for key in join.aborted if self._fates[key].commit]
             held = [entry.key for entry in join.log if self._is_aborted(entry.key)]
@@ -147,8 +158,10 @@ class RoundJoins:
 
     def settle(self) -> list[tuple[PeerId, Fate]]:
         """Decide all doubts: who is to be told of which fate. Empty if there are none."""
-        held = steps_held(join.log for join in self.joins.values())
         orders: list[tuple[PeerId, Fate]] = []
+        if not any(join.in_doubt for join in self.joins.values()):
+            return orders
+        held = steps_held(join.log for join in self.joins.values())
         for peer, join in list(self.joins.items()):
             for key in join.in_doubt:
                 entry = held.get(key)

@@ -12,6 +12,8 @@ Rules, each of which a simulation breaks if it is left out:
   old state.
 - A replica that cannot swap to a committed record fetches its bytes, always those of the newest; then it swaps as
   usual.
+- What is told by its name, or as what differs from something else, counts only for who has just that; else the replica
+  says what it holds.
 - It leaves its own chain only for the record that names its tip, and keeps its state until the other one is there. One
   that neither follows its tip nor names it was chosen without it: then it says what it holds.
 - A server is sent to another stage once: until it is there, further orders only hear where it goes. What it has
@@ -48,6 +50,8 @@ from shoal.swarm.round_orders import (
     check_quorum,
     fits,
     move_refusal,
+    whole_quorum,
+    whole_record,
     why_fetched,
 )
 from shoal.swarm.view import NO_BASE
@@ -107,6 +111,7 @@ class RoundMemberMachine:
         self.destination: int | None = None
         self._greets = False
         self._sent_bytes: dict[str, int] = {}
+        self._last: Propose | None = None  # the quorum that it was in last, also in an earlier round
         self._reset()
 
     def _reset(self) -> None:
@@ -284,7 +289,10 @@ class RoundMemberMachine:
         self.joined = None
         return [ResolveStep(message)]
 
-    def _propose(self, message: Propose) -> Effects:
+    def _propose(self, told: Propose) -> Effects:
+        message = whole_quorum(told, self._last)
+        if message is None:
+            return [] if told.round < self.round or self.swapping is not None else [self._state()]
         check_quorum(message, self.stage, self.hop.peer)
         if message.round < self.round or self.swapping is not None:
             return []
@@ -293,47 +301,58 @@ class RoundMemberMachine:
         if self.quorum is not None and (message.ballot, message.epoch) <= (self.quorum.ballot, self.quorum.epoch):
             hashes = self.staged.get((message.ballot, message.epoch))
             return [self._report(message, hashes)] if hashes is not None else []
-        self.quorum = message
+        self.quorum = self._last = message
         return [*(Introduce(hop) for hop in message.members if hop.peer != self.hop.peer), RunRing(message)]
 
     def _prepare(self, message: PrepareRecord) -> Effects:
-        record = self._unseal(message.record)
+        signed = whole_record(message, self.tip)
+        if signed is None:
+            is_late = message.base is not None and message.base.round + 1 < self.round
+            return [] if is_late or self.swapping is not None else [self._state("the record before is not held here")]
+        record = self._unseal(signed)
         if record.round < self.round or self.swapping is not None or self._is_superseded(record):
             return []
         hashes = self._staged_for(record)
         if record.round != self.round or record.previous != self.tip.hash or hashes is None:
             return [self._state(f"the bytes of record {record.round} are not staged here")]
-        self.prepared, self.pinned = message.record, hashes
-        reply = RecordPrepared(message.ballot, record.round, record_hash(message.record))
+        self.prepared, self.pinned = signed, hashes
+        reply = RecordPrepared(message.ballot, record.round, record_hash(signed))
         return [Pin(hashes), Send(message.ballot.peer, reply)]
 
     def _commit(self, message: CommitRecord) -> Effects:
-        record = self._unseal(message.record)
-        digest = record_hash(message.record)
+        signed = message.record if message.known is None else self._known(message.known.record_hash)
+        if signed is None:
+            return [self._state()]
+        record, digest = self._unseal(signed), record_hash(signed)
         if digest == self.tip.hash:
             if self.fetching is not None and record_hash(self.fetching) != digest:
                 self.fetching = None
             return [self._swapped_report(self.basis.hashes)]
         if self.swapping is not None:
             return []
-        if not fits(message, record, self.tip, self._unseal):
+        if not fits(signed, record, message.instead_of, self.tip, self._unseal):
             return [self._state()]
         hashes = self._staged_for(record) if record.round == self.round and record.previous == self.tip.hash else None
         if hashes is None and names(record, self.stage, self.basis.hashes):
             hashes = self.basis.hashes  # nothing was trained since: what is held are the record's bytes
         if hashes is not None:
-            return self._swap(message.record, record, hashes)
-        reason = why_fetched(message, record, self.tip)
+            return self._swap(signed, record, hashes)
+        reason = why_fetched(message.instead_of, record, self.tip)
         if self.fetching is not None and record_hash(self.fetching) == digest:
             return [self._state(reason)]
-        return self._fetch(message.record, record, reason)
+        return self._fetch(signed, record, reason)
+
+    def _known(self, digest: str) -> SignedRecord | None:
+        """The record of this hash, if it is one that the replica has: it has checked all of them."""
+        had = (self.prepared, self.swapping, self.fetching, self.tip.signed)
+        return next((signed for signed in had if signed is not None and record_hash(signed) == digest), None)
 
     def _restore(self, message: Restore) -> Effects:
         record, digest = self._unseal(message.record), record_hash(message.record)
         is_held = digest == self.tip.hash
         if message.stage != self.stage or self.swapping is not None:
             return []
-        if not fits(message, record, self.tip, self._unseal):
+        if not fits(message.record, record, message.instead_of, self.tip, self._unseal):
             return [self._state()]
         has_better = is_held and not self.is_restored
         if has_better or message.basis.hashes == self.basis.hashes:

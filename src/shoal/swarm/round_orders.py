@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import Unseal, is_before
+from shoal.swarm.record_changes import completed
 from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.view import NO_BASE
 from shoal.wire.messages.round import (
@@ -20,9 +23,11 @@ from shoal.wire.messages.round import (
     Payload,
     PrepareRecord,
     Propose,
+    QuorumTag,
     Record,
     Resolve,
     Restore,
+    SignedRecord,
     StageHashes,
 )
 from shoal.wire.messages.step import StepEntry, StepsTrained
@@ -59,17 +64,62 @@ def check_number(sender: PeerId, ballot: Ballot, known: Ballot) -> None:
         raise RemoteProtocolError(f"{sender} names ballot {ballot.number}, and {known.number} is the highest until now")
 
 
-def fits(message: CommitRecord | Restore, record: Record, tip: Tip, unseal: Unseal) -> bool:
+def whole_record(message: PrepareRecord, tip: Tip) -> SignedRecord | None:
+    """The record that is to be prepared; None if only what differs from another one is told than the replica holds.
+
+    Raises:
+        RemoteProtocolError: What is told is not what differs from that.
+    """
+    if message.base is None:
+        return message.record
+    if tip.signed is None or message.base.record_hash != tip.hash:
+        return None
+    body = completed(message.record.body, message.copied, tip.signed.body)
+    return msgspec.structs.replace(message.record, body=body)
+
+
+def whole_quorum(message: Propose, last: Propose | None) -> Propose | None:
+    """The quorum that is proposed; None if only what differs from another one is told than `last`, which the replica
+    was in before.
+
+    Raises:
+        RemoteProtocolError: Its places are not those of members.
+    """
+    if message.base is None:
+        return message
+    if last is None:
+        return None
+    if QuorumTag.of(last) == QuorumTag.of(message):
+        return last  # it is said once more
+    if QuorumTag.of(last) != message.base:
+        return None
+    known = (*last.members, *message.members)
+    if len(message.order) > len(known) or max(message.order, default=0) >= len(known):
+        raise RemoteProtocolError(f"quorum {message.epoch} of stage {message.stage} has places that nobody has")
+    members = tuple(known[place] for place in message.order)
+    return msgspec.structs.replace(message, members=members, base=None, order=())
+
+
+def changed_quorum(quorum: Propose, last: Propose) -> Propose:
+    """The same quorum as what differs from the one that its receiver was in before."""
+    places = {hop: place for place, hop in enumerate(last.members)}
+    fresh = tuple(hop for hop in quorum.members if hop not in places)
+    places |= {hop: len(last.members) + number for number, hop in enumerate(fresh)}
+    order = tuple(places[hop] for hop in quorum.members)
+    return msgspec.structs.replace(quorum, members=fresh, base=QuorumTag.of(last), order=order)
+
+
+def fits(signed: SignedRecord, record: Record, instead_of: str, tip: Tip, unseal: Unseal) -> bool:
     """Whether a committed record follows what the replica holds, or was chosen in place of that. If not, the
     coordinator believes that the replica holds something else."""
-    digest = record_hash(message.record)
-    is_meant = tip.hash in (digest, message.instead_of)
-    return is_meant or is_before(tip, Tip(record.round, digest, message.record), unseal)
+    digest = record_hash(signed)
+    is_meant = tip.hash in (digest, instead_of)
+    return is_meant or is_before(tip, Tip(record.round, digest, signed), unseal)
 
 
-def why_fetched(message: CommitRecord, record: Record, tip: Tip) -> str:
+def why_fetched(instead_of: str, record: Record, tip: Tip) -> str:
     """Why a replica cannot swap to a committed record at once."""
-    if message.instead_of == tip.hash:
+    if instead_of == tip.hash:
         return f"record {record.round}, of another chain, was chosen over the record {tip.round} that it holds"
     if record.round == tip.round + 1 and record.previous != tip.hash:
         return f"record {record.round} does not follow the record {tip.round} that it holds"

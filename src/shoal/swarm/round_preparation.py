@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+import msgspec
+
 from shoal.ids import Ballot, PeerId
+from shoal.swarm.record_changes import changes
 from shoal.swarm.records import Tip, build_record, record_hash
 from shoal.swarm.round_effects import Journal, Send
 from shoal.swarm.round_quorums import RoundQuorums
 from shoal.swarm.round_settings import CloseRequest, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
-from shoal.wire.messages.round import Basis, Join, PrepareRecord, Record, RecordPrepared, SignedRecord
+from shoal.wire.messages.round import Basis, Join, PrepareRecord, Record, RecordName, RecordPrepared, SignedRecord
 
 
 class RecordPreparation:
@@ -32,6 +35,7 @@ class RecordPreparation:
         self._run_id, self._codecs = settings.run_id, settings.codecs
         self._seal, self._unseal = seal, unseal
         self.tip: Tip | None = None
+        self._previous: Tip | None = None
         self._prepared: set[PeerId] = set()
 
     def clear(self) -> None:
@@ -69,7 +73,7 @@ class RecordPreparation:
             codec=codec,
         )
         signed = self._seal(record)
-        self.tip = Tip(record.round, record_hash(signed), signed)
+        self.tip, self._previous = Tip(record.round, record_hash(signed), signed), previous
         self._prepared.clear()
         logs = {peer: (joins[peer].stage, joins[peer].log) for peer in sorted(quorums.members)}
         return Journal(record, self.tip.hash, logs)
@@ -78,7 +82,16 @@ class RecordPreparation:
         """Have the members prepare the record, if it is this one that has been journaled."""
         if self.tip is None or self.tip.signed is None or self.tip.hash != digest:
             return []
-        return [Send(peer, PrepareRecord(ballot, self.tip.signed)) for peer in sorted(members)]
+        order = self._order(ballot, self.tip.signed)
+        return [Send(peer, order) for peer in sorted(members)]
+
+    def _order(self, ballot: Ballot, signed: SignedRecord) -> PrepareRecord:
+        """All members hold the record before, as they have joined on top of it: they are told what differs."""
+        if self._previous is None or self._previous.signed is None:
+            return PrepareRecord(ballot, signed)
+        fresh, copied = changes(signed.body, self._previous.signed.body)
+        base = RecordName(self._previous.round, self._previous.hash)
+        return PrepareRecord(ballot, msgspec.structs.replace(signed, body=fresh), base, copied)
 
     def note(self, peer: PeerId, message: RecordPrepared) -> None:
         """A member has prepared a record; of another one it says nothing about this one."""

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.contribution_guard import scales_of
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.ring_order import ring_order
 from shoal.swarm.round_effects import Send, TrainedTwice
+from shoal.swarm.round_orders import changed_quorum
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.trained_twice import trained_twice
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Join, Payload, Propose, StageHashes, StageOutcome
+from shoal.wire.messages.round import Join, Payload, Propose, QuorumTag, StageHashes, StageOutcome
 
 
 @dataclass(slots=True)
@@ -98,16 +100,31 @@ class StageQuorum:
         return odd
 
 
+_NOBODY = StageQuorum(-1, (), {})
+
+
+class _Foreseen(NamedTuple):
+    joins: Mapping[PeerId, Join]
+    slots: Mapping[PeerId, int]
+    quorum: StageQuorum
+
+
 class RoundQuorums(dict[int, StageQuorum]):
     """The quorums of all stages in one round, by stage.
 
     Attributes:
         epochs: the first unused epoch of each stage; a quorum that is begun again counts on from it.
+        proposed: what was proposed last of each stage.
+        last: the quorums of the round before, by member: those that are told only what is different since.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: Mapping[PeerId, Propose] | None = None) -> None:
         super().__init__()
         self.epochs: Counter[int] = Counter()
+        self.proposed: dict[int, Propose] = {}
+        self.last = dict(last or {})
+        self._foreseen: dict[int, _Foreseen] = {}
+        self._told_changes: set[PeerId] = set()
 
     def begin(
         self, settings: RoundSettings, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]
@@ -121,9 +138,20 @@ class RoundQuorums(dict[int, StageQuorum]):
         out = {peer for each in twice for peer in each.out}
         joins = {peer: join for peer, join in joins.items() if peer not in out}
         for stage in range(settings.num_stages):
-            how = settings.max_gradient_ratio, settings.cuts
-            self[stage] = first_quorum(stage, joins, slots, self.epochs[stage], *how)
+            self.foresee(stage, settings, joins, slots)
+            self[stage] = replace(self._foreseen.pop(stage).quorum, epoch=self.epochs[stage])
         return twice
+
+    def foresee(
+        self, stage: int, settings: RoundSettings, joins: Mapping[PeerId, Join], slots: Mapping[PeerId, int]
+    ) -> None:
+        """All replicas of a stage have joined: what their quorum is to be is found while others are waited for, a stage
+        at a time, and holds if nothing of it has changed when the quorums begin."""
+        here = {peer: join for peer, join in joins.items() if join.stage == stage}
+        foreseen = self._foreseen.get(stage)
+        if foreseen is None or (foreseen.joins, foreseen.slots) != (here, slots):
+            quorum = first_quorum(stage, here, slots, 0, settings.max_gradient_ratio, settings.cuts)
+            self._foreseen[stage] = _Foreseen(here, slots, quorum)
 
     def propose(self, quorum: StageQuorum, ballot: Ballot, round: int, hops: Mapping[PeerId, Hop]) -> list[Send]:
         """Tell the members of a quorum that they are, and use up its epoch."""
@@ -131,8 +159,35 @@ class RoundQuorums(dict[int, StageQuorum]):
         members = tuple(hops[peer] for peer in quorum.members)
         weights = tuple(quorum.weights[peer] for peer in quorum.members)
         said = weights, quorum.member_scales, quorum.member_payloads
-        message = Propose(ballot, round, quorum.epoch, quorum.stage, members, *said)
-        return [Send(peer, message) for peer in quorum.members]
+        whole = self.proposed[quorum.stage] = Propose(ballot, round, quorum.epoch, quorum.stage, members, *said)
+        changed: dict[QuorumTag, Propose] = {}
+        sends: list[Send] = []
+        for peer in quorum.members:
+            # What a member has been in is known of the round before alone: each further proposal is told as a whole.
+            last, message = self.last.pop(peer, None), whole
+            self._told_changes.discard(peer)
+            if last is not None:
+                tag = QuorumTag.of(last)
+                message = changed[tag] = changed.get(tag) or changed_quorum(whole, last)
+                self._told_changes.add(peer)
+            sends.append(Send(peer, message))
+        return sends
+
+    def again(self, peer: PeerId, stage: int) -> list[Send]:
+        """A member was told only what is different, and has said what it holds in place of an answer: all of it."""
+        if peer not in self._told_changes or peer not in self.get(stage, _NOBODY).members:
+            return []
+        self._told_changes.discard(peer)
+        return [Send(peer, self.proposed[stage])]
+
+    def lose(self, peer: PeerId) -> None:
+        """A replica cannot be reached; when it is there again it may have been in nothing."""
+        self.last.pop(peer, None)
+
+    @property
+    def ended(self) -> dict[PeerId, Propose]:
+        """What each member was in, once all have agreed: all of them have had the last proposal of their stage."""
+        return {peer: self.proposed[stage] for stage, quorum in self.items() for peer in quorum.members}
 
     @property
     def agreed(self) -> bool:

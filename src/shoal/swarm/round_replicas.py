@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 
 from shoal.ids import Ballot, PeerId
 from shoal.swarm.record_chains import Unseal, is_before
-from shoal.swarm.records import Tip
+from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.round_choice import Choice, tip_of
 from shoal.swarm.round_effects import CoordinatorEffect, ReplicaIn, ReplicaOut, Send
 from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.view import hosts_of
 from shoal.wire.messages.base import Hop
-from shoal.wire.messages.round import Basis, CommitRecord, Restore, RoundState, StageHashes, Swapped
+from shoal.wire.messages.round import Basis, CommitRecord, RecordName, Restore, RoundState, StageHashes, Swapped
 
 _OTHER_START = (
     "its initial parameters are not those of the other replicas of its stage: it takes part once it has been given the "
@@ -49,6 +49,8 @@ class RoundReplicas:
         self.told: set[PeerId] = set()
         self.here: dict[PeerId, Here] = {}
         self._tips: dict[PeerId, str] = {}
+        self._prepared: dict[PeerId, str] = {}  # hash of the record that a replica has said it has prepared last
+        self._named: set[PeerId] = set()  # those of `told` that were told the tip's name alone
         self._swapped: dict[PeerId, tuple[int, str]] = {}  # round and hash of the record that a replica swapped to last
         self._reachable: set[PeerId] = set()
         self._out: set[PeerId] = set()
@@ -82,6 +84,7 @@ class RoundReplicas:
         self.here.pop(peer, None)
         self._swapped.pop(peer, None)
         self._tips.pop(peer, None)
+        self._prepared.pop(peer, None)
         self.told.discard(peer)
         self._out.discard(peer)
         self._odd.discard(peer)
@@ -111,6 +114,7 @@ class RoundReplicas:
         self.here.clear()
         self._swapped.clear()
         self._tips.clear()
+        self._prepared.clear()
         self.told.clear()
         self._out.clear()
         self._odd.clear()
@@ -145,7 +149,12 @@ class RoundReplicas:
         self.here[peer] = Here(state.stage, state.basis)
         tip = tip_of(state, self.genesis)
         self._tips[peer] = tip.hash
+        self.prepared(peer, "" if state.prepared is None else record_hash(state.prepared))
         return tip
+
+    def prepared(self, peer: PeerId, digest: str) -> None:
+        """A replica has said which record it has prepared; empty: none."""
+        self._prepared[peer] = digest
 
     def swapped(self, peer: PeerId, message: Swapped) -> bool:
         """A replica has swapped to a record; returns whether it was out until then."""
@@ -239,7 +248,8 @@ class RoundReplicas:
         effects: list[CoordinatorEffect] = []
         again = set(others)
         for peer in sorted(self.states):
-            is_there = self._holds(peer, tip) or peer in self.told or peer in self._out
+            is_told = peer in self.told and (peer not in self._named or self._has(peer, tip))
+            is_there = self._holds(peer, tip) or is_told or peer in self._out
             if tip.signed is None and not is_there:
                 effects += self.mark_out(peer, "it holds a record of another run")
             elif tip.signed is not None and (not is_there or peer in again):
@@ -257,10 +267,21 @@ class RoundReplicas:
         is_concerned = self._tips[peer] == tip.hash or here.stage in self._restoration.bases
         has_bytes = standing is not None and standing.hashes == here.basis.hashes
         if self._holds(peer, tip):
-            return [Send(peer, CommitRecord(ballot, tip.signed))]
+            return [self._commit(peer, ballot, tip)]
         if standing is not None and is_concerned and (has_bytes or self._tips[peer] == tip.hash):
             return [Send(peer, Restore(ballot, tip.signed, here.stage, standing, instead_of))]
-        return [Send(peer, CommitRecord(ballot, tip.signed, instead_of))]
+        return [self._commit(peer, ballot, tip, instead_of)]
+
+    def _commit(self, peer: PeerId, ballot: Ballot, tip: Tip, instead_of: str = "") -> Send:
+        """Whoever has said that it has the record, and not since that it lacks it, is told its name alone."""
+        if self._has(peer, tip):
+            self._named.add(peer)
+            return Send(peer, CommitRecord(ballot, None, known=RecordName(tip.round, tip.hash)))
+        self._named.discard(peer)
+        return Send(peer, CommitRecord(ballot, tip.signed, instead_of))
+
+    def _has(self, peer: PeerId, tip: Tip) -> bool:
+        return tip.hash in (self._tips[peer], self._prepared.get(peer))
 
     def _other_chain(self, peer: PeerId, tip: Tip) -> str:
         """The hash of the record that a replica holds, if it is none of those before the tip; empty otherwise."""

@@ -18,6 +18,10 @@ _SUSPECT_COST = 1e6
 
 _Pair = tuple[PeerId, PeerId]
 _Found = tuple[float, tuple[PeerId, ...]]
+_Priced = tuple[float, PeerId]
+
+_FIRST_WIDTH = 8
+"""So many of each stage are looked at first; more where a path over others may be cheaper."""
 
 
 class Avoidance:
@@ -133,55 +137,88 @@ def choose_path(
     Returns:
         One peer for each stage, or None if no complete path is usable now.
     """
-    if all(candidates):
-        best = tuple(peers[0] for peers in candidates)
-        if is_undoubted(best, avoidance, now_s, closes=closes):
-            return best  # as mostly; to compare all pairs of many replicas takes many milliseconds
-    starts = [
-        (avoidance.cost(peer, place, now_s), (peer,))
-        for place, peer in enumerate(candidates[0])
-        if avoidance.is_usable(peer, now_s)
-    ]
-    if not closes:
-        return _cheapest(_paths(starts, candidates[1:], avoidance, now_s))
-    # Which last one is best depends on the first one, so that each first one has a best path of its own.
-    closed = [
-        (cost + avoidance.pair_cost(path[-1], path[0], now_s), path)
-        for start in starts
-        for cost, path in _paths([start], candidates[1:], avoidance, now_s)
-        if avoidance.may_follow(path[-1], path[0], now_s)
-    ]
-    return _cheapest(closed)
+    first = [_first_choice(peers, avoidance, now_s) for peers in candidates]
+    if any(peer is None for peer in first):
+        return None
+    best = tuple(peer for peer in first if peer is not None)
+    if _are_neighbours(best, avoidance, now_s, closes=closes):
+        return best  # as mostly; to compare all pairs of many replicas takes many milliseconds
+    usable = [_usable(peers, avoidance, now_s) for peers in candidates]
+    width = _FIRST_WIDTH
+    while True:
+        found = _cheapest([stage[:width] for stage in usable], avoidance, now_s, closes=closes)
+        # A path over somebody who was not looked at costs at least so much.
+        least = sum(stage[0][0] for stage in usable)
+        beyond = min(
+            (least - stage[0][0] + stage[width][0] for stage in usable if len(stage) > width), default=math.inf
+        )
+        if beyond == math.inf or (found is not None and found[0] <= beyond):
+            return None if found is None else found[1]
+        width *= 4
 
 
 def is_undoubted(path: Sequence[PeerId], avoidance: Avoidance, now_s: float, *, closes: bool = False) -> bool:
     """Whether nothing is known against the peers of a path, nor against any two neighbours; `closes`: see above."""
+    is_sound = all(avoidance.is_usable(peer, now_s) and not avoidance.cost(peer, 0, now_s) for peer in path)
+    return is_sound and _are_neighbours(path, avoidance, now_s, closes=closes)
+
+
+def _first_choice(peers: Sequence[PeerId], avoidance: Avoidance, now_s: float) -> PeerId | None:
+    """Return who costs least of a stage: the first one that nothing is known against, or else the first one at all."""
+    doubted: PeerId | None = None
+    for place, peer in enumerate(peers):
+        if avoidance.is_usable(peer, now_s):
+            if avoidance.cost(peer, place, now_s) == place:
+                return peer
+            doubted = doubted or peer
+    return doubted
+
+
+def _usable(peers: Sequence[PeerId], avoidance: Avoidance, now_s: float) -> list[_Priced]:
+    """Return whoever of a stage may be tried, with what that costs, the cheapest first."""
+    there = [(place, peer) for place, peer in enumerate(peers) if avoidance.is_usable(peer, now_s)]
+    return sorted((avoidance.cost(peer, place, now_s), peer) for place, peer in there)
+
+
+def _are_neighbours(path: Sequence[PeerId], avoidance: Avoidance, now_s: float, *, closes: bool) -> bool:
+    """Whether nothing is known against any two neighbours."""
     pairs = [*pairwise(path), (path[-1], path[0])] if closes else pairwise(path)
-    return all(avoidance.is_usable(peer, now_s) and not avoidance.cost(peer, 0, now_s) for peer in path) and all(
+    return all(
         avoidance.may_follow(one, other, now_s) and not avoidance.pair_cost(one, other, now_s) for one, other in pairs
     )
 
 
+def _cheapest(
+    stages: Sequence[Sequence[_Priced]], avoidance: Avoidance, now_s: float, *, closes: bool
+) -> _Found | None:
+    """Return the cheapest path over these peers, with what it costs."""
+    starts = [(cost, (peer,)) for cost, peer in stages[0]]
+    if not closes:
+        return min(_paths(starts, stages[1:], avoidance, now_s), key=_cost, default=None)
+    # Which last one is best depends on the first one, so that each first one has a best path of its own.
+    closed = [
+        (cost + avoidance.pair_cost(path[-1], path[0], now_s), path)
+        for start in starts
+        for cost, path in _paths([start], stages[1:], avoidance, now_s)
+        if avoidance.may_follow(path[-1], path[0], now_s)
+    ]
+    return min(closed, key=_cost, default=None)
+
+
 def _paths(
-    starts: list[_Found], candidates: Sequence[Sequence[PeerId]], avoidance: Avoidance, now_s: float
+    starts: list[_Found], stages: Sequence[Sequence[_Priced]], avoidance: Avoidance, now_s: float
 ) -> list[_Found]:
-    """Return the cheapest path to each usable peer of the last stage, from any of the starts."""
+    """Return the cheapest path to each peer of the last stage, from any of the starts."""
     best = starts
-    for peers in candidates:
+    for priced in stages:
         reached: list[_Found] = []
-        for place, peer in enumerate(peers):
-            if not avoidance.is_usable(peer, now_s):
-                continue
+        for price, peer in priced:
             before = _before(best, peer, avoidance, now_s)
             if before:
                 cost, path = min(before, key=_cost)
-                reached.append((cost + avoidance.cost(peer, place, now_s), (*path, peer)))
+                reached.append((cost + price, (*path, peer)))
         best = reached
     return best
-
-
-def _cheapest(found: list[_Found]) -> tuple[PeerId, ...] | None:
-    return min(found, key=_cost)[1] if found else None
 
 
 def _before(best: list[_Found], peer: PeerId, avoidance: Avoidance, now_s: float) -> list[_Found]:

@@ -7,7 +7,7 @@ the round: those with fewer samples if there is a choice, and never the last one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.records import steps_held
@@ -33,8 +33,10 @@ def trained_twice(joins: Mapping[PeerId, Join]) -> list[TrainedTwice]:
             return found
 
 
-def _leave_out(left: dict[PeerId, Join], pairs: Iterable[tuple[StepKey, StepKey]]) -> list[TrainedTwice]:
+def _leave_out(left: dict[PeerId, Join], pairs: Collection[tuple[StepKey, StepKey]]) -> list[TrainedTwice]:
     """Take from `left` who has to be left out for these pairs of steps."""
+    if not pairs:
+        return []
     holders: dict[StepKey, set[PeerId]] = {}
     for peer, join in left.items():
         for entry in join.log:
@@ -55,8 +57,8 @@ def _leave_out(left: dict[PeerId, Join], pairs: Iterable[tuple[StepKey, StepKey]
 def _sharing(steps: Mapping[StepKey, StepEntry]) -> tuple[set[tuple[StepKey, StepKey]], bool]:
     """The pairs of steps that have a sample in common, and whether there may be more: one replica can make up any
     number of steps, and all pairs of these."""
-    items = ((item, key) for key, step in steps.items() for item in merge(step.samples))
-    ranges = sorted((item.pass_number, item.start, item.stop, key) for item, key in items)
+    parts = ((step.samples if len(step.samples) == 1 else merge(step.samples), key) for key, step in steps.items())
+    ranges = sorted((i.pass_number, i.start, i.stop, key) for items, key in parts for i in items if i.start < i.stop)
     pairs: set[tuple[StepKey, StepKey]] = set()
     reaching: list[tuple[int, int, StepKey]] = []
     for pass_number, start, stop, key in ranges:

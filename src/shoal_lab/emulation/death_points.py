@@ -38,7 +38,15 @@ from shoal.transport.base import Received
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart, RingReady
 from shoal.wire.messages.feed import Lease
-from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RecordPrepared, SignedRecord
+from shoal.wire.messages.round import (
+    CommitRecord,
+    PrepareRecord,
+    QuorumTag,
+    Record,
+    RecordName,
+    RecordPrepared,
+    SignedRecord,
+)
 from shoal.wire.messages.step import Commit, Committed, Opened, Prepared
 from shoal.wire.messages.transfer import Chunk, Read
 
@@ -100,8 +108,8 @@ class DeathWatch:
             case message:
                 if (reached := point_of(message)) is not None:
                     self._points.reached(*reached)
-                if isinstance(message, CommitRecord):
-                    self._round = _round_of(message.record)
+                if isinstance(message, CommitRecord) and reached is not None:
+                    self._round = reached[1]
         return False
 
     def peer_lost(self, peer: PeerId) -> None:
@@ -121,9 +129,11 @@ def point_of(message: Message) -> tuple[str, int] | None:
             return "ring", QuorumTag.decoded(tag).round
         case RecordPrepared(round=round):
             return "prepared", round
-        case PrepareRecord(record=record):
-            return "staged", _round_of(record)
-        case CommitRecord(record=record):
+        case PrepareRecord(record=record, base=base):
+            return "staged", _round_of(record) if base is None else base.round + 1
+        case CommitRecord(known=RecordName(round=round)):
+            return "record", round
+        case CommitRecord(record=SignedRecord() as record):
             return "record", _round_of(record)
         case Lease(round=round):
             return "lease", round

@@ -14,7 +14,18 @@ from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import outcome_of, record_hash, used_samples
 from shoal.swarm.round_effects import Fetch
-from shoal.wire.messages.round import Basis, Join, Propose, Record, Resolve, SignedRecord, StageHashes
+from shoal.wire.messages.round import (
+    Basis,
+    CommitRecord,
+    Join,
+    Propose,
+    Record,
+    RecordName,
+    Resolve,
+    Restore,
+    SignedRecord,
+    StageHashes,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.round.mirrors import Copy, MirrorHost
@@ -49,6 +60,9 @@ class Checks:
         self._begun: dict[tuple[StepKey, str], int] = {}
         self._keeps: defaultdict[tuple[PeerId, int, int], set[bool]] = defaultdict(set)
         self._aborted: defaultdict[tuple[PeerId, int], set[tuple[StepKey, PeerId]]] = defaultdict(set)
+        self._committed_to: set[tuple[PeerId, str]] = (
+            set()
+        )  # which replica was told of which record that it is committed
         self.num_restored = 0
         self._resumed: tuple[int, str] | None = None
         self._set_aside: set[str] = set()
@@ -97,10 +111,15 @@ class Checks:
             self._begun[key, host.peer] = host.begun.get(host.machine.round, 0)
 
     def says(self, replica: PeerId, message: object) -> None:
-        """A client tells a replica, or is told by it, that a step is aborted there: that stays so for this client."""
+        """A client tells a replica, or is told by it, that a step is aborted there: that stays so for this client. Or
+        it says which record is committed."""
         match message:
             case Resolve(ballot, _, key, False):
                 self._aborted[ballot.peer, ballot.generation].add((key, replica))
+            case CommitRecord(known=RecordName(record_hash=digest)):
+                self._committed_to.add((replica, digest))
+            case CommitRecord(record=SignedRecord() as signed) | Restore(record=signed):
+                self._committed_to.add((replica, record_hash(signed)))
             case Join(ballot):
                 self._aborted[ballot.peer, ballot.generation].update((key, replica) for key in message.aborted)
             case _:
@@ -318,6 +337,8 @@ class Checks:
             raise Broken(f"{host.peer} swaps bytes that are not those of record {record.round}")
         if host.machine.swapping is None:
             raise Broken(f"{host.peer} swaps to record {record.round}, and its machine does not know")
+        if (host.peer, record_hash(host.machine.swapping)) not in self._committed_to:
+            raise Broken(f"{host.peer} swaps to record {record.round}, and nobody has told it that this is committed")
         self.goes_on(host.peer, record.round, record_hash(host.machine.swapping))
         if self._resumed is not None and record.round > self._resumed[0]:
             self._swapped_since.add(host.stage)

@@ -441,7 +441,7 @@ class ClientHost:
             match effect:
                 case Send(peer, message):
                     if type(message) is Propose:
-                        self.world.checks.proposed(self, message)
+                        self.world.checks.proposed(self, self.machine._quorums.proposed[message.stage])
                     self.world.checks.says(peer, message)
                     self.world.send(self.peer, peer, message)
                 case Journal():

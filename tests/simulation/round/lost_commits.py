@@ -33,14 +33,14 @@ class LostCommitWorld(World):
         super().send(sender, receiver, message)
         if not self.has_faults or self.network.now_s > FAULTS_END_S - 9.0:
             return
-        if type(message) is Propose and len(message.members) > 1 and self._proposals_left:
+        if type(message) is Propose and len(message.weights) > 1 and self._proposals_left:
             self._proposals_left -= 1
             if self._proposals_left == 0:
                 self.network.cut(sender, receiver, self._loss_rng.uniform(0.1, 1.0))
                 self._left_out = (message.round, PeerId(receiver))
         elif type(message) is CommitRecord and self._left_out is not None:
             round, peer = self._left_out
-            if self.unseal(message.record).round == round:
+            if _round_of(message, self) == round:
                 self._left_out = None
                 # When all are on their way, and none has arrived.
                 self.network.after(0.0, self._lose_commit, PeerId(sender), peer)
@@ -61,3 +61,9 @@ class LostCommitWorld(World):
             network.crash(victim.peer)
             network.after(rng.uniform(0.5, 4.0), self.restart_replica, victim.peer)
         self.tell_clients()
+
+
+def _round_of(message: CommitRecord, world: World) -> int:
+    if message.known is not None:
+        return message.known.round
+    return -1 if message.record is None else world.unseal(message.record).round

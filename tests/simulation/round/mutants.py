@@ -17,6 +17,7 @@ from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Send
 from shoal.swarm.round_member import Effects as MemberEffects
 from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.round_settings import CloseRequest
 from shoal.wire.messages.round import (
@@ -199,6 +200,66 @@ class CommitsBeforeAnybodySwaps(RoundCoordinatorMachine):
         return effects + self._early
 
 
+class SwapsByAnyName(RoundMemberMachine):
+    """Takes what it has prepared for what is committed, whatever the name of that is."""
+
+    def _known(self, digest: str) -> SignedRecord | None:
+        return super()._known(digest) if self.prepared is None else self.prepared
+
+
+class _NamesFirst(RoundReplicas):
+    lacking: set[PeerId]
+
+    def answer(self, peer: PeerId, state: RoundState) -> Tip:
+        if peer in self._named:
+            self.lacking.add(peer)
+        return super().answer(peer, state)
+
+    def _has(self, peer: PeerId, tip: Tip) -> bool:
+        return super()._has(peer, tip) or peer not in self.lacking
+
+
+class NamesFirst(RoundCoordinatorMachine):
+    """Tells everybody a record's name first, and all of it to those that answer: slower, and as safe, so no mutant."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._replicas.__class__ = _NamesFirst
+        self._replicas.lacking = set[PeerId]()  # type: ignore[attr-defined]
+
+
+class _TakesAllForHolders(RoundReplicas):
+    def _has(self, peer: PeerId, tip: Tip) -> bool:
+        return True
+
+
+class NamesAlone(RoundCoordinatorMachine):
+    """Tells the name of a record alone also to those that lack it, and say so."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._replicas.__class__ = _TakesAllForHolders
+
+
+class _RemembersTheDead(RoundReplicas):
+    def lose(self, peer: PeerId) -> None:
+        digest = self._prepared.get(peer, "")
+        super().lose(peer)
+        self._prepared[peer] = digest
+
+    def prepared(self, peer: PeerId, digest: str) -> None:
+        if digest:
+            super().prepared(peer, digest)
+
+
+class NamesWhatIsGone(RoundCoordinatorMachine):
+    """Takes whoever has prepared a record for one that has it, also when it has begun anew since."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._replicas.__class__ = _RemembersTheDead
+
+
 class CountsItsStarts(ClientHost):
     """Has the generation that follows the one on its disk, which a power failure takes back."""
 
@@ -243,14 +304,22 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (TakesAnyStart, 9),
         (NamesNoBases, 9),
         (CommitsBeforeAnybodySwaps, 37),
+        (NamesAlone, 1),
+        (NamesWhatIsGone, 23),
     )
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, member_class=mutant)
-    for mutant, first_seed in ((NoHashCheck, 1), (NoPromise, 0), (FetchesOnce, 9), (GivesRestoredBytes, 9))
+    for mutant, first_seed in (
+        (NoHashCheck, 1),
+        (NoPromise, 0),
+        (FetchesOnce, 9),
+        (GivesRestoredBytes, 9),
+    )
 }
 MUTANTS |= {
     mutant.__name__: _make(first_seed, host_class=mutant)
     for mutant, first_seed in ((AveragesInPlace, 0), (TagsNoEpochs, 1))
 }
+MUTANTS["SwapsByAnyName"] = _make(5, coordinator_class=NamesFirst, member_class=SwapsByAnyName)
 MUTANTS["CountsItsStarts"] = _make(68, client_class=CountsItsStarts)

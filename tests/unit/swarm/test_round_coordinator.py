@@ -9,7 +9,7 @@ import pytest
 
 from shoal.ids import PeerId
 from shoal.swarm.codec_rule import CodecRule
-from shoal.swarm.records import record_hash, seal, unseal
+from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import (
     CoordinatorEffect,
@@ -22,6 +22,7 @@ from shoal.swarm.round_effects import (
     Send,
     Stuck,
 )
+from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.round import (
@@ -36,6 +37,7 @@ from shoal.wire.messages.round import (
     PrepareRecord,
     Propose,
     Record,
+    RecordName,
     RecordPrepared,
     RoundState,
     SignedRecord,
@@ -124,12 +126,14 @@ def test_a_whole_round(machine: RoundCoordinatorMachine) -> None:
     assert sent(close(machine, A, B), Propose).keys() == {A, B}
     preparing = stage(machine, A, B)
     assert machine.phase is RoundPhase.PREPARING
+    record = sent(preparing, PrepareRecord)[A].record
     told = sent(prepare(machine, preparing), CommitRecord)
-    assert told.keys() == {A, B}
-    digest = record_hash(told[A].record)
+    digest = record_hash(record)
+    by_name = CommitRecord(machine.ballot, None, known=RecordName(1, digest))
+    assert told == {A: by_name, B: by_name}, "both have it"
     [committed] = machine.receive(A, Swapped(1, 0, digest, BYTES, {"state": 2}), 4.0)
     assert isinstance(committed, RecordCommitted)
-    assert committed.signed == told[A].record
+    assert committed.signed == record
     [ready] = machine.receive(B, Swapped(1, 0, digest, BYTES, {"state": 3}), 4.0)
     assert ready == RoundReady(machine.tip, {A: 0, B: 0}, {"state": 5})
     assert machine.wake_at_s == math.inf
@@ -161,12 +165,13 @@ def test_a_record_that_nobody_has_swapped_to_is_not_committed_when_a_member_is_l
 ) -> None:
     lead(machine, A, B)
     close(machine, A, B)
-    told = sent(prepare(machine, stage(machine, A, B)), CommitRecord)
+    preparing = stage(machine, A, B)
+    prepare(machine, preparing)
     before = machine.lead(4.0)
     assert not any(isinstance(effect, RecordCommitted) for effect in before)
     # It is not forgotten: what the replicas have prepared is finished, under the new ballot.
     assert machine.tip.round == 0
-    prepared = told[A].record
+    prepared = sent(preparing, PrepareRecord)[A].record
     machine.receive(A, state(machine, prepared=prepared), 5.0)
     assert machine.receive(B, state(machine, prepared=prepared), 5.0) != []
     assert machine.tip.round == 1
@@ -283,11 +288,19 @@ def test_missing_stages_are_named() -> None:
     assert lead(machine, A) == [Stuck((1, 2))]
 
 
+def prepared(machine: RoundCoordinatorMachine) -> SignedRecord:
+    """Member A alone has prepared the record of round 1, which is committed then."""
+    preparing = stage(machine, A)
+    assert sent(prepare(machine, preparing), CommitRecord).keys() == {A}
+    signed: SignedRecord = sent(preparing, PrepareRecord)[A].record
+    return signed
+
+
 def whole_round(machine: RoundCoordinatorMachine) -> SignedRecord:
     """Round 1 with member A alone; returns its record."""
     lead(machine, A)
     close(machine, A)
-    signed = sent(prepare(machine, stage(machine, A)), CommitRecord)[A].record
+    signed = prepared(machine)
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 4.0)
     return signed
 
@@ -402,6 +415,27 @@ def test_a_quorum_names_its_members_as_they_are_whoever_they_say_they_are(machin
     lead(machine, A, B)
     for propose in sent(close(machine, A, B), Propose).values():
         assert {hop.peer for hop in propose.members} == {A, B}
+
+
+def test_of_many_replicas_not_all_are_looked_at_whenever_one_joins(
+    machine: RoundCoordinatorMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [PeerId(f"p{number:02}") for number in range(40)]
+    lead(machine, *peers)
+    machine.close(CloseRequest(1, {}, {}), 1.0)
+    looked: list[Tip] = []
+    holders = RoundReplicas.holders
+
+    def counted(self: RoundReplicas, tip: Tip) -> dict[PeerId, int]:
+        looked.append(tip)
+        return holders(self, tip)
+
+    monkeypatch.setattr(RoundReplicas, "holders", counted)
+    for peer in peers[:-1]:
+        assert machine.receive(peer, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0) == []
+    assert looked == []
+    effects = machine.receive(peers[-1], Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
+    assert sent(effects, Propose).keys() == set(peers)
 
 
 def test_a_replica_joins_for_the_stage_alone_that_it_has_named() -> None:

@@ -13,9 +13,8 @@ from tests.unit.swarm.test_round_coordinator import (
     close,
     coordinator,
     lead,
-    prepare,
+    prepared,
     sent,
-    stage,
     state,
     whole_round,
 )
@@ -89,7 +88,7 @@ def test_a_mirror_is_asked_and_told_of_each_record_once_it_stands(machine: Round
     assert sent(says(machine, None, 0.0), Follow) == {}
     machine.receive(A, state(machine), 0.0)
     close(machine, A)
-    signed = sent(prepare(machine, stage(machine, A)), CommitRecord)[A].record
+    signed = prepared(machine)
     machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 4.0)
     assert sent(machine.tick(9.0), Follow) == {M: Follow(machine.ballot, signed)}, "repeated until it answers"
     says(machine, signed)
@@ -101,7 +100,7 @@ def test_a_record_that_is_only_prepared_is_told_to_no_mirror(machine: RoundCoord
     lead(machine, A)
     says(machine, None, 0.0)
     close(machine, A)
-    signed = sent(prepare(machine, stage(machine, A)), CommitRecord)[A].record
+    signed = prepared(machine)
     assert sent(machine.tick(5.0), Follow) == {}
     effects = machine.receive(A, Swapped(1, 0, record_hash(signed), BYTES, {}), 5.0)
     assert sent(effects, Follow) == {M: Follow(machine.ballot, signed)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.record_changes import changes
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_effects import CloseSteps, Fetch, Introduce, Pin, ReplicaOut, ResolveStep, RunRing, Send, Swap
 from shoal.swarm.round_member import RoundMemberMachine
@@ -17,11 +19,14 @@ from shoal.wire.messages.round import (
     Basis,
     Close,
     CommitRecord,
+    Copied,
     Join,
     MemberLost,
     PrepareRecord,
     Propose,
+    QuorumTag,
     Record,
+    RecordName,
     RecordPrepared,
     Resolve,
     Restore,
@@ -436,3 +441,106 @@ def test_a_member_whose_memory_is_broken_has_no_bytes(member: RoundMemberMachine
     member.receive(C, propose())
     member.state_broken("a bit has flipped")
     assert member.basis.hashes != INITIAL
+
+
+def named(signed: SignedRecord, round: int = 1) -> RecordName:
+    return RecordName(round, record_hash(signed))
+
+
+def test_who_has_prepared_a_record_swaps_to_it_by_its_name_and_to_no_other_one(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, PrepareRecord(LOW, record()))
+    other = record(hashes=StageHashes("q", "m", "b"))
+    [answer] = member.receive(C, CommitRecord(LOW, None, known=named(other)))
+    assert answer == Send(C, RoundState(LOW, 0, 0, None, record(), ME, "", FRESH)), "it says what it has"
+    assert member.swapping is None
+    by_name = CommitRecord(LOW, None, known=named(record()))
+    [swap] = member.receive(C, by_name)
+    assert swap == Swap(unsealed(record()), BYTES, keeps_rest=True)
+    assert member.receive(C, by_name) == []
+    [report] = member.swapped(BYTES, {})
+    assert member.receive(C, by_name) == [report]
+
+
+def test_a_name_says_nothing_to_who_has_no_such_record(member: RoundMemberMachine) -> None:
+    stage(member)
+    for message in (CommitRecord(LOW, None, known=named(record())), CommitRecord(LOW, None)):
+        [answer] = member.receive(C, message)
+        assert answer == Send(C, RoundState(LOW, 0, 0, None, None, ME, "", FRESH))
+    assert (member.swapping, member.fetching) == (None, None)
+
+
+def test_a_name_counts_under_a_ballot_that_is_followed(member: RoundMemberMachine) -> None:
+    stage(member)
+    member.receive(C, PrepareRecord(LOW, record()))
+    member.receive(D, AskRound(HIGH))
+    by_name = CommitRecord(LOW, None, known=named(record()))
+    assert member.receive(C, by_name) == [Send(C, StaleBallot(HIGH))]
+    [swap] = member.receive(D, CommitRecord(HIGH, None, known=named(record())))
+    assert isinstance(swap, Swap), "the next client finishes it"
+
+
+def in_round_2(member: RoundMemberMachine) -> SignedRecord:
+    stage(member)
+    member.receive(C, PrepareRecord(LOW, record()))
+    member.receive(C, CommitRecord(LOW, record()))
+    member.swapped(BYTES, {})
+    member.receive(C, Close(LOW, 2))
+    member.steps_closed(StepsClosed(3, (), ()))
+    return record()
+
+
+AGAIN = Propose(LOW, 2, 0, 0, (), (3, 4), base=QuorumTag.of(propose()), order=(0, 1))
+NEXT = StageHashes("p2", "m2", "b2")
+
+
+def test_a_quorum_is_told_as_what_differs_from_the_last_one(member: RoundMemberMachine) -> None:
+    in_round_2(member)
+    whole = Propose(LOW, 2, 0, 0, (OTHER, ME), (3, 4))
+    assert member.receive(C, AGAIN) == [Introduce(OTHER), RunRing(whole)]
+    assert member.receive(C, AGAIN) == [], "said twice"
+    assert member.ring_done(whole, NEXT) == [Send(C, Staged(LOW, 2, 0, 0, NEXT))]
+    assert member.receive(C, AGAIN) == [Send(C, Staged(LOW, 2, 0, 0, NEXT))]
+
+
+def test_another_member_or_address_is_told_beside_the_last_quorum(member: RoundMemberMachine) -> None:
+    in_round_2(member)
+    moved, new = Hop(OTHER.peer, ("memory:elsewhere",)), Hop(PeerId("T"), ("memory:T",))
+    message = Propose(LOW, 2, 0, 0, (new, moved), (3, 4, 5), base=QuorumTag.of(propose()), order=(1, 3, 2))
+    effects = member.receive(C, message)
+    assert effects == [Introduce(moved), Introduce(new), RunRing(Propose(LOW, 2, 0, 0, (ME, moved, new), (3, 4, 5)))]
+
+
+@pytest.mark.parametrize("base", [propose(epoch=1), propose(ballot=HIGH), propose(round=2)])
+def test_who_was_not_in_the_quorum_before_says_what_it_holds(member: RoundMemberMachine, base: Propose) -> None:
+    in_round_2(member)
+    message = Propose(LOW, 2, 0, 0, (), (3, 4), base=QuorumTag.of(base), order=(0, 1))
+    [answer] = member.receive(C, message)
+    assert refusal([answer]) == "", "it is no refusal, so it is told all of it"
+    assert member.quorum is None
+
+
+@pytest.mark.parametrize("order", [(0, 2), (0, 1, 1)])
+def test_places_that_nobody_has_are_a_mistake(member: RoundMemberMachine, order: tuple[int, ...]) -> None:
+    in_round_2(member)
+    with pytest.raises(RemoteProtocolError, match="places"):
+        member.receive(C, Propose(LOW, 2, 0, 0, (), (3,) * len(order), base=QuorumTag.of(propose()), order=order))
+
+
+def test_a_record_is_prepared_from_what_differs_from_the_one_that_is_held(member: RoundMemberMachine) -> None:
+    first = in_round_2(member)
+    member.receive(C, AGAIN)
+    member.ring_done(Propose(LOW, 2, 0, 0, (OTHER, ME), (3, 4)), NEXT)
+    second = record(previous=record_hash(first), hashes=NEXT, round=2)
+    fresh, copied = changes(second.body, first.body)
+    message = PrepareRecord(LOW, msgspec.structs.replace(second, body=fresh), named(first), copied)
+    [pin, answer] = member.receive(C, message)
+    assert (pin, answer) == (Pin(NEXT), Send(C, RecordPrepared(LOW, 2, record_hash(second))))
+    assert member.prepared == second
+    wrong = msgspec.structs.replace(message, copied=(Copied(0, 0, len(first.body) + 1),))
+    with pytest.raises(RemoteProtocolError, match="cannot be made of"):
+        member.receive(C, wrong)
+    elsewhere = msgspec.structs.replace(message, base=RecordName(1, "another record"))
+    assert "before is not held" in refusal(member.receive(C, elsewhere))
+    late = msgspec.structs.replace(message, base=RecordName(0, "another record"))
+    assert member.receive(C, late) == []

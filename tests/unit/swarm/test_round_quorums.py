@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.swarm.round_quorums import StageQuorum, first_quorum, odd_ones_out
+from shoal.swarm import round_quorums as module
+from shoal.swarm.ring_order import Links, ring_order
+from shoal.swarm.round_quorums import RoundQuorums, StageQuorum, first_quorum, odd_ones_out
+from shoal.swarm.round_settings import RoundSettings
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Join, StageHashes, StageOutcome
 from shoal.wire.messages.step import StepEntry
@@ -70,3 +77,29 @@ def test_the_bytes_of_most_stand_and_on_a_tie_those_of_the_first_in_the_ring() -
     assert odd_ones_out((A, B, C), {A: y, B: x, C: x}) == {A}
     assert odd_ones_out((A, B), {A: y, B: x}) == {B}
     assert odd_ones_out((B, A), {A: y, B: x}) == {A}
+
+
+def test_what_a_stage_s_quorum_is_to_be_is_found_once_and_anew_where_a_join_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ordered: list[Sequence[PeerId]] = []
+
+    def counted(members: Sequence[PeerId], links: Links) -> tuple[PeerId, ...]:
+        ordered.append(members)
+        return ring_order(members, links)
+
+    monkeypatch.setattr(module, "ring_order", counted)
+    settings, slots = RoundSettings("run", 2, "D0"), {A: 0, B: 1, C: 0, D: 1}
+    joins = {A: join(0, 4), B: join(0, 5), C: join(1, 9), D: join(1, 3)}
+    quorums = RoundQuorums()
+    quorums.epochs[0] = 3
+    for stage in range(2):
+        quorums.foresee(stage, settings, joins, slots)
+    assert ordered == [[A, B], [C, D]]
+    assert quorums.begin(settings, {**joins, D: join(1, 0)}, slots) == []
+    assert ordered[2:] == [[C, D]], "of the other stage nothing has changed"
+    assert quorums[0] == first_quorum(0, joins, slots, 3)
+    assert quorums[1].weights == {C: 9, D: 0}
+    quorums[0].note(A, 3, hashes("x"))
+    quorums.begin(settings, joins, slots)
+    assert quorums[0].staged == {}, "begun again"

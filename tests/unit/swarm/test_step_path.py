@@ -8,6 +8,7 @@ import random
 import pytest
 
 from shoal.ids import PeerId
+from shoal.swarm import step_path as module
 from shoal.swarm.step_path import Avoidance, choose_path
 
 CANDIDATES = [[PeerId(f"{stage}{i}") for i in range(3)] for stage in "AB"]
@@ -101,7 +102,11 @@ def test_where_no_path_closes_there_is_none_and_a_doubtful_end_is_the_last_choic
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_no_path_is_cheaper_than_the_one_that_is_chosen(closes: bool) -> None:
+@pytest.mark.parametrize("width", [1, 8])
+def test_no_path_is_cheaper_than_the_one_that_is_chosen(
+    closes: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_WIDTH", width)
     rng = random.Random(7)
     for _ in range(300):
         stages = [[PeerId(f"{stage}{place}") for place in range(rng.randint(1, 4))] for stage in range(3)]
@@ -117,6 +122,30 @@ def test_no_path_is_cheaper_than_the_one_that_is_chosen(closes: bool) -> None:
         assert (chosen is None) == (not usable)
         if chosen is not None:
             assert usable[chosen] == min(usable.values())
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_of_many_replicas_few_pairs_are_compared(closes: bool) -> None:
+    stages = [[PeerId(f"{stage}{place}") for place in range(100)] for stage in range(8)]
+    asked: list[tuple[PeerId, PeerId]] = []
+
+    class Counted(Avoidance):
+        def may_follow(self, one: PeerId, other: PeerId, now_s: float) -> bool:
+            asked.append((one, other))
+            return super().may_follow(one, other, now_s)
+
+    avoidance = Counted()
+    avoidance.lose(stages[3][0], 9.0)
+    assert choose_path(stages, avoidance, 1.0, closes=closes) == tuple(
+        peers[1] if number == 3 else peers[0] for number, peers in enumerate(stages)
+    )
+    assert len(asked) <= len(stages), "one of home is lost: the next one takes its place"
+    asked.clear()
+    avoidance.avoid_pair(stages[4][0], stages[5][0], 9.0)
+    chosen = choose_path(stages, avoidance, 1.0, closes=closes)
+    assert chosen is not None
+    assert sum(int(peer[1:]) for peer in chosen) == 2
+    assert len(asked) < 10_000, "of 70,000 pairs, each for a hundred first ones where the path closes"
 
 
 def _cost(path: tuple[PeerId, ...], stages: list[list[PeerId]], avoidance: Avoidance, closes: bool) -> float | None:

@@ -8,9 +8,9 @@ coordinator                          member
   | -- Resolve --------------------->  |   steps in doubt
   | -- Propose (quorum) ------------>  |   members reduce with each other (`collective`)
   | <- Staged / MemberLost             |
-  | -- PrepareRecord --------------->  |
+  | -- PrepareRecord --------------->  |   as what differs from the record that the member holds
   | <- RecordPrepared                  |
-  | -- CommitRecord ---------------->  |   only now does anyone swap
+  | -- CommitRecord ---------------->  |   by its hash; only now does anyone swap
   | <- Swapped                         |
 
 If nobody holds the record's bytes of a stage any more, its replicas go on from the newest that one of them holds:
@@ -146,6 +146,29 @@ class SignedRecord(Struct, frozen=True):
     warrant: Warrant = b""
 
 
+class RecordName(Struct, frozen=True):
+    """A record that the receiver has: its round, and the SHA-256 (hex) of the encoded record."""
+
+    round: Ordinal
+    record_hash: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+RecordOffset = Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORD_BYTES)]
+
+
+class Copied(Struct, frozen=True):
+    """A part of an encoded record that is also in another one: after `fresh` bytes more that are not, the `length`
+    bytes that begin at `start` there."""
+
+    fresh: RecordOffset
+    start: RecordOffset
+    length: RecordOffset
+
+
+MAX_COPIED = 1 << 16
+"""Parts that two records share: at least two hashes for each stage lie between them."""
+
+
 class AskRound(Struct, frozen=True, tag="ask_round"):
     """A client takes `ballot`; answering promises not to follow lower ones."""
 
@@ -241,7 +264,11 @@ class Resolve(Struct, frozen=True, tag="resolve"):
 class Propose(Struct, frozen=True, tag="propose"):
     """A quorum of one stage: members in ring order with their weights (samples), and what each multiplies its
     pseudo-gradient by (`scales`; empty: nobody's is changed). `payloads` are those of their joins, None for one without
-    weight; empty where sums are formed on their way."""
+    weight; empty where sums are formed on their way.
+
+    With `base`, the tag of the quorum that the receiver was in last, `members` are only those that are not in it as
+    they are now, and `order` has for each place of the ring which of that quorum's members stands there, counted on
+    into `members`."""
 
     ballot: Ballot
     round: Ordinal
@@ -251,6 +278,8 @@ class Propose(Struct, frozen=True, tag="propose"):
     weights: tuple[Ordinal, ...]
     scales: tuple[Finite, ...] = ()
     payloads: tuple[Payload | None, ...] = ()
+    base: QuorumTag | None = None
+    order: tuple[Ordinal, ...] = ()
 
 
 class QuorumTag(Struct, frozen=True, order=True):
@@ -305,10 +334,13 @@ class MemberLost(Struct, frozen=True, tag="member_lost"):
 
 
 class PrepareRecord(Struct, frozen=True, tag="prepare_record"):
-    """Keep this record and the staged bytes; do not swap yet."""
+    """Keep this record and the staged bytes; do not swap yet. With `base`, the record that the receiver holds, the
+    record's body has only what is not in that one's, between the parts that are (`copied`)."""
 
     ballot: Ballot
     record: SignedRecord
+    base: RecordName | None = None
+    copied: Annotated[tuple[Copied, ...], msgspec.Meta(max_length=MAX_COPIED)] = ()
 
 
 class RecordPrepared(Struct, frozen=True, tag="record_prepared"):
@@ -322,11 +354,13 @@ class RecordPrepared(Struct, frozen=True, tag="record_prepared"):
 class CommitRecord(Struct, frozen=True, tag="commit_record"):
     """The record is committed: swap what is staged, if its hashes are the record's. `instead_of` is the hash of the
     receiver's own record if that is of another chain, which was not chosen: then it is left for this one, however new
-    it is."""
+    it is. Who has said that it has the record is told its name alone (`known`, without `record`); should it have it no
+    more, it answers with its RoundState, and is told all of it."""
 
     ballot: Ballot
-    record: SignedRecord
+    record: SignedRecord | None
     instead_of: str = ""
+    known: RecordName | None = None
 
 
 class Restore(Struct, frozen=True, tag="restore"):
