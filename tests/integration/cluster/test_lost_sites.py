@@ -70,7 +70,7 @@ async def test_a_trainer_dies_with_the_uplink_of_the_site_that_has_committed_its
 ) -> None:
     async with make_cluster(config(4, deterministic=deterministic)) as cluster:
         uplink, trainer = Uplink(cluster, SITE), cluster.trainer_peer(1)
-        cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5, after=1)
+        cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5)
         cluster.when(Committed, action=uplink.mend, receiver=trainer, number=6)
         result = await cluster.run()
     assert uplink.happened == ["lost", "killed", "mended"]
@@ -97,7 +97,7 @@ async def test_the_hosts_own_uplink_is_lost_and_with_it_every_server_and_a_train
 ) -> None:
     async with make_cluster(config(4, deterministic=deterministic)) as cluster:
         uplink, trainer = Uplink(cluster, EVERYWHERE), cluster.trainer_peer(1)
-        cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5, after=1)
+        cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5)
         cluster.when(StartRound, action=uplink.mend, receiver=trainer, round=2, after=1)
         result = await cluster.run()
     assert uplink.happened == ["lost", "killed", "mended"]
@@ -112,7 +112,7 @@ async def test_what_is_trained_twice_all_the_same_is_recorded_once(
     monkeypatch.setattr(LeaseTable, "_is_untrained", lambda _table, held, *_: not held.done)
     async with make_cluster(config(4, deterministic=True)) as cluster:
         uplink, trainer = Uplink(cluster, SITE), cluster.trainer_peer(1)
-        cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5, after=1)
+        cluster.when(Committed, action=uplink.lose_with_trainer, receiver=trainer, number=5)
         cluster.when(Committed, action=uplink.mend, receiver=trainer, number=6)
         result = await cluster.run()
     assert [entry.levelname for entry in caplog.records if entry.message == "samples.trained_twice"] == ["ERROR"]

@@ -18,7 +18,7 @@ from shoal.errors import ConfigError
 from shoal.replay.replay import replay
 from shoal.swarm.sample_ranges import count, merge
 from shoal.trainer.baseline_run import BaselineReport, run_baseline
-from shoal.wire.messages.round import Close
+from shoal.wire.messages.round import Join
 from shoal_lab import ClusterResult
 
 from .conftest import SEQ_LEN, MakeCluster, make_config, make_text, reproduces, run_undisturbed
@@ -177,7 +177,8 @@ async def test_one_pipeline_is_bit_equal_to_the_plain_loop_until_the_first_avera
                 buffers = [buffer.clone() for buffer in server.replica.compute.module.buffers()]
                 trained.append((server.parameters(), buffers))
 
-        cluster.when(Close, action=look, round=1)
+        # By then each stage has applied all steps, and averaged nothing.
+        cluster.when(Join, action=look, round=1, after=config.num_stages - 1)
         result = await cluster.run()
         reports: list[BaselineReport] = []
         async with cluster.reader() as feed:

@@ -163,6 +163,6 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (IsDoneForGood, 1),
         (WaitsForEver, 1),
         (StaysInItsRound, 0),
-        (BelievesEarlierOnes, 12),
+        (BelievesEarlierOnes, 5),
     )
 }

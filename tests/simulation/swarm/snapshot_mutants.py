@@ -76,5 +76,5 @@ MUTANTS: dict[str, tuple[Callable[[int], SnapshotWorld], int]] = {
         14,
     ),
     "KeepsSnapshotsBehindTheCut": (lambda seed: SnapshotWorld(seed, host_class=KeepsSnapshotsBehindTheCut), 58),
-    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 62),
+    "ForgetsWhatItHasDenied": (lambda seed: SnapshotWorld(seed, replica_class=ForgetsWhatItHasDenied), 51),
 }
