@@ -158,7 +158,7 @@ def client_at_a_line(
     ):
         client = hosts.run("near", "start_trainer_client.py", *FLAGS, *flags, environment=pace)
         variable, command = invited(client)
-        command[command.index("--num-servers") + 1] = "1"
+        command[command.index("--num-servers") + 1] = "1"  # it names one for each stage
         hosts.give_key("near", "far")
         yield client, lambda host: hosts.run(host, *command, environment={**variable, **pace}, start="server")
 

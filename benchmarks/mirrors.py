@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what a mirror costs a run that trains, and what a mirror in trouble costs it.
 
-    python benchmarks/mirrors.py                                        about twelve minutes, on an idle machine
+    python benchmarks/mirrors.py                                        about an hour, on an idle machine
     python benchmarks/mirrors.py --troubles none,slow --pairs 2 --json mirrors.json
 
 A client's host, two hosts of two servers and a host of a mirror, each in a network namespace (needs root), train a

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import END_S, ENDLESS, FEW, PACE, SMALL, START_S, launched, until
+from tests.e2e.launched import END_S, ENDLESS, FEW, PACE, SMALL, START_S, Launched, launched, until
 from tests.e2e.test_faults import summed_up
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,8 +45,7 @@ def test_a_full_disk_at_the_log_of_one_role_costs_that_log_and_nothing_else(tmp_
             START_S,
             "another server",
         )
-        reached = run.events("client_0", "round.recorded")[-1]["round"]
-        run.saw("client_0", "round.recorded", round=reached + 3)
+        _trains_on(run, num_rounds=3)
         until(lambda: "cannot write to its disk (log): free space there" in run.output, START_S, "the incident")
         said = until(lambda: _text(run.log_dir / "server_1.out"), START_S, "what the server says of its log")
         log.unlink()
@@ -72,8 +71,7 @@ def test_a_disk_that_does_not_answer_where_one_role_logs_keeps_that_role_from_no
             os.mkfifo(path)  # who opens it waits until somebody reads
         os.kill(run.pid_of("server:1"), signal.SIGKILL)
         until(lambda: "cannot write to its disk (log)" in run.output, START_S, "the incident")
-        reached = run.events("client_0", "round.recorded")[-1]["round"]
-        run.saw("client_0", "round.recorded", round=reached + 3)
+        _trains_on(run, num_rounds=3)
         reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
         try:
             until(lambda: "could not write to its disk: over" in run.output, START_S, "its end")
@@ -104,12 +102,8 @@ def test_a_client_that_is_started_while_its_disk_does_not_answer_says_so_and_goe
         with state.open("wb") as file:
             state.with_suffix(".before").rename(state)
             file.write(left)
-        reached = run.events("client_0", "round.recorded")[-1]["round"]
-        run.saw("client_0", "round.recorded", round=reached + 2)
-        run.interrupt()
-        assert run.ends(END_S) == 130, run.output
-        summary = summed_up(run)
-    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+        _trains_on(run, num_rounds=2)
+        _loses_nothing(run)
     assert f"{run.log_dir} does not answer for 2 s" in run.output
 
 
@@ -121,12 +115,8 @@ def test_sockets_that_are_cleared_away_keep_nobody_who_is_started_again_from_the
             shutil.rmtree(path)
         os.kill(run.pid_of("server:1"), signal.SIGKILL)
         run.saw("client_0", "server.back")
-        reached = run.events("client_0", "round.recorded")[-1]["round"]
-        run.saw("client_0", "round.recorded", round=reached + 3)
-        run.interrupt()
-        assert run.ends(END_S) == 130, run.output
-        summary = summed_up(run)
-    assert (summary["duplicates"], summary["missing"]) == (0, 0)
+        _trains_on(run, num_rounds=3)
+        _loses_nothing(run)
 
 
 @pytest.mark.slow
@@ -143,6 +133,18 @@ def test_a_folder_that_is_moved_away_costs_its_run_nothing_but_what_was_in_it(tm
     assert summary["rounds_unread"] == [0]
     assert "the summary does without the record of round 0: " in run.output
     assert "Traceback" not in run.output
+
+
+def _trains_on(run: Launched, num_rounds: int) -> None:
+    reached = run.events("client_0", "round.recorded")[-1]["round"]
+    run.saw("client_0", "round.recorded", round=reached + num_rounds)
+
+
+def _loses_nothing(run: Launched) -> None:
+    run.interrupt()
+    assert run.ends(END_S) == 130, run.output
+    summary = summed_up(run)
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)
 
 
 def _num_starts(events: list[dict]) -> int:

@@ -34,9 +34,8 @@ class StepSafety:
 
     def __init__(self) -> None:
         self.generations_at: dict[StepKey, dict[str, int]] = {}
-        self._done: dict[
-            tuple[int, ...], StepKey
-        ] = {}  # the last step of each trainer that it has heard to be committed
+        # The last step of each trainer, by slot and generation, that it knows to be committed.
+        self._done: dict[tuple[int, ...], StepKey] = {}
 
     def opened(self, key: StepKey, generations: Mapping[str, int]) -> None:
         """An attempt begins over these replicas, each in this generation."""

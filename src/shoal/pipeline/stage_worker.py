@@ -316,7 +316,7 @@ class StageWorker:
             raise RoundAborted(f"round {round} cannot be closed: this replica is in round {self._machine.round}")
 
     def _on_payload(self, peer: PeerId, message: Payload, tensors: Sequence[WireTensor]) -> None:
-        if self._early.holds(EarlyPayload(peer, message, tensors, sum(tensor.num_bytes for tensor in tensors))):
+        if self._early.hold(EarlyPayload(peer, message, tensors, sum(tensor.num_bytes for tensor in tensors))):
             return
         if (wanted := self._machine.wanted_by(peer, message)) is not None:
             module = self._compute.module.part(is_head=wanted.is_head)

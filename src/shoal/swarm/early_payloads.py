@@ -46,7 +46,7 @@ class EarlyPayloads(Generic[Content]):
         self._machine = machine
         self._held: list[EarlyPayload[Content]] = []
 
-    def holds(self, early: EarlyPayload[Content]) -> bool:
+    def hold(self, early: EarlyPayload[Content]) -> bool:
         """Keep it until its attempt is opened; False: that is not awaited, or there is no room."""
         key, sender = early.message.key, early.sender
         if not self._machine.awaits(key):

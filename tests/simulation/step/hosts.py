@@ -157,7 +157,7 @@ class ReplicaHost:
                     self._on_step(early.sender, Envelope(early.message, early.content))
             self._remind_later()
             return
-        if self.early.holds(EarlyPayload(sender, message, envelope.tensor, 1)):
+        if self.early.hold(EarlyPayload(sender, message, envelope.tensor, 1)):
             return
         if (wanted := self.machine.wanted_by(sender, message)) is not None:
             self.payloads[message.key, wanted.is_head, type(message), message.microbatch] = envelope.tensor

@@ -22,7 +22,7 @@ def holding(*held: EarlyPayload[str]) -> tuple[StepReplica, EarlyPayloads[str]]:
     machine = replica()
     payloads = EarlyPayloads[str](machine)
     for each in held:
-        assert payloads.holds(each)
+        assert payloads.hold(each)
     return machine, payloads
 
 
@@ -45,12 +45,12 @@ def test_who_is_not_the_replica_before_it_on_the_path_brings_nothing() -> None:
 def test_an_attempt_that_is_open_or_over_is_not_held() -> None:
     machine, payloads = holding()
     machine.receive(T, request(), 0.0)
-    assert not payloads.holds(early())
+    assert not payloads.hold(early())
     machine.receive(T, Abort(KEY), 0.0)
-    assert not payloads.holds(early())
-    assert payloads.holds(early(AGAIN))
+    assert not payloads.hold(early())
+    assert payloads.hold(early(AGAIN))
     machine.receive(PeerId("client"), Fence({0: 2}), 0.0)
-    assert not payloads.holds(early(AGAIN))
+    assert not payloads.hold(early(AGAIN))
     assert machine.receive(A, Forward(AGAIN, 0), 0.0) == []
 
 
@@ -59,8 +59,8 @@ def test_what_was_held_for_an_attempt_that_is_refused_or_left_for_a_newer_one_is
     machine.receive(A, AskOutcome(KEY), 0.0)
     machine.receive(T, request(), 0.0)
     assert payloads.take(KEY) == []
-    assert payloads.holds(early(AGAIN))
-    assert payloads.holds(early(AGAIN._replace(number=1)))
+    assert payloads.hold(early(AGAIN))
+    assert payloads.hold(early(AGAIN._replace(number=1)))
     machine.receive(T, request(AGAIN._replace(number=1)), 0.0)
     assert payloads.take(AGAIN._replace(number=1)) == [early(AGAIN._replace(number=1))]
     machine.receive(U, request(OTHER), 0.0)
@@ -81,6 +81,6 @@ def test_who_names_a_newer_attempt_drops_what_it_has_sent_itself_and_nobody_else
 def test_more_than_the_bound_is_not_held(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(early_payloads, limit, {"MAX_HELD_BYTES": 16, "MAX_HELD": 2}[limit])
     _, payloads = holding(early(), early(sender=B))
-    assert not payloads.holds(early(sender=C))
+    assert not payloads.hold(early(sender=C))
     payloads.lost(B)
-    assert payloads.holds(early(sender=C))
+    assert payloads.hold(early(sender=C))
