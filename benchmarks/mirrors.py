@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measure what a mirror costs a run that trains, and what a mirror in trouble costs it.
 
-    python benchmarks/mirrors.py                                        about an hour, on an idle machine
+    python benchmarks/mirrors.py                                        an hour and a half, on an idle machine
+    python benchmarks/mirrors.py --inner-steps 20 --rounds 3            half an hour
     python benchmarks/mirrors.py --troubles none,slow --pairs 2 --json mirrors.json
 
 A client's host, two hosts of two servers and a host of a mirror, each in a network namespace (needs root), train a
@@ -61,12 +62,11 @@ from shoal.errors import RunFailed
 from shoal_lab.event_log import time_of
 from shoal_lab.observed import Step, Swarm
 
-NUM_SLOTS, INNER_STEPS = 2, 40
+NUM_SLOTS = 2
 FLAGS = (
     "--no-wandb",
     "--log-level=debug",
     "--data.holdout-fraction=0.02",
-    f"--diloco.inner-steps={INNER_STEPS}",
     "--diloco.outer-steps=100000",
     "--no-param-mirror-enable",
 )
@@ -354,6 +354,7 @@ def main() -> int:
     parser.add_argument("--troubles", default=",".join(QUESTIONS), help=f"some of {', '.join(QUESTIONS)}, with commas")
     parser.add_argument("--pairs", type=int, default=3, help="of phases without and with the mirror (3)")
     parser.add_argument("--rounds", type=int, default=4, help="of each phase (4)")
+    parser.add_argument("--inner-steps", type=int, default=40, help="of a round, beside a mirror in trouble (40)")
     parser.add_argument("--call-s", type=float, default=0.02, help="that a call of a stage takes at least (0.02)")
     parser.add_argument("--every-rounds", type=int, default=1, help="between checkpoints; 0: none (1)")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
@@ -366,7 +367,11 @@ def main() -> int:
         parser.error(reason)
     console = Console()
     directory = arguments.keep_logs or Path(tempfile.mkdtemp(prefix="mirrors-"))
-    flags = (f"--emulation.call-s={arguments.call_s}", f"--param-mirror.every-rounds={arguments.every_rounds}")
+    flags = (
+        f"--diloco.inner-steps={arguments.inner_steps}",
+        f"--emulation.call-s={arguments.call_s}",
+        f"--param-mirror.every-rounds={arguments.every_rounds}",
+    )
     results: list[Result] = []
     failures: list[str] = []
     try:
