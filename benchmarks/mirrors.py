@@ -15,8 +15,8 @@ with as many without it, in turns, within one run:
     slow         its link carries 1 Mbit/s in each direction
     full         it writes to a disk of 4 MB, which holds no second checkpoint
     unreachable  it writes to an object store that nobody serves
-    checkpoints  (a question of its own) on one machine, at its full speed, `shoal checkpoint` is given in some rounds;
-                 they are compared with as many of the same run in which nothing is written
+    checkpoints  (a question of its own) on one machine, at its full speed, a checkpoint is written in every second
+                 round; these are compared with the others
 
 Computing takes at least `--call-s` for each call of a stage, as on devices of their own: otherwise the cores that a
 mirror shares with trainers are what is measured. CPU seconds are those of all processes of the run, by sample. What
@@ -52,7 +52,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.idle import roles_of, used
 from benchmarks.signals import ended_by_signals
-from benchmarks.steering import shoal
 from tests.e2e.hosts import Hosts, end_whole, hosts_of, start_two_server_hosts
 from tests.e2e.launched import END_S, START_S, Launched, launched, until
 from tests.e2e.namespaces import Lan, lan, why_impossible
@@ -90,13 +89,22 @@ class Phase:
 
     Attributes:
         samples_per_s: of all trainers.
-        gap_s: the median over these rounds of the longest time between two steps of one trainer.
+        gaps_s: of each round the longest time between two steps of one trainer.
         cpu_s: of all processes, by sample.
         beside_s: the same without the threads in which servers compute.
     """
 
     samples_per_s: float
-    gap_s: float
+    gaps_s: tuple[float, ...]
+    cpu_s: float
+    beside_s: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The end of a round, and what the processes of the run have computed until then; see `cpu_s`."""
+
+    at_s: float
     cpu_s: float
     beside_s: float
 
@@ -118,9 +126,24 @@ class Result:
             self.checkpoints.append(listed.round)
             self.problems += [f"the checkpoint of round {listed.round}: {problem}" for problem in listed.problems]
 
-    def times(self, of: Callable[[Phase], float]) -> float:
-        """Return by what a figure is multiplied with the mirror: medians."""
-        return statistics.median(map(of, self.beside)) / statistics.median(map(of, self.without))
+    def times(self, of: Callable[[Sequence[Phase]], float]) -> float:
+        """Return by what a figure is multiplied with the mirror."""
+        return of(self.beside) / of(self.without)
+
+
+def samples_per_s(phases: Sequence[Phase]) -> float:
+    """The median of these phases."""
+    return statistics.median(each.samples_per_s for each in phases)
+
+
+def gap_s(phases: Sequence[Phase]) -> float:
+    """The median of all rounds of these phases: of one round to the next it varies by a tenth."""
+    return statistics.median(gap_s for each in phases for gap_s in each.gaps_s)
+
+
+def cpu_by_sample_s(phases: Sequence[Phase]) -> float:
+    """The median of these phases."""
+    return statistics.median(each.cpu_s for each in phases)
 
 
 @dataclass
@@ -137,19 +160,25 @@ class Training:
 
     def phase(self, num_rounds: int, in_each: Callable[[], None], hosts: Sequence[Launched]) -> Phase:
         """Measure so many rounds."""
-        ends_s = [self.next_round()]
-        begun_cpu_s, begun_beside_s = cpu_s(hosts)
+        marks = [self.mark(hosts)]
         for _ in range(num_rounds):
             in_each()
-            ends_s.append(self.next_round())
-        used_s, beside_s = cpu_s(hosts)
-        samples = sum(step.samples for step in self.swarm.steps_between(ends_s[0], ends_s[-1]))
-        gaps_s = [self._longest_gap_s(one, two) for one, two in pairwise(ends_s)]
+            marks.append(self.mark(hosts))
+        return self.between(marks)
+
+    def mark(self, hosts: Sequence[Launched]) -> Mark:
+        """Wait for the end of the round under way."""
+        return Mark(self.next_round(), *cpu_s(hosts))
+
+    def between(self, marks: Sequence[Mark]) -> Phase:
+        """Return what there is between the ends of rounds that follow each other."""
+        begun, ended = marks[0], marks[-1]
+        samples = sum(step.samples for step in self.swarm.steps_between(begun.at_s, ended.at_s))
         return Phase(
-            samples / (ends_s[-1] - ends_s[0]),
-            statistics.median(gaps_s),
-            (used_s - begun_cpu_s) / samples,
-            (beside_s - begun_beside_s) / samples,
+            samples / (ended.at_s - begun.at_s),
+            tuple(self._longest_gap_s(one.at_s, two.at_s) for one, two in pairwise(marks)),
+            (ended.cpu_s - begun.cpu_s) / samples,
+            (ended.beside_s - begun.beside_s) / samples,
         )
 
     def _longest_gap_s(self, from_s: float, to_s: float) -> float:
@@ -290,7 +319,7 @@ def measure(trouble: str, pairs: int, num_rounds: int, flags: Sequence[str], dir
         # A mirror that stands still from the beginning has written none.
         if Path(checkpoints).is_dir():
             result.take_checkpoints(stores_at(checkpoints))
-    share, times = result.times(lambda each: each.samples_per_s), result.times(lambda each: each.gap_s)
+    share, times = result.times(samples_per_s), result.times(gap_s)
     if share < LEAST_SHARE:
         result.problems.append(f"{share:.3f} of the samples per second without, at least {LEAST_SHARE} are wanted")
     if times > MOST_TIMES:
@@ -298,30 +327,25 @@ def measure(trouble: str, pairs: int, num_rounds: int, flags: Sequence[str], dir
     return result
 
 
-def measure_checkpoints(pairs: int, num_rounds: int, directory: Path) -> Result:
-    """Compare rounds that are kept in a checkpoint each with rounds of the same run that are not."""
+def measure_checkpoints(num_rounds: int, directory: Path) -> Result:
+    """Compare the rounds of one run in which a checkpoint is written, every second one, with the others."""
     result = Result(CHECKPOINTS)
-    flags = ("--no-wandb", "--log-level=debug", "--diloco.outer-steps=100000", "--param-mirror.every-rounds=0")
+    flags = ("--no-wandb", "--log-level=debug", "--diloco.outer-steps=100000", "--param-mirror.every-rounds=2")
     with launched(directory / CHECKPOINTS, *flags) as run:
         setup = Training(Swarm(run, [run], NUM_SLOTS))
-        run.saw("client_0", "round.recorded", START_S)
-
-        def keep() -> None:
-            shoal("checkpoint", (), Path.home(), (run.require_log_dir().name,), run.runtime_dir)
-
-        for _ in range(pairs):
-            result.without.append(setup.phase(num_rounds, lambda: None, [run]))
-            # A checkpoint is written in the round that follows its record: the first one of the phase is due before it.
-            keep()
-            result.beside.append(setup.phase(num_rounds, keep, [run]))
-        written = setup.swarm.events("mirror_0", "checkpoint.written")
-        if len(written) < pairs * num_rounds:
-            result.problems.append(f"{len(written)} checkpoints of {pairs * num_rounds} were written")
+        run.saw("mirror_0", "checkpoint.written", START_S)
+        marks = [setup.mark([run]) for _ in range(1 + 2 * num_rounds)]
         run.interrupt()
         run.ends(END_S)
+        written_s = [time_of(event) for event in setup.swarm.events("mirror_0", "checkpoint.written")]
+        for one, two in pairwise(marks):
+            is_written = any(one.at_s < at_s <= two.at_s for at_s in written_s)
+            (result.beside if is_written else result.without).append(setup.between([one, two]))
         result.take_checkpoints(stores_at(str(run.require_log_dir().parent / "checkpoints")))
+    if abs(len(result.beside) - len(result.without)) > 1:
+        raise RunFailed(f"in {len(result.beside)} of {2 * num_rounds} rounds a checkpoint was written")
     beside_s = [statistics.median(each.beside_s for each in phases) for phases in (result.without, result.beside)]
-    share = (beside_s[1] - beside_s[0]) / statistics.median(each.cpu_s for each in result.without)
+    share = (beside_s[1] - beside_s[0]) / cpu_by_sample_s(result.without)
     result.said.append(f"a checkpoint of every record takes {100 * share:.2f} % of the CPU seconds of the run")
     if share > MOST_CPU_SHARE:
         result.problems.append(f"a checkpoint of every record takes {100 * share:.2f} % of the CPU seconds")
@@ -334,15 +358,14 @@ def table(results: Sequence[Result]) -> Table:
     for column in ("mirror", "samples/s", "with", "longest gap", "with", "CPU/sample", "with", "checkpoints"):
         shown.add_column(column, justify="left" if column in ("mirror", "checkpoints") else "right")
     for result in results:
-        without = result.without
         shown.add_row(
             result.trouble,
-            f"{statistics.median(each.samples_per_s for each in without):.1f}",
-            f"{result.times(lambda each: each.samples_per_s):.3f}",
-            f"{statistics.median(each.gap_s for each in without):.2f} s",
-            f"{result.times(lambda each: each.gap_s):.2f}",
-            f"{1000 * statistics.median(each.cpu_s for each in without):.2f} ms",
-            f"{result.times(lambda each: each.cpu_s):.3f}",
+            f"{samples_per_s(result.without):.1f}",
+            f"{result.times(samples_per_s):.3f}",
+            f"{gap_s(result.without):.2f} s",
+            f"{result.times(gap_s):.2f}",
+            f"{1000 * cpu_by_sample_s(result.without):.2f} ms",
+            f"{result.times(cpu_by_sample_s):.3f}",
             " ".join(map(str, result.checkpoints)) or "none",
         )
     return shown
@@ -378,7 +401,7 @@ def main() -> int:
         for trouble in troubles:
             try:
                 if trouble == CHECKPOINTS:
-                    result = measure_checkpoints(arguments.pairs, arguments.rounds, directory)
+                    result = measure_checkpoints(arguments.pairs * arguments.rounds, directory)
                 else:
                     result = measure(trouble, arguments.pairs, arguments.rounds, flags, directory / trouble)
             except (AssertionError, RunFailed) as error:
