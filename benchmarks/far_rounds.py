@@ -13,8 +13,8 @@ last one:
     longest gap   from one step to the next
 
 With --path instead: a small model in two stages, one at each end of the line. Measured: the time from one step to the
-next, in round trips of the line. Of four microbatches two are in flight, and their gradients have to come back, which
-takes two round trips. Three at most.
+next, in round trips of the line. All four microbatches are in flight once the window has grown, and their gradients
+have to come back, which takes one round trip. Two at most.
 
 With --newcomer instead: the near server trains alone, and the far one is started once a round is recorded. Its state
 has to cross the line, which takes longer than a round. Measured: the time until it has trained a step, and how many
@@ -73,7 +73,7 @@ FLAGS = (
     "--run.eval-every=1000",
 )
 MAX_RECORDS = 6
-MAX_ROUND_TRIPS = 3.0
+MAX_ROUND_TRIPS = 2.0
 NO_PACE = {"SHOAL_EMULATION__CALL_S": "0"}
 PACE = {**NO_PACE, "SHOAL_EMULATION__SAMPLE_S": f"0={1 / BATCH}"}
 

@@ -58,6 +58,8 @@ from shoal_lab.results import ClusterResult
 MONITOR = PeerId("monitor")
 _TRANSFER_RETRY_S = 0.02
 """Rounds of tests are short; a real transfer has more patience."""
+_FURTHER = 64
+"""Microbatches of a step that a server takes where the way to it is long: it has the memory of the test's process."""
 
 
 @dataclass(frozen=True)
@@ -392,6 +394,7 @@ class Cluster:
                 view=lambda: membership.view,
                 log_dir=self._log_dir,
                 max_microbatch_samples=cap,
+                further_microbatches=_FURTHER,
                 clock=self._clock,
                 transfer=self._transfer,
                 hooks=EmulatedRole(self._clock, pace=self._paces.get(number)),

@@ -225,7 +225,8 @@ class ModelPipelineConfig(Section):
     window: PositiveInt | None = Field(
         default=None,
         description="Microbatches of a trainer that are in flight at most; null: stages + 1, with zero_bubble "
-        "2 * stages - 1 where that is more. With gpipe all are.",
+        "2 * stages - 1 where that is more, and over a long line as many more as servers have memory for. With gpipe "
+        "all are.",
     )
     forward_timeout_s: PositiveFloat = Field(default=40.0, description="Longest wait for a forward pass of a stage.")
     backward_timeout_s: PositiveFloat = Field(default=90.0, description="Longest wait for a backward pass of a stage.")
@@ -279,7 +280,7 @@ class ModelPipelineConfig(Section):
 
     @property
     def microbatches_in_flight(self) -> int | None:
-        """`window`, or the number that keeps every stage busy while one microbatch travels; None: all of a step."""
+        """`window`, or the number that keeps stages without a line between them busy; None: all of a step."""
         if self.schedule == "gpipe":
             return None
         if self.window is not None:

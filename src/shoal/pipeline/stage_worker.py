@@ -81,12 +81,19 @@ class StepLimits:
     Attributes:
         open_steps: it answers Busy to further steps.
         microbatch_samples: larger microbatches are refused; None takes any.
-        kept: see `pipeline.schedule.choose`.
+        kept: microbatches of a step in flight, see `pipeline.schedule.choose`; None: any number.
+        further: so many more are taken where the way of a step is long.
     """
 
     open_steps: int
     microbatch_samples: int | None = None
     kept: int | None = None
+    further: int = 0
+
+    @property
+    def room(self) -> int | None:
+        """The most microbatches of a step that are taken at a time; None: any number."""
+        return None if self.kept is None else self.kept + self.further
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,7 @@ class StageWorker:
             num_stages=num_stages,
             max_open_steps=limits.open_steps,
             max_microbatch_samples=limits.microbatch_samples,
+            room=limits.room,
             schedule=compute.schedule,
             is_wrapped=compute.module.is_wrapped,
             cuts=cuts.rule,
@@ -430,7 +438,8 @@ class StageWorker:
         if cap == self.cap:
             return
         emit(logger, StepCapLowered(max(sizes), cap))
-        self._machine.cap = cap
+        # So were further ones in flight, by the same estimate.
+        self._machine.cap, self._machine.room = cap, self._max_kept
         if self._events is not None:
             self._events.send_nowait(CapLowered(cap))
 

@@ -39,7 +39,7 @@ from shoal.quant.targets import module_path, plan_of, target_of
 from shoal.runtime.child import Parent
 from shoal.server.stage_question import StagesAsked, StagesNeed
 from shoal.swarm.assignment import StageNeed
-from shoal.swarm.microbatch_cut import within
+from shoal.swarm.microbatch_cut import MAX_MICROBATCHES, within
 
 MAX_OPEN_STEPS = 4
 """Steps of different trainers that a replica works on at the same time; each keeps gradients of its own. A replica has
@@ -120,13 +120,22 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     largest_bytes = max(tally.largest_activation_bytes for tally in tallies)
     # Autocast casts a weight once for a version; compiled code does so in each forward, and then each keeps its own.
     is_cast_once = not config.model_pipeline.compile
-    own_bytes, sample_bytes = 0, largest_bytes
-    for part, tally in zip(parts, tallies, strict=True):
-        in_flight, kept = _kept(config, is_last=part.stop == family.num_units)
-        received = family.boundary_spec(part.start - 1) if part.start else family.input_spec()
-        each_bytes = tally.quantised_bytes + tally.frozen_cast_bytes
-        own_bytes += kept * (each_bytes + (0 if is_cast_once else tally.cast_bytes))
-        sample_bytes += kept * tally.activation_bytes + in_flight * received.num_bytes
+
+    def held(further: int) -> tuple[int, int]:
+        """Return the bytes of all microbatches in flight, with so many further ones: by themselves, and by sample."""
+        own_bytes, sample_bytes = 0, largest_bytes
+        for part, tally in zip(parts, tallies, strict=True):
+            is_last = part.stop == family.num_units
+            in_flight, kept = _kept(config, further, is_last=is_last)
+            received = family.boundary_spec(part.start - 1) if part.start else family.input_spec()
+            each_bytes = tally.quantised_bytes + tally.frozen_cast_bytes
+            own_bytes += kept * (each_bytes + (0 if is_cast_once else tally.cast_bytes))
+            sample_bytes += kept * tally.activation_bytes + in_flight * received.num_bytes
+            # What the stage puts out waits for a line, or its gradient for the device.
+            sample_bytes += 0 if is_last else further * family.boundary_spec(part.stop - 1).num_bytes
+        return own_bytes, sample_bytes
+
+    (own_bytes, sample_bytes), (more_bytes, more_sample_bytes) = held(0), held(1)
     # Each commit makes a version. A step keeps the casts of the versions with which its microbatches went forward: one,
     # where trainers are about equally fast.
     cast_bytes = sum(tally.cast_bytes for tally in tallies) if is_cast_once else 0
@@ -155,6 +164,9 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
         step_bytes=gradient_bytes + 2 * buffer_bytes + cast_bytes,
         open_bytes=own_bytes + sum(tally.chunk_bytes for tally in tallies),
         sample_bytes=sample_bytes,
+        further_bytes=more_bytes - own_bytes,
+        further_sample_bytes=more_sample_bytes - sample_bytes,
+        max_further=_max_further(config),
         eval_sample_bytes=largest_bytes,
         host_bytes=PROCESS_BYTES
         + compiler_bytes
@@ -180,11 +192,19 @@ def _numbered(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
     return ((str(number), tensor) for number, tensor in enumerate(tensors))
 
 
-def _kept(config: Config, *, is_last: bool) -> tuple[int, int]:
-    """Return the most microbatches of a step whose inputs a stage holds, and whose activations."""
+def _max_further(config: Config) -> int:
+    """Return the most microbatches that a step may have in flight where its way is long, beside those of the window."""
+    flow = config.model_pipeline
+    in_flight = flow.microbatches_in_flight
+    return 0 if flow.window is not None or in_flight is None else max(0, MAX_MICROBATCHES - in_flight)
+
+
+def _kept(config: Config, further: int, *, is_last: bool) -> tuple[int, int]:
+    """Return the most microbatches of a step whose inputs a stage holds, and whose activations, with so many further
+    ones in flight than the window says."""
     num = config.model_pipeline.microbatches * config.diloco.gradient_accumulation_steps
     flow = config.model_pipeline
-    in_flight = flow.microbatches_in_flight or num
+    in_flight = (flow.microbatches_in_flight or num) + further
     if flow.schedule == "zero_bubble":
         # Also what is computed again is kept, until the gradients of the parameters are done.
         return in_flight, in_flight

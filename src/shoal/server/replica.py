@@ -121,6 +121,7 @@ async def build_replica(
     log_dir: Path | None = None,
     max_microbatch_samples: int | None = None,
     max_open_steps: int = MAX_OPEN_STEPS,
+    further_microbatches: int = 0,
     clock: Clock | None = None,
     transfer: TransferSettings | None = None,
     hooks: RoleHooks = NO_HOOKS,
@@ -140,6 +141,7 @@ async def build_replica(
         log_dir: holds the replica's own log, without which a run cannot be replayed; None keeps none.
         max_microbatch_samples: the most that it takes at a time; None: any number.
         max_open_steps: for which it has memory.
+        further_microbatches: of each of these, in flight beside those of the window, for which it has memory.
         transfer: as configured if None.
         snapshot_key: seals this peer's snapshots; the same in all its generations, and secret.
         snapshot_room_bytes: the most that is kept of other replicas' snapshots.
@@ -202,7 +204,9 @@ async def build_replica(
         compute=compute,
         device=device,
         num_stages=config.num_stages,
-        limits=StepLimits(max_open_steps, max_microbatch_samples, config.model_pipeline.microbatches_in_flight),
+        limits=StepLimits(
+            max_open_steps, max_microbatch_samples, config.model_pipeline.microbatches_in_flight, further_microbatches
+        ),
         events=sender,
         replica_log=log,
         hooks=hooks,

@@ -136,6 +136,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             return await weights.built(stage, partial(build_from, stage, cap, steps))
 
         async def build_from(stage: int, cap: int | None, steps: int, fill: Fill | None) -> LocalReplica:
+            further = needs[stage].further_of(server, cap, steps)
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
@@ -148,10 +149,11 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 log_dir=Path(spec.log_dir),
                 max_microbatch_samples=cap,
                 max_open_steps=steps,
+                further_microbatches=further,
                 clock=clock,
                 hooks=hooks,
                 snapshot_key=hmac.digest(spec.identity_key, b"shoal snapshot", "sha256"),
-                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap, steps)[0]),
+                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap, steps, further)[0]),
                 fill=fill,
             )
 

@@ -32,6 +32,9 @@ class StageNeed:
         step_bytes: of the device, for each open step: its gradients.
         open_bytes: of the device, while any step is open.
         sample_bytes: likewise, for each sample of a microbatch: activations of all that are in flight.
+        further_bytes: of the device, for each microbatch that a step has in flight beside those of the window.
+        further_sample_bytes: likewise, for each of its samples.
+        max_further: the most of these that a step ever has.
         eval_sample_bytes: of the device, for each sample that is evaluated: steps wait meanwhile.
         host_bytes: of the host, always.
         round_bytes: of the host, while averaging: then no step is open.
@@ -44,6 +47,9 @@ class StageNeed:
     step_bytes: int = 0
     open_bytes: int = 0
     sample_bytes: int = 0
+    further_bytes: int = 0
+    further_sample_bytes: int = 0
+    max_further: int = 0
     eval_sample_bytes: int = 0
     host_bytes: int = 0
     round_bytes: int = 0
@@ -51,7 +57,7 @@ class StageNeed:
     min_samples: int = 1
     max_steps: int = 1
 
-    def of(self, server: Candidate, cap: int | None, steps: int = 1) -> tuple[int, int]:
+    def of(self, server: Candidate, cap: int | None, steps: int = 1, further: int = 0) -> tuple[int, int]:
         """Return the bytes that the stage needs of the server's host and of its device.
 
         A server without a device of its own (`device_memory_bytes` 0) needs all of its host.
@@ -59,13 +65,16 @@ class StageNeed:
         Args:
             cap: the most samples in a microbatch; None: any number.
             steps: that are open at the same time.
+            further: microbatches that each of these has in flight beside those of the window.
         """
         samples = self.max_samples if cap is None else min(cap, self.max_samples)
         evaluated = EVAL_SAMPLES if cap is None else min(cap, EVAL_SAMPLES)
         activation_bytes = max(samples * self.sample_bytes, evaluated * self.eval_sample_bytes)
-        busy_bytes = steps * self.step_bytes + self.open_bytes + activation_bytes
+        further_bytes = steps * further * (self.further_bytes + samples * self.further_sample_bytes)
+        busy_bytes = steps * self.step_bytes + self.open_bytes + activation_bytes + further_bytes
         if server.device_memory_bytes:
-            return self.host_bytes + self.round_bytes, self.device_bytes + busy_bytes
+            # What of these is on its way from or to the device lies beside it.
+            return self.host_bytes + self.round_bytes + further_bytes, self.device_bytes + busy_bytes
         return self.host_bytes + self.device_bytes + max(busy_bytes, self.round_bytes), 0
 
     def cap_of(self, server: Candidate) -> int | None:
@@ -79,6 +88,17 @@ class StageNeed:
     def steps_of(self, server: Candidate, cap: int | None) -> int:
         """Return how many steps a server that the stage fits with this cap may have open: one at least."""
         return next((steps for steps in range(self.max_steps, 1, -1) if self.fits(server, cap, steps)), 1)
+
+    def further_of(self, server: Candidate, cap: int | None, steps: int) -> int:
+        """Return how many microbatches each of so many open steps may have in flight beside those of the window.
+
+        They may take half of what is left: nobody waits for them, the allocator has its own share, and others'
+        snapshots are kept there too. Where nobody knows how much memory there is, none.
+        """
+        if not server.free_memory_bytes and not server.device_memory_bytes:
+            return 0
+        more = range(1, self.max_further + 1)
+        return bisect_left(more, True, key=lambda further: not self.fits(server, cap, steps, 2 * further))
 
     def fits_whole(self, server: Candidate) -> bool:
         """Whether the server's memory suffices with microbatches as large as its user lets them be."""
@@ -94,10 +114,9 @@ class StageNeed:
         cap = server.max_microbatch_samples
         return range(self.min_samples, (most if cap is None else min(cap, most)) + 1)
 
-    def fits(self, server: Candidate, cap: int | None, steps: int = 1) -> bool:
-        """Whether the server's memory suffices, with `cap` and `steps` as for `of`; what is not known is taken to be
-        enough."""
-        host_bytes, device_bytes = self.of(server, cap, steps)
+    def fits(self, server: Candidate, cap: int | None, steps: int = 1, further: int = 0) -> bool:
+        """Whether the server's memory suffices, for what `of` is asked; what is not known is taken to be enough."""
+        host_bytes, device_bytes = self.of(server, cap, steps, further)
         fits_host = not server.free_memory_bytes or host_bytes <= server.free_memory_bytes
         return fits_host and device_bytes <= server.device_memory_bytes
 

@@ -73,6 +73,11 @@ class MicrobatchPass:
                 bitmap = self.gradients
         return bool(bitmap >> message.microbatch & 1)
 
+    @property
+    def num_held(self) -> int:
+        """Microbatches whose input has arrived, and which have not gone back."""
+        return self.inputs.bit_count() - self.backwards
+
     def note(self, message: Payload) -> None:
         """It has arrived; the driver keeps the tensor."""
         bit = 1 << message.microbatch

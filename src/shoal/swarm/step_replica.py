@@ -77,6 +77,7 @@ class StepReplica:
         earlier: what was trained in earlier rounds of which some fragment is still to be averaged; the oldest first.
         cuts: which steps the average of a round has.
         cap: the most samples in a microbatch; None: any number. The driver may lower it.
+        room: the most microbatches that a step has in flight here; None: any number. The driver may lower it.
         open: attempts that are neither applied nor aborted, in the order in which they were opened.
     """
 
@@ -88,6 +89,7 @@ class StepReplica:
         num_stages: int,
         max_open_steps: int,
         max_microbatch_samples: int | None = None,
+        room: int | None = None,
         schedule: Schedule = Schedule.ONE_F_ONE_B,
         is_wrapped: bool = False,
         cuts: CutRule = EVERY_STEP,
@@ -96,7 +98,7 @@ class StepReplica:
         self._stage = stage
         self._num_stages = num_stages
         self._max_open_steps = max_open_steps
-        self.cap = max_microbatch_samples
+        self.cap, self.room = max_microbatch_samples, room
         self._schedule = schedule
         self._is_wrapped = is_wrapped
         self.round, self.base = 0, ""
@@ -171,7 +173,7 @@ class StepReplica:
     def _on_open(self, sender: PeerId, request: Open, now_s: float) -> list[SendStepMessage]:
         key = request.key
         if key in self.open and self.open[key].trainer == sender:
-            return [SendStepMessage(sender, Opened(key))]
+            return [SendStepMessage(sender, Opened(key, self.room or 0))]
         reason = self._refusal(sender, request)
         if reason is not None:
             return [SendStepMessage(sender, Refused(key, reason, exceeded(request.microbatch_samples, self.cap)))]
@@ -184,7 +186,7 @@ class StepReplica:
         self._ledger.opened(key)
         self.open[key] = OpenStep(request, sender, self._stage, self._num_opened, self._schedule, self._is_wrapped)
         self._num_opened += 1
-        return [*sends, SendStepMessage(sender, Opened(key))]
+        return [*sends, SendStepMessage(sender, Opened(key, self.room or 0))]
 
     def _num_held(self, trainer: int) -> int:
         """How many steps need memory beside a new one of this trainer. One that is decided needs its memory until it is
@@ -224,6 +226,10 @@ class StepReplica:
                 f"{type(message).__name__} {message.microbatch} of {message.key} does not come from {sender}"
             )
         own.note(message)
+        if self.room is not None and own.num_held > self.room:
+            # Its trainer has sent more than this replica says that it holds, or said before it had less memory.
+            self._remove(step)
+            return [SendStepMessage(step.trainer, Busy(message.key))]
         return own.answers(message)
 
     def _on_commit(self, sender: PeerId, message: Commit) -> list[SendStepMessage]:

@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass
 
 from shoal.ids import PeerId, StepKey
+from shoal.swarm.flight_window import FlightWindow
 from shoal.swarm.microbatch_cut import KnownCaps, MicrobatchPart, cut
 from shoal.swarm.step_operations import BEHIND, CLOSED, SendStepMessage, decision_of, gradient_norm
 from shoal.swarm.step_path import Avoidance, candidates, choose_path, is_undoubted
@@ -183,7 +184,7 @@ class StepTrainer:
     ) -> None:
         self._trainer = trainer
         self._generation = generation
-        self._window = math.inf if window is None else window
+        self._flight = FlightWindow(math.inf if window is None else window)
         self._max_grad_norm = max_grad_norm
         self._timeout_s = step_timeout_s
         self._is_wrapped = is_wrapped
@@ -209,7 +210,6 @@ class StepTrainer:
         self._parts = parts
         self._opened: set[PeerId] = set()
         self._fed = 0
-        self._done: set[int] = set()
         self._prepared: dict[int, Prepared] = {}
         self._commit: Commit | None = None
         self._answers: dict[PeerId, bool] = {}
@@ -254,10 +254,11 @@ class StepTrainer:
         if self._phase not in (StepPhase.OPENING, StepPhase.RUNNING):
             return []
         match message:
-            case Opened():
+            case Opened(room=room):
                 self._opened.add(sender)
-            case MicrobatchDone(microbatch=microbatch) if sender == self._path[0] and microbatch < self._fed:
-                self._done.add(microbatch)
+                self._flight.opened(sender, room)
+            case MicrobatchDone(microbatch=microbatch) if sender == self._path[0]:
+                self._flight.done(microbatch, now_s)
             case Prepared(stage=stage) if 0 <= stage < len(self._path) and self._path[stage] == sender:
                 self._prepared[stage] = message
             case Busy():
@@ -284,6 +285,7 @@ class StepTrainer:
         """The connection to `peer` has ended."""
         self._avoidance.lose(peer, now_s + _LOST_S)
         self._caps.forget(peer)
+        self._flight.lost(peer)
         if self._plan is None or peer not in self._path:
             return []
         if self._phase == StepPhase.COMMITTING:
@@ -340,6 +342,7 @@ class StepTrainer:
         self._attempts += 1
         whole_sizes = tuple(len(targets) for targets in plan.microbatch_targets)
         self._clear_attempt(path, cut(whole_sizes, self._caps.smallest(path)))
+        self._flight.begin(path)
         self._phase = StepPhase.OPENING
         self.wake_at_s = now_s + self._timeout_s
         hops = tuple(self._hops[peer] for peer in path)
@@ -350,7 +353,7 @@ class StepTrainer:
         effects: list[TrainerEffect] = [Note(self._key, hops), *(SendStepMessage(peer, request) for peer in path)]
         # Who hears of a microbatch before the step keeps it, so there is no need to wait for a round trip. If something
         # was in the way of the attempt before, nothing is computed until all have agreed.
-        return [*effects, *self._feed()] if self._attempts == 1 or len(path) == 1 else effects
+        return [*effects, *self._feed(now_s)] if self._attempts == 1 or len(path) == 1 else effects
 
     def _wait(self, found: list[list[PeerId]], now_s: float) -> list[TrainerEffect]:
         """No path now: wait for a replica that may be tried again soon, but not too long."""
@@ -434,15 +437,17 @@ class StepTrainer:
         self._phase = StepPhase.RUNNING
         self._give_up_s = now_s + self._timeout_s
         if len(self._prepared) == len(self._path):
+            self._flight.trained()
             return self._first_commit(plan)
-        return self._feed()
+        return self._feed(now_s)
 
-    def _feed(self) -> list[TrainerEffect]:
+    def _feed(self, now_s: float) -> list[TrainerEffect]:
         """Send as many microbatches as may be in flight."""
         effects: list[TrainerEffect] = []
-        while self._fed < len(self._parts) and self._fed - len(self._done) < self._window:
+        while self._fed < len(self._parts) and self._flight.may_feed():
             part, first, head = self._parts[self._fed], self._path[0], self._path[self._head]
             effects.append(FeedMicrobatch(self._key, self._fed, part, first, head))
+            self._flight.fed(now_s)
             self._fed += 1
         return effects
 

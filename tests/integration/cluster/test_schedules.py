@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from shoal.swarm import flight_window
 from shoal.wire.messages.step import Backward
 from shoal_lab.emulation.device_pace import DevicePace
 
@@ -20,6 +23,28 @@ async def test_a_run_has_the_hashes_and_losses_of_1f1b(
     flow = {"schedule": schedule, "activation_checkpointing": activation_checkpointing}
     async with make_cluster(make_config(model_pipeline=flow)) as cluster:
         result = await cluster.run()
+    assert result.hashes == usual.hashes
+    assert result.progress.eval_losses == usual.progress.eval_losses
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+async def test_a_run_whose_windows_grow_has_the_hashes_of_one_whose_windows_do_not(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, schedule: str
+) -> None:
+    flow = {"schedule": schedule, "microbatches": 6}
+    config = make_config(model_pipeline=flow, diloco={"batch_size_per_step": 6, "inner_steps": 6})
+    usual = await run_undisturbed(make_cluster, config)
+    sent_at_once = set[int]()
+
+    def far(fed_s: Sequence[float], _done_s: Sequence[float]) -> int:
+        sent_at_once.add(fed_s.count(fed_s[0]))
+        return len(fed_s)
+
+    # As if the trainers had seen a line.
+    monkeypatch.setattr(flight_window, "held", far)
+    async with make_cluster(config) as cluster:
+        result = await cluster.run()
+    assert sent_at_once == {3, 6}
     assert result.hashes == usual.hashes
     assert result.progress.eval_losses == usual.progress.eval_losses
 

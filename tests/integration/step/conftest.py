@@ -130,6 +130,7 @@ def make_swarm() -> MakeSwarm:
         optim: InnerOptimConfig | None = None,
         max_grad_norm: float | None = 1.0,
         window: int | None = None,
+        further: int = 0,
         max_open_steps: int = 4,
         step_timeout_s: float = 30.0,
         caps: Mapping[PeerId, int] | None = None,
@@ -163,7 +164,7 @@ def make_swarm() -> MakeSwarm:
                         device=device,
                         num_stages=num_stages,
                         limits=StepLimits(
-                            max_open_steps, swarm.caps.get(endpoint.peer_id), flow.microbatches_in_flight
+                            max_open_steps, swarm.caps.get(endpoint.peer_id), flow.microbatches_in_flight, further
                         ),
                         clock=SystemClock(),
                     )

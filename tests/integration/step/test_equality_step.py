@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from shoal.data.microbatch import Microbatch
 from shoal.model.stage import Family, StageModule, build_stage
 from shoal.optim.loss_scale import LossScale
 from shoal.optim.schedule import LrSchedule
+from shoal.swarm import flight_window
 from shoal.swarm.step_operations import OperationKind, Schedule
 from shoal.trainer.baseline import PlainLoop
 
@@ -156,6 +158,45 @@ async def test_every_schedule_trains_the_same_bits(
         assert (busy[OperationKind.WEIGHTS] > 0) == (schedule == Schedule.ZERO_BUBBLE)
         assert busy[OperationKind.COMMIT] > 0
         assert sum(busy.values()) <= counted[f"device.open_us{{stage={stage}}}"]
+
+
+@pytest.mark.usual("tied-3-1f1b-1", "gpt-2-zero_bubble-grows", "resnet-3-1f1b-grows")
+@pytest.mark.parametrize("window", [1, 4, "grows"])
+@pytest.mark.parametrize(
+    ("case", "num_stages", "schedule"),
+    [
+        ("gpt", 1, Schedule.ONE_F_ONE_B),
+        ("gpt", 2, Schedule.ZERO_BUBBLE),
+        ("tied", 3, Schedule.ONE_F_ONE_B),
+        ("tied-chunks", 3, Schedule.ZERO_BUBBLE),
+        ("resnet", 3, Schedule.ONE_F_ONE_B),
+    ],
+)
+async def test_every_window_trains_the_same_bits(
+    make_swarm: MakeSwarm,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    num_stages: int,
+    schedule: Schedule,
+    window: int | str,
+) -> None:
+    """Also one that grows in the middle of it, as over a long line."""
+    monkeypatch.setattr(flight_window, "held", lambda *_: 12)
+    family, batches = CASES[case][0](), [[*one, *other] for one, other in pairwise(CASES[case][1]()[:7])]
+    plain = PlainLoop(
+        [build_stage(family, s, num_stages, seed=SEED) for s in range(num_stages)], InnerOptimConfig(), 0.5, SEED, 0
+    )
+    flow = {"further": 6} if window == "grows" else {"window": window}
+    sizes = set[float]()
+    async with make_swarm(family, num_stages, seed=SEED, max_grad_norm=0.5, schedule=schedule, **flow) as swarm:
+        for number, batch in enumerate(batches):
+            result = await swarm.train(batch, number, SCHEDULE.lr(number))
+            sizes.add(swarm.drivers[0]._machine._flight.size)
+            expected = plain.step(batch, number, SCHEDULE.lr(number))
+            assert (result.loss, result.grad_norm, result.attempts) == (*expected, 1)
+        for stage, [replica] in zip(plain.stages, swarm.replicas, strict=True):
+            assert_same_state(stage, replica.compute.module)
+    assert (len(sizes) > 1) == (window == "grows")
 
 
 @pytest.mark.usual("gpt-3-1f1b", "tied-chunks-3-zero_bubble")

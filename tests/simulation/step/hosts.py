@@ -117,6 +117,7 @@ class ReplicaHost:
             num_stages=world.num_stages,
             max_open_steps=world.max_open_steps,
             max_microbatch_samples=world.caps.get(self.peer),
+            room=world.rooms.get(self.peer),
             schedule=world.schedule,
             is_wrapped=world.is_wrapped,
             cuts=world.cuts,
@@ -162,6 +163,13 @@ class ReplicaHost:
         if (wanted := self.machine.wanted_by(sender, message)) is not None:
             self.payloads[message.key, wanted.is_head, type(message), message.microbatch] = envelope.tensor
         self._do(self.machine.receive(sender, message, self.world.network.now_s))
+        self._keeps_to_its_room(message.key)
+
+    def _keeps_to_its_room(self, key: StepKey) -> None:
+        step, room = self.machine.open.get(key), self.machine.room
+        held = max((each.inputs.bit_count() - each.backwards for each in step.passes), default=0) if step else 0
+        if room is not None and held > room:
+            raise Broken(f"{self.peer} holds {held} microbatches of {key}, and has room for {room}")
 
     def _on_hello(self, hello: Hello) -> None:
         if self.machine.round < hello.round:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from tests.simulation.step.hosts import Chain, ReplicaHost, Work
 from tests.simulation.step.world import World
 
 from shoal.ids import PeerId, StepKey
 from shoal.swarm.attempts import AttemptLedger
+from shoal.swarm.flight_window import FlightWindow
+from shoal.swarm.microbatch_pass import Payload
 from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import FeedMicrobatch, StepPhase, StepPlan, StepTrainer, TrainerEffect
@@ -171,6 +174,24 @@ class TakesMicrobatchesOfAnySize(StepReplica):
         super().__init__(*args, **{**kwargs, "max_microbatch_samples": None})  # type: ignore[arg-type]
 
 
+class HoldsWhateverComes(StepReplica):
+    """Says how many microbatches of a step it holds, and takes more."""
+
+    def _on_payload(self, sender: PeerId, message: Payload) -> list[SendStepMessage]:
+        said, self.room = self.room, None
+        sends = super()._on_payload(sender, message)
+        self.room = said
+        return sends
+
+
+class HeedsNoRoom(StepTrainer):
+    """Has as many microbatches in flight as it likes, whatever replicas say."""
+
+    def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
+        self._flight = FlightWindow(inf)
+        return super().start(plan, now_s)
+
+
 class CutsByNoCap(StepTrainer):
     def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         replicas = tuple(tuple(ReplicaRef(replica.hop) for replica in stage) for stage in plan.replicas)
@@ -235,6 +256,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (IgnoresFences, 26),
         (OpensStepsOfAnotherRound, 11),
         (TakesMicrobatchesOfAnySize, 1),
+        (HoldsWhateverComes, 22),
         (AddsRepeatedBackwards, 0),
     )
 }
@@ -254,6 +276,7 @@ MUTANTS |= {
         (NoticesALossByItsTimeout, 6),
         (UsesOneAttemptForAll, 6),
         (CutsByNoCap, 2),
+        (HeedsNoRoom, 0),
         (FeedsWholeMicrobatches, 0),
         (WeighsBySamples, 0),
     )

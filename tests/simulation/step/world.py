@@ -76,6 +76,12 @@ class World(Replacement):
         self.schedule = schedule or schedule_rng.choice(list(Schedule))
         self.window = None if self.schedule == Schedule.GPIPE else 2
         self.max_kept = schedule_rng.choice([None, 1, 2])
+        self.rooms_rng = random.Random(f"rooms of {seed}")
+        self.rooms: dict[PeerId, int] = {}
+        if self.schedule != Schedule.GPIPE and not is_calm and self.rooms_rng.random() < 0.3:
+            # One at a time is little over any path, so that the window grows.
+            self.window = 1
+            self.rooms = {peer: self.rooms_rng.choice([1, 2, 4]) for peer in self.replica_peers}
         # Of a source of its own: in all else the seed is the same run as ever.
         draws_wrapped = random.Random(f"wrapping of {seed}").random() < WRAPPED_SHARE
         self.cuts = EVERY_STEP
@@ -94,6 +100,8 @@ class World(Replacement):
             host_class(self, peer)
         for slot in range(self.num_trainers):
             TrainerHost(self, slot, 1, 0)
+        for peer in self.rooms:
+            network.at(self.rooms_rng.uniform(0.5, FAULTS_END_S), self._take_room, peer)
         self.coordinator.start()
         self.faults = Faults(network, self._fallible, self._crash, FAULTS_END_S, self._froze)
         if is_calm:
@@ -154,6 +162,13 @@ class World(Replacement):
             network.cut(trainer, other, 3.0)
         network.cut(first, rng.choice(others), rng.uniform(0.5, 3.0))
         network.after(rng.uniform(0.1, 0.6), self._crash, first)
+
+    def _take_room(self, replica: PeerId) -> None:
+        """Its memory proves to be smaller than it has said."""
+        self.rooms[replica] = 1
+        host = self.network.hosts.get(replica)
+        if isinstance(host, ReplicaHost):
+            host.machine.room = 1
 
     def _lone_death(self) -> None:
         """Kill a replica that steps run over, and see that they are over soon."""

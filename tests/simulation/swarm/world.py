@@ -93,6 +93,7 @@ class World(RoundWorld):
         self._num_generations = 0
         self.safety = StepSafety()
         self.caps: dict[PeerId, int] = {}
+        self.rooms: dict[PeerId, int] = {}
         self.caps_rng, self.site_rng = random.Random(f"caps of {seed}"), random.Random(f"sites of {seed}")
         self.max_kept: int | None = None
         self.is_wrapped = random.Random(f"wrapping of {seed}").random() < WRAPPED_SHARE

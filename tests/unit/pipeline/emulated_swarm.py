@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.config.model import ModelPipelineConfig
 from shoal.ids import PeerId
@@ -26,6 +26,7 @@ class Emulated:
     Attributes:
         length_s: From the first Open to the last commit.
         busy_s: Of each stage's device.
+        ends_s: When each step ended.
         kept: The most microbatches that each stage kept.
         timeline: Of each stage: what it did from when to when.
     """
@@ -34,6 +35,7 @@ class Emulated:
     busy_s: list[float]
     kept: list[int]
     timeline: list[list[tuple[Operation, float, float]]]
+    ends_s: list[float] = field(default_factory=list[float])
 
     @property
     def bubble(self) -> float:
@@ -45,15 +47,24 @@ class Swarm:
     """One trainer and one replica for each stage."""
 
     def __init__(
-        self, schedule: Schedule, stages: int, microbatches: int, pace: DevicePace, *, message_s: float, commit_s: float
+        self,
+        schedule: Schedule,
+        stages: int,
+        microbatches: int,
+        pace: DevicePace,
+        *,
+        message_s: float,
+        commit_s: float,
+        line_s: float,
+        room: int | None,
     ) -> None:
         flow = ModelPipelineConfig(stages=stages, schedule=schedule.value)
         self._schedule, self._pace, self._microbatches = schedule, pace, microbatches
-        self._message_s, self._commit_s = message_s, commit_s
+        self._message_s, self._commit_s, self._line_s = message_s, commit_s, line_s
         self._max_kept = flow.microbatches_in_flight
         self._peers = [PeerId(f"R{stage}") for stage in range(stages)]
         self._replicas = {
-            peer: StepReplica(peer, stage=stage, num_stages=stages, max_open_steps=1, schedule=schedule)
+            peer: StepReplica(peer, stage=stage, num_stages=stages, max_open_steps=1, schedule=schedule, room=room)
             for stage, peer in enumerate(self._peers)
         }
         self._trainer = StepTrainer(
@@ -84,6 +95,7 @@ class Swarm:
             while self._trainer.ended is None:
                 self._now_s, _, call = heapq.heappop(self._queue)
                 call()
+            self._done.ends_s.append(self._now_s)
         self._done.length_s = self._now_s
         return self._done
 
@@ -99,7 +111,8 @@ class Swarm:
                 self._sends(to, self._replicas[to].receive(sender, message, self._now_s))
                 self._work(to)
 
-        self._after(self._message_s, arrive)
+        crosses = self._peers[-1] in (sender, to)
+        self._after(self._message_s + (self._line_s if crosses else 0.0), arrive)
 
     def _effects(self, effects: Sequence[TrainerEffect]) -> None:
         for effect in effects:
@@ -150,7 +163,18 @@ def emulate(
     num_steps: int = 1,
     message_s: float = 0.0,
     commit_s: float = 0.0,
+    line_s: float = 0.0,
+    room: int | None = None,
 ) -> Emulated:
-    """Train some steps; `times_s` are those of a forward, of an input's gradient, of the parameters' gradients."""
+    """Train some steps.
+
+    Args:
+        times_s: of a forward, of an input's gradient, of the parameters' gradients.
+        line_s: that a message from or to the last stage takes in addition.
+        room: microbatches of a step that each replica holds; None: any number.
+    """
     pace = DevicePace(forward_s=times_s[0], input_gradient_s=times_s[1], weight_gradient_s=times_s[2])
-    return Swarm(schedule, stages, microbatches, pace, message_s=message_s, commit_s=commit_s).train(num_steps)
+    swarm = Swarm(
+        schedule, stages, microbatches, pace, message_s=message_s, commit_s=commit_s, line_s=line_s, room=room
+    )
+    return swarm.train(num_steps)

@@ -234,6 +234,25 @@ def test_the_window_decides_how_many_activations_are_in_flight() -> None:
     assert kept[0] < kept[1]
 
 
+@pytest.mark.parametrize("flow", [{}, {"schedule": "zero_bubble"}, {"activation_checkpointing": True}])
+def test_a_further_microbatch_takes_what_one_more_in_the_window_does_and_what_waits_for_a_line(
+    flow: dict[str, Any],
+) -> None:
+    def needs(**more: Any) -> tuple[StageNeed, ...]:
+        return stage_needs(config_of("gpt", model_pipeline={"stages": 2, **flow, **more}))
+
+    family = load_family(config_of("gpt").model, config_of("gpt").data)
+    for stage, (need, narrow, wide) in enumerate(zip(needs(), needs(window=5), needs(window=6), strict=True)):
+        sent = 0 if stage else family.boundary_spec(1).num_bytes
+        assert need.further_sample_bytes == wide.sample_bytes - narrow.sample_bytes + sent
+        assert need.further_bytes == wide.open_bytes - narrow.open_bytes
+        assert need.further_sample_bytes > 0
+        assert need.max_further == MAX_MICROBATCHES - 3
+        assert narrow.max_further == 0, "at most the window that the user says"
+    [gpipe, _] = stage_needs(config_of("gpt", model_pipeline={"stages": 2, "schedule": "gpipe"}))
+    assert gpipe.max_further == 0, "all are in flight anyway"
+
+
 def test_a_step_is_cut_into_no_more_microbatches_than_replicas_take() -> None:
     many = {"batch_size_per_step": 2 * MAX_MICROBATCHES, "gradient_accumulation_steps": 3}
     need = stage_needs(config_of("gpt", diloco=many, model_pipeline={"stages": 2, "microbatches": 4}))[0]

@@ -16,8 +16,15 @@ TOTALS = StepTotals(2.0, True, None)
 NUM = 2
 
 
-def replica(stage: int = 1, max_open_steps: int = 2, schedule: Schedule = Schedule.ONE_F_ONE_B) -> StepReplica:
-    machine = StepReplica((A, B, C)[stage], stage=stage, num_stages=3, max_open_steps=max_open_steps, schedule=schedule)
+def replica(
+    stage: int = 1,
+    max_open_steps: int = 2,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    room: int | None = None,
+) -> StepReplica:
+    machine = StepReplica(
+        (A, B, C)[stage], stage=stage, num_stages=3, max_open_steps=max_open_steps, schedule=schedule, room=room
+    )
     machine.start_round(1)
     return machine
 

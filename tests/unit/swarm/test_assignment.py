@@ -213,6 +213,44 @@ def test_a_server_has_as_many_steps_open_as_its_memory_has_room_for_and_one_at_l
     assert need.fits_whole(_candidate("cpu", 0.0, host_bytes)) == (host_bytes == 0 or host_bytes >= 107 + 80 + 40)
 
 
+FURTHER = replace(NEED, further_bytes=4, further_sample_bytes=2, max_further=50)
+"""Each further microbatch of eight samples takes 20 bytes; two open steps take 100 + 7 + 2 * 40 + 8 * 10 without."""
+
+
+@pytest.mark.parametrize(
+    ("host_bytes", "cap", "steps", "expected"),
+    [
+        (0, None, 1, 0),  # not known
+        (227, None, 1, 0),
+        (227 + 39, None, 1, 0),
+        (227 + 40, None, 1, 1),  # of what is left half
+        (227 + 400, None, 1, 10),
+        (267 + 400, None, 2, 5),  # of each
+        (107 + 40 + 10 + 400, 1, 1, 33),
+        (100_000, None, 1, 50),
+    ],
+)
+def test_a_server_holds_further_microbatches_of_each_open_step_in_half_of_the_memory_that_is_left(
+    host_bytes: int, cap: int | None, steps: int, expected: int
+) -> None:
+    server = _candidate("cpu", 0.0, host_bytes)
+    assert FURTHER.further_of(server, cap, steps) == expected
+    if host_bytes:
+        needed = [FURTHER.of(server, cap, steps, further)[0] for further in (0, expected)]
+        assert needed[1] - needed[0] <= (host_bytes - needed[0]) // 2
+        assert expected == 50 or not FURTHER.fits(server, cap, steps, 2 * (expected + 1))
+
+
+def test_further_microbatches_lie_on_a_gpu_and_on_their_way_to_it_in_the_memory_of_the_host() -> None:
+    def gpu(host_bytes: int, device_bytes: int) -> Candidate:
+        return replace(_candidate("gpu", 0.0, host_bytes), device_memory_bytes=device_bytes)
+
+    assert FURTHER.further_of(gpu(67 + 400, 220 + 400), None, 1) == 10
+    assert FURTHER.further_of(gpu(67 + 400, 220 + 40), None, 1) == 1
+    assert FURTHER.further_of(gpu(67 + 40, 220 + 400), None, 1) == 1
+    assert FURTHER.further_of(gpu(0, 220 + 400), None, 1) == 10, "unknown host memory is enough"
+
+
 def test_a_gpu_needs_room_on_both_sides() -> None:
     def gpu(host_bytes: int, device_bytes: int) -> Candidate:
         return replace(_candidate("gpu", 0.0, host_bytes), device_memory_bytes=device_bytes)

@@ -12,7 +12,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.pipeline.schedule import choose
 from shoal.swarm.round_orders import StepsClosed
-from shoal.swarm.step_operations import Operation, OperationKind, SendStepMessage
+from shoal.swarm.step_operations import Operation, OperationKind, Schedule, SendStepMessage
 from shoal.wire.frame import encode_frame
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.step import (
@@ -54,6 +54,29 @@ def test_tensors_go_to_the_neighbours_and_the_report_to_the_trainer() -> None:
     [entry] = machine.log
     assert (entry.key, entry.path, entry.version, entry.num_samples) == (KEY, (A, B, C), 0, 4)
     assert (entry.scale, entry.lr, entry.skipped) == (0.5, 0.1, False)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE])
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_of_a_step_no_more_microbatches_are_held_than_the_replica_says(schedule: Schedule, is_computed: bool) -> None:
+    machine, sizes = replica(schedule=schedule, room=3), (1,) * 6
+    opens = Open(KEY, 1, PATH, sizes, sizes, ())
+    assert machine.receive(T, opens, 0.0) == machine.receive(T, opens, 0.0) == [SendStepMessage(T, Opened(KEY, 3))]
+    for microbatch in (0, 1, 2, 2):
+        assert machine.receive(A, Forward(KEY, microbatch), 0.0) == [], "again is not one more"
+    run(machine)
+    # One goes back, and another one may come; what is put off is the replica's own affair.
+    machine.receive(C, Backward(KEY, 0), 0.0)
+    if is_computed:
+        run(machine)
+        assert machine.receive(A, Forward(KEY, 3), 0.0) == []
+        run(machine)
+    assert machine.receive(A, Forward(KEY, 4), 0.0) == [SendStepMessage(T, Busy(KEY))]
+    assert not machine.open
+    assert choose(machine.ready()) == Operation(OperationKind.DROP, KEY), "what it held is free"
+    run(machine)
+    again = KEY._replace(attempt=1)
+    assert machine.receive(T, msgspec.structs.replace(opens, key=again), 0.0) == [SendStepMessage(T, Opened(again, 3))]
 
 
 def test_the_first_stage_reports_microbatches_and_the_last_needs_input_and_labels() -> None:

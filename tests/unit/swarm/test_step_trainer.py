@@ -123,6 +123,47 @@ def test_after_a_setback_nothing_is_computed_before_all_have_opened() -> None:
     assert fed == [FeedMicrobatch(AGAIN, each, MicrobatchPart(each, 0, 2), A, B2) for each in (0, 1)]
 
 
+def test_where_the_way_is_long_as_many_follow_as_every_replica_says_it_holds() -> None:
+    machine = StepTrainer(trainer=3, generation=2, window=2, max_grad_norm=1.0, step_timeout_s=10.0)
+    now_s, rooms = 0.0, {A: 64, B: 5}
+    fed: list[list[int]] = []
+    for number in range(6):
+        key, num = KEY._replace(number=number), 8
+        effects = machine.start(StepPlan(1, number, ((1,),) * num, (), 0.1, hops(A, B), REPLICAS), now_s)
+        sent_now = [effect.microbatch for effect in effects if isinstance(effect, FeedMicrobatch)]
+        fed.append(sent_now)
+        for peer in (A, B):
+            effects = machine.receive(peer, Opened(key, rooms[peer]), now_s)
+            fed.append([effect.microbatch for effect in effects if isinstance(effect, FeedMicrobatch)])
+        for microbatch in range(num):
+            now_s += 0.15 if microbatch % 2 == 0 else 0.001
+            machine.receive(A, MicrobatchDone(key, microbatch), now_s)
+        for peer, stage in ((A, 0), (B, 1)):
+            machine.receive(peer, prepared(stage, key=key), now_s)
+        machine.receive(A, Committed(key), now_s)
+        assert isinstance(machine.ended, Finished)
+    assert fed[: 3 * 3] == [[0, 1], [], []] * 3
+    assert fed[3 * 3 :] == [[0, 1, 2, 3, 4], [], []] * 3
+
+
+def test_a_replica_that_holds_less_than_it_said_is_asked_again_how_much_before_more_follow() -> None:
+    machine = trainer()
+    machine._flight._wanted = 9
+    the_plan = StepPlan(1, 7, ((1,),) * 8, (), 0.1, hops(A, B), (refs(A), refs(B)))
+    machine.start(the_plan, 0.0)
+    machine.receive(A, Opened(KEY, 64), 0.0)
+    machine._flight._wanted = 9
+    fed = machine.receive(B, Opened(KEY, 6), 0.0)
+    assert [effect.microbatch for effect in fed if isinstance(effect, FeedMicrobatch)] == [2, 3, 4, 5]
+    machine.receive(B, Busy(KEY), 0.0)
+    again = machine.tick(machine.wake_at_s)
+    assert sent(again) == [(A, Open), (B, Open)]
+    assert not any(isinstance(effect, FeedMicrobatch) for effect in again)
+    machine.receive(A, Opened(AGAIN, 64), 0.1)
+    fed = machine.receive(B, Opened(AGAIN, 4), 0.1)
+    assert [effect.microbatch for effect in fed if isinstance(effect, FeedMicrobatch)] == [0, 1, 2, 3]
+
+
 def test_what_is_prepared_before_all_have_said_that_they_take_part_is_not_committed() -> None:
     machine = trainer()
     machine.start(plan(), 0.0)

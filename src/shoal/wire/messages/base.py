@@ -27,6 +27,9 @@ Finite = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 Cap = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 """The most samples that a replica takes in a microbatch."""
 
+Room = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+"""The most microbatches of a step that a replica holds at a time; 0: as many as all do (`swarm.flight_window`)."""
+
 
 class Struct(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Immutable record, encoded as a msgpack array; unknown or missing fields fail to decode."""

@@ -23,7 +23,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.ids import Ordinal, PeerId, Slot, Stage, StepKey
-from shoal.wire.messages.base import Cap, Count, Finite, HeldRound, Hop, Routers, SampleRange, Struct, Warrant
+from shoal.wire.messages.base import Cap, Count, Finite, HeldRound, Hop, Room, Routers, SampleRange, Struct, Warrant
 
 
 class StepsTrained(Struct, frozen=True):
@@ -75,13 +75,15 @@ class Open(Struct, frozen=True, tag="open"):
 
 
 class Opened(Struct, frozen=True, tag="opened"):
-    """The replica takes part."""
+    """The replica takes part. Of this trainer's steps it holds `room` microbatches at a time."""
 
     key: StepKey
+    room: Room = 0
 
 
 class Busy(Struct, frozen=True, tag="busy"):
-    """The replica cannot take another step now; try another replica, or this one later."""
+    """The replica cannot take another step now, or not as many microbatches of it as were sent; try another replica, or
+    this one later."""
 
     key: StepKey
 
