@@ -97,10 +97,13 @@ test: setup
 # Whole swarms wait most of the time, for what happens in them: of all their runs three go on at once on two cores. All
 # other tests compute, and take what the swarms leave; beside them, with few workers, what else there is to check.
 FEWER := $(shell expr $(CORES) + 1)
+# In a new environment each of eight processes that begin together would compile it all.
+COMPILED_ONCE := from importlib import import_module; from tests.e2e.template import MODULES; [*map(import_module, MODULES)]
 test-all: TIER = commit
 test-all: export EMITTED_EVENTS := $(CURDIR)/$(VENV)/emitted
 test-all: setup
 	@rm -rf $(EMITTED_EVENTS)
+	@$(PY) -c '$(COMPILED_ONCE)'
 	$(call beside,nice -n 5 $(CHECKS) TIER=$(TIER) swarmless,$(PYTEST) --tier=$(TIER) -n $(FEWER) $(SWARMS) || failed=1,$(if $(filter all,$(TIER)),$(PY) -m tests.emitted $(EMITTED_EVENTS) || true;))
 
 swarmless: setup
