@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -124,9 +125,14 @@ def _knows(one: Path, other: Path) -> bool:
     return module in text or f"from shoal.{package} import {name}" in text
 
 
-def _handed_on(one: Path, other: Path) -> set[str]:
-    nodes = (ast.walk(ast.parse(path.read_text())) for path in (one, other))
-    return HANDED_ON.intersection(*({node.id for node in each if isinstance(node, ast.Name)} for each in nodes))
+def _handed_on(one: Path, other: Path) -> frozenset[str]:
+    return _named_messages(one) & _named_messages(other)
+
+
+@cache
+def _named_messages(path: Path) -> frozenset[str]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return frozenset(HANDED_ON & {node.id for node in nodes if isinstance(node, ast.Name)})
 
 
 def test_the_walks_lead_one_way_through_few_files() -> None:

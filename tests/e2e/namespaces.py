@@ -7,18 +7,23 @@ directory that each host has for itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 # Mounted over the same path on every host, as /tmp is: an address that one host means is not there on another.
 _OWN_RUNTIME_DIR = 'mount -t tmpfs -o mode=0700 none "$XDG_RUNTIME_DIR" && exec "$@"'
+
+# Of setns(2), unshare(2), mount(2) and umount(2).
+_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
+_MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
 
 _NOBODY = "02:00:00:00:00:01"
 
@@ -56,6 +61,37 @@ def why_impossible() -> str | None:
     return f"network namespaces cannot be made here: {made.stderr.strip()}" if made.returncode else None
 
 
+def _prefix_of(namespace: str) -> tuple[str, ...]:
+    return ("ip", "netns", "exec", namespace, "sh", "-c", _OWN_RUNTIME_DIR, "sh")
+
+
+def namespace_of(prefix: Sequence[str]) -> str | None:
+    """Return the namespace in which a command runs that has this prefix; None unless that is the prefix of a `Lan`."""
+    return prefix[3] if len(prefix) > 3 and tuple(prefix) == _prefix_of(prefix[3]) else None
+
+
+def enter(namespace: str, runtime_dir: str) -> None:
+    """Do what that prefix does for a command: have this process, which has one thread, be on the host.
+
+    Raises:
+        OSError: there is no such namespace, or this process may not.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def require(failed: int) -> None:
+        if failed:
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
+
+    with open(f"/run/netns/{namespace}", "rb") as there:
+        require(libc.setns(there.fileno(), _CLONE_NEWNET))
+    require(libc.unshare(_CLONE_NEWNS))
+    require(libc.mount(b"", b"/", b"none", _MS_SLAVE | _MS_REC, None))
+    # It shows the devices of the network in which it was mounted.
+    require(libc.umount2(b"/sys", _MNT_DETACH))
+    require(libc.mount(namespace.encode(), b"/sys", b"sysfs", 0, None))
+    require(libc.mount(b"none", runtime_dir.encode(), b"tmpfs", 0, b"mode=0700"))
+
+
 @dataclass(frozen=True)
 class Lan:
     """Hosts that can reach each other, and nobody else."""
@@ -69,7 +105,7 @@ class Lan:
 
     def prefix(self, host: str) -> tuple[str, ...]:
         """Return what runs a command on the host; its environment has to have XDG_RUNTIME_DIR."""
-        return ("ip", "netns", "exec", self.namespace(host), "sh", "-c", _OWN_RUNTIME_DIR, "sh")
+        return _prefix_of(self.namespace(host))
 
     def namespace(self, host: str) -> str:
         """Return the name of the host's namespace."""

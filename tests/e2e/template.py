@@ -27,6 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.namespaces import enter
+
 from shoal.cli.early import PRELOAD
 from shoal.runtime import fork_server, fork_server_process
 from shoal.runtime.clean_interpreter import start_interpreter
@@ -112,6 +114,8 @@ class Template:
         _close_all_but(self._kept)
         os.chdir(wanted["cwd"])
         _take_environment(wanted["environment"])
+        if wanted["namespace"] is not None:
+            enter(wanted["namespace"], os.environ["XDG_RUNTIME_DIR"])
         kept = self._kept
 
         def start_first(

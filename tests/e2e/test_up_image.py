@@ -59,6 +59,10 @@ def _state(programs: Path, unit: str) -> dict[str, Any]:
     return json.loads((programs / "containers" / f"shoal-{unit}" / "state.json").read_text())
 
 
+def _said(programs: Path, unit: str) -> str:
+    return (programs / "containers" / f"shoal-{unit}" / "log").read_text()
+
+
 def test_one_file_with_an_image_brings_up_three_machines_that_have_nothing_but_podman(tmp_path: Path) -> None:
     with _operator(tmp_path) as operator:
         programs = {host: _put_podman(operator, host) for host in MACHINES}
@@ -108,9 +112,14 @@ def test_one_file_with_an_image_brings_up_three_machines_that_have_nothing_but_p
             assert "<title>" in operator.fetched(address[1])
 
         # A container that fails is started again, and joins again.
+        before = _said(programs["two"], "sandbox-servers").count("serves stage")
         os.kill(fake_podman.first_process(_state(programs["two"], "sandbox-servers")), 9)
         until(lambda: _state(programs["two"], "sandbox-servers")["restarts"] == 1, END_S, "a new start")
-        until(lambda: operator.shoal("hosts", "logs", "two", "-n", "5")[1].count("serves stage"), END_S, "its servers")
+        # Asked over ssh again and again, it would take longer than what is waited for.
+        until(lambda: _said(programs["two"], "sandbox-servers").count("serves stage") > before, END_S, "its servers")
+        code, said = operator.shoal("hosts", "logs", "two", "-n", "50")
+        assert code == 0, said
+        assert "serves stage" in said
 
         code, said = operator.shoal("hosts", "restart", "two")
         assert code == 0, said

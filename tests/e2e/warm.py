@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tests.e2e.namespaces import namespace_of
+
 from shoal.errors import RunFailed
 from shoal.runtime.clean_interpreter import allocator_settings
 from shoal.runtime.fork_server import _ONE_THREAD
@@ -83,9 +85,15 @@ class Template:
             )
         self._answer()
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> WarmProcess:
-        """Have a launcher forked that runs a script or a module of the checkout."""
-        wanted = {"arguments": [*arguments], "cwd": str(ROOT), "environment": {**environment}}
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes], namespace: str | None
+    ) -> WarmProcess:
+        """Have a launcher forked that runs a script or a module of the checkout.
+
+        Args:
+            namespace: of the host on which it runs; None: it runs on this machine.
+        """
+        wanted = {"arguments": [*arguments], "cwd": str(ROOT), "environment": {**environment}, "namespace": namespace}
         status_fd, theirs = os.pipe()
         try:
             socket.send_fds(self._requests, [json.dumps(wanted).encode()], [output.fileno(), theirs])
@@ -120,7 +128,9 @@ class WarmLaunched(Launched):
     """A command that begins without importing, if the template could have imported for it."""
 
     def spawn(self, environment: Mapping[str, str], output: IO[bytes]) -> Any:
-        is_of_this_machine = not self.prefix and self.cwd == ROOT and _READ_AT_A_START.isdisjoint(self.environment)
-        if _template is None or not is_of_this_machine:
+        namespace = namespace_of(self.prefix)
+        is_known = namespace is not None or not self.prefix
+        is_of_checkout = self.cwd == ROOT and _READ_AT_A_START.isdisjoint(self.environment)
+        if _template is None or not is_known or not is_of_checkout:
             return super().spawn(environment, output)
-        return _template.start(self.arguments, environment, output)
+        return _template.start(self.arguments, environment, output, namespace)

@@ -43,13 +43,13 @@ class ProcessStat:
 
 def all_pids() -> list[int]:
     """Return the numbers of all processes."""
-    return [int(path.name) for path in _PROC.iterdir() if path.name.isdecimal()]
+    return [int(name) for name in os.listdir(_PROC) if name.isdecimal()]
 
 
 def read_stat(pid: int) -> ProcessStat | None:
     """Return the state of a process, or None if there is no such process."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        text = _read(pid, "stat").decode(errors="replace")
     except OSError:
         return None
     fields = _fields(text)
@@ -72,7 +72,8 @@ def now_s() -> float:
 def environment(pid: int) -> frozenset[bytes]:
     """Return the entries of the environment with which a process was started; none when unreadable."""
     try:
-        return frozenset((_PROC / str(pid) / "environ").read_bytes().split(b"\0"))
+        # Where a program has put another environment in the place of a longer one, thousands of zeros follow.
+        return frozenset(_read(pid, "environ").rstrip(b"\0").split(b"\0"))
     except OSError:
         return frozenset()
 
@@ -116,6 +117,12 @@ def resident_bytes() -> int:
 def thread_names() -> list[str]:
     """Return the names of the threads of this process as the kernel counts them, native ones included."""
     return [(task / "comm").read_text().strip() for task in (_PROC / "self" / "task").iterdir()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    # Of all processes at a time: a `Path` that is put together takes half of the time for each.
+    with open(f"{_PROC}/{pid}/{name}", "rb", buffering=0) as file:
+        return file.read()
 
 
 def _fields(stat: str) -> list[str]:

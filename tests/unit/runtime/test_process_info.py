@@ -65,6 +65,7 @@ def test_a_tree_counts_its_children(child: int) -> None:
 def test_the_environment_of_a_process_can_be_asked_for_one_entry(child: int) -> None:
     assert process_info.has_environment(child, "SHOAL_TEST_MARK=here")
     assert not process_info.has_environment(child, "SHOAL_TEST_MARK=her")
+    assert not process_info.has_environment(child, ""), "the zeros at its end are no entries"
 
 
 def test_age_grows_from_the_start_of_the_process(child: int) -> None:
