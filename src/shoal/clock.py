@@ -3,7 +3,8 @@
 Monotonic seconds (`now_s`) measure durations and deadlines; they mean nothing in another process after a restart.
 Wall-clock seconds (`unix_s`) are for records and for people. They count on from what the wall clock said when this
 program was started, so that a clock which is set while a run goes on neither ages records nor makes them young. Roles
-are forked from one process and have its time. Tests hand in a `Clock` of their own.
+are forked from one process and have its time. A virtual machine that was paused has not counted meanwhile: it catches
+up when its wall clock and other hosts say the same. Tests hand in a `Clock` of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import anyio
 
@@ -38,11 +39,16 @@ def _awake_and_asleep_s() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-_BEGAN_UNIX_S = time.time() - _awake_and_asleep_s()
+_LEAST_BEHIND_S = 60.0
+"""By less nobody's records are refused."""
+_AGREE_S = 15.0
+"""So far from each other may be what the wall clock says, which is set by then, and other hosts."""
 
 
 class SystemClock:
     """The machine's clocks, and sleeping on the running event loop."""
+
+    _began_unix_s: ClassVar[float] = time.time() - _awake_and_asleep_s()
 
     def now_s(self) -> float:
         """Return `time.monotonic()`, which all processes of one host share on Linux and macOS."""
@@ -50,7 +56,25 @@ class SystemClock:
 
     def unix_s(self) -> float:
         """Return seconds since 1970-01-01 UTC, as if nobody had set the wall clock since this program was started."""
-        return _BEGAN_UNIX_S + _awake_and_asleep_s()
+        return SystemClock._began_unix_s + _awake_and_asleep_s()
+
+    @staticmethod
+    def catch_up(ahead_s: float) -> float:
+        """Count on from what the wall clock says now, if it is ahead of this count by about as much as others are.
+
+        It never goes back, which would make old records young; and a wall clock alone may have been set to anything.
+
+        Args:
+            ahead_s: by how much the clocks of other hosts are ahead of this count.
+
+        Returns:
+            By how many seconds; 0: it counts on as it did.
+        """
+        behind_s = time.time() - SystemClock().unix_s()
+        if behind_s < _LEAST_BEHIND_S or abs(behind_s - ahead_s) > _AGREE_S:
+            return 0.0
+        SystemClock._began_unix_s += behind_s
+        return behind_s
 
     async def sleep_s(self, duration_s: float) -> None:
         """Suspend the calling task for `duration_s` seconds."""

@@ -6,6 +6,9 @@ A disk of this machine answers: what lies there is read and written at once, whi
                                       '-- not in time: this and what follows wait in memory, in their order
 
 So a line that was given away is on its way to the disk when its writer is killed, unless the disk hangs.
+
+It is for who cannot await, and for launchers, whose interpreter waits at its end for every thread but one of these. A
+role that awaits a disk leaves the thread behind that anyio gives it (`abandon_on_cancel`): no role's end waits.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ needs no private key, and one signature holds for every message. No peer id is m
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -30,6 +31,8 @@ from shoal.ids import PeerId
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""What link(2) says where a disk has none, as exFAT."""
 # Identity multihash (00) of 36 bytes (24): protobuf PublicKey with type 1 = Ed25519 and 32 bytes of data.
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
 # An id of ours has 52 characters; base58 takes quadratic time, so longer texts are refused before it.
@@ -277,24 +280,39 @@ def swarm_authority(swarm_key: bytes) -> Identity:
 
 
 def _write_secret(path: Path, content: bytes) -> None:
-    """Write a new file of mode 0600.
+    """Write a new file of mode 0600 that outlives a loss of power.
 
-    Another process that reads the same path sees the whole content or no file: it is written aside, then linked.
+    Another process that reads the same path sees the whole content or no file: it is written aside, then linked. On a
+    disk without links, as most memory sticks are, it may see a part of it, which is no key.
 
     Raises:
         OSError: it cannot be written; FileExistsError if it exists.
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(aside, path)
+        _write_new(aside, content)
+        try:
+            os.link(aside, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _write_new(path, content)
     finally:
         aside.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file servers know no such request
+            os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _base58_encode(raw: bytes) -> str:

@@ -6,6 +6,7 @@ are its values. Both outputs show the same events.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Final, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.events.base import Event, level_name
@@ -189,6 +190,10 @@ class TerminalFormatter(logging.Formatter):
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
+_OF_OTHER_DISKS: Final = frozenset({errno.ESTALE, errno.EIO})
+"""What is said of a file whose disk was away, and may be there again by the next line: it has to be opened anew."""
+
+
 class LinesFile:
     """A file of lines beside the logs: bounded as they are, each line there at once, and no line worth a process.
 
@@ -241,6 +246,9 @@ class LinesFile:
             if not self.is_failing:
                 _say_unwritable(self._path, error.strerror or str(error))
             self.is_failing = True
+            if error.errno in _OF_OTHER_DISKS:
+                with suppress(OSError):
+                    self._close()
         else:
             self.is_failing = False
 

@@ -114,6 +114,7 @@ class ClientHost:
         self.identity = Identity.generate()
         self.is_lost = False
         self._client_away_s = 0.0
+        self._client_back: anyio.Event | None = None
         self.launcher = ClusterLauncher(self._start_trainer)
         self._run_id = run_id_of(self.checkpoint)
         self.serve_data()
@@ -129,9 +130,10 @@ class ClientHost:
             trainer.kill()
         self.kill_data_server()
 
-    def kill_client(self, away_s: float = 0.02) -> None:
-        """End the client as SIGKILL would; `run_client` starts it again after so long, unless the host is lost."""
-        self._client_away_s = away_s
+    def kill_client(self, away_s: float = 0.02, until: anyio.Event | None = None) -> None:
+        """End the client as SIGKILL would; `run_client` starts it again after so long and then, unless the host is
+        lost."""
+        self._client_away_s, self._client_back = away_s, until
         self.diary.close()
         self.launcher.losses.append(messages.LostProcess("client", self.clock.now_s()))
         self.client_process.kill()
@@ -152,6 +154,8 @@ class ClientHost:
             if self.is_lost:
                 return False
             await self.clock.sleep_s(self._client_away_s)
+            if self._client_back is not None:
+                await self._client_back.wait()
             self.start_client()
         return True
 

@@ -224,9 +224,10 @@ class Cluster:
         """Start a killed data server again: the same identity, nothing of what it knew."""
         self.host.serve_data()
 
-    def kill_client(self, away_s: float = 0.02) -> None:
-        """End the client as SIGKILL would; `run` starts it again: the same identity, and what its diary says."""
-        self.host.kill_client(away_s)
+    def kill_client(self, away_s: float = 0.02, until: anyio.Event | None = None) -> None:
+        """End the client as SIGKILL would; `run` starts it again after so long and then: the same identity, and what
+        its diary says."""
+        self.host.kill_client(away_s, until)
 
     def kill_client_host(self) -> None:
         """End the client, its trainers and its data server at once; `run` goes on with the next host."""

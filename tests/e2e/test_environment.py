@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,12 @@ def test_sockets_that_are_cleared_away_keep_nobody_who_is_started_again_from_the
             shutil.rmtree(path)
         os.kill(run.pid_of("server:1"), signal.SIGKILL)
         run.saw("client_0", "server.back")
+        until(lambda: len([*run.runtime_dir.glob("*/*/run.json")]) == 1, START_S, "the note of the run")
+        assert run.log_dir is not None
+        listed = _says(run, "ps")
+        assert run.log_dir.name in listed
+        assert f"left of a dead run: {run.runtime_dir}" not in listed, "`shoal clean` would end its processes"
+        assert run.log_dir.name in _says(run, "status", run.log_dir.name)
         _trains_on(run, num_rounds=3)
         _loses_nothing(run)
 
@@ -133,6 +140,13 @@ def test_a_folder_that_is_moved_away_costs_its_run_nothing_but_what_was_in_it(tm
     assert summary["rounds_unread"] == [0]
     assert "the summary does without the record of round 0: " in run.output
     assert "Traceback" not in run.output
+
+
+def _says(run: Launched, *command: str) -> str:
+    """Return what a command of shoal says to the user of this run."""
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(run.runtime_dir)}
+    asked = [sys.executable, "-m", "shoal", *command]
+    return subprocess.run(asked, env=environment, capture_output=True, text=True, timeout=START_S, check=True).stdout
 
 
 def _trains_on(run: Launched, num_rounds: int) -> None:

@@ -79,3 +79,22 @@ def test_a_wall_clock_that_is_set_moves_no_record(monkeypatch: pytest.MonkeyPatc
 def test_wall_clock_texts_are_utc() -> None:
     assert utc_stamp(0.0) == "19700101-000000"
     assert utc_iso(1.5) == "1970-01-01T00:00:01.500+00:00"
+
+
+def test_a_count_that_others_and_the_wall_clock_are_ahead_of_catches_up_and_never_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, right_unix_s = SystemClock(), time.time
+    monkeypatch.setattr(SystemClock, "_began_unix_s", SystemClock._began_unix_s)
+    wall_unix_s = [0.0]
+    monkeypatch.setattr(time, "time", lambda: right_unix_s() + wall_unix_s[0])
+    assert SystemClock.catch_up(3600.0) == 0.0, "the wall clock says nothing of it"
+    wall_unix_s[0] = 3600.0
+    for ahead_s in (0.0, 3500.0, -3600.0):
+        assert SystemClock.catch_up(ahead_s) == 0.0, "nobody else says so"
+    before_unix_s = clock.unix_s()
+    assert SystemClock.catch_up(3595.0) == pytest.approx(3600.0, abs=30.0)
+    assert clock.unix_s() == pytest.approx(before_unix_s + 3600.0, abs=30.0)
+    assert SystemClock.catch_up(3595.0) == 0.0, "once is enough"
+    wall_unix_s[0] = 0.0
+    assert SystemClock.catch_up(-3600.0) == 0.0

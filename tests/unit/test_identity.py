@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unowned_keys import NON_CANONICAL, SIGNATURE, SMALL_ORDER, P, peer_id
 
-from shoal.errors import IdentityError, SignatureError
-from shoal.identity import Identity, derived_key, namespace, peer_id_of, public_key_of, verify
+from shoal.errors import ConfigError, IdentityError, SignatureError
+from shoal.identity import (
+    Identity,
+    create_swarm_key,
+    derived_key,
+    load_swarm_key,
+    namespace,
+    peer_id_of,
+    public_key_of,
+    verify,
+)
 from shoal.ids import PeerId
 
 SEED = bytes(range(32))
@@ -103,6 +114,23 @@ def test_a_key_file_is_made_once_for_the_owner_only_and_read_again(tmp_path: Pat
     with pytest.raises(FileExistsError):
         Identity.generate().to_p2p_key_file(path)
     assert Identity.load_or_create(path).private_bytes == made.private_bytes
+
+
+def test_keys_are_made_on_a_disk_that_knows_no_links_and_never_in_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(_source: Path, _target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")  # as exFAT says it
+
+    monkeypatch.setattr(os, "link", link)
+    key = create_swarm_key(tmp_path / "swarm.key")
+    assert load_swarm_key(tmp_path / "swarm.key") == key
+    with pytest.raises(ConfigError, match="exists already and is left alone"):
+        create_swarm_key(tmp_path / "swarm.key")
+    assert (
+        Identity.load_or_create(tmp_path / "peer.key").peer_id == Identity.load_or_create(tmp_path / "peer.key").peer_id
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["peer.key", "swarm.key"]
 
 
 def test_a_key_file_that_others_may_read_is_refused_with_the_remedy(tmp_path: Path) -> None:

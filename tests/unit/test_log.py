@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -246,3 +247,24 @@ def test_that_torch_imports_a_deprecated_package_is_on_no_terminal_and_other_war
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "pynvml" not in done.stderr.replace(code, "")
     assert "FutureWarning: another one" in done.stderr
+
+
+def test_a_file_whose_disk_was_away_is_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, written = tmp_path / "lines", os.write
+    file = shoal.log.LinesFile(path)
+    file.write("one")
+    stale = path.stat().st_ino
+
+    def write(descriptor: int, content: bytes) -> int:
+        if os.fstat(descriptor).st_ino == stale:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return written(descriptor, content)
+
+    monkeypatch.setattr(os, "write", write)
+    path.rename(tmp_path / "before")
+    file.write("two")
+    assert file.is_failing
+    file.write("three")
+    assert not file.is_failing
+    file.close()
+    assert path.read_text() == "three\n"

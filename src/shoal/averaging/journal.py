@@ -239,9 +239,18 @@ def read_record(path: Path) -> tuple[Record, SignedRecord] | None:
 
 
 def follows(directory: Path, record: Record) -> bool:
-    """Whether a record is the next one of those that are there. Raises as `read_records` does."""
-    newest = last_record(directory)
-    return record.round == 1 if newest is None else record.previous == record_hash(newest[1])
+    """Whether a record is the next one of those that are there. A file of its own round that is damaged is not there.
+    Else raises as `read_records` does."""
+    for round, path in reversed(record_files(directory)):
+        try:
+            found = read_record(path)
+        except RecordRejected:
+            if round != record.round:
+                raise
+            continue
+        if found is not None:
+            return record.previous == record_hash(found[1])
+    return record.round == 1
 
 
 def read_steps(directory: Path, round: int) -> list[StepLine]:

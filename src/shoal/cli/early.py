@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Literal, Self
 import msgspec
 
 from shoal.clock import SystemClock
-from shoal.errors import RemoteError
+from shoal.errors import ConfigError, RemoteError
 from shoal.model.hf.described import OF_TRANSFORMERS
 from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.run_dir import RunDir, RunNote
+from shoal.transport.limits import DEFAULT_LIMITS
 from shoal.wire.messages.base import Hop
 
 if TYPE_CHECKING:
@@ -106,6 +107,15 @@ class EarlyStart:
             socket = client.addresses[0].removeprefix("unix:")
             note = msgspec.structs.replace(note, hosts="client", client=client.peer, socket=socket)
         self.run_dir.announce(note)
+
+    async def keep_run_dir(self) -> None:
+        """Until cancelled, look whether somebody has cleared the runtime directory away, and make it again then."""
+        clock = SystemClock()
+        while True:
+            await clock.sleep_s(DEFAULT_LIMITS.listen_again_s)
+            # What keeps it from being made now need not do so the next time; roles say what they miss of it.
+            with suppress(ConfigError, OSError):
+                self.run_dir.restore()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from shoal.config.load import load_with_origins
 from shoal.control.maddrs import outward
 from shoal.control.peers_file import PEERS_FILE
 from shoal.errors import ConfigError
+from shoal.file_thread import always_answers
 from shoal.identity import Identity, create_swarm_key, load_swarm_key
 from shoal.runtime.file_locks import lock
 
@@ -32,7 +34,8 @@ class LastingIdentities:
     """The key files of a launcher, so that its roles are the same peers after a restart.
 
     Two launchers at a time never share one: each takes the first folder that nobody has locked. The lock is held until
-    `close`, or until the process ends.
+    `close`, or until the process ends. On a disk of a network, which other hosts may have too and which need not tell
+    them of locks, each host has folders of its own.
     """
 
     def __init__(self, command: str, root: Path = _STATE_DIR) -> None:
@@ -45,15 +48,20 @@ class LastingIdentities:
         Raises:
             ConfigError: it cannot be made, or too many are taken.
         """
+        root = root.expanduser()
+        own = command if always_answers(root / command / "lock") else f"{command}@{platform.node()}"
         for number in range(1, _MAX_LAUNCHERS + 1):
-            self._folder = root.expanduser() / (command if number == 1 else f"{command}-{number}")
+            self._folder = root / (own if number == 1 else f"{own}-{number}")
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._lock_fd = lock(self._folder / "lock", waits=False)
             except BlockingIOError:
                 continue
             except OSError as error:
-                raise ConfigError(f"cannot keep identities in {self._folder}: {error.strerror}") from error
+                raise ConfigError(
+                    f"cannot keep identities in {self._folder}: {error.strerror}; set HOME to a folder of yours that "
+                    "can be written"
+                ) from error
             return
         raise ConfigError(f"{_MAX_LAUNCHERS} launchers run on this host already; end some of them")
 

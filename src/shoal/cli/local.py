@@ -224,6 +224,7 @@ class HostRun:
         )
         early.announce(self.run_id, self.log_dir, host.hop("client"))
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(early.keep_run_dir)
             tasks.start_soon(self._watch_usage)
             tasks.start_soon(view.run)
             tasks.start_soon(self._start_roles, tasks, host, view)

@@ -174,6 +174,7 @@ class ServerHost:
     async def _supervise(self, supervisor: Supervisor) -> None:
         async with anyio.create_task_group() as tasks:
             starting = anyio.CancelScope()
+            tasks.start_soon(self.early.keep_run_dir)
             tasks.start_soon(self._start, supervisor, tasks, starting)
             await self._ended.wait()
             self._display.shown = None

@@ -19,7 +19,7 @@ import anyio
 from shoal.averaging.audit import audit
 from shoal.averaging.contents import Contents
 from shoal.averaging.coordinator import CoordinatorEvent, RoundCoordinator
-from shoal.averaging.journal import Genesis, keep_steps, write_genesis
+from shoal.averaging.journal import Genesis, keep_steps
 from shoal.averaging.signing import Signer
 from shoal.averaging.stage_fetch import StageFetch
 from shoal.checkpoint.stored import StoredCheckpoint
@@ -36,7 +36,7 @@ from shoal.client.model_export import ModelExport
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.round_begin import RoundBegin
-from shoal.client.round_records import RoundRecords
+from shoal.client.round_records import RoundRecords, write_beginning
 from shoal.client.run_driver import ClientFacts, RunDriver
 from shoal.client.run_status import StatusAnswers
 from shoal.client.saving import Saving
@@ -135,15 +135,12 @@ class Client:
         unwanted: Callable[[], None] | None = None,
         hooks: RoleHooks = NO_HOOKS,
     ) -> None:
-        """Connect the parts and write the run's record 0.
+        """Connect the parts.
 
         Args:
             signer: signs the records; of the same peer as `endpoint`.
             endpoint: `run` takes its events.
             unwanted: has all roles of this host end, since a user wants it; None: only this client stops.
-
-        Raises:
-            StorageError: the run's `log_dir` cannot be written.
         """
         config, run_id, log_dir, diary = run.config, run.run_id, run.log_dir, run.diary
         saved, checkpoint, num_stages = diary.saved, run.checkpoint, config.num_stages
@@ -357,11 +354,10 @@ class Client:
         )
         deaths = diary.generation - saved.generation if saved.is_finished else 0
         self.model = ModelExport(config, run_id, log_dir, self._fetch, self._keeping, clock, ledger, deaths)
+        begun_here = config.servers.threads, program_versions(), machine_type()
+        self._genesis = Genesis(config.run.seed, signer.authority, shared, *begun_here)
         if diary.is_resumed:
             self._resume()
-        else:
-            begun_here = config.servers.threads, program_versions(), machine_type()
-            write_genesis(log_dir, Genesis(config.run.seed, signer.authority, shared, *begun_here))
 
     @property
     def ends_run(self) -> bool:
@@ -402,6 +398,8 @@ class Client:
             tasks.start_soon(self._contents.run)
             async with self.model.left_at_the_end(self._succession, self._last_checkpoint):
                 with self._until_stopped:
+                    if not self._diary.is_resumed:
+                        await write_beginning(self._genesis, self._log_dir, self.ledger)
                     await self._train()
             tasks.cancel_scope.cancel()
 

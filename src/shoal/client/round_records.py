@@ -6,6 +6,8 @@ What the record says is the coordinator's (`averaging.coordinator`), when a roun
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import anyio.to_thread
 
 from shoal.averaging.audit import lost_in
 from shoal.averaging.coordinator import RoundCoordinator, RoundOutcome
-from shoal.averaging.journal import follows, write_round
+from shoal.averaging.journal import Genesis, follows, record_files, write_genesis, write_round
 from shoal.client.checkpoints import Checkpointing
 from shoal.client.data_link import DataLink
 from shoal.client.homes import Homes
@@ -25,7 +27,7 @@ from shoal.client.succession import inherit
 from shoal.config.schema import Config
 from shoal.errors import ControlError, RecordRejected
 from shoal.events.incidents import CostsUnknown, StepsLost
-from shoal.events.run import CodecChosen, RecordAwaited, RoundNotWritten, RoundRecorded, RunTakenOver
+from shoal.events.run import CodecChosen, RecordAwaited, RecordRestored, RoundNotWritten, RoundRecorded, RunTakenOver
 from shoal.runtime.patient_thread import run_in_thread
 from shoal.swarm.records import parameters_of
 from shoal.swarm.round_effects import RoundReady
@@ -163,29 +165,43 @@ async def write(outcome: RoundOutcome, log_dir: Path, ledger: Ledger) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    record = outcome.record
-    slow = RecordAwaited(record.round, str(log_dir), _SLOW_S)
     # The event loop has connections to keep meanwhile.
-    said = asyncio.get_running_loop().call_later(_SLOW_S, ledger.note, slow)
+    with _said_if_slow(outcome.record.round, log_dir, ledger), anyio.CancelScope(shield=True):
+        await run_in_thread(write_round, log_dir, outcome.record, outcome.signed)
+
+
+async def write_beginning(genesis: Genesis, log_dir: Path, ledger: Ledger) -> None:
+    """Write D_0, and say so where the disk takes long; whoever ends before the first round does without.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with _said_if_slow(0, log_dir, ledger):
+        await anyio.to_thread.run_sync(write_genesis, log_dir, genesis, abandon_on_cancel=True)
+
+
+@contextmanager
+def _said_if_slow(round: int, log_dir: Path, ledger: Ledger) -> Generator[None]:
+    said = asyncio.get_running_loop().call_later(_SLOW_S, ledger.note, RecordAwaited(round, str(log_dir), _SLOW_S))
     try:
-        with anyio.CancelScope(shield=True):
-            await run_in_thread(write_round, log_dir, record, outcome.signed)
+        yield
     finally:
         said.cancel()
 
 
 async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledger) -> bool:
-    """Write the record that the replicas were told to swap to, if it is the next one. Shielded, and bounded in time.
+    """Write the record that the replicas were told to swap to, if it is the next one, or what stands there for it is
+    damaged. Shielded, and bounded in time.
 
     Between `CommitRecord` and the file of the record there is time for a Ctrl-C. The replicas hold the record then, and
-    without the file nobody could check what they hold.
+    without the file nobody could check what they hold, nor fetch the model from them.
 
     Args:
         standing: what the coordinator knows; None: no round has been committed, and D_0 stands.
         log_dir: of this client; may hold records of another chain.
 
     Returns:
-        Whether it was written.
+        Whether it was written, and never before.
 
     Raises:
         RecordRejected: a file that is there is no record.
@@ -194,13 +210,17 @@ async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledge
     if standing is None:
         return False
 
-    def write() -> bool:
+    def write() -> tuple[bool, bool]:
         is_next = follows(log_dir, standing.record)
+        was_there = any(round == standing.record.round for round, _ in record_files(log_dir))
         if is_next:
             write_round(log_dir, standing.record, standing.signed)
-        return is_next
+        return is_next, was_there
 
     with anyio.move_on_after(_PATIENCE_S, shield=True):
-        return await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+        is_written, was_there = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+        if is_written and was_there:
+            ledger.note(RecordRestored(standing.record.round))
+        return is_written and not was_there
     ledger.note(RoundNotWritten(standing.record.round, _PATIENCE_S))
     return False

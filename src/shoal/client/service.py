@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from shoal.averaging.signing import Signer
+from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.client import Beginning, Client, ClientRun
 from shoal.client.diary import FILE_NAME as DIARY_FILE
 from shoal.client.diary import Diary
@@ -43,6 +44,7 @@ from shoal.pipeline.role_hooks import role_hooks
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import RoleReady, RunSummary, RunUnwanted, StartDataServer, UserNotice
+from shoal.runtime.patient_thread import run_in_thread
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
 from shoal.transport.base import Endpoint
@@ -82,7 +84,10 @@ async def main(payload: bytes, control: RoleControl) -> None:
             raise ControlError(f"the data server could not be started: {answer.error}")
         membership = Membership(clock)
         joined, trained = anyio.Event(), anyio.Event()
-        client = _build(spec, endpoint, membership, diary, control, clock)
+        signer = Signer(spec.identity, swarm_authority(spec.swarm_key), spec.run_id)
+        # A disk or a store of objects, which may take its time.
+        checkpoint = await run_in_thread(needed_checkpoint, spec.resumed, diary.saved, signer.unseal)
+        client = _build(spec, endpoint, membership, diary, signer, checkpoint, control, clock)
         turn, end = client.turn_taken.event, RunEnd()
 
         async def take_part() -> None:
@@ -179,10 +184,11 @@ def _build(
     endpoint: Endpoint,
     membership: Membership,
     diary: Diary,
+    signer: Signer,
+    checkpoint: StoredCheckpoint | None,
     control: RoleControl,
     clock: Clock,
 ) -> Client:
-    signer = Signer(spec.identity, swarm_authority(spec.swarm_key), spec.run_id)
     run = ClientRun(
         config=spec.config(),
         run_id=spec.run_id,
@@ -191,7 +197,7 @@ def _build(
         monitor=spec.monitor,
         diary=diary,
         beginning=Beginning(spec.expected_servers, spec.succeeds, spec.patient),
-        checkpoint=needed_checkpoint(spec.resumed, diary.saved, signer.unseal),
+        checkpoint=checkpoint,
     )
     return Client(
         run,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import anyio
 
-from shoal.clock import Clock
+from shoal.clock import Clock, SystemClock
 from shoal.control.membership import Membership, sequence_at
 from shoal.control.read_pace import SLOW_READ_S, ReadPace
 from shoal.control.records import (
@@ -31,6 +31,7 @@ from shoal.control.view_builder import is_server_topic
 from shoal.errors import BootstrapError, InvariantViolation
 from shoal.events.base import emit
 from shoal.events.registry import (
+    ClockCaughtUp,
     RegistryDhtBack,
     RegistryDhtLost,
     RegistryDhtUnreachable,
@@ -255,6 +256,11 @@ class Registry:
             self.membership.clocks(self._store.clock_differences)
         if timer.cancelled_caught:
             emit(logger, RegistryReadGivenUp(READ_TIMEOUT_S))
+        ahead_s = self._store.clock_difference_s
+        if ahead_s is not None and (behind_s := SystemClock.catch_up(ahead_s)):
+            emit(logger, ClockCaughtUp(round(behind_s)))
+            self._dirty |= set(self._own)
+            self._wake.notify()
 
     async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
         """Wait, but not much longer once a peer is lost or found, a caller waits for a change, or the node dies.

@@ -107,6 +107,14 @@ class ClockDiffers(Event, frozen=True, tag="clock.differs"):
     ahead_s: int
 
 
+class ClockCaughtUp(Event, frozen=True, tag="clock.caught_up"):
+    """The time of records goes on from the wall clock, which agrees with other hosts: this one has not counted for so
+    long, as a virtual machine that was paused."""
+
+    level = WARNING
+    behind_s: int
+
+
 class PeerOtherVersion(Event, frozen=True, tag="peer.other_version"):
     """A peer has another version of shoal, and takes no part."""
 

@@ -252,6 +252,15 @@ class RoundNotWritten(Event, frozen=True, tag="round.not_written"):
     waited_s: float
 
 
+class RecordRestored(Event, frozen=True, tag="record.restored"):
+    """The file of the newest record was no record any more when the client ended, which has written it again."""
+
+    level = WARNING
+    why = "the disk is failing, or somebody has changed the file"
+    says = "the record of round {round} was damaged on the disk, and is written again from what the client knows"
+    round: int
+
+
 class EvaluationDone(Event, frozen=True, tag="evaluation.done"):
     """The whole held-out set has been evaluated.
 

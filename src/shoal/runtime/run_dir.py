@@ -4,7 +4,8 @@
 `/tmp/shoal-<uid>/<8 hex>`. A run holds a lock on its directory for as long as it lives, so one that nobody locks is a
 dead run's and is removed by the next one. Creating and removing are serialised by a lock on the parent. Ports are
 claimed by sockets that the run holds as long, folders by locks. All of it is gone when the run is. A launcher leaves a
-note there of what it runs (`RunNote`), so that other commands of its user find it.
+note there of what it runs (`RunNote`), so that other commands of its user find it. Whoever clears the directory away
+while the run lives does not end it: its processes make it again, and it is locked as soon as it is there.
 """
 
 from __future__ import annotations
@@ -57,11 +58,10 @@ class RunDir:
             _remove_dead(root)
             self._claims: list[socket.socket] = []
             self._folders: list[int] = []
+            self._note: RunNote | None = None
             self.path = root / _new_name()
             self.path.mkdir(mode=0o700)
-            # Not a file in it: of what nobody touches for days /tmp is cleared, unless the directory is locked.
-            self._lock_fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            self._lock_fd = _made_and_locked(self.path)
 
     def socket_path(self, name: str) -> Path:
         """Return the path of a Unix socket in this directory.
@@ -115,6 +115,28 @@ class RunDir:
             ConfigError: it cannot be written.
         """
         write_note(self.path, note)
+        self._note = note
+
+    def restore(self) -> None:
+        """Make the directory again, and the note in it, where somebody has cleared them away.
+
+        Raises:
+            BlockingIOError: another process is making or removing directories at this moment.
+            ConfigError: it cannot be made.
+            OSError: it cannot be looked at.
+        """
+        if not self._is_there:
+            before, self._lock_fd = self._lock_fd, keep_directory(self.path, waits=False)
+            os.close(before)
+        if self._note is not None and not (self.path / NOTE_NAME).exists():
+            write_note(self.path, self._note)
+
+    @property
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._lock_fd))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Remove the directory, and give up what was claimed; the second call does nothing."""
@@ -132,6 +154,37 @@ class RunDir:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+def keep_directory(path: Path, *, waits: bool = True) -> int:
+    """Make the directory of a run again that was cleared away, if nobody has yet, and return the descriptor that keeps
+    it the directory of a living run until it is closed.
+
+    Args:
+        waits: for processes that are making or removing directories.
+
+    Raises:
+        BlockingIOError: there is one, and it is not waited for.
+        ConfigError: it cannot be made, or its parent belongs to another user.
+    """
+    _make_private(path.parent)
+    try:
+        with locked(path.parent / _LOCK_NAME, waits=waits):
+            return _made_and_locked(path)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot make the runtime directory {path}: {error.strerror}") from error
+
+
+def _made_and_locked(path: Path) -> int:
+    """Return the descriptor that holds the lock; the caller holds that of the parent, so nobody sees it without."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    # Not a file in it: of what nobody touches for days /tmp is cleared, unless the directory is locked.
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # Shared by the launcher and those of its roles that had to make it again.
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 def socket_path(directory: Path, name: str) -> Path:

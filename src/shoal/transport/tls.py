@@ -32,8 +32,9 @@ from shoal.runtime.sealed_memory import has_memfd
 
 _AUTHORITY_LABEL: Final = b"shoal certificate authority 1"
 _AUTHORITY_NAME: Final = "shoal swarm"
-# Clocks of strangers' machines may be far off, and keys are changed with the swarm key: the dates bind nothing.
-_NOT_BEFORE: Final = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+# Clocks of strangers' machines may be far off, as of one that begins at 1970 where nothing keeps its time, and keys are
+# changed with the swarm key: the dates bind nothing.
+_NOT_BEFORE: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NOT_AFTER: Final = dt.datetime(9999, 12, 31, tzinfo=dt.UTC)
 
 

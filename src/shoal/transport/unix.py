@@ -24,6 +24,7 @@ from shoal.events.base import emit
 from shoal.events.links import SocketGone
 from shoal.ids import PeerId, RunId
 from shoal.runtime.linux_calls import LinuxCall, has
+from shoal.runtime.run_dir import keep_directory
 from shoal.transport.connection import Connection
 from shoal.transport.limits import DEFAULT_LIMITS, TransportLimits
 from shoal.transport.peers import StreamEndpoint
@@ -56,6 +57,7 @@ class UnixCarrier:
         self._server: asyncio.Server | None = None
         self._accept: Callable[[], Connection] | None = None
         self._problem: str | None = None
+        self._kept: int | None = None  # keeps the directory that this one had to make again
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -71,12 +73,19 @@ class UnixCarrier:
             return connection
 
         self._accept = accept
-        await self._listen()
+        if self._path is not None:
+            await self._listen(self._path, accept, waits=True)
 
-    async def _listen(self) -> None:
-        if self._path is not None and self._accept is not None:
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_unix_server(self._accept, sock=_bind(self._path), backlog=_BACKLOG)
+    async def _listen(self, path: Path, accept: Callable[[], Connection], *, waits: bool) -> None:
+        if not path.parent.is_dir():
+            self._keep(keep_directory(path.parent, waits=waits))
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(accept, sock=_bind(path), backlog=_BACKLOG)
+
+    def _keep(self, directory: int | None) -> None:
+        before, self._kept = self._kept, directory
+        if before is not None:
+            os.close(before)
 
     async def listen_again(self) -> None:
         if self._path is None or self._accept is None or self._path.exists():
@@ -86,8 +95,10 @@ class UnixCarrier:
             before.close()
         said, self._problem = self._problem, None
         try:
-            _make_private(self._path.parent)
-            await self._listen()
+            await self._listen(self._path, self._accept, waits=False)
+        except BlockingIOError:
+            self._problem = said  # the next time
+            return
         except (ConfigError, OSError) as error:
             self._problem = str(error)
         if self._problem is None or self._problem != said:
@@ -111,6 +122,7 @@ class UnixCarrier:
             self._server.close()
             self._server = None
             self._path.unlink(missing_ok=True)
+        self._keep(None)
 
     def _prepare(self, connection: Connection, sock: socket.socket) -> None:
         """Set the socket's buffers, and refuse what belongs to another user.
@@ -167,7 +179,6 @@ def _bind(path: Path) -> socket.socket:
         raise ConfigError(f"the socket path {path} is longer than {_MAX_PATH_BYTES} bytes: choose a shorter folder")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(path)
         listener.bind(os.fspath(path))
         path.chmod(0o600)
@@ -178,13 +189,6 @@ def _bind(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _make_private(directory: Path) -> None:
-    """Make a directory and those above it which are missing, for their owner alone."""
-    if not directory.exists():
-        _make_private(directory.parent)
-        directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def _remove_stale(path: Path) -> None:

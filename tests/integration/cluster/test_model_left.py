@@ -29,6 +29,7 @@ from shoal.data.source import Source
 from shoal.errors import ConfigError, RecordRejected, StateMismatch
 from shoal.ids import PeerId
 from shoal.inference.evaluation import held_out_loss
+from shoal.wire.messages.control import EvalReport
 from shoal.wire.messages.round import RecordPrepared
 from shoal.wire.messages.step import Forward
 from shoal.wire.messages.transfer import Chunk
@@ -172,6 +173,30 @@ async def test_an_interrupted_run_leaves_the_model_of_its_last_record(make_clust
         assert result.records[-1].round < 50
         assert result.summary["model_round"] == result.records[-1].round
         shoal.load_model(cluster.host.log_dir / "model")
+
+
+async def test_a_record_that_is_damaged_before_the_run_ends_is_written_again_and_its_model_is_left(
+    make_cluster: MakeCluster,
+) -> None:
+    async with make_cluster(text()) as cluster:
+        path = cluster.host.log_dir / "rounds" / "round_0002.json"
+        whole: list[bytes] = []
+
+        def damage() -> None:
+            whole.append(path.read_bytes())
+            path.write_bytes(whole[0][:100])
+
+        cluster.when(EvalReport, action=damage, base_round=2)
+        result = await cluster.run()
+        assert path.read_bytes() == whole[0]
+        assert (result.summary["model_round"], result.summary["rounds_unread"]) == (2, [])
+        [said] = [event for event in told(cluster) if event["event"] == "record.restored"]
+        assert said["says"].startswith("the record of round 2 was damaged on the disk")
+        shoal.load_model(cluster.host.log_dir / "model")
+
+
+def told(cluster: Cluster) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (cluster.host.log_dir / "events.jsonl").read_text().splitlines()]
 
 
 async def test_what_is_prepared_too_late_is_not_committed_once_the_last_record_is_on_the_disk(

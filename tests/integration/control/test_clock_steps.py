@@ -159,3 +159,19 @@ async def test_a_peer_that_starts_with_a_wrong_clock_is_believed_by_nobody_and_s
         # What is stored here by who is ahead is refused and named; of who is behind nothing comes that is not expired.
         named = [(ahead_s, name) for ahead_s, name in scene.node.clock_differences.values()]
         assert named == [(pytest.approx(offset_s, abs=60), "server 0@unnamed")] * (offset_s > 0)
+
+
+async def test_a_peer_that_has_not_counted_for_an_hour_takes_part_again_once_its_wall_clock_is_set(short: Path) -> None:
+    """As a virtual machine that was paused: it is behind until then, whatever it reads."""
+    async with beside(short, -HOUR_S) as scene:
+        scene.announce(1.0)
+        await scene.other.until(lambda output: "differs" in output)
+        await scene.other.tell(f"step {HOUR_S}")  # set to something that nobody else says
+        await scene.other.until(lambda output: "stepped" in output)
+        said = scene.other.output.count("differs")
+        await scene.other.until(lambda output: output.count("differs") > said + 3)
+        assert "sees" not in scene.other.output
+        await scene.other.tell("step 0")
+        await scene.other.until(lambda output: "sees 1.0" in output)
+        await scene.other.tell("load 5")
+        await scene.sees(5.0)

@@ -22,6 +22,7 @@ from tests.alongside import until
 
 from shoal.errors import ConfigError
 from shoal.ids import PeerId, RunId
+from shoal.runtime.run_dir import remove_dead_dir
 from shoal.transport import peers
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
@@ -115,6 +116,7 @@ async def test_a_socket_that_somebody_has_removed_is_made_again(
     endpoint: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, limits = folder / "of the run" / "a", TransportLimits(listen_again_s=0.01)
+    path.parent.mkdir(mode=0o700)
     a = await endpoint(A, path=path, limits=limits)
     b = await endpoint(B)
     b.introduce(a.hop)
@@ -126,6 +128,7 @@ async def test_a_socket_that_somebody_has_removed_is_made_again(
     path.parent.unlink()
     await until(lambda: [each for each in _told_of(caplog) if not each.problem])
     assert (stat.S_IMODE(path.parent.stat().st_mode), stat.S_IMODE(path.stat().st_mode)) == (0o700, 0o600)
+    assert not remove_dead_dir(path.parent), "other commands of this user see that somebody lives in it"
     c = await endpoint(C)
     c.introduce(a.hop)
     c.post(A, Opened(step(2)))
@@ -134,6 +137,7 @@ async def test_a_socket_that_somebody_has_removed_is_made_again(
     assert all(each in taken for each in (PeerUp(C), Received(C, Opened(step(2))), Received(B, Opened(step(3)))))
     await a.aclose()
     assert not path.exists()
+    assert remove_dead_dir(path.parent)
 
 
 def _told_of(caplog: pytest.LogCaptureFixture) -> list[Any]:

@@ -122,6 +122,22 @@ def test_records_are_in_the_order_of_their_rounds_also_where_names_get_another_d
     assert [record.round for record, _ in read_records(tmp_path / "left/1")] == [10001, 100000]
 
 
+def test_a_record_follows_those_before_it_also_where_its_own_file_is_damaged(tmp_path: Path) -> None:
+    first, signed = make_record(1)
+    write_round(tmp_path, first, signed)
+    second = msgspec.structs.replace(first, round=2, previous=record_hash(signed))
+    write_round(tmp_path, second, seal(second))
+    assert not follows(tmp_path, second), "it is there"
+    (tmp_path / "rounds/round_0002.json").write_text("{")
+    assert follows(tmp_path, second)
+    assert not follows(tmp_path, msgspec.structs.replace(second, previous="another"))
+    (tmp_path / "rounds/round_0001.json").write_text("{")
+    with pytest.raises(RecordRejected, match=r"round_0001\.json is no round record"):
+        follows(tmp_path, second)
+    (tmp_path / "rounds/round_0002.json").unlink()
+    assert follows(tmp_path, first)
+
+
 def test_steps_are_one_line_each_with_peer_and_stage(tmp_path: Path) -> None:
     write(tmp_path, 1, both(entry(0, 0, 4), entry(1, 4, 8)))
     lines = read_steps(tmp_path, 1)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.unit.runtime.lockless import without_locks
 
+from shoal.cli import joining
 from shoal.cli.joining import (
     LastingIdentities,
     addresses,
@@ -17,6 +21,7 @@ from shoal.cli.joining import (
 )
 from shoal.config import load_config
 from shoal.errors import ConfigError
+from shoal.ids import PeerId
 
 ROOT = Path(__file__).parents[3]
 ONE, TWO = "/ip4/10.0.0.1/tcp/50000/p2p/A", "/ip4/10.0.0.2/tcp/50000/p2p/B"
@@ -32,6 +37,23 @@ def test_identities_last_and_two_launchers_share_none(tmp_path: Path) -> None:
     assert again.identity("server", 0).peer_id == known
     again.close()
     second.close()
+
+
+def test_hosts_with_one_home_share_no_identity_though_its_disk_tells_neither_of_the_other_s_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "always_answers", lambda _: False)
+    found: list[PeerId] = []
+    for host in ("box1", "box2", "box1"):
+        monkeypatch.setattr(platform, "node", lambda host=host: host)
+        with closing(LastingIdentities("servers", tmp_path)) as identities:
+            found.append(identities.identity("server", 0).peer_id)
+    assert found[0] == found[2] != found[1]
+
+
+def test_identities_last_on_a_disk_that_knows_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(tmp_path, monkeypatch)
+    test_identities_last_and_two_launchers_share_none(tmp_path)
 
 
 def test_identities_that_cannot_be_kept_are_an_error_of_the_user(tmp_path: Path) -> None:

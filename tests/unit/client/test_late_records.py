@@ -13,6 +13,7 @@ from tests.unit.client.noted import NotedLedger
 
 from shoal.averaging.audit import Audit
 from shoal.averaging.coordinator import RoundOutcome
+from shoal.averaging.journal import Genesis
 from shoal.client import client, round_records
 from shoal.client.model_export import ModelExport, ModelLeft
 from shoal.client.round_records import RoundRecords
@@ -70,6 +71,28 @@ async def test_a_disk_that_takes_long_for_a_record_is_named_and_waited_for(
     monkeypatch.setattr(round_records, "_SLOW_S", 60.0)
     await round_records.write(outcome, tmp_path, ledger)
     assert len(ledger.noted) == 1
+
+
+async def test_a_disk_that_takes_long_for_the_beginning_of_a_run_is_named_and_keeps_nobody_who_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, ledger, noted = threading.Event(), NotedLedger(), anyio.Event()
+    monkeypatch.setattr(round_records, "write_genesis", lambda *_: answers.wait())
+    monkeypatch.setattr(round_records, "_SLOW_S", 0.01)
+
+    def note(event: Event) -> None:
+        ledger.noted.append(event)
+        noted.set()
+
+    monkeypatch.setattr(ledger, "note", note)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(round_records.write_beginning, cast(Genesis, None), tmp_path, ledger)
+            await noted.wait()
+            tasks.cancel_scope.cancel()
+    finally:
+        answers.set()
+    assert ledger.noted == [RecordAwaited(0, str(tmp_path), 0.01)]
 
 
 class _Ticks:

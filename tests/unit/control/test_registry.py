@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import anyio
@@ -51,7 +52,7 @@ class _Store:
     def __init__(self, shelf: Shelf, peer: str) -> None:
         self.alive = True
         self.maddrs = (f"/maddr/of/{peer}",)
-        self.clock_difference_s = None
+        self.clock_difference_s: float | None = None
         self.clock_differences = {}
         self.revivals = 0
         self.full = False
@@ -185,6 +186,24 @@ async def test_a_dead_node_is_revived_and_everything_is_announced_again(caplog: 
             await late.membership.wait_for(lambda v: v.replica(me.peer_id) is not None)
     assert store.revivals == 2
     assert "registry.dht_unreachable" in caplog.text
+
+
+async def test_who_has_not_counted_for_an_hour_announces_itself_anew_once_it_knows_the_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.control.registry.RENEW_S", 3600.0)
+    mine, store, _ = _registry({})
+    right_unix_s = time.time()
+    monkeypatch.setattr(SystemClock, "_began_unix_s", SystemClock._began_unix_s - 3600.0)
+    async with alongside(mine.run):
+        mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
+        await until(lambda: store.num_stored["stage.0"])
+        store.clock_difference_s = 3600.0
+        with mine.membership.eager():
+            await until(lambda: store.num_stored["stage.0"] > 1)
+    assert mine.membership.next_expiry_unix_s > right_unix_s
+    [event] = [each for each in caplog.records if each.getMessage() == "clock.caught_up"]
+    assert event.__dict__["behind_s"] == pytest.approx(3600, abs=30)
 
 
 class _CountingClock(_Clock):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import stat
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.runtime.run_dir import FoundDir, RunDir, RunNote, found_dirs, remove_dead_dir, socket_path
+from shoal.runtime.file_locks import locked
+from shoal.runtime.run_dir import FoundDir, RunDir, RunNote, found_dirs, keep_directory, remove_dead_dir, socket_path
 
 
 def test_the_directory_is_private_short_and_gone_at_the_end(tmp_path: Path) -> None:
@@ -155,6 +157,41 @@ def test_a_run_lives_whatever_is_cleared_out_of_its_directory(tmp_path: Path) ->
         with RunDir(tmp_path):
             assert run_dir.path.is_dir()
         assert not remove_dead_dir(run_dir.path)
+
+
+def test_a_run_whose_directory_is_cleared_away_has_it_again_and_nobody_takes_it_for_a_dead_one(tmp_path: Path) -> None:
+    note = RunNote(run_id="gpt-1", hosts="servers", launcher_pid=1, begun_unix_s=1.5, log_dir="/logs")
+    with RunDir(tmp_path) as run_dir:
+        run_dir.announce(note)
+        alive = [FoundDir(run_dir.path, note, is_alive=True)]
+        run_dir.restore()
+        assert found_dirs(tmp_path) == alive
+        shutil.rmtree(run_dir.path.parent)
+        kept = keep_directory(run_dir.path)  # by a role, which misses its socket
+        assert found_dirs(tmp_path) == [FoundDir(run_dir.path, None, is_alive=True)]
+        run_dir.restore()
+        os.close(kept)  # that role has ended
+        assert found_dirs(tmp_path) == alive
+        with RunDir(tmp_path):
+            assert not remove_dead_dir(run_dir.path)
+        (run_dir.path / "run.json").unlink()
+        run_dir.restore()
+        assert found_dirs(tmp_path) == alive
+        with locked(run_dir.path.parent / "lock"):
+            shutil.rmtree(run_dir.path)
+            with pytest.raises(BlockingIOError):
+                run_dir.restore()
+        run_dir.restore()
+        assert found_dirs(tmp_path) == alive
+    assert found_dirs(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_made_again_says_where(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        shutil.rmtree(run_dir.path)
+        run_dir.path.touch()
+        with pytest.raises(ConfigError, match=f"cannot make the runtime directory {run_dir.path}: File exists"):
+            run_dir.restore()
 
 
 def test_a_directory_whose_lock_cannot_be_looked_at_is_nobody_elses_to_remove(

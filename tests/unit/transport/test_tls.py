@@ -45,6 +45,15 @@ def test_peers_of_one_swarm_prove_who_they_are_to_each_other_under_tls_1_3() -> 
     assert server.version() == client.version() == "TLSv1.3"
 
 
+def test_certificates_hold_on_a_machine_whose_clock_begins_at_1970() -> None:
+    [authority] = tls_contexts(ALICE, KEY).client.get_ca_certs()
+    server, _ = pair(tls_contexts(ALICE, KEY).server, tls_contexts(BOB, KEY).client)
+    own = server.getpeercert()
+    assert own is not None
+    for certificate in (authority, own):
+        assert ssl.cert_time_to_seconds(str(certificate["notBefore"])) <= 0
+
+
 def test_another_swarm_key_is_refused_and_the_user_told_how_to_compare() -> None:
     with pytest.raises(ssl.SSLCertVerificationError) as caught:
         pair(tls_contexts(ALICE, KEY).server, tls_contexts(BOB, b"x" * 32).client)

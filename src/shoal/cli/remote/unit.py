@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -36,6 +37,7 @@ from shoal.cli.remote.unit_messages import (
 from shoal.cli.remote.unit_starts import OUTPUT, service_name, start_service, start_session, systemctl
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import MALFORMED, ConfigError
+from shoal.file_thread import always_answers
 from shoal.runtime.durable_files import put_private, put_whole
 from shoal.runtime.process_info import read_stat
 
@@ -55,12 +57,14 @@ class _Note(msgspec.Struct, frozen=True):
     Attributes:
         pid: of its session's first process; 0: systemd knows.
         started_s: tells that process from another one which has its number.
+        host: empty: an earlier version does not say it.
     """
 
     unit: Unit
     since_unix_s: float
     pid: int
     started_s: float
+    host: str = ""
 
 
 async def answer(request: Request) -> Units:
@@ -93,6 +97,11 @@ async def _start(request: StartUnit) -> Units:
         await _end([unit.name], patience_s=20.0)
         verb = "started anew"
     folder = _folder(unit.name)
+    if note is not None and note.host not in ("", platform.node()) and not always_answers(folder / NOTE):
+        raise ConfigError(
+            f"{folder} is that of {note.host}, which has the same home folder: what runs there would not be known any "
+            f"more. Give each host a home of its own, or remove {folder / NOTE} if nothing runs there"
+        )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, text in unit.files.items():
         put_whole(folder / name, text.encode(), lasting=False)
@@ -105,7 +114,7 @@ async def _start(request: StartUnit) -> Units:
         pid = start_session((*unit.argv, *request.this_time), folder)
     stat = read_stat(pid) if pid else None
     started_s = 0.0 if stat is None else stat.started_s
-    put_private(folder / NOTE, msgspec.json.encode(_Note(unit, since_unix_s, pid, started_s)))
+    put_private(folder / NOTE, msgspec.json.encode(_Note(unit, since_unix_s, pid, started_s, platform.node())))
     _remove_unused_installations()
     return Units((_state(unit.name, 1),), changed=verb)
 

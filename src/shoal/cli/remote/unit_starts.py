@@ -60,7 +60,8 @@ def service_text(unit: Unit, folder: Path, this_time: Sequence[str] = ()) -> str
     return (
         f"[Unit]\nDescription=shoal {unit.name}\n{limit}\n[Service]\nExecStart={command}\n"
         f"WorkingDirectory={folder}\nStandardOutput=append:{folder / OUTPUT}\nStandardError=inherit\n"
-        f"KillSignal=SIGINT\nTimeoutStopSec=60\n{again}{wanted}"
+        # Its processes end by the first one, and one that the kernel kills for want of memory is started again.
+        f"KillSignal=SIGINT\nKillMode=mixed\nTimeoutStopSec=60\nOOMPolicy=continue\n{again}{wanted}"
     )
 
 

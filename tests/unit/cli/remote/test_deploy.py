@@ -91,6 +91,11 @@ def test_units_hide_no_device(unit: str) -> None:
     assert _values(unit, "ProtectSystem") == ["strict"]
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_role_that_is_killed_for_want_of_memory_ends_no_other_one(unit: str) -> None:
+    assert (_values(unit, "OOMPolicy"), _values(unit, "KillMode")) == (["continue"], ["mixed"])
+
+
 def test_both_units_harden_alike() -> None:
     texts = [(DEPLOY / "systemd" / unit).read_text().partition("# What it may touch.")[2] for unit in UNITS]
     assert texts[0] == texts[1] != ""

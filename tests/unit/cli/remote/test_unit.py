@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import shutil
 import signal
@@ -74,6 +75,19 @@ def test_the_same_unit_is_started_once_and_another_only_if_it_may_replace_it() -
     replaced = _start(_SAYS, "again", replaces=True)
     assert (replaced.changed, replaced.differs) == ("started anew", False)
     assert replaced.units[0].pid != pid
+
+
+@pytest.mark.usefixtures("_home")
+def test_a_unit_of_a_host_with_the_same_home_folder_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("box1", "box2"):  # on a disk of its own it has got another name
+        monkeypatch.setattr(platform, "node", lambda name=name: name)
+        assert _start("raise SystemExit(7)").changed == "started"
+        while _ask(LookAtUnits()).units[0].is_running:  # nor is one that runs elsewhere a process of this host
+            pass
+    monkeypatch.setattr(platform, "node", lambda: "box3")
+    monkeypatch.setattr(unit, "always_answers", lambda _: False)
+    with pytest.raises(ConfigError, match=r"herd-servers is that of box2, which has the same home folder"):
+        _start("raise SystemExit(7)")
 
 
 @pytest.mark.usefixtures("either_way", "_home")
@@ -187,6 +201,8 @@ def test_its_service_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert "Restart=on-failure" in text
     assert re.search(r"\[Unit\][^[]*StartLimitIntervalSec=1800\nStartLimitBurst=10\n", text), "not for ever"
     assert "WantedBy=default.target" in text
+    assert "KillMode=mixed\n" in text
+    assert "OOMPolicy=continue\n" in text, "a server that is killed for want of memory ends no other one"
     once = unit_starts.service_text(msgspec.structs.replace(one, is_lasting=False), tmp_path)
     assert "Restart" not in once
     if (analyze := shutil.which("systemd-analyze")) is not None:
