@@ -113,14 +113,13 @@ class Deadline:
 
 @dataclass(slots=True)
 class Backoff:
-    """Growing pauses between attempts: `first_s`, then times `factor`, at most `max_s`, each shortened at random.
+    """Growing pauses between attempts: `first_s`, then twice the one before, at most `max_s`, each shortened at random.
 
     The random part (down to `1 - jitter` of the pause) keeps peers that failed together from coming back together.
     """
 
     first_s: float
     max_s: float
-    factor: float = 2.0
     jitter: float = 0.5
     rng: random.Random = field(default_factory=random.Random)
     _attempts: int = 0
@@ -128,7 +127,7 @@ class Backoff:
     def next_delay_s(self) -> float:
         """Return the next pause in seconds and count the attempt."""
         # The exponent is bounded so that a peer that is away for days cannot overflow a float.
-        full_s = min(self.max_s, self.first_s * self.factor ** min(self._attempts, 64))
+        full_s = min(self.max_s, self.first_s * 2.0 ** min(self._attempts, 64))
         self._attempts += 1
         return full_s * (1.0 - self.jitter * self.rng.random())
 

@@ -205,7 +205,6 @@ class PlaceTaken(StorageError):
     """Another process writes checkpoints to the folder at this moment.
 
     Attributes:
-        location: The folder.
         holder: The process, and its host.
     """
 

@@ -92,7 +92,6 @@ class FileThread:
         """Do nothing yet.
 
         Args:
-            name: of the thread.
             late: called once each time that the disk begins to be waited for; not by the thread.
             path: of the file; the thread is not needed if it `always_answers`. None: it may not.
         """

@@ -26,7 +26,7 @@ from shoal.clock import Clock
 from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox
 from shoal.swarm.content_transfer import CHUNK_BYTES, ChunkPlan
 from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, PeerLost, Received
@@ -102,8 +102,7 @@ class Contents:
         self._hashing = anyio.Lock()
         self._requests: dict[PeerId, dict[Request, None]] = {}
         self._in_vain: dict[PeerId, Want] = {}
-        self._new: list[PeerId] = []
-        self._has_new = Signal()
+        self._new = Mailbox[PeerId]()
         self._fetches: list[ContentFetch] = []
 
     def offer(self, name: ContentName, offered: Offered) -> None:
@@ -153,10 +152,8 @@ class Contents:
     async def run(self) -> None:
         """Serve until cancelled."""
         async with anyio.create_task_group() as tasks:
-            while True:
-                while self._new:
-                    tasks.start_soon(self._serve, self._new.pop())
-                await self._has_new.wait()
+            async for peer in self._new:
+                tasks.start_soon(self._serve, peer)
 
     # -- parts
 
@@ -165,8 +162,7 @@ class Contents:
         waiting = self._requests.get(peer)
         if waiting is None:
             waiting = self._requests[peer] = {}
-            self._new.append(peer)
-            self._has_new.notify()
+            self._new.put(peer)
         waiting[request] = None
         return len(waiting)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, TypeVarTuple
@@ -39,7 +38,7 @@ from shoal.events.rounds import (
 )
 from shoal.ids import PeerId, StepKey
 from shoal.optim.fragments import Fragment
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox
 from shoal.swarm.records import Tip, names, outcome_of, payload_in, record_hash
 from shoal.swarm.round_effects import (
     CloseSteps,
@@ -160,8 +159,7 @@ class RoundMember:
             endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, source.is_behind
         )
         self._source = source
-        self._jobs: deque[_Job] = deque()
-        self._has_jobs = Signal()
+        self._jobs = Mailbox[_Job]()
         self._ring_scope = anyio.CancelScope()
         self._fetch_scope = anyio.CancelScope()
         self._sent_before = self._sent_bytes()
@@ -203,7 +201,7 @@ class RoundMember:
         Args:
             num_targets: What it brings to the round.
         """
-        self._put(_EncodeCut(round, num_targets))
+        self._jobs.put(_EncodeCut(round, num_targets))
 
     def stay(self, reason: str) -> None:
         """Answer an order to move (`Relocate`): the server cannot."""
@@ -254,20 +252,18 @@ class RoundMember:
                 await self._source.settled(self.base)
                 self._steps.start_round(self._machine.round, self._machine.tip.hash)
                 self._resume()
-            while True:
-                while self._jobs:
-                    match self._jobs.popleft():
-                        case CloseSteps(round):
-                            tasks.start_soon(self._close, round)
-                        case _EncodeCut(round, num_targets):
-                            tasks.start_soon(self._encode, round, num_targets)
-                        case RunRing(quorum):
-                            self._start_ring(tasks, quorum)
-                        case Swap() as swap:
-                            await self._swap(swap)
-                        case Fetch() as order:
-                            self._start_fetch(tasks, order)
-                await self._has_jobs.wait()
+            async for job in self._jobs:
+                match job:
+                    case CloseSteps(round):
+                        tasks.start_soon(self._close, round)
+                    case _EncodeCut(round, num_targets):
+                        tasks.start_soon(self._encode, round, num_targets)
+                    case RunRing(quorum):
+                        self._start_ring(tasks, quorum)
+                    case Swap():
+                        await self._swap(job)
+                    case Fetch():
+                        self._start_fetch(tasks, job)
 
     def _do(self, effects: Sequence[MemberEffect]) -> None:
         for effect in effects:
@@ -278,7 +274,7 @@ class RoundMember:
                     self._endpoint.introduce(hop)
                 case ResolveStep(fate):
                     self._steps.resolve(fate.key, fate.commit, fate.scale, fate.lr, fate.skipped)
-                    self._put(CloseSteps(fate.round))
+                    self._jobs.put(CloseSteps(fate.round))
                 case Pin(hashes):
                     self._state.pin(hashes)
                 case ReplicaOut(_, reason):
@@ -288,11 +284,7 @@ class RoundMember:
                 case Relocate():
                     self._tell(effect)
                 case CloseSteps() | RunRing() | Swap() | Fetch():
-                    self._put(effect)
-
-    def _put(self, job: _Job) -> None:
-        self._jobs.append(job)
-        self._has_jobs.notify()
+                    self._jobs.put(effect)
 
     def _tell(self, event: RoundEvent) -> None:
         if self._events is not None:

@@ -26,7 +26,7 @@ from shoal.averaging.digest_fetch import offered
 from shoal.codec.raw import to_wire
 from shoal.errors import MemberFault
 from shoal.ids import PeerId
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox, Signal
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.snapshots import CHUNK_BYTES, Base
 from shoal.swarm.view import SwarmView
@@ -123,8 +123,7 @@ class PayloadsAhead:
         self._ready: dict[PeerId, PayloadReady] = {}
         self._fetches: dict[PeerId, _PayloadFetch] = {}
         self._named: set[PeerId] = set()
-        self._new: list[_PayloadFetch] = []
-        self._changed = Signal()
+        self._new = Mailbox[_PayloadFetch]()
 
     def give(self, payload_P: Tensor, announced: Payload, num_targets: int = 0) -> None:
         """This replica has encoded its pseudo-gradient of the round; again if that has changed.
@@ -202,10 +201,8 @@ class PayloadsAhead:
     async def run(self) -> None:
         """Fetch until cancelled."""
         async with anyio.create_task_group() as tasks:
-            while True:
-                while self._new:
-                    tasks.start_soon(self._run, self._new.pop())
-                await self._changed.wait()
+            async for fetch in self._new:
+                tasks.start_soon(self._run, fetch)
 
     # -- parts
 
@@ -248,8 +245,7 @@ class PayloadsAhead:
             before.cancel()
         fetch = _PayloadFetch(self._contents, self._stage, peer, payload, lambda: peer in self._others())
         self._fetches[peer] = fetch
-        self._new.append(fetch)
-        self._changed.notify()
+        self._new.put(fetch)
         return fetch
 
     async def _run(self, fetch: _PayloadFetch) -> None:

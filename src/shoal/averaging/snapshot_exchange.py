@@ -12,8 +12,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -22,14 +21,13 @@ import msgspec
 from torch import Tensor
 
 from shoal.averaging.contents import Contents
-from shoal.averaging.digest_fetch import offered
-from shoal.averaging.snapshot_fetch import SnapshotFetch
+from shoal.averaging.digest_fetch import DigestFetch, offered
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.events.base import emit
 from shoal.events.state import SnapshotForged, SnapshotSearched
 from shoal.ids import PeerId
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox, Signal
 from shoal.swarm.snapshots import AskBuddy, Base, SnapshotSearch, SnapshotStore, Take, buddies
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Received
@@ -51,6 +49,26 @@ class Resumable(NamedTuple):
 
     snapshot: Snapshot
     content: Tensor
+
+
+class SnapshotFetch(DigestFetch):
+    """A snapshot whose content is on its way, or here.
+
+    Args:
+        heard: is told of each chunk that has come.
+    """
+
+    def __init__(
+        self,
+        contents: Contents,
+        snapshot: Snapshot,
+        offer: OfferSnapshot,
+        givers: Callable[[], Collection[PeerId]],
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.snapshot = snapshot
+        self.offer = offer
+        super().__init__(contents, snapshot.name, snapshot.num_bytes, givers, heard)
 
 
 class SnapshotExchange:
@@ -87,7 +105,7 @@ class SnapshotExchange:
         me = contents.endpoint.peer_id
         self._search = SnapshotSearch(me, stage, self._generation, SEARCH_S) if follows else None
         self._own: SnapshotFetch | None = None
-        self._jobs: deque[Callable[[], Coroutine[None, None, None]]] = deque()
+        self._jobs = Mailbox[Callable[[], Coroutine[None, None, None]]]()
         self._changed = Signal()
 
     # -- a new generation
@@ -177,7 +195,7 @@ class SnapshotExchange:
             self._endpoint.post(peer, NoSnapshot(snapshot.digest, reason))
             return
         coming = self._coming[peer] = SnapshotFetch(self._contents, snapshot, offer, lambda: (peer,))
-        self._jobs.append(partial(self._keep, peer, coming))
+        self._jobs.put(partial(self._keep, peer, coming))
 
     def _give_up(self, owner: PeerId) -> None:
         """What is coming from an owner does not come to its end."""
@@ -192,7 +210,7 @@ class SnapshotExchange:
                 case AskBuddy(peer):
                     self._endpoint.post(peer, AskSnapshot(self._stage, self._generation - 1))
                 case Take(snapshot):
-                    self._jobs.append(partial(self._take, snapshot))
+                    self._jobs.put(partial(self._take, snapshot))
         self._changed.notify()
 
     # -- work
@@ -203,10 +221,8 @@ class SnapshotExchange:
             tasks.start_soon(self.owner.run)
             if self._search is not None:
                 tasks.start_soon(self._find, self._search)
-            while True:
-                while self._jobs:
-                    tasks.start_soon(self._jobs.popleft())
-                await self._changed.wait()
+            async for job in self._jobs:
+                tasks.start_soon(job)
 
     async def _keep(self, owner: PeerId, coming: SnapshotFetch) -> None:
         """Get the content of an owner's snapshot, and keep it in place of the one before."""

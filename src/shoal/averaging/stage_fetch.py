@@ -18,6 +18,7 @@ from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.records import outcome_of
 from shoal.swarm.round_effects import Fetch
 from shoal.transport.base import Received
+from shoal.transport.dispatch import Handler
 from shoal.wire.messages.round import Record, StageHashes
 from shoal.wire.messages.transfer import Chunk, Have, Missing
 
@@ -34,7 +35,7 @@ async def _no_successor(state: OuterState, average: Contribution, fragment: Frag
     raise InvariantViolation("whoever begins with a whole state needs no averages before a newer record")
 
 
-class StageFetch:
+class StageFetch(Handler):
     """Fetches the state that a record names, stage by stage. A `transport.dispatch.Handler`, which comes before that of
     the contents: it only hears what donors say.
 
@@ -71,9 +72,6 @@ class StageFetch:
                 return False
         self._heard_s = self._clock.now_s()
         return False
-
-    def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
 
     async def fetch(self, stage: int, layout: StageLayout, record: Record, digest: str) -> OuterState | None:
         """Return the state of a stage, verified; None if nobody gives it."""

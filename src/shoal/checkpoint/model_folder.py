@@ -43,7 +43,6 @@ class ModelFolder:
 
     Args:
         path: The folder's place; an existing folder there is replaced as a whole.
-        layouts: The tensors of each stage.
 
     Raises:
         StorageError: The folder cannot be begun.

@@ -42,7 +42,6 @@ class ModelSource:
         tokenizer: The folder with the tokenizer's files; None: tokens are bytes, if they are known.
         is_bytes: False: without a tokenizer, nothing says what a token of the model is.
         context: Tokens of the longest text; None: as many as a sample has.
-        layouts: The tensors of each stage.
 
     Raises:
         ConfigError: The configuration describes no model.

@@ -35,6 +35,9 @@ _SECRETS: Final = re.compile(r"(?<=//)[^/@\s\"']*@|(?<=X-Amz-)[\w-]+=[^&\s\"']+|
 class ObjectPlace:
     """A prefix of a bucket. A `places.CheckpointPlace`.
 
+    Attributes:
+        store: The store as a file system of fsspec.
+
     Raises:
         ConfigError: It is no such location, or s3fs is not installed.
     """
@@ -55,27 +58,27 @@ class ObjectPlace:
             raise ConfigError(f"{location}: s3fs is not installed; pip install 'shoal[cloud]'") from error
         # What others have cached is not what is there.
         options = {"config_kwargs": _TIMEOUTS, "use_listings_cache": False, "skip_instance_cache": True}
-        self._fs: Any = s3fs.S3FileSystem(**options)
-        self._fs.retries = _ATTEMPTS
+        self.store: Any = s3fs.S3FileSystem(**options)
+        self.store.retries = _ATTEMPTS
 
     def folders(self) -> list[str]:
-        with self._told("list"):
+        with self.told("list"):
             try:
-                entries = cast("list[dict[str, Any]]", self._fs.ls(self._root, detail=True))
+                entries = cast("list[dict[str, Any]]", self.store.ls(self._root, detail=True))
             except FileNotFoundError:
                 return []
         return sorted(_name(entry) for entry in entries if entry["type"] == "directory")
 
     def sizes(self, folder: str) -> dict[str, int]:
-        with self._told("list"):
-            entries = cast("list[dict[str, Any]]", self._fs.ls(f"{self._root}/{folder}", detail=True))
+        with self.told("list"):
+            entries = cast("list[dict[str, Any]]", self.store.ls(f"{self._root}/{folder}", detail=True))
         return {_name(entry): int(entry["size"]) for entry in entries if entry["type"] == "file"}
 
     def read(self, folder: str, name: str, size_bytes: int) -> bytes:
         if not size_bytes:
             return b""  # of nothing no range can be asked for
-        with self._told("read"):
-            return cast("bytes", self._fs.cat_file(self._path(folder, name), start=0, end=size_bytes + 1))
+        with self.told("read"):
+            return cast("bytes", self.store.cat_file(self._path(folder, name), start=0, end=size_bytes + 1))
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -86,9 +89,9 @@ class ObjectPlace:
 
     def remove(self, folder: str, begun: Callable[[], None] = lambda: None) -> None:
         found = self._found(folder)
-        with self._told("remove"):
+        with self.told("remove"):
             for name in sorted(found, key=lambda name: name != MANIFEST):
-                self._fs.rm_file(self._path(folder, name))
+                self.store.rm_file(self._path(folder, name))
                 if name == MANIFEST:
                     begun()
 
@@ -107,7 +110,7 @@ class ObjectPlace:
         return ObjectFile(self, self._path(folder, name))
 
     @contextmanager
-    def _told(self, doing: str) -> Generator[None]:
+    def told(self, doing: str) -> Generator[None]:
         """Make one error of what the libraries raise.
 
         Raises:
@@ -136,50 +139,29 @@ class ObjectPlace:
     def _path(self, folder: str, name: str) -> str:
         return f"{self._root}/{folder}/{name}"
 
-    # -- for the objects that are being written
-
-    def open(self, path: str) -> Any:
-        """Begin an object of s3fs. This and the next three raise StorageError if the store cannot be used."""
-        with self._told("write"):
-            return self._fs.open(path, "wb")
-
-    def write(self, file: Any, content: memoryview) -> None:
-        """Upload a part, or keep it until there is enough for one."""
-        with self._told("write"):
-            file.write(content)
-
-    def finish(self, file: Any, path: str) -> int:
-        """Upload the rest, and return how many bytes the store has."""
-        with self._told("write"):
-            file.close()
-            return int(self._fs.info(path)["size"])
-
-    def abandon(self, file: Any) -> None:
-        """Leave no object."""
-        with self._told("leave"):
-            # Or its finaliser would upload what it has.
-            file.closed = True
-            file.discard()
-
 
 class ObjectFile:
     """An object that is being written from its beginning to its end. A `tensor_file.OutFile`."""
 
     def __init__(self, place: ObjectPlace, path: str) -> None:
         self._place, self._path = place, path
-        self._file: Any = place.open(path)
+        with place.told("write"):
+            self._file: Any = place.store.open(path, "wb")
         self._hash, self._size_bytes = hashlib.sha256(), 0
 
     def write(self, content: Buffer, offset: int | None = None) -> None:
         if offset is not None and offset != self._size_bytes:
             raise LocalProtocolError(f"{self._path} is written at {offset}, it has {self._size_bytes} bytes")
         view = memoryview(content)
-        self._place.write(self._file, view)
+        with self._place.told("write"):
+            self._file.write(view)
         self._hash.update(view)
         self._size_bytes += view.nbytes
 
     def finish(self) -> FileDigest:
-        found = self._place.finish(self._file, self._path)
+        with self._place.told("write"):
+            self._file.close()
+            found = int(self._place.store.info(self._path)["size"])
         self._file = None
         if found != self._size_bytes:
             raise StorageError(f"{self._place.location} has {found} of {self._size_bytes} bytes that it has accepted")
@@ -187,7 +169,10 @@ class ObjectFile:
 
     def close(self) -> None:
         if self._file is not None:
-            self._place.abandon(self._file)
+            with self._place.told("leave"):
+                # Or its finaliser would upload what it has.
+                self._file.closed = True
+                self._file.discard()
             self._file = None
 
 

@@ -91,10 +91,8 @@ class Checkpoint:
     Attributes:
         signed: The record whose state this is.
         genesis: D_0, as the run's `rounds/round_0000.json` has it.
-        layouts: The tensors of each stage.
         cut: The number of units of each stage.
         members: By stage, the replicas of which the record was made.
-        unix_s: Now.
         client: What the client knows beyond the records, as JSON.
     """
 

@@ -54,9 +54,6 @@ class StoredCheckpoint:
     Args:
         unsealer: Checks its record; None: it has to be of the run that the manifest names, whoever has signed it.
 
-    Attributes:
-        manifest: What it is.
-
     Raises:
         StateMismatch: It has no manifest that says what it is.
         OSError: The manifest cannot be read.

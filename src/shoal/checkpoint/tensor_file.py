@@ -156,7 +156,6 @@ class TensorFile:
             read from `path` when it is asked for.
 
     Attributes:
-        shapes: Of all tensors, by name.
         metadata: What its header says beside that.
 
     Raises:

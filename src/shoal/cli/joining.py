@@ -156,7 +156,6 @@ def continuation(config: Config, maddrs: Sequence[str]) -> Iterator[str]:
     """Yield the lines by which the user continues a run that has no client any more.
 
     Args:
-        config: of a host of servers.
         maddrs: addresses at which its roles take part in the DHT.
     """
     command = ["python", "start_trainer_client.py", *_naming(config)]

@@ -71,8 +71,6 @@ class LiveView(Display):
         """Prepare.
 
         Args:
-            config: gives the number of rounds.
-            log_dir: shown first, and after each failure.
             console: standard output if None.
         """
         super().__init__(console=console, clock=clock)
@@ -115,7 +113,6 @@ class LiveView(Display):
             summary: as in `summary.json`; None: the run did not get that far.
             failure: why it failed; None: it did not.
             path: of `summary.json`; None: it was not written.
-            log_dir: named when something failed.
             curves: the picture of how the run has learned; None: there is none.
         """
         # A run that ended in its first round has no results: without a record, what was trained is gone.

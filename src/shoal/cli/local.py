@@ -133,8 +133,6 @@ class HostRun:
 
     Attributes:
         log_dir: `logs/<run_id>`.
-        swarm_key: of all hosts of the run.
-        devices: of the servers on this host.
         baseline: whether the plain loop runs beside the swarm.
         network: how other hosts reach this one; None: there are no others.
         identity_of: see `SwarmHost`.

@@ -27,7 +27,6 @@ def export_numbers(wanted: str, log_dir: Path, form: Form, output: Path | None) 
 
     Args:
         wanted: folder or name of the run, or how its name begins; empty: the newest one.
-        form: what it is written for.
         output: a folder, made if it is missing; None: `exported-FORM` in the run's.
 
     Raises:

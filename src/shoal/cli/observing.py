@@ -80,11 +80,7 @@ def target_here(note: RunNote) -> ClientTarget:
 
 @dataclass(frozen=True)
 class SwarmObserver:
-    """Whoever looks at one swarm.
-
-    Attributes:
-        config: gives initial peers and prefix.
-    """
+    """Whoever looks at one swarm."""
 
     config: Config
     swarm_key: bytes

@@ -276,11 +276,9 @@ def forked(
     """Return the configuration of a fork, with its cut.
 
     Args:
-        config: of this host.
         origins: the keys that it sets, and where.
         changed: the shared keys that it sets otherwise than the run.
         before: the shared configuration of the run.
-        checkpoint: of the run.
 
     Raises:
         ConfigError: with all that cannot be changed.

@@ -17,7 +17,6 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
-from shoal.cli.asking import ask
 from shoal.cli.observing import ClientTarget, SwarmObserver, target_here
 from shoal.cli.run_files import written_config
 from shoal.cli.runs_here import living_runs
@@ -157,15 +156,13 @@ async def look_once(finder: Finder) -> SwarmStatus:
         RemoteError: the client of a run of this host does not answer.
     """
     if (target := finder.first()) is not None:
-        async with target.opened() as endpoint:
-            answer, _ = await ask(endpoint, target.hop, AskStatus(0), RunStatus, _FIRST_S)
+        answer, _ = await target.asked(AskStatus(0), RunStatus, _FIRST_S)
         if answer is not None:
             return _status(finder, target, answer)
     found = await finder.again()
     answer, problem = None, ""
     if (target := found.target) is not None:
-        async with target.opened() as endpoint:
-            answer, problem = await ask(endpoint, target.hop, AskStatus(0), RunStatus, _ANSWER_S)
+        answer, problem = await target.asked(AskStatus(0), RunStatus, _ANSWER_S)
         if answer is not None:
             return _status(finder, target, answer)
         problem = await target.why_unreachable() or problem

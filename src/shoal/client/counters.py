@@ -52,7 +52,6 @@ class CounterTotals:
         reports: tells the monitor the sums whenever they have changed, and what a peer has measured.
         membership: lists the servers that are there: a run may end before one has reported for the first time.
         troubles: is told what a peer had counted before, and what it has measured until now.
-        numbers: what each peer has measured.
     """
 
     endpoint: Endpoint

@@ -54,7 +54,6 @@ class DataLink:
         data_server: of the same host as the client.
         trainers: those that are there now may lease.
         launcher: starts a data server again that hangs but is not dead.
-        is_up: whether the data server is there.
         is_late: whether it is, and nobody can train since it has no batch for those who ask.
         changed: it is lost or back, or has answered.
     """

@@ -68,7 +68,6 @@ class Saved:
         ballot_number: 0 before the first ballot.
         plan: None before the first round.
         is_finished: the run is trained and evaluated.
-        recorded: samples of all records.
         servers: as the registry named them.
         base: hash of the record on top of which the round is trained.
         chain: hash of the record from which the run went on when another client last overtook this one, or when it was

@@ -21,7 +21,6 @@ class Progress:
 
     Attributes:
         round: in progress, 1-based.
-        steps: committed steps of all trainers.
         loss_first: mean loss (nats) of the first step that was not skipped.
         eval_losses: mean held-out loss (nats), by the round of the record on which it was measured.
         paused_s: how long users have paused the run between the first step and the last.

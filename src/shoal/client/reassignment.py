@@ -60,7 +60,6 @@ class Reassignment:
         """Return the view with only those replicas that may be used, at the stages that they serve.
 
         Args:
-            view: as the registry has it.
             holders: the replicas that hold the record that stands, with their stages.
         """
         stages = {

@@ -21,6 +21,7 @@ from shoal.control.seen_peers import seen_peers
 from shoal.ids import PeerId
 from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.dispatch import Handler
 from shoal.wire.messages.control import MAX_CURVE, MAX_STATE_CHARS, MAX_TOTAL, AskStatus, RunStatus, ServerNumbers
 
 
@@ -54,7 +55,7 @@ def numbers_of(peer: PeerId, values: Mapping[str, float], age_s: float) -> Serve
 
 
 @dataclass(eq=False, repr=False)
-class StatusAnswers:
+class StatusAnswers(Handler):
     """The client's side of `shoal status`."""
 
     endpoint: Endpoint
@@ -74,9 +75,6 @@ class StatusAnswers:
             return False
         self.endpoint.post(event.peer, self.status(event.message.since))
         return True
-
-    def peer_lost(self, peer: PeerId) -> None:
-        """Whoever has asked has gone."""
 
     def status(self, since: int | None = None) -> RunStatus:
         """Return how the run is now.

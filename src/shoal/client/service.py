@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,7 @@ from shoal.optim.inner import require_matches
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import RoleReady, RunSummary, RunUnwanted, StartDataServer, UserNotice
+from shoal.runtime.launcher_messages import RoleReady, RunSummary, RunUnwanted, StartDataServer
 from shoal.runtime.patient_thread import run_in_thread
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
@@ -105,7 +104,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
                 try:
                     async with anyio.create_task_group() as beside:
                         # Until the end only: when all leave, the last ones are not where the swarm can be joined.
-                        file = PeersFile(Path(spec.log_dir), spec.role, _notice(control))
+                        file = PeersFile(Path(spec.log_dir), spec.role, control.notice)
                         beside.start_soon(keep_peers_file, file, membership)
                         await turn.wait()
                         if client.has_turn:
@@ -147,7 +146,7 @@ async def opened_diary(log_dir: Path, run_id: str, control: RoleControl) -> Diar
         RecordRejected: and whatever else `Diary` raises.
     """
     loop = asyncio.get_running_loop()
-    said = loop.call_later(_SLOW_S, tell, logger, DiskAwaited(str(log_dir), _SLOW_S), _notice(control))
+    said = loop.call_later(_SLOW_S, tell, logger, DiskAwaited(str(log_dir), _SLOW_S), control.notice)
     try:
         with anyio.fail_after(_DISK_PATIENCE_S):
             opening = FileThread("diary", path=log_dir / DIARY_FILE).do(partial(Diary, log_dir, run_id))
@@ -161,11 +160,6 @@ async def opened_diary(log_dir: Path, run_id: str, control: RoleControl) -> Diar
         said.cancel()
 
 
-def _notice(control: RoleControl) -> Callable[[str], None]:
-    """Return what shows the user a line that stays on the screen."""
-    return lambda text: control.tell(UserNotice(text))
-
-
 def _dial_back(spec: ClientSpec, me: ClientRecord, registry: Registry, clock: Clock, control: RoleControl) -> DialBack:
     """Return what dials the servers and says in this client's record who cannot be reached."""
     contexts = tls_contexts(spec.identity, spec.swarm_key)
@@ -176,7 +170,7 @@ def _dial_back(spec: ClientSpec, me: ClientRecord, registry: Registry, clock: Cl
     def announce(undialled: tuple[Undialled, ...]) -> None:
         registry.advertise(msgspec.structs.replace(me, undialled=undialled))
 
-    return DialBack(registry.membership, dial, clock, on_change=announce, notice=_notice(control))
+    return DialBack(registry.membership, dial, clock, on_change=announce, notice=control.notice)
 
 
 def _build(
@@ -211,7 +205,7 @@ def _build(
             diary,
             age_s=lambda: process_age_s(spec.launcher_pid),
             log_dir=Path(spec.log_dir),
-            show=_notice(control),
+            show=control.notice,
         ),
         unwanted=lambda: control.tell(RunUnwanted()),
         hooks=role_hooks(spec),

@@ -45,7 +45,6 @@ class StageWatch:
     Attributes:
         repeat_s: pause between messages while training waits.
         is_resumed: servers begin without the state that a checkpoint has, which is no loss.
-        missing: stages that have no server now.
     """
 
     ledger: Ledger

@@ -23,14 +23,14 @@ from shoal.client.ledger import Ledger
 from shoal.client.reports import Reports
 from shoal.client.succession import Succession
 from shoal.events.run import CheckpointAsked, RunPaused, RunResumed, RunStopped
-from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.dispatch import Handler
 from shoal.wire.messages.control import MAX_SAID_CHARS, Order, Steer, Steered
 
 
 @dataclass(eq=False, repr=False)
-class Steering:
+class Steering(Handler):
     """The client's side of `shoal stop`, `pause`, `resume-run` and `checkpoint`.
 
     Attributes:
@@ -55,9 +55,6 @@ class Steering:
         answer = Steered(order.nonce, self.ledger.totals.progress.round, refused, already)
         self.endpoint.post(event.peer, answer)
         return True
-
-    def peer_lost(self, peer: PeerId) -> None:
-        """Whoever has told something has gone."""
 
     def _refusal(self, what: Order) -> str:
         if not self.succession.has_turn:

@@ -39,11 +39,7 @@ from shoal.wire.messages.control import AskRun, TellRun
 
 
 class Succession:
-    """Tells the machine that waits for this client's turn what it hears. A `transport.dispatch.Handler`.
-
-    Attributes:
-        changed: notified when it has heard something.
-    """
+    """Tells the machine that waits for this client's turn what it hears. A `transport.dispatch.Handler`."""
 
     def __init__(
         self,
@@ -131,7 +127,6 @@ class TurnTaken:
 
     Attributes:
         feed: asks the data server how much there is.
-        event: set then.
     """
 
     parts: Sequence[SideWork]

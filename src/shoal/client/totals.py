@@ -100,7 +100,6 @@ class RunTotals:
 
     Attributes:
         time: of the run, which a user can pause.
-        paused_by: whoever has paused it last.
         launched_s: when the run was launched, in monotonic seconds; None before its client has started.
         num_train: samples of a pass.
         num_holdout: size of the held-out set; 0 until the data server has said it.

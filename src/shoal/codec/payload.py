@@ -43,7 +43,6 @@ class PayloadForm(ABC):
     """How rows become bytes; stateless, any thread may call it.
 
     Attributes:
-        name: As configuration calls it.
         number: Its number in the header; never used again for another layout.
         row_elements: C of all rows but the last one; divides `SECTION_ELEMENTS`.
         sends_all: Every element is sent; else `read_sent` says which.

@@ -14,13 +14,12 @@ limit, and who has most of it loses all of his when that is passed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
-from shoal.runtime.waking import Signal
+from shoal.runtime.waking import Mailbox
 from shoal.transport.base import Received
 from shoal.wire.messages.collective import CollectiveMessage, RingPart
 from shoal.wire.tensors import WireTensor
@@ -43,31 +42,12 @@ class ReceivedPart(NamedTuple):
     tensor: WireTensor | None
 
 
-class PartQueue:
-    """The parts of one operation, in the order in which they came.
-
-    Attributes:
-        number: Of the operation.
-    """
+class PartQueue(Mailbox[ReceivedPart]):
+    """The parts of one operation."""
 
     def __init__(self, number: int) -> None:
+        super().__init__()
         self.number = number
-        self._parts: deque[ReceivedPart] = deque()
-        self._arrived = Signal()
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def put(self, part: ReceivedPart) -> None:
-        """Append a part; never waits."""
-        self._parts.append(part)
-        self._arrived.notify()
-
-    async def take(self) -> ReceivedPart:
-        """Return the next part, when there is one."""
-        while not self._parts:
-            await self._arrived.wait()
-        return self._parts.popleft()
 
 
 class _Waiting:

@@ -53,13 +53,11 @@ class _Span:
     """Consecutive segments of a chunk, and the values that a neighbour has sent or shows.
 
     Attributes:
-        number: Of the vector.
         gather: The segments are complete.
         chunk: Index of the chunk.
         segments: Indices in the chunk.
         elements: The same segments, as indices in the vector.
         sender: The neighbour's place in the ring.
-        received_n: Its values.
         is_encoded: They are as they travel; else they lie in its memory.
     """
 
@@ -146,7 +144,7 @@ class GroupOperation:
         if failure is not None:
             raise failure
         while self._lent_to:
-            self._spans(await parts.take())  # only acknowledgements are left
+            self._spans(await anext(parts))  # only acknowledgements are left
         for member in self._sent_to:
             await self._endpoint.flushed(self._members[member])
         self._memory.take_back(loan, any(plan.hears_everyone(self._me) for plan in self._plans.values()))
@@ -160,7 +158,7 @@ class GroupOperation:
                 if plan.begins_with(self._me, chunk) and plan.num_segments(chunk):
                     self._finished.put(_Piece(number, not plan.sums, chunk, range(plan.num_segments(chunk))))
         while self._remaining:
-            for span in self._spans(await parts.take()):
+            for span in self._spans(await anext(parts)):
                 await self._apply(span)
         self._finished.close()
         for member in self._read_from:

@@ -76,7 +76,6 @@ class CollectivePlan:
     """Who does what with one vector in one operation.
 
     Attributes:
-        collective: Along what its chunks travel.
         num_members: n, at least 1.
         chunks: The elements of each chunk, one after the other.
         segment_elements: The most elements of one segment, at least 1.

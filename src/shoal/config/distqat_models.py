@@ -104,7 +104,6 @@ class Translated:
         said: values by dotted key.
         notes: why some of them are what they are.
         dead: keys that have no effect, with the reason.
-        problems: what cannot be translated.
     """
 
     said: dict[str, object] = field(default_factory=dict[str, object])

@@ -128,7 +128,6 @@ class DhtNode:
             initial_peers: multiaddresses of peers to join; empty starts a new swarm.
             host_maddrs: multiaddresses to listen on; if all are loopback, no NAT traversal is started.
             announce_maddrs: multiaddresses to tell others; empty: those to listen on.
-            bootstrap_timeout_s: how long initial peers are tried.
             greeter: tells newcomers to which swarm this peer belongs; None: it does not.
             strays: the host was in the swarm before: where none of the initial peers answers, it is alone and looks
                 for them, see `revive`.

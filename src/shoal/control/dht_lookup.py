@@ -37,7 +37,6 @@ class Stored:
     """What has become of a record.
 
     Attributes:
-        taken: some node has taken it.
         everywhere: all its holders are known and have answered.
     """
 

@@ -55,7 +55,6 @@ class PeerAddress:
     """Where an initial peer listens.
 
     Attributes:
-        maddr: as the user has given it.
         peer: expected there; None: any peer.
     """
 

@@ -42,7 +42,6 @@ async def open_registry(
     Args:
         start: its configuration and key say which swarm it is.
         initial_peers: addresses of other peers; empty for the first one.
-        metrics: counts refused records.
 
     Raises:
         BootstrapError: none of the initial peers answered.

@@ -46,7 +46,6 @@ class FoundSwarm(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         experiment_prefix: the user's name of the experiment.
-        initial_peers: where it can be joined.
         unix_s: when that was written, by the clock of who announces it.
     """
 

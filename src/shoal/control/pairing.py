@@ -83,7 +83,6 @@ class CodeOffer:
     """One invitation, for whoever says the code first.
 
     Attributes:
-        text: of the invitation.
         refused: is told of each wrong try, with the address that it came from.
         num_wrong: tries that were wrong.
         taken_by: the address that has it; empty: nobody has yet.

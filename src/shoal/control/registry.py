@@ -123,7 +123,6 @@ class Registry:
 
         Args:
             num_stages: gives the number of topics to watch.
-            clock: for expiries and sequence numbers.
             membership: the registry feeds it; None: a new one.
             addresses: returns where this peer can be dialled now; None: always where its records say.
         """

@@ -31,10 +31,8 @@ class RoleStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Attributes:
         index: Number among the processes of this role on this host, from 0.
-        config_json: The resolved configuration.
         identity_key: Ed25519 private key, 32 bytes.
         swarm_key: The swarm's pre-shared key, 32 bytes.
-        socket_path: Unix socket to listen on.
         log_dir: `logs/<run_id>` of this host.
         initial_peers: Multiaddresses of DHT peers to join; empty for the first peer.
         between_hosts: Whether peers of other hosts are reached, over TLS with the swarm's key.
@@ -136,7 +134,6 @@ class TrainerSpec(RoleStart, frozen=True, kw_only=True):
         slot: The pipeline that is its home, 0-based; also its number in step ids.
         generation: Counts the starts of this slot's trainer in the run, from 1.
         client: The one that started it.
-        data_server: Of this host.
     """
 
     slot: int
@@ -149,9 +146,7 @@ class BaselineSpec(RoleStart, frozen=True, kw_only=True):
     """Start parameters of the plain loop that runs beside a swarm.
 
     Attributes:
-        data_server: Of this host.
         monitor: Gets the losses.
-        device: Torch device, resolved.
     """
 
     data_server: Hop
@@ -168,7 +163,6 @@ class ServerSpec(RoleStart, frozen=True, kw_only=True):
         device: Torch device, resolved: "cpu", "mps" or "cuda:<i>".
         memory_bytes: Its share of the host's memory when the first server started; 0: not known.
         device_sharers: Servers of this host on the same device, including this one.
-        threads: CPU threads that it computes with.
     """
 
     stage: int | None

@@ -25,6 +25,7 @@ from shoal.runtime.waking import Signal, pass_on
 from shoal.swarm.client_turn import ASK_AGAIN_S
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.dispatch import Handler
 from shoal.wire.messages.control import MAX_FAILURE_CHARS, AskRun, RunOver, TellRun
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def say_run_is_over(endpoint: Endpoint, peers: Iterable[PeerId], *, interrupted:
         endpoint.post(peer, RunOver(interrupted, failure[:MAX_FAILURE_CHARS]))
 
 
-class RunEndListener:
+class RunEndListener(Handler):
     """The side of those that are told. A `transport.dispatch.Handler`."""
 
     def __init__(
@@ -88,9 +89,6 @@ class RunEndListener:
             emit(logger, RunHasEnded(self._run_id, reason))
             self._on_over(reason, ended_well)
         return True
-
-    def peer_lost(self, peer: PeerId) -> None:
-        """A client that is gone without a word may come back."""
 
 
 class RunWatch:

@@ -61,11 +61,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         BootstrapError: no initial peer answered, or none of them knows a run.
         RecordRejected: the run's configuration cannot be read.
     """
-    spec = RoleStart.begun(payload)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_scout, spec, control)
-        await control.stopping.wait()
-        tasks.cancel_scope.cancel()
+    await control.until_stopped(_scout, RoleStart.begun(payload), control)
 
 
 async def _scout(spec: RoleStart, control: RoleControl) -> None:
@@ -97,8 +93,6 @@ async def _scout(spec: RoleStart, control: RoleControl) -> None:
             tasks.start_soon(_tell_peers, membership, control)
             tasks.start_soon(keep_known_client, spec, spec.run_id, membership)
             await _watch(registry, kept, watch, is_replaced_by, control)
-            await control.stopping.wait()
-            tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager

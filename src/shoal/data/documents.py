@@ -37,7 +37,6 @@ class TextPiece(NamedTuple):
 
     Attributes:
         content: Text, tokens, or messages.
-        ends: Whether the document ends here.
     """
 
     content: str | NDArray[np.generic] | Conversation

@@ -39,7 +39,6 @@ def best_fit(lengths: Indices, capacity: int) -> Packing:
 
     Args:
         lengths: (n,) Of each text, 1..capacity.
-        capacity: Of a sample.
     """
     # Equal lengths keep the order of the texts.
     order = np.argsort(-lengths, kind="stable")

@@ -20,7 +20,6 @@ class UnreadableSample(msgspec.Struct, frozen=True):
 
     Attributes:
         which: Names it, for people; no other sample of the data set has this name.
-        reason: What was raised.
     """
 
     which: str

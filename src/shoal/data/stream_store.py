@@ -38,7 +38,6 @@ class StreamFacts(msgspec.Struct, frozen=True):
 
     Attributes:
         window: Samples of each window.
-        num_holdout: Samples that are held out.
         begin: Where those begin that are trained on.
     """
 
@@ -72,12 +71,9 @@ class WindowEntry(msgspec.Struct, frozen=True):
     """One window.
 
     Attributes:
-        start: Where it was taken.
-        then: Where the next one is.
         past: Rows of the stream that were read before it began anew.
         read: Rows that have been read since, up to the window's end and perhaps some more.
         skipped: Of all these, those that could not be read.
-        sha256: Of its file.
         chain: SHA-256 of the line without it, and of the chain before; empty: not known yet.
     """
 

@@ -160,7 +160,6 @@ class RowStream(SampleStream):
     Attributes:
         rows: Gives them from the first one on, whenever it is called.
         convert: Makes a sample of a row, of which it is told where it is.
-        name: Of the data set.
     """
 
     rows: Callable[[], Iterable[object]]

@@ -160,9 +160,6 @@ def with_tokenizer(config: Config, say: Say) -> Config:
 def require_vocabulary(config: Config, tokens: int, what: str) -> None:
     """Check that the model knows as many tokens as there are.
 
-    Args:
-        what: Has them.
-
     Raises:
         ConfigError: It knows fewer.
     """

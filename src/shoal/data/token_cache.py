@@ -30,13 +30,11 @@ class CachedTokens(msgspec.Struct, frozen=True):
     """What is known of a file of tokens.
 
     Attributes:
-        dtype: Of a token.
         vocabulary: Tokens are 0..vocabulary-1.
         text_bytes: What they were made of.
         skipped: Of the documents, those that could not be read.
         first_skipped: Where some of them are, and why, for people.
         sha256: Of the file, hexadecimal.
-        modified_ns: When the file was written last.
     """
 
     dtype: str

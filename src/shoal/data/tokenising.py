@@ -50,7 +50,6 @@ class Encoder(Protocol):
 
     Attributes:
         identity: Another text for other tokens.
-        dtype: Of a token.
     """
 
     identity: str

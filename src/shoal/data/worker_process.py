@@ -30,7 +30,6 @@ class WorkerProcess(asyncio.Protocol):
         failed: why it gave up; None: it did not.
         skipped: samples that it has met during the job that it has reported last, and cannot read.
         job: the job that it has been given and has not reported; None: it has none.
-        job_since_s: when it was given that one.
         was_stopped: it was killed because it stood still.
         ended: set when the process is gone or has given up.
     """

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import anyio
 import anyio.to_thread
 
-from shoal.clock import Clock, SystemClock
+from shoal.clock import SystemClock
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
 from shoal.data.preparation import SLOW_S, Job, indices_of
@@ -57,7 +57,6 @@ class DataWorkers:
         pool: Pool,
         order: PassOrder,
         on_filled: Callable[[Job], None],
-        clock: Clock | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -65,7 +64,6 @@ class DataWorkers:
             dataset: the same data set, as this process has opened it.
             order: of the passes; only this preparation may draw from it.
             on_filled: called on the event loop for each job that is done.
-            clock: says when to look at the workers, and how long jobs take.
         """
         self.num_jobs = num_workers
         self._first_order = OpenDataSet(opening, layout.place_bytes, layout.max_samples)
@@ -75,7 +73,7 @@ class DataWorkers:
         self._pool = pool
         self._order = order
         self._on_filled = on_filled
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._undrawn = Mailbox[Job]()
         self._waiting: deque[Job] = deque()
         self._workers: list[WorkerProcess] = []

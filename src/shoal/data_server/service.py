@@ -20,7 +20,7 @@ from shoal.events.base import Event, emit, tell
 from shoal.events.data import DatasetOpened
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import RoleReady, UserNotice
+from shoal.runtime.launcher_messages import RoleReady
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
 
@@ -37,17 +37,14 @@ async def main(spec: bytes, control: RoleControl) -> None:
         ConfigError: the data set cannot be opened.
     """
     start = DataServerSpec.begun(spec)
-    async with anyio.create_task_group() as group:
-        group.start_soon(_serve, start, start.config(), control)
-        await control.stopping.wait()
-        group.cancel_scope.cancel()
+    await control.until_stopped(_serve, start, start.config(), control)
 
 
 async def _serve(start: DataServerSpec, config: Config, control: RoleControl) -> None:
     loop = asyncio.get_running_loop()
 
     def show(event: Event) -> None:
-        tell(logger, event, lambda text: control.tell(UserNotice(text)))
+        tell(logger, event, control.notice)
 
     def say(event: Event) -> None:
         # Of a thread that nobody waits for any more, nobody hears.

@@ -18,7 +18,6 @@ class Described(NamedTuple):
     Attributes:
         happened: one sentence, what has happened.
         parts: each with its title: what a person who watches is shown, why it happens, what to do.
-        fields: names of its values.
     """
 
     happened: str

@@ -65,11 +65,8 @@ class IncidentOpened(Event, frozen=True, tag="incident.opened", rename={"what": 
     Attributes:
         number: which one of this run it is, from 1; both of its events have it.
         kind: the role of whom it has happened to.
-        host: where that is.
         stage: of a server, where it is known.
-        round: that is trained.
         noticed_after_s: since its first sign.
-        at_s: when it was noticed.
         what: one sentence for a person.
         shown: whether the screen has it of this event; else the host's launcher says it.
     """

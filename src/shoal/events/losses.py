@@ -20,7 +20,6 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
         since: time of day at which it was heard last.
         over: the servers that are left in its stage.
         slots: trainers whose steps ran over it.
-        host: where it is.
     """
 
     why = "its process or its host has ended, is frozen, or is cut off from this host"
@@ -71,7 +70,6 @@ class TrainerLost(Event, frozen=True, tag="trainer.lost"):
     Attributes:
         silent_s: for how long nothing was heard of it; 0 if the end of its process was told.
         since: time of day at which it was heard last.
-        host: where it is.
     """
 
     why = "its process has ended or is frozen"
@@ -93,7 +91,6 @@ class DataServerLost(Event, frozen=True, tag="data_server.lost"):
 
     Attributes:
         silent_s: as of a trainer.
-        host: where it is.
     """
 
     slots: tuple[int, ...]
@@ -114,9 +111,7 @@ class LossFound(Event, frozen=True, tag="loss.found"):
     Attributes:
         kind: the role of the process.
         slots: trainers that needed it.
-        at_s: when it ended.
         found_s: when the client has heard of it.
-        host: where it is.
     """
 
     kind: str
@@ -192,11 +187,7 @@ class TrainerReady(Event, frozen=True, tag="trainer.ready"):
 
 
 class DataServerBack(Event, frozen=True, tag="data_server.back"):
-    """The data server answers again.
-
-    Attributes:
-        round: that is trained.
-    """
+    """The data server answers again."""
 
     round: int
     at_s: float
@@ -207,7 +198,6 @@ class TrainingGoesOn(Event, frozen=True, tag="training.goes_on"):
 
     Attributes:
         paused_s: its longest time without a step since the first sign of them.
-        lost: what was lost.
     """
 
     slot: int

@@ -128,7 +128,6 @@ class RoundBegun(Event, frozen=True, tag="round.begun"):
 
     Attributes:
         steps: of each trainer; 0 in that evaluation.
-        trainers: that are there.
         replicas: that hold the record before, all stages together.
     """
 

@@ -188,7 +188,6 @@ class MoveOrdered(Event, frozen=True, tag="move.ordered"):
 
     Attributes:
         urgent: that stage has none.
-        reason: in words.
     """
 
     says = "{who} moves from stage {from_stage} to stage {to_stage}: {reason}"
@@ -214,7 +213,6 @@ class MoveFailed(Event, frozen=True, tag="move.failed"):
     """A server that was sent to another stage does not come to it.
 
     Attributes:
-        how: in a word.
         reason: what the server has said; empty: nothing.
     """
 
@@ -245,7 +243,6 @@ class ChainLost(Event, frozen=True, tag="chain.lost"):
         samples_freed: how many of them only the lost side has recorded; they are trained on again.
         kept_round: of the newest record of the side that stands.
         kept_record: the hash of that record.
-        at_s: when they have met.
     """
 
     why = "the network between the two sides was cut for longer than a round takes"

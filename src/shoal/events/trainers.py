@@ -58,7 +58,6 @@ class TrainerFenced(Event, frozen=True, tag="trainer.fenced"):
         committed: steps that it has committed in the round.
         in_doubt: steps that it may have committed.
         complete: nothing else of it can turn up.
-        after_s: how long that took.
     """
 
     slot: int

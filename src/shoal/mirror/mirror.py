@@ -55,7 +55,6 @@ class Mirror:
         on_held: told which record it holds, or a newer one, of every stage, when that changes.
         store: gets checkpoints; None: none are written.
         notice: tells the user what he may want to act on.
-        free_bytes: returns the memory that is free on this host; 0: not known.
         transfer: None: as configured.
     """
 
@@ -72,13 +71,11 @@ class Mirror:
         on_held: Callable[[int], None] = lambda _: None,
         store: CheckpointStore | None = None,
         notice: Callable[[str], None] = lambda _: None,
-        free_bytes: Callable[[], int] = free_memory_bytes,
         transfer: TransferSettings | None = None,
     ) -> None:
         self._config = config
         self._endpoint = endpoint
         self._device = device
-        self._free_bytes = free_bytes
         self._notice = notice
         self._membership = membership
         self._num_stages = config.num_stages
@@ -97,7 +94,7 @@ class Mirror:
             outer=config.diloco.outer_optim,
             device=device,
             read_layouts=partial(stage_layouts, config),
-            free_bytes=free_bytes,
+            free_bytes=free_memory_bytes,
             on_held=self._fetched,
             on_idle=self._idle,
             notice=notice,
@@ -210,7 +207,7 @@ class Mirror:
     async def _read_start(self, stage: int) -> Sequence[Tensor] | None:
         """The weights of a stage that the run begins from, if they are on this host and it has the memory."""
         layouts = await self._device.run(stage_layouts, self._config)
-        needed, free = state_bytes(layouts[stage]), self._free_bytes()
+        needed, free = state_bytes(layouts[stage]), free_memory_bytes()
         if free and needed > free:
             tell(logger, MirrorTooSmall(needed / 1e6, free / 1e6), self._notice)
             return None

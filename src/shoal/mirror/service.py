@@ -32,7 +32,7 @@ from shoal.pipeline.role_hooks import RoleHooks, role_hooks
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
-from shoal.runtime.launcher_messages import RoleReady, UserNotice
+from shoal.runtime.launcher_messages import RoleReady
 from shoal.transport.dispatch import dispatch
 
 logger = logging.getLogger(__name__)
@@ -66,9 +66,6 @@ async def _serve(spec: RoleStart, control: RoleControl, begun: Callable[[Mirror]
     config, clock = spec.config(), SystemClock()
     authority = swarm_authority(spec.swarm_key).peer_id
 
-    def notice(text: str) -> None:
-        control.tell(UserNotice(text))
-
     async with (
         DeviceThread(device_initialiser("cpu", 1), name="device") as device,
         open_role_endpoint(spec) as endpoint,
@@ -91,8 +88,8 @@ async def _serve(spec: RoleStart, control: RoleControl, begun: Callable[[Mirror]
             membership=membership,
             clock=clock,
             on_held=announce,
-            store=_store(config, spec.run_id, authority, notice, role_hooks(spec)),
-            notice=notice,
+            store=_store(config, spec.run_id, authority, control.notice, role_hooks(spec)),
+            notice=control.notice,
         )
         begun(mirror)
         watch = RunWatch(spec.run_id, endpoint, membership, clock)

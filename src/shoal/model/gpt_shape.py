@@ -19,7 +19,6 @@ class GptShape:
     Attributes:
         seq_len: T, the tokens of a sample.
         width: C, the residual stream; divisible by `num_heads`.
-        num_layers: Number of blocks.
         num_heads: H.
         mlp_ratio: Hidden width of the MLP over C.
         vocab_size: V; 256 for bytes.

@@ -15,7 +15,6 @@ class MlpShape:
     """The sizes of a model.
 
     Attributes:
-        num_channels: Channels of the images.
         img_size: Their height and width.
         width: W, what every layer but the last puts out.
         num_layers: Number of blocks, the layers between the first and the last.

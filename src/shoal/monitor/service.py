@@ -28,7 +28,7 @@ from shoal.monitor.http.dashboard import Dashboard, DashboardSettings
 from shoal.monitor.page.chronicle import info_of
 from shoal.monitor.status import Status
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import InitialPeers, MonitorReady, UserNotice
+from shoal.runtime.launcher_messages import InitialPeers, MonitorReady
 from shoal.transport.dispatch import dispatch
 
 _PEERS_TIMEOUT_S = 2.0
@@ -62,7 +62,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
 
 async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock: Clock, gatherer: Gatherer) -> None:
     joined_unix_s = clock.unix_s()
-    peers_file = PeersFile(Path(start.log_dir), start.role, lambda text: control.tell(UserNotice(text)))
+    peers_file = PeersFile(Path(start.log_dir), start.role, control.notice)
     try:
         async with (
             open_role_endpoint(start) as endpoint,
@@ -145,7 +145,7 @@ def _dashboard(
     settings = DashboardSettings(
         Path(start.log_dir), start.run_id, config.dashboard.port, info_of(config, start.run_id)
     )
-    return Dashboard(settings, clock, lambda text: control.tell(UserNotice(text)), newest, control.stopping.is_set)
+    return Dashboard(settings, clock, control.notice, newest, control.stopping.is_set)
 
 
 def _wandb_run(start: MonitorSpec, config: Config, control: RoleControl) -> WandbRun:
@@ -167,7 +167,7 @@ def _notice_from_thread(control: RoleControl) -> Callable[[str], None]:
     def send(text: str) -> None:
         # The launcher may be gone by now; then nobody reads notices.
         with suppress(ConnectionLost):
-            control.tell(UserNotice(text))
+            control.notice(text)
 
     def notice(text: str) -> None:
         # A loop that has ended refuses: this role is gone, and nobody reads notices.

@@ -28,7 +28,6 @@ class LrSchedule:
 
     Attributes:
         kind: The shape after the warm-up.
-        base_lr: The peak learning rate.
         warmup_steps: Steps of the linear warm-up; step 0 has `base_lr / warmup_steps`, so no step is wasted on 0.
         total_steps: Steps of the whole run, including the warm-up. The decay ends at the last one, and later steps keep
             its value. `constant` does not use it.

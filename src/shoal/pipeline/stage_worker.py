@@ -143,7 +143,6 @@ class StageWorker:
             replica_log: Is told what changes the state of the device; None keeps no log.
             boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
                 it returns.
-            rights: Who may do what.
         """
         self._replica_log = replica_log
         self._rights = rights
@@ -324,8 +323,10 @@ class StageWorker:
             raise RoundAborted(f"round {round} cannot be closed: this replica is in round {self._machine.round}")
 
     def _on_payload(self, peer: PeerId, message: Payload, tensors: Sequence[WireTensor]) -> None:
-        if self._early.hold(EarlyPayload(peer, message, tensors, sum(tensor.num_bytes for tensor in tensors))):
-            return
+        if self._machine.awaits(message.key):
+            early = EarlyPayload(peer, message, tensors, sum(tensor.num_bytes for tensor in tensors))
+            if self._early.hold(early):
+                return
         if (wanted := self._machine.wanted_by(peer, message)) is not None:
             module = self._compute.module.part(is_head=wanted.is_head)
             problem = payload_misfit(message, tensors, module, self._machine.open[message.key].request)

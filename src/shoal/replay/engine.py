@@ -78,7 +78,6 @@ class _ReplayedStep:
         targets: of each microbatch, counted anew; as they are logged where `batches` is empty.
         path: names who computes which stages of it; behind the last one, the head that a wrapped first stage hosts.
         replicas: by stage, those of this process.
-        num_stages: of the model.
     """
 
     number: int

@@ -53,7 +53,6 @@ class Segment:
     """Part of a generation.
 
     Attributes:
-        generation: the number of the generation.
         loaded: the record that it began with.
         round: in which it trained: the one after the record that was loaded.
         start: index of the load among the generation's events.

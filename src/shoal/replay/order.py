@@ -109,11 +109,7 @@ class ReplayOrder:
 
     Args:
         records: those after record `base_round`, without a gap.
-        members: of each record.
         base_round: of the record whose state is there from the start.
-
-    Attributes:
-        num_steps: steps that will be computed.
     """
 
     def __init__(

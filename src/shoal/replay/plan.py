@@ -26,7 +26,6 @@ class ReplayPlan:
         base: the record before the first one that is computed.
         chain: records from there on, as long as each names the one before.
         broken: why there are no more.
-        members: of each record.
         generations: all of the run, each up to the last of these rounds.
         strays: replicas that came from another chain of records without having begun anew.
     """

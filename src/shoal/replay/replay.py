@@ -14,7 +14,7 @@ import torch
 
 from shoal.averaging.audit import audit_of
 from shoal.averaging.journal import StepLine
-from shoal.clock import Clock, SystemClock
+from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.data.source import DataSet
 from shoal.errors import Contradiction, RecordRejected
@@ -48,7 +48,6 @@ def replay(
     steps_per_process: int = 1,
     note: Callable[[str], None] = lambda text: None,
     progress: Progress = lambda done, total, round: None,
-    clock: Clock | None = None,
 ) -> Verdict:
     """Compute a run again and compare.
 
@@ -70,7 +69,7 @@ def replay(
             is none of the run.
         ShoalError: the replay cannot be carried out.
     """
-    clock = clock or SystemClock()
+    clock = SystemClock()
     begun_s = clock.now_s()
     files = read_run(directory, config)
     if authority is not None and files.genesis.authority != authority:

@@ -106,7 +106,6 @@ def needed_of(side: Side, generations: Sequence[Generation], members: Sequence[M
 
     Args:
         generations: all of the run, uncut.
-        members: of each record.
     """
     return _Needs(side, generations, members).generations()
 

@@ -43,7 +43,6 @@ class Learning:
         held_out: samples before an evaluation, and its loss.
         rounds: samples at the end of each round whose record is known.
         incidents: samples at which something was lost or begun anew, and what.
-        seconds: how long the rounds took.
     """
 
     trained: tuple[Trained, ...]

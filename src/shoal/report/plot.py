@@ -46,7 +46,6 @@ class Caption:
     """What stands around the curves.
 
     Attributes:
-        title: model and data.
         run: which run, and how large it was.
         unit: of the losses, as "nats per token".
         has_perplexity: its exponential has a meaning of its own.

@@ -261,7 +261,6 @@ def ask(module: str, question: msgspec.Struct, kind: type[_Answer], *, within_s:
 
     Args:
         module: see `Child`.
-        kind: of the answer.
 
     Raises:
         ShoalError: what the process has raised.

@@ -6,10 +6,10 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import UnionType
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar, TypeVarTuple, cast
 
 import anyio
 import msgspec
@@ -30,6 +30,7 @@ _SHOWN_BYTES = 200
 _LEAVES_MOST_S = 3600.0
 
 _Received = TypeVar("_Received")
+_Args = TypeVarTuple("_Args")
 _encoder = msgspec.json.Encoder()
 
 
@@ -126,6 +127,22 @@ class RoleControl:
             ConnectionLost: the supervisor is gone; this process is about to end.
         """
         self._pipe.send(message)
+
+    def notice(self, text: str) -> None:
+        """Have the launcher show the user a line that stays on the screen; raises as `tell`."""
+        self.tell(messages.UserNotice(text))
+
+    async def until_stopped(self, work: Callable[[*_Args], Awaitable[None]], *args: *_Args) -> None:
+        """Do this role's work until it ends, or is cancelled because the role is to leave."""
+        async with anyio.create_task_group() as tasks:
+
+            async def stop() -> None:
+                await self.stopping.wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(stop)
+            await work(*args)
+            tasks.cancel_scope.cancel()
 
     async def say_it_leaves(self, clock: Clock) -> None:
         """Say again and again that what this role does before it ends takes long; an hour at most, for disks can hang.

@@ -221,7 +221,6 @@ class FoundDir:
 
     Attributes:
         note: of its launcher; None: it has left none, as a command has none that only looks at a run.
-        is_alive: its process has not ended.
     """
 
     path: Path
@@ -344,7 +343,6 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         hosts: what of it runs here: its client, or servers or a mirror alone.
         launcher_pid: of the process that Ctrl-C reaches.
-        begun_unix_s: when it was launched here.
         client: who the client is; empty: it runs on another host.
         socket: the client's Unix socket.
     """

@@ -23,7 +23,6 @@ def sealed_memfd(name: str, num_bytes: int) -> int:
 
     Args:
         name: shown in /proc, for people.
-        num_bytes: its size, which stays.
 
     Raises:
         InvariantViolation: the system has none; see `has_memfd`.

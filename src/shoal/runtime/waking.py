@@ -67,11 +67,18 @@ class Mailbox(Generic[_Item]):
         self._closed = False
         self._changed = Signal()
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def put(self, item: _Item) -> None:
         """Append an item; once closed, it is dropped."""
         if not self._closed:
             self._items.append(item)
             self._changed.notify()
+
+    def clear(self) -> None:
+        """Drop the items that are there."""
+        self._items.clear()
 
     def close(self) -> None:
         """Let the iteration end after the items that are there."""

@@ -21,6 +21,7 @@ from shoal.runtime.waking import Signal
 from shoal.server.replica import LocalReplica
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.dispatch import Handler
 from shoal.wire.messages.control import Leave as AskToLeave
 from shoal.wire.messages.control import MayLeave
 
@@ -32,7 +33,7 @@ _NO_CLIENT_S = 3.0
 
 
 @dataclass(eq=False, repr=False)
-class Leaving:
+class Leaving(Handler):
     """The end of one server. A `transport.dispatch.Handler`.
 
     Attributes:
@@ -60,9 +61,6 @@ class Leaving:
             self._answer = message
             self._answered.notify()
         return True
-
-    def peer_lost(self, peer: PeerId) -> None:
-        """See `transport.dispatch.Handler`."""
 
     async def run(self, orders: AsyncIterable[ToRole]) -> None:
         """Return when the launcher has said `LeaveTogether`, and this server may go."""

@@ -39,7 +39,7 @@ from shoal.pipeline.role_hooks import role_hooks
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
-from shoal.runtime.launcher_messages import DialledBack, RunConcluded, ServerReady, UserNotice
+from shoal.runtime.launcher_messages import DialledBack, RunConcluded, ServerReady
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.memory import server_memory, snapshot_room, stage_needs
@@ -69,16 +69,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
         BootstrapError: no initial peer answered.
         ConfigError: no stage fits, or the device does not exist.
     """
-    spec = ServerSpec.begun(payload)
-    async with anyio.create_task_group() as tasks:
-
-        async def stop() -> None:
-            await control.stopping.wait()
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(stop)
-        await _serve(spec, control)
-        tasks.cancel_scope.cancel()
+    await control.until_stopped(_serve, ServerSpec.begun(payload), control)
 
 
 async def _serve(spec: ServerSpec, control: RoleControl) -> None:
@@ -122,7 +113,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 device=device,
                 clock=clock,
                 view=lambda: registry.membership.view,
-                notice=lambda text: control.tell(UserNotice(text)),
+                notice=control.notice,
             )
 
         async def build(stage: int) -> LocalReplica:

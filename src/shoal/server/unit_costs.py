@@ -51,7 +51,6 @@ def unit_costs(
     """Find out what the units cost; runs on the thread that computes, with its torch threads.
 
     Args:
-        device: torch device on which to measure.
         measure: False takes the family's own figures.
         cache: earlier measurements; None: always measure, and keep nothing.
 

@@ -32,7 +32,6 @@ class VisibleGpus(msgspec.Struct, frozen=True, tag=True):
     """What torch can use.
 
     Attributes:
-        torch: its version.
         names: of the GPUs; the first is cuda:0.
         hiding: environment variables that hide GPUs from torch, as "NAME=value".
         reason: torch's own reason why it can use none; empty if it gives none.

@@ -107,11 +107,7 @@ def exceeded(sizes: Sequence[int], cap: int | None) -> int | None:
 
 
 def refusal(sizes: Sequence[int], targets: Sequence[int], cap: int | None) -> str | None:
-    """Return why a replica with this cap refuses a step with microbatches of these sizes, or None if it takes it.
-
-    Args:
-        targets: of each microbatch.
-    """
+    """Return why a replica with this cap refuses a step with microbatches of these sizes, or None if it takes it."""
     if not 0 < len(sizes) <= MAX_MICROBATCHES or min(sizes) < 1:
         return MALFORMED
     if len(targets) != len(sizes) or min(targets) < 0:

@@ -67,13 +67,17 @@ def completed(fresh: bytes, copied: Sequence[Copied], base: bytes) -> bytes:
 
 def _common(one: bytes, at: int, other: bytes, start: int) -> int:
     """How many bytes are the same from these places on."""
-    left, length, step, is_growing = min(len(one) - at, len(other) - start), 0, BLOCK_BYTES, True
-    while step:
-        step = min(step, left - length) if is_growing else step
-        end = length + step
-        if step and end <= left and one[at + length : at + end] == other[start + length : start + end]:
-            length = end
-            step = 2 * step if is_growing else step // 2
-        else:
-            is_growing, step = False, step // 2
+    left, length, step = min(len(one) - at, len(other) - start), 0, BLOCK_BYTES
+
+    def are_next_the_same() -> bool:
+        begin, end = length, length + step
+        return one[at + begin : at + end] == other[start + begin : start + end]
+
+    # Parts that grow, up to one that is not all the same; of that one, half after half.
+    while (step := min(step, left - length)) and are_next_the_same():
+        length += step
+        step *= 2
+    while step := step // 2:
+        if are_next_the_same():
+            length += step
     return length

@@ -72,7 +72,6 @@ class RunClient:
     """The machine of one client.
 
     Attributes:
-        phase: what it waits for.
         has_turn: whether it has the run, or had it in an earlier start.
         is_replaced: another client goes on with the run.
         pipelines: of the round; none between two chains of records.

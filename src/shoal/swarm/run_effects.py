@@ -50,7 +50,6 @@ class RunRules:
         total_steps: of each slot, in all rounds.
         steps_of: the numbers of those of a round.
         expected_servers: are waited for before the first round; 0: unknown, so one complete pipeline is.
-        servers_timeout_s: how long servers are waited for.
         averaging_timeout_s: after which it is said that a round is slow.
         first_deadline_s: of a round while it is not known how long one takes; infinite: as long as it takes, always.
         evaluates: whether a round begins with an evaluation of the record before.
@@ -87,7 +86,6 @@ class RunFacts(Protocol):
         is_unfed: whether nobody gets samples, since the data server is lost or has none.
         is_refused: whether all trainers that have something left wait: servers refuse their steps, or they reach none.
         unmirrored: mirrors that can be reached, each with every stage that it lacks of the record that stands.
-        durations_s: of the rounds so far.
     """
 
     @property

@@ -85,10 +85,13 @@ class Avoidance:
         """Whether the two may be neighbours on a path."""
         return self._broken.get(_pair(one, other), now_s) <= now_s
 
+    def is_doubted(self, peer: PeerId, now_s: float) -> bool:
+        """Whether the peer is only used where there is no other."""
+        return peer in self._away or self._is_suspected(peer, now_s)
+
     def cost(self, peer: PeerId, place: int, now_s: float) -> float:
         """What it costs to use the peer at `place` of the order of preference."""
-        doubted = peer in self._away or self._is_suspected(peer, now_s)
-        return place + (_SUSPECT_COST if doubted else 0.0)
+        return place + (_SUSPECT_COST if self.is_doubted(peer, now_s) else 0.0)
 
     def pair_cost(self, one: PeerId, other: PeerId, now_s: float) -> float:
         """What it costs that the two are neighbours."""
@@ -159,19 +162,17 @@ def choose_path(
 
 def is_undoubted(path: Sequence[PeerId], avoidance: Avoidance, now_s: float, *, closes: bool = False) -> bool:
     """Whether nothing is known against the peers of a path, nor against any two neighbours; `closes`: see above."""
-    is_sound = all(avoidance.is_usable(peer, now_s) and not avoidance.cost(peer, 0, now_s) for peer in path)
+    is_sound = all(avoidance.is_usable(peer, now_s) and not avoidance.is_doubted(peer, now_s) for peer in path)
     return is_sound and _are_neighbours(path, avoidance, now_s, closes=closes)
 
 
 def _first_choice(peers: Sequence[PeerId], avoidance: Avoidance, now_s: float) -> PeerId | None:
     """Return who costs least of a stage: the first one that nothing is known against, or else the first one at all."""
-    doubted: PeerId | None = None
-    for place, peer in enumerate(peers):
-        if avoidance.is_usable(peer, now_s):
-            if avoidance.cost(peer, place, now_s) == place:
-                return peer
-            doubted = doubted or peer
-    return doubted
+    usable = (peer for peer in peers if avoidance.is_usable(peer, now_s))
+    first = next(usable, None)
+    if first is None or not avoidance.is_doubted(first, now_s):
+        return first
+    return next((peer for peer in usable if not avoidance.is_doubted(peer, now_s)), first)
 
 
 def _usable(peers: Sequence[PeerId], avoidance: Avoidance, now_s: float) -> list[_Priced]:

@@ -28,7 +28,6 @@ class MetricRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """What has come in about a second.
 
     Attributes:
-        time: when the row was made.
         run: numbers of the run, see `catalogue.RUN`.
         peers: numbers of each peer by what it is called, see `control.peer_numbers.PeerNumbers.values`; of a server
             also its `stage`, and `held_round`, the newest round whose record it holds (-1: none).

@@ -31,8 +31,6 @@ class BaselineReport:
     """Where the loop stands after a step or an evaluation.
 
     Attributes:
-        step: number of steps done.
-        samples: number of samples in them.
         loss: mean training loss of the last step, in nats; None before the first.
         eval_loss: mean held-out loss, in nats; None: it was not measured now.
         samples_per_s: over all steps so far.

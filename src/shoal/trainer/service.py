@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
-
 from shoal.clock import SystemClock
 from shoal.control.counter_report import counters_reported
 from shoal.control.role_start import TrainerSpec, open_role_endpoint
@@ -35,8 +33,5 @@ async def main(payload: bytes, control: RoleControl) -> None:
             clock=clock,
             hooks=role_hooks(spec),
         )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(trainer.run)
-            control.tell(RoleReady())
-            await control.stopping.wait()
-            tasks.cancel_scope.cancel()
+        control.tell(RoleReady())
+        await control.until_stopped(trainer.run)

@@ -81,7 +81,7 @@ class Endpoint(Protocol):
     @property
     def hop(self) -> Hop:
         """Peer id and addresses together, as messages carry them."""
-        ...
+        return Hop(self.peer_id, self.addresses)
 
     @property
     def sent_bytes(self) -> Mapping[Traffic, int]:

@@ -48,7 +48,7 @@ def _first(values: dict[str, _T], most: int) -> dict[str, _T]:
 
 
 class Handler(Protocol):
-    """One protocol's end in this process."""
+    """One protocol's end in this process. Whoever derives from it need not say that losses are nothing to it."""
 
     def receive(self, event: Received) -> bool:
         """Take the message if it is one of this protocol's, without waiting; called outside of any task.
@@ -63,17 +63,13 @@ class Handler(Protocol):
 
     def peer_lost(self, peer: PeerId) -> None:
         """Learn that the connection to a peer has ended."""
-        ...
 
 
-class Rest:
+class Rest(Handler):
     """Takes what no handler before it has taken, and does nothing with it: for a role that is about to end."""
 
     def receive(self, event: Received) -> bool:
         return True
-
-    def peer_lost(self, peer: PeerId) -> None:
-        """See `Handler`."""
 
 
 async def dispatch(

@@ -134,11 +134,6 @@ class MemoryEndpoint(Endpoint):
         return (f"memory:{self._peer_id}",)
 
     @property
-    def hop(self) -> Hop:
-        """Peer id and address."""
-        return Hop(self._peer_id, self.addresses)
-
-    @property
     def sent_bytes(self) -> Mapping[Traffic, int]:
         """Frame bytes sent; zero if the network does not encode."""
         return self._sent

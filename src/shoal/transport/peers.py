@@ -129,11 +129,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         return tuple(address for carrier in self._carriers for address in carrier.addresses)[:MAX_ADDRESSES]
 
     @property
-    def hop(self) -> Hop:
-        """Peer id and addresses."""
-        return Hop(self._peer_id, self.addresses)
-
-    @property
     def sent_bytes(self) -> Mapping[Traffic, int]:
         return self._sent
 

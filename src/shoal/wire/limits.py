@@ -72,7 +72,6 @@ class WireLimits:
     Attributes:
         max_message_bytes: longest encoded message of an ordinary type.
         max_long_message_bytes: longest encoded message of the types in `LONG_MESSAGES`.
-        max_tensor_bytes: largest single tensor.
     """
 
     max_message_bytes: int = MIB

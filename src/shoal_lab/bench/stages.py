@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from shoal.pipeline.schedule import bubble_of
 from shoal.swarm.step_operations import OperationKind, Schedule
 from shoal_lab.bench.peers import PeerProcesses
 from shoal_lab.bench.stage_peer import PipelineSpec
@@ -96,3 +95,29 @@ def _use(counts: Mapping[str, int], stage: int) -> StageUse:
 def _minus(after: StageUse, before: StageUse) -> StageUse:
     busy_s = {kind: busy_s - before.busy_s[kind] for kind, busy_s in after.busy_s.items()}
     return replace(after, busy_s=busy_s, open_s=after.open_s - before.open_s)
+
+
+def bubble_of(
+    schedule: Schedule, stages: int, microbatches: int, forward_s: float, input_s: float, weight_s: float
+) -> float:
+    """The share of a step in which a device is idle, as the mean over the stages; 0 to 1.
+
+    It is computed as in the schedules' papers: the same times in every stage, no time on the way, and enough
+    microbatches in flight. A step is as long as its longest chain of operations.
+
+    Args:
+        stages: S.
+        microbatches: M of a step.
+        forward_s: Of one microbatch.
+        input_s: For the gradient of its input.
+        weight_s: For the gradients of the parameters.
+    """
+    work_s = forward_s + input_s + weight_s
+    if schedule != Schedule.ZERO_BUBBLE:
+        # Fill and drain: the last stage waits for the first forward, the first one for the last backward.
+        return (stages - 1) / (microbatches + stages - 1) if work_s else 0.0
+    fill_s = (stages - 1) * forward_s
+    # Either the last stage is busy from its first input on, or the last gradient of an input travels all the way back.
+    drain_s = microbatches * (forward_s + input_s) + (stages - 1) * input_s + weight_s
+    step_s = fill_s + max(microbatches * work_s, drain_s)
+    return 1.0 - microbatches * work_s / step_s if step_s else 0.0

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.digest_fetch import digest_of, offered
-from shoal.averaging.snapshot_exchange import SEARCH_S, SnapshotExchange
-from shoal.averaging.snapshot_fetch import SnapshotFetch
+from shoal.averaging.snapshot_exchange import SEARCH_S, SnapshotExchange, SnapshotFetch
 from shoal.averaging.snapshot_owner import SnapshotOwner, SnapshotSettings
 from shoal.clock import SystemClock
 from shoal.codec.raw import to_wire

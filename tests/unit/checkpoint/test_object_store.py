@@ -14,7 +14,7 @@ from tests.buckets import CREDENTIALS, KEY, SECRET, bucket
 from tests.unit.checkpoint.checkpoints import LAYOUTS, RUN_ID, make_store, vectors_of, write_rounds
 
 from shoal.checkpoint import object_store
-from shoal.checkpoint.object_store import ObjectDraft, ObjectPlace
+from shoal.checkpoint.object_store import ObjectDraft, ObjectFile, ObjectPlace
 from shoal.checkpoint.store import KeepPolicy, stores_at
 from shoal.errors import ConfigError, StorageError
 
@@ -33,7 +33,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def begun(self: ObjectPlace, location: str) -> None:
         init(self, location)
-        made.append(self._fs)
+        made.append(self.store)
 
     monkeypatch.setattr(ObjectPlace, "__init__", begun)
     # It waits a tenth of a second for a connection to be closed, which is none on a busy machine.
@@ -69,7 +69,7 @@ def location(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def objects(place: ObjectPlace) -> list[str]:
-    return sorted(place._fs.find(place._root))
+    return sorted(place.store.find(place._root))
 
 
 @pytest.mark.slow
@@ -89,14 +89,14 @@ def test_checkpoints_in_a_bucket_are_written_kept_damaged_and_found_as_in_a_fold
     assert checkpoint.inner(0, 1) == {}
     root = f"{place._root}/round_000003"
     stage = place.read("round_000003", "stage_00.safetensors", 10_000)
-    place._fs.pipe_file(f"{root}/stage_00.safetensors", stage[:-1] + bytes([stage[-1] ^ 1]))
-    place._fs.pipe_file(f"{root}/client.json", b"")
+    place.store.pipe_file(f"{root}/stage_00.safetensors", stage[:-1] + bytes([stage[-1] ^ 1]))
+    place.store.pipe_file(f"{root}/client.json", b"")
     (passed,) = store.newest_good().passed_over
     assert set(passed.problems) == {
         "client.json has 0 of 12 bytes",
         "stage_00.safetensors has changed since it was written",
     }
-    place._fs.rm_file(f"{root}/manifest.json")
+    place.store.rm_file(f"{root}/manifest.json")
     assert "manifest.json is not there" in str(store.newest_good().passed_over[0])
 
 
@@ -135,11 +135,11 @@ def killing(patch: pytest.MonkeyPatch, place: Any, method: str, number: int) -> 
         return killed
 
     if method == "_removed":
-        patch.setattr(place._fs, "rm_file", watched(place._fs.rm_file))
+        patch.setattr(place.store, "rm_file", watched(place.store.rm_file))
     else:
-        patch.setattr(place, method, watched(getattr(place, method)))
+        patch.setattr(ObjectFile, method, watched(getattr(ObjectFile, method)))
     patch.setattr(ObjectDraft, "discard", lambda self: None)
-    patch.setattr(ObjectPlace, "abandon", lambda self, file: setattr(file, "closed", True))
+    patch.setattr(ObjectFile, "close", lambda self: setattr(self._file, "closed", True) if self._file else None)
 
 
 @pytest.mark.slow
@@ -193,5 +193,5 @@ def test_what_a_library_says_is_passed_on_without_credentials(credentials: None,
 
 
 def raise_within(place: ObjectPlace, error: OSError) -> None:
-    with place._told("read"):
+    with place.told("read"):
         raise error

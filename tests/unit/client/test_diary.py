@@ -47,7 +47,6 @@ from shoal.events.run import (
 )
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
 from shoal.ids import PeerId
-from shoal.runtime.launcher_messages import UserNotice
 from shoal.swarm.round_boundary import RunTime
 from shoal.swarm.routing import Pipeline
 from shoal.swarm.run_effects import RoundPlan
@@ -257,12 +256,12 @@ async def test_the_disk_that_has_what_an_earlier_start_has_left_is_named_and_wai
         answers.wait()
         return Diary(directory, run_id)
 
-    def tell(notice: UserNotice) -> None:
-        notices.append(notice.text)
+    def notice(text: str) -> None:
+        notices.append(text)
         answers.set()
 
     monkeypatch.setattr(service, "Diary", opened)
-    control: Any = SimpleNamespace(tell=tell)
+    control: Any = SimpleNamespace(notice=notice)
     diary = await service.opened_diary(tmp_path, "run", control)
     assert diary.generation == 2
     diary.close()
@@ -278,4 +277,4 @@ async def test_the_disk_that_has_what_an_earlier_start_has_left_is_named_and_wai
 async def test_what_is_wrong_with_what_an_earlier_start_has_left_is_said_as_such(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"")
     with pytest.raises(RecordRejected, match=r"client\.state"):
-        await service.opened_diary(tmp_path, "run", cast(Any, None))
+        await service.opened_diary(tmp_path, "run", cast(Any, SimpleNamespace(notice=print)))

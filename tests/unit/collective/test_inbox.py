@@ -30,7 +30,7 @@ def part(tag: bytes, segment: int = 0, *, operation: int = 0, num_bytes: int = 4
 def segments(arrivals: Arrivals) -> list[int]:
     """What has come for the next operation, which this ends."""
     parts = arrivals.begin()
-    found = [part.message.segment for part in parts._parts if isinstance(part.message, RingPart)]
+    found = [part.message.segment for part in parts._items if isinstance(part.message, RingPart)]
     arrivals.end(parts.number)
     return found
 
@@ -49,7 +49,7 @@ def test_parts_that_come_before_their_group_are_kept_in_order(inbox: GroupInbox)
 async def test_parts_of_a_running_operation_are_passed_on(inbox: GroupInbox) -> None:
     parts = inbox.open(b"0", [R, Q]).begin()
     inbox.receive(part(b"0", 5))
-    assert (await parts.take()).message == part(b"0", 5).message
+    assert (await anext(parts)).message == part(b"0", 5).message
 
 
 def test_parts_of_an_earlier_or_closed_group_are_dropped(inbox: GroupInbox) -> None:

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.pipeline.emulated_swarm import emulate
 
 from shoal.pipeline import schedule
-from shoal.pipeline.schedule import bubble_of
 from shoal.swarm.step_operations import OperationKind, Schedule
+from shoal_lab.bench.stages import bubble_of
 
 GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE
 

@@ -21,7 +21,6 @@ class Check:
     Attributes:
         name: is stable; what stands before the dot is its group.
         title: what is looked at, in words.
-        judge: says what the facts come to.
     """
 
     name: str

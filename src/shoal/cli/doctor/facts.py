@@ -42,7 +42,6 @@ class SwarmSeen:
         prefixes: of the swarms of the initial peers; None of one with another key. Empty: none has told.
         ahead_s: of a neighbour's clock; None: none has told.
         takes_large: whether a long question was answered by a peer that answers short ones, or answered some before.
-        large_bytes: how long.
     """
 
     machine: str

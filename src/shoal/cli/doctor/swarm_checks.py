@@ -36,11 +36,6 @@ def _over(num_peers: int) -> str:
     return f"nothing answers at {which} of this host's newest run, so it is over: name a swarm with --initial-peers"
 
 
-def swarm_joined(facts: Facts) -> Judged:
-    """Whether this host takes part in the swarm's DHT."""
-    return facts.joined
-
-
 def swarm_key(swarm: SwarmSeen) -> Judged:
     """Whether the swarm that answers has this host's key."""
     if swarm.view.run is not None or any(prefix is not None for prefix in swarm.prefixes):
@@ -172,7 +167,7 @@ def dialled_back(swarm: SwarmSeen) -> Judged:
 
 SWARM_CHECKS = (
     Check("swarm.peers", "the swarm can be joined at an initial peer", peers_reached),
-    Check("swarm.joined", "this host takes part in the DHT", swarm_joined),
+    Check("swarm.joined", "this host takes part in the DHT", lambda facts: facts.joined),
     Check("swarm.key", "the swarm has this key", about(lambda facts: facts.swarm, swarm_key)),
     Check("swarm.prefix", "the swarm has this prefix", about(lambda facts: facts.swarm, swarm_prefix)),
     Check("swarm.run", "a run goes on", about(lambda facts: facts.swarm, swarm_run)),

@@ -70,7 +70,6 @@ class HostBoard:
         swarm: what the file says; the page is of these hosts.
         read: returns what it says now, for an order.
         tasks: in which is looked, and orders are carried out.
-        say: prints a line for a host.
     """
 
     swarm: DescribedSwarm
@@ -236,7 +235,6 @@ async def serve_page(
     Args:
         read: returns what it says now.
         port: of this machine; if it is taken, any that is free.
-        say: prints a line for a host.
 
     Raises:
         ConfigError: the web server is not installed here.

@@ -30,7 +30,6 @@ class Installation:
     Attributes:
         requirement: as pip takes it; of a wheel that is sent, the name of its file.
         wheel: its bytes; None: the hosts get it themselves.
-        extras: that are installed with it.
         flags: more of them, for what installs.
     """
 

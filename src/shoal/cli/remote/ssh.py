@@ -65,7 +65,6 @@ class Ssh:
         destination: as on ssh's command line.
         command: with which ssh is called.
         control_dir: where the shared connection has its socket.
-        clock: measures how long it may take.
     """
 
     destination: str
@@ -75,27 +74,18 @@ class Ssh:
     own_options: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.own_options = (
-            "-o",
+        options = (
             "BatchMode=yes",
-            "-o",
             f"ConnectTimeout={_CONNECT_S}",
-            "-o",
             "ServerAliveInterval=10",
-            "-o",
             "ControlMaster=auto",
-            "-o",
             f"ControlPath={self.control_dir}/%C",
-            "-o",
             "ControlPersist=60",
         )
+        self.own_options = tuple(word for option in options for word in ("-o", option))
 
     async def run(self, command: str, stdin: bytes = b"", *, within_s: float) -> Done:
         """Run a shell command there, and return its outcome, whatever its exit code.
-
-        Args:
-            stdin: all that it reads.
-            within_s: after which it is given up.
 
         Raises:
             HostFailed: ssh did not get there, the connection was lost, the time is over, or it says far too much.

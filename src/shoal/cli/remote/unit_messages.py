@@ -36,7 +36,6 @@ class UnitState(msgspec.Struct, frozen=True):
     """How a unit is.
 
     Attributes:
-        is_running: a process of it is there.
         code: of its end; None: it runs, or nobody knows, as after a restart of the host.
         since_unix_s: when it was started, by the host's clock.
         pid: its first process; 0: none.
@@ -77,11 +76,7 @@ class StopUnits(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class LookAtUnits(msgspec.Struct, frozen=True, tag="look"):
-    """Say how units are: those that are named, or else all.
-
-    Attributes:
-        num_lines: of their output.
-    """
+    """Say how units are: those that are named, or else all."""
 
     names: tuple[str, ...] = ()
     num_lines: int = 1
@@ -100,7 +95,6 @@ class Units(msgspec.Struct, frozen=True):
     Attributes:
         changed: what was done, in words; empty: nothing, since it was so already.
         differs: a unit runs that is another, and was left alone.
-        version: of shoal there.
         others: units that run, but not as the file says now; who asks a host finds them.
     """
 

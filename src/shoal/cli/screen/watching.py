@@ -26,18 +26,14 @@ _REFRESH_PER_S = 4.0
 _UNBROKEN = "ignore"
 
 
-async def watch(finder: Finder, interval_s: float, as_json: bool, console: Console | None = None) -> int:
+async def watch(finder: Finder, interval_s: float, as_json: bool) -> int:
     """Show a run until it has ended or the user ends it (Ctrl-C, SIGTERM); return the exit code.
-
-    Args:
-        console: standard output if None.
 
     Raises:
         BootstrapError: the run was not found.
         OSError: standard output takes no more.
     """
-    console = console or Console()
-    clock = SystemClock()
+    console, clock = Console(), SystemClock()
     shown = WatchedRun(finder, clock, interval_s)
     is_screen = console.is_terminal and not console.is_dumb_terminal and not as_json
     lines = _JsonLines(shown) if as_json else _PlainLines(shown, lambda: utc_time_of_day(clock.unix_s()))

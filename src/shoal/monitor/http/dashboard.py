@@ -69,7 +69,6 @@ class Dashboard:
         notice: is told a line for the user.
         newest: returns the newest numbers, for Prometheus.
         is_over: whether the run ends, if this is cancelled: otherwise the monitor has failed and is started again.
-        opened: set when it is served.
     """
 
     settings: DashboardSettings

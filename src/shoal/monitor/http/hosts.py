@@ -34,7 +34,6 @@ class Operator(Protocol):
     """Who has the hosts.
 
     Attributes:
-        names: of the hosts.
         orders: that can be given to each.
     """
 

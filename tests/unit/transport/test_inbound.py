@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.transport.unread import Unread
+from shoal.transport.inbound import Unread
 
 
 def test_a_connection_stops_at_its_own_limit_and_goes_on_at_half_of_it() -> None:
