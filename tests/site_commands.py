@@ -94,6 +94,8 @@ ELSEWHERE: dict[str, str] = {
     r"python run_local\.py --config-path configs/resnet18_split\.yaml": _DISTQAT,
     r"python run_local\.py .*--data\.dataset-name \./clips .*": "tests/e2e/test_speech.py::"
     "test_clips_are_trained_on_in_two_stages_and_the_model_is_evaluated_by_its_characters",
+    r"shoal classify .*": "tests/e2e/test_images.py::"
+    "test_a_run_on_a_folder_of_images_is_augmented_and_computed_again_bit_for_bit",
     r"python run_local\.py .*--data\.augment\.crop-padding .*": "tests/e2e/test_images.py::"
     "test_a_run_on_a_folder_of_images_is_augmented_and_computed_again_bit_for_bit",
     r"python run_local\.py --data\.dataset-name \./corpus": "tests/integration/data/test_local_folders.py::"

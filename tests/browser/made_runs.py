@@ -49,6 +49,8 @@ def measured(name: str, index: int, tick: int) -> dict[str, float]:
         "transport.sent_bytes": 1e6 * tick + 1e5 * index,
         "transport.received_bytes": 9e5 * tick + 1e5 * index,
         "process.memory_bytes": 2.5e8 + 1e6 * index,
+        "process.start_time_seconds": 1_796_000_000.25,
+        "device.busy_us": 2_500_000.0,
     }
 
 

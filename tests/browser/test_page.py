@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ pytestmark = [
 ]
 
 TICKS, PEERS = 300, 24
+STARTED = "2026-11-30 00:53:20 UTC"
 
 
 async def _text(seen: Seen, tab: str) -> str:
@@ -41,9 +43,17 @@ async def test_a_run_is_seen_live_without_a_complaint_and_without_a_word_to_anyb
         for _ in range(3):
             run.step()
         await seen.says(".tiles", f"{run.row_step:,}")
+        # Of 40 rounds of 59 s, 35 are to come, and one of them goes on.
+        assert re.search(r"^began .* UTC, \d+ min ago; about 3[34] min left$", await seen.page.inner_text(".when"))
+        # Behind the last round one begins that nobody trains.
+        more = {"steps": 60, "pipelines": 4, "trainers": 4, "replicas": 16}
+        run.happens(event("round.begun", SystemClock().unix_s(), round=CONFIG.diloco.outer_steps + 1, **more))
         lost = event("server.lost", SystemClock().unix_s(), "WARNING", says="server 3@box0 (stage 3) is gone")
         run.happens(lost)
         await seen.says(".latest", "server 3@box0 (stage 3) is gone")
+        rounds = await _text(seen, "rounds")
+        assert "\n5\t" in rounds
+        assert "\n41\t" not in rounds
         assert seen.complaints == []
         assert seen.hosts == {"127.0.0.1"}
         assert "token" not in seen.page.url
@@ -59,6 +69,8 @@ async def test_what_a_peer_calls_itself_is_text_everywhere(tmp_path: Path) -> No
         await seen.show("now")
         await seen.page.click(f".cards a:text-is('{MARKUP}')")
         await seen.says("#peer table", "step.committed")
+        for number in (STARTED, "2.5 s"):
+            await seen.says("#peer table", number)
         assert await seen.page.input_value("#choose-peer") == MARKUP
         assert seen.complaints == []
 
@@ -119,7 +131,7 @@ async def test_everything_is_reached_by_the_keyboard(tmp_path: Path) -> None:
         await seen.page.keyboard.press("Shift+Tab")
         await seen.page.keyboard.press("Shift+Tab")
         await seen.page.keyboard.press("Enter")
-        await seen.says("#learning figcaption", "Loss")
+        await seen.says("#learning figcaption", "Loss, nats per token")
         await seen.page.focus("#over-samples")
         await seen.page.keyboard.press("ArrowRight")
         assert await seen.page.is_checked("#over-time")
@@ -141,6 +153,7 @@ async def test_a_report_opens_from_the_disk_and_shows_what_the_page_has_shown(tm
         assert path is not None
         report = await opened(found, path.as_uri(), color_scheme="dark")
         await report.says(".state", "the run has ended")
+        assert re.search("^began .* UTC, last heard .* UTC$", await report.page.inner_text(".when"))
         for tab in ("learning", "rounds", "incidents"):
             assert await _text(report, tab) == await _text(seen, tab), tab
         assert await _tiles(report) == await _tiles(seen)

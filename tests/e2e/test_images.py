@@ -70,5 +70,9 @@ def test_a_run_on_a_folder_of_images_is_augmented_and_computed_again_bit_for_bit
     assert run.log_dir is not None
     run_shoal("replay", str(run.log_dir))
     evaluated = json.loads(run_shoal("evaluate", str(run.log_dir), "--json"))
+    # What it sees in an image has the name of the image's folder.
+    photos = [str(tmp_path / "held_out" / name / "3.png") for name in ("rows", "columns")]
+    seen = json.loads(run_shoal("classify", str(run.log_dir), *photos, "--json"))["images"]
+    assert [set(each["classes"]) for each in seen] == 2 * [{"rows", "columns"}]
     # The run has evaluated the same images, as they are.
     assert evaluated["eval_loss"] == pytest.approx(summary["eval_loss_last"], abs=1e-5)

@@ -44,7 +44,9 @@ from shoal.cli.key import key_app
 from shoal.cli.model_commands import (
     DatasetName,
     FamilyName,
+    chat,
     checkpoints,
+    classify,
     evaluate,
     export_model,
     generate,
@@ -103,7 +105,7 @@ for place, command in enumerate((status, doctor, events, logs, explain, report, 
     app.command(command, group=WATCH, sort_key=place)
 for place, command in enumerate((pause, resume_run, checkpoint, stop, clean)):
     app.command(command, group=STEER, sort_key=place)
-for place, command in enumerate((evaluate, generate, images, checkpoints)):
+for place, command in enumerate((evaluate, generate, chat, classify, images, checkpoints)):
     app.command(command, group=MODEL, sort_key=place)
 for flag in ("--help", "--version"):
     app[flag].group = (SET_UP,)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from shoal import log
-from shoal.cli.cuts import with_known_cut
+from shoal.cli.cuts import with_class_names, with_known_cut
 from shoal.cli.devices import devices_of_servers
 from shoal.cli.early import EarlyStart
 from shoal.cli.finding import FoundRun, find_run
@@ -76,7 +76,7 @@ def start_trainer_client(
             if resumption is not None:
                 found = FoundRun(resumption.run_id, with_known_cut(config))
             elif origins is None:
-                found = FoundRun(new_run_id(config, clock), with_known_cut(config))
+                found = FoundRun(new_run_id(config, clock), with_known_cut(with_class_names(config)))
             else:
                 print(f"looking for the run at {', '.join(config.network.initial_peers)}", flush=True)
                 found = await find_run(

@@ -1,6 +1,7 @@
 """What a run's model is and where it is cut: decided once, on the host of its first client, before any server starts.
 
     the tokenizer of text is found, or trained by a process                        -> once, without torch
+    the classes of images are asked for their names, by a process                  -> once, of a run that begins
     a model of transformers: its config.json is read                               -> at once, without torch
                              a small twin of it proves that it may be cut          -> once, by the profiler
                              the weights that it begins from are read and hashed   -> once, by the profiler
@@ -71,6 +72,19 @@ def with_known_cut(config: Config, cache: CostCache | None = None) -> Config:
         # A profiler meets a damaged file again, and says so.
         costs = (cache or CostCache.of_user()).load(key, config.model.num_units).costs_s
     return config if costs is None else with_cut(config, counts_by_cost(costs, config.num_stages))
+
+
+def with_class_names(config: Config) -> Config:
+    """Return the configuration of a run that begins, with the names of its classes where it has images.
+
+    Raises:
+        ConfigError, RemoteError: as `with_classes`.
+    """
+    if config.data.task_type not in ("cv", "image_gen"):
+        return config
+    from shoal.data.class_names import with_classes  # most runs have none
+
+    return with_classes(config, print_event)
 
 
 async def with_profiled_cut(config: Config, host: SwarmHost, notice: Callable[[str], None]) -> Config:

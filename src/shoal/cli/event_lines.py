@@ -75,7 +75,8 @@ def print_logs(wanted: str, log_dir: Path, *, role: str, level: str, follow: boo
     if least is None:
         raise ConfigError(f"--level {level}: there is debug, info, warning and error")
     folder = written_run(wanted, log_dir, _LOGS)
-    pattern = f"{role}*.log"
+    # server: all of them; server_1: not server_12 as well.
+    pattern = f"{role}[._]*log" if role else _LOGS
     if not any(folder.glob(pattern)):
         there = ", ".join(sorted(path.stem for path in folder.glob(_LOGS)))
         raise ConfigError(f"no role called {role} has logged in {folder}; there is {there}")

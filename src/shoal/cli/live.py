@@ -253,7 +253,9 @@ def _commands(
 ) -> Iterator[tuple[str, ...]]:
     model = summary.get("model")
     if model and summary.get("samples"):
-        if config.data.task_type == "llm" and config.model.family in _GENERATES:
+        if config.data.messages_column is not None and config.model.family in _GENERATES:
+            yield "chat", str(model)
+        elif config.data.task_type == "llm" and config.model.family in _GENERATES:
             yield "generate", str(model), "--prompt", "Once upon a time"
         elif config.data.task_type == "image_gen":
             yield "images", str(model), "--to", "images.png"

@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from shoal import log
-from shoal.cli.cuts import is_settled, log_cut, with_known_cut, with_profiled_cut
+from shoal.cli.cuts import is_settled, log_cut, with_class_names, with_known_cut, with_profiled_cut
 from shoal.cli.devices import devices_of_servers, unused_gpus
 from shoal.cli.early import EarlyStart, ending_signals
 from shoal.cli.exits import DONE, FAILED, INTERRUPTED, USER_ERROR
@@ -92,7 +92,7 @@ def run_local(
     require_here(config.data)
     devices = devices_of_servers(config)
     clock = SystemClock()
-    config = with_known_cut(config)
+    config = with_known_cut(config if resumption is not None else with_class_names(config))
     if resumption is None:
         run_id, source = new_run_id(config, clock), None
         log_dir = make_log_dir(config, run_id, is_local=True)

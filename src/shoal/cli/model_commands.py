@@ -1,4 +1,4 @@
-"""The commands on a model that a folder holds: it is exported, imported, measured, and asked for text."""
+"""The commands on a model that a folder holds: it is exported, imported, measured, and asked for text or classes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ DatasetName = Annotated[
     Parameter(help="Of data that is a class of your own, package.module:Class: that it may run here."),
 ]
 ComputeDevice = Annotated[str, Parameter(help="Where it computes: auto, cpu, or a GPU such as cuda:0.")]
+MaxTokens = Annotated[int | None, Parameter(help="At most so many; else until the context is full.")]
+Temperature = Annotated[float, Parameter(help="0: always the likeliest token; 1: as the model says.")]
+TopK = Annotated[int | None, Parameter(help="Only so many of the likeliest tokens.")]
+TopP = Annotated[float | None, Parameter(help="Only the likeliest tokens that together have this probability.")]
+MinP = Annotated[float | None, Parameter(help="Only tokens with this share of the likeliest one's probability.")]
+SamplingSeed = Annotated[int | None, Parameter(help="The same seed gives the same text; else one is drawn, and said.")]
 Force = Annotated[bool, Switch, Parameter(help="Replace a model that is there already.")]
 
 
@@ -87,34 +93,32 @@ def evaluate(
     *,
     family: FamilyName = None,
     dataset_name: DatasetName = None,
+    eval_split: Annotated[
+        str | None, Parameter(help="A split, or a folder or file with a / in it, in place of what the run held out.")
+    ] = None,
     device: ComputeDevice = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Measure the eval loss of a model, on the data of its own configuration: what its run has evaluated last.
 
-    Of images also the share that it names rightly, of speech the character error rate and what it hears in some clips.
+    With --eval-split it is measured on other data of the same kind. Of images also the share that it names rightly, of
+    speech the character error rate and what it hears in some clips.
     """
     from shoal.cli.trained import evaluate as serve
 
-    serve(model, family, device, dataset_name=dataset_name, as_json=as_json)
+    serve(model, family, device, dataset_name=dataset_name, eval_split=eval_split, as_json=as_json)
 
 
 def generate(
     model: ModelFolder,
     *,
     prompt: Annotated[str, Parameter(help="The text to go on from.", allow_leading_hyphen=True)],
-    max_tokens: Annotated[int | None, Parameter(help="At most so many; else until the context is full.")] = None,
-    temperature: Annotated[float, Parameter(help="0: always the likeliest token; 1: as the model says.")] = 0.0,
-    top_k: Annotated[int | None, Parameter(help="Only so many of the likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, Parameter(help="Only the likeliest tokens that together have this probability.")
-    ] = None,
-    min_p: Annotated[
-        float | None, Parameter(help="Only tokens with this share of the likeliest one's probability.")
-    ] = None,
-    seed: Annotated[
-        int | None, Parameter(help="The same seed gives the same text; else one is drawn, and said.")
-    ] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: SamplingSeed = None,
     stop: Annotated[
         list[str] | None,
         Parameter(negative=(), help="A text that ends it and is not printed; can be given several times."),
@@ -148,6 +152,69 @@ def generate(
         dtype=dtype,
         as_json=as_json,
     )
+
+
+def chat(
+    model: ModelFolder,
+    *,
+    message: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            allow_leading_hyphen=True,
+            help="What to say, can be given several times; else each line of standard input is a message.",
+        ),
+    ] = None,
+    system: Annotated[str, Parameter(help="What the model is told before.", allow_leading_hyphen=True)] = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: SamplingSeed = None,
+    family: FamilyName = None,
+    device: ComputeDevice = "cpu",
+    as_json: Annotated[
+        bool, Switch, Parameter(name="--json", help="Print a JSON object for each answer, with why it ended.")
+    ] = False,
+) -> None:
+    """Talk with a chat model: it answers each message, and knows those before.
+
+    Messages become text by the chat template of its tokenizer; when its context is full, the oldest are forgotten.
+    Ctrl-D ends it.
+    """
+    from shoal.cli.chatting import chat as serve
+    from shoal.inference.sampling import Sampling
+
+    serve(
+        model,
+        message or (),
+        system=system,
+        sampling=lambda seed: Sampling(temperature, top_k, top_p, min_p, seed),
+        seed=seed,
+        max_tokens=max_tokens,
+        family=family,
+        device=device,
+        as_json=as_json,
+    )
+
+
+def classify(
+    model: ModelFolder,
+    *images: Annotated[Path, Parameter(help="Files with an image each.")],
+    top: Annotated[int, Parameter(help="So many classes of each image, the likeliest first.")] = 3,
+    family: FamilyName = None,
+    device: ComputeDevice = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Say of images which classes a model sees in them, with their probabilities.
+
+    Images are decoded and resized as those that it was trained on, a folder with one for each class or a data set of
+    the hub. Exit code 1 if a file is no image; the others are classified.
+    """
+    from shoal.cli.classifying import classify as serve
+
+    serve(model, images, top=top, family=family, device=device, as_json=as_json)
 
 
 def images(

@@ -54,6 +54,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
+def _elapsed(seconds: float) -> str:
+    """Return a time as a clock has it: `0:35`, `59:02`, `26:03:07`."""
+    minutes, rest_s = divmod(int(seconds), 60)
+    return f"{minutes}:{rest_s:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest_s:02d}"
+
+
 def name_stages(stages: Sequence[int]) -> str:
     """Return `stage 1`, or `stages 0 and 1`."""
     *most, last = map(str, stages)
@@ -103,10 +109,9 @@ class RunRow:
 
     def cells(self, now_s: float) -> list[Cell]:
         """Return all columns."""
-        elapsed_s = int(now_s - self._started_s)
         current = self._values.get("round")
         cells = [
-            Cell("time", f"{elapsed_s // 60}:{elapsed_s % 60:02d}"),
+            Cell("time", _elapsed(now_s - self._started_s)),
             Cell("round", "-" if current is None else f"{min(int(current), self._num_rounds)}/{self._num_rounds}"),
         ]
         for title, name, write in _COLUMNS:
@@ -202,7 +207,6 @@ class ServersRow:
 
     def cells(self, now_s: float) -> list[Cell]:
         """Return all columns."""
-        elapsed_s = int(now_s - self._started_s)
         every = [server.numbers for server in self._servers.values()]
         current = max((numbers["round"] for numbers in every), default=0.0)
         shares = [numbers["share"] for numbers in every if "share" in numbers]
@@ -212,7 +216,7 @@ class ServersRow:
         steps = sum(numbers["steps"] for numbers in every)
         speed = sum(server.samples_per_s() for server in self._servers.values())
         return [
-            Cell("time", f"{elapsed_s // 60}:{elapsed_s % 60:02d}"),
+            Cell("time", _elapsed(now_s - self._started_s)),
             Cell("round", f"{min(int(current), self._num_rounds)}/{self._num_rounds}" if current else "-"),
             Cell("steps here", whole(steps) if every else "-", age_s),
             Cell("samples/s here", rate(speed) if every else "-", age_s),

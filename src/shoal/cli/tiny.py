@@ -100,8 +100,10 @@ def _changes(config: Config, said: set[str]) -> Iterator[tuple[str, Any]]:
     yield "data.tokenizer", None
     yield "data.tokenizer_hash", None
     yield "data.messages_column", None
+    yield "data.answer_column", None
     # Those of another data set.
     yield "data.characters", None
+    yield "data.classes", None
     if config.data.task_type in ("cv", "image_gen"):
         yield from _AVERAGING.items()
     yield from _model_changes(config.model, said)

@@ -34,13 +34,20 @@ _COLUMNS = 10
 
 
 def evaluate(
-    model: Path, family: str | None, device: str, *, dataset_name: str | None = None, as_json: bool = False
+    model: Path,
+    family: str | None,
+    device: str,
+    *,
+    dataset_name: str | None = None,
+    eval_split: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Print the eval loss of a model on the data of its own configuration, of images the accuracy, and of speech
     the character error rate with some clips.
 
     Args:
         dataset_name: the class of somebody's own that the samples may come from.
+        eval_split: what is evaluated on in place of what the run has held out, as `data.eval_split` says it.
 
     Raises:
         ConfigError: this is no folder of a model, or its data cannot be opened, or means something else to it.
@@ -56,9 +63,14 @@ def evaluate(
                 f"{model} has a tokenizer of its own, and the text that shoal holds out is bytes: its loss on it says "
                 "nothing"
             )
-        module = _whole(source, device, for_loss=True)
-    data = source.config.data
-    dataset = open_source(source.config)
+        module = whole(source, device, for_loss=True)
+    config = source.config
+    if eval_split:
+        # A run that holds out a split has no folds.
+        other = config.data.model_copy(update={"eval_split": eval_split, "holdout_fold": 0})
+        config = config.model_copy(update={"data": other})
+    data = config.data
+    dataset = open_source(config)
     if dataset.windows is not None:
         dataset.windows.close()
     holdout = dataset.holdout
@@ -69,11 +81,12 @@ def evaluate(
     report |= figures
     heard: Transcribed | None = None
     if data.task_type == "speech":
-        heard = transcribed(module, holdout, characters_of(source.config))
+        heard = transcribed(module, holdout, characters_of(config))
         report["character_error_rate"] = heard.character_error_rate
     if as_json:
         shown = {} if heard is None else {"transcripts": heard.pairs[:_SHOWN]}
-        more = {"samples": holdout.num_samples, "dataset": data.dataset_name, **shown}
+        named = {"dataset": data.dataset_name} | ({"eval_split": eval_split} if eval_split else {})
+        more = {"samples": holdout.num_samples, **named, **shown}
         print(json.dumps({**report, **more}), flush=True)
         return
     if heard is not None:
@@ -84,7 +97,8 @@ def evaluate(
         accuracy = f", character error rate {100 * heard.character_error_rate:.2f} %,"
     beside = "".join(f", {name} {value:.4f}" for name, value in figures.items())
     loss = f"eval loss {report['eval_loss']:.6f}{accuracy}{beside}"
-    print(f"{loss} over {holdout.num_samples} samples of {without_controls(data.dataset_name)}", flush=True)
+    measured_on = without_controls(eval_split or data.dataset_name)
+    print(f"{loss} over {holdout.num_samples} samples of {measured_on}", flush=True)
 
 
 def generate(
@@ -111,9 +125,9 @@ def generate(
         ShoalError: the model cannot be read.
     """
     drawn = secrets.randbits(32) if seed is None else seed
-    request = _request(prompt, partial(sampling, drawn), max_tokens, stops)
+    request = request_of(prompt, partial(sampling, drawn), max_tokens, stops)
     with opened(model, family) as source:
-        module = _whole(source, device)
+        module = whole(source, device)
         require_generates(module, str(model))
         tokens = tokens_of(source, module)
     fold_weights(module)
@@ -166,7 +180,7 @@ def images(
     with opened(model, None) as source:
         num_classes = source.config.model.num_classes
         columns = min(_COLUMNS, num_classes - first_class) if classes is None else classes
-        module = _whole(source, device)
+        module = whole(source, device)
     picture = image_grid(module, range(first_class, first_class + columns), rows, seed, scale)
     try:
         image.fromarray(picture).save(to, format="PNG")
@@ -175,10 +189,14 @@ def images(
     print(f"wrote {to}: {rows} images of each class from {first_class} to {first_class + columns - 1}", flush=True)
 
 
-def _request(
+def request_of(
     prompt: str, sampling: Callable[[], Sampling], max_tokens: int | None, stops: tuple[str, ...]
 ) -> TextRequest:
-    """Check what is wanted before a model is loaded; all that is wrong is named together."""
+    """Check what is wanted before a model is loaded.
+
+    Raises:
+        ConfigError: it makes no sense; all that is wrong is named together.
+    """
     problems: list[str] = []
     chosen = Sampling()
     try:
@@ -194,5 +212,11 @@ def _request(
     return request
 
 
-def _whole(source: ModelSource, device: str, *, for_loss: bool = False) -> StageModule:
+def whole(source: ModelSource, device: str, *, for_loss: bool = False) -> StageModule:
+    """Return the model in one piece, where it is to compute.
+
+    Raises:
+        ConfigError: there is no such device.
+        ShoalError: the model cannot be read.
+    """
     return source.whole(for_loss=for_loss).to(profiled_device(load_config(None, {"device": device}, {})))

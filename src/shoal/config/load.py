@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from shoal.config.base import split_list
 from shoal.config.flags import from_flags
 from shoal.config.keys import keys
-from shoal.config.schema import FOUND_BY, SHARED_SECTIONS, UNITS_BY, Config
+from shoal.config.schema import AS_RUN, FOUND_BY, SHARED_SECTIONS, UNITS_BY, Config
 from shoal.config.sources import Layer, from_env, from_file, from_mapping
 from shoal.errors import ConfigError
 
@@ -59,9 +59,7 @@ def load_config(
         ConfigError: a missing file, an unknown key, a wrong type or a combination that cannot run; the message has a
             line for each, with the key, the value, where it stands, and what to do.
     """
-    config, _ = load_with_origins(path, overrides, env, other_flags=other_flags)
-    if problems := config.run_problems():
-        raise ConfigError("\n".join(problems))
+    config, _ = load_with_origins(path, overrides, env, other_flags=other_flags, is_run=True)
     return config
 
 
@@ -73,15 +71,17 @@ def load_with_origins(
     other_flags: Iterable[str] = (),
     run: Mapping[str, Any] | None = None,
     is_left: bool = False,
+    is_run: bool = False,
 ) -> tuple[Config, Mapping[str, str]]:
     """Return what this host says, and for each dotted key that was set the file, variable or flag that did.
 
-    Unlike `load_config` it may be no run by itself: a host that joins takes the rest from the run.
+    Unless `is_run` it may be no run by itself: a host that joins takes the rest from the run.
 
     Args:
         run: the shared configuration of a run, for what this host does not say; if empty, nothing that is shared
             counts, since the run is not known yet.
         is_left: the file is what that run has left, whose cut counts only with its number of stages and of units.
+        is_run: it has to be a run by itself.
 
     Raises:
         ConfigError: as `load_config` does.
@@ -114,7 +114,7 @@ def load_with_origins(
         layer.values = {name: value for name, value in layer.values.items() if name not in SHARED_SECTIONS}
     _read_address_files(layer)
     try:
-        config = Config.model_validate(layer.values)
+        config = Config.model_validate(layer.values, context=AS_RUN if is_run else None)
     except ValidationError as error:
         # What does not go together may be the fault of what is left out.
         is_whole = is_file_read and not layer.problems
@@ -134,10 +134,10 @@ def problems_of(values: Mapping[str, Any], origin: str, *, is_whole: bool) -> li
     layer = from_mapping(values, origin)
     is_whole = is_whole and not layer.problems
     try:
-        config = Config.model_validate(layer.values)
+        Config.model_validate(layer.values, context=AS_RUN)
     except ValidationError as error:
         return [*layer.problems, *_explain(error, layer, is_whole=is_whole)]
-    return [*layer.problems, *(config.run_problems() if is_whole else [])]
+    return layer.problems
 
 
 def config_from_json(text: str | bytes) -> Config:

@@ -3,14 +3,16 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from types import MappingProxyType
+from typing import Any, Final, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from shoal.config.base import Section
 from shoal.config.diloco import DilocoConfig
 from shoal.config.emulation import EmulationConfig
 from shoal.config.host import (
+    PREFIX_PATTERN,
     DashboardConfig,
     HealthConfig,
     NetworkConfig,
@@ -35,12 +37,22 @@ FOUND_BY: Mapping[str, tuple[str, ...]] = {
     NAME_OR_PATH: _OF_THE_MODEL,
     "model.revision": _OF_THE_MODEL,
     "data.tokenizer": ("data.tokenizer_hash",),
+    "data.dataset_name": ("data.classes",),
 }
 """What is found by a name where a run begins, and is not known any more under another name."""
 
 UNITS_BY = ("model.family", "model.num_layers", NAME_OR_PATH, "model.extra")
 """What decides how many units there are to be cut."""
 
+AS_RUN: Final = MappingProxyType({"is_run": True})
+"""The context of a validation that is to find also what keeps the values from being a run by themselves."""
+
+_LOSS_UNITS: Final = {
+    "llm": "nats per token",
+    "cv": "nats per image",
+    "speech": "nats per character",
+    "image_gen": "of both players per image",
+}
 _TASK_OF_FAMILY = {
     "gpt": "llm",
     "hf": "llm",
@@ -58,7 +70,6 @@ class Config(Section):
 
     experiment_prefix: str = Field(
         default="shoal",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="Start of the run id; names the run's folder under log_dir.",
     )
     device: str = Field(
@@ -106,6 +117,11 @@ class Config(Section):
         name = self.data.dataset_name
         data = Path(name).name if name.startswith((".", "/", "~")) else name
         return f"{self.model.kind} on {data}"
+
+    @property
+    def loss_unit(self) -> str:
+        """In what losses are measured, in words."""
+        return _LOSS_UNITS[self.data.task_type]
 
     @property
     def num_stages(self) -> int:
@@ -193,6 +209,15 @@ class Config(Section):
     def _translate_pipeline(cls, raw: object) -> object:
         return apply_pipeline(cast(Mapping[str, Any], raw)) if isinstance(raw, Mapping) else raw
 
+    @field_validator("experiment_prefix")
+    @classmethod
+    def _check_prefix(cls, value: str) -> str:
+        if re.fullmatch(PREFIX_PATTERN, value) is None:
+            raise ValueError(
+                "takes letters, digits, dots, dashes and underscores, 64 at most, and begins with a letter or a digit"
+            )
+        return value
+
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
@@ -210,7 +235,7 @@ class Config(Section):
         return value or None
 
     @model_validator(mode="after")
-    def _check_together(self) -> "Config":
+    def _check_together(self, info: ValidationInfo) -> "Config":
         problems = (
             self.model.keys_problem(),
             self.model.pretrained_problem(),
@@ -229,6 +254,8 @@ class Config(Section):
             self._averaging_problem(),
         )
         found = [problem for problem in problems if problem is not None]
+        if info.context is AS_RUN:
+            found += self.run_problems()
         if found:
             raise ValueError("\n".join(found))
         return self
@@ -298,6 +325,8 @@ class Config(Section):
         odd = [f"data.{key} = {value}" for key, value in given.items() if value is not None]
         if data.task_type != "speech" and data.characters is not None:
             return f"data.characters: means nothing to data.task_type = {data.task_type}, only speech has it; remove it"
+        if data.task_type not in ("cv", "image_gen") and data.classes is not None:
+            return f"data.classes: means nothing to data.task_type = {data.task_type}, only images have it; remove it"
         if data.augment != AugmentConfig() and data.task_type not in ("cv", "image_gen"):
             return f"data.augment: changes images, and data.task_type is {data.task_type}; remove it"
         if data.task_type == "llm" or not odd:
@@ -327,7 +356,12 @@ class Config(Section):
     def _chat_problem(self) -> str | None:
         data, family = self.data, self.model.family
         if data.messages_column is None:
-            return None
+            if data.answer_column is None:
+                return None
+            return (
+                f"data.answer_column = {data.answer_column}: name the column of questions by data.messages_column, or "
+                "remove it"
+            )
         if data.shuffle_window is not None:
             return (
                 f"data.shuffle_window = {data.shuffle_window}: conversations share samples by their lengths, not by "

@@ -112,6 +112,12 @@ class DataConfig(Section):
         "alone (chat fine-tuning): the chat template of data.tokenizer makes text of them, and several share a sample, "
         "apart from each other. null: it is plain text.",
     )
+    answer_column: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The column with the answer, where messages_column is one with a question, as text: both are a "
+        "conversation of two messages. null: messages_column has lists of messages.",
+    )
     tools_column: str = Field(
         default="tools",
         min_length=1,
@@ -198,6 +204,12 @@ class DataConfig(Section):
         description="The characters of transcripts in the order of their numbers, from 1; a clip with another one is "
         "skipped. null: those that there are, found where a run begins, and others have them from the run (speech).",
     )
+    classes: tuple[str, ...] | None = Field(
+        default=None,
+        description="What the classes of images are called, in the order of their numbers, from 0. null: what a folder "
+        "or a data set of the hub calls them, asked where a run begins, and others have them from the run; of other "
+        "data, their numbers (cv, image_gen).",
+    )
     num_channels: PositiveInt = Field(default=3, description="Channels of an image (cv, image_gen).")
     img_size: PositiveInt = Field(default=32, description="Width and height of an image in pixels (cv, image_gen).")
     seq_len: PositiveInt = Field(default=128, description="Tokens in a sample (llm).")
@@ -268,6 +280,13 @@ class DataConfig(Section):
     def _check_characters(cls, value: str | None) -> str | None:
         if value is not None and len(set(value)) < len(value):
             raise ValueError("characters: one is there twice; name each of them once")
+        return value
+
+    @field_validator("classes")
+    @classmethod
+    def _check_classes(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise ValueError("classes: one is there twice; name each of them once")
         return value
 
     @property

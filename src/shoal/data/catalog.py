@@ -55,7 +55,7 @@ def open_source(config: Config, say: Say = log_event) -> DataSet:
         RemoteError: who makes them was killed.
     """
     if config.data.streaming:
-        if (wanted := _wanted_of_hub(config.data)) is not None:
+        if (wanted := wanted_of_hub(config.data)) is not None:
             say(wanted)
         dataset = open_stream(config, say)
         try:
@@ -71,7 +71,7 @@ def _opened(config: Config, say: Say) -> DataSet:
     data = config.data
     if data.dataset_name == TONES:
         return open_tones(data)
-    if (wanted := _wanted_of_hub(data)) is not None:
+    if (wanted := wanted_of_hub(data)) is not None:
         say(wanted)
     if data.task_type == "speech":
         return checked(open_speech(config, say), data, say)
@@ -104,10 +104,11 @@ def _fitting(config: Config, dataset: DataSet) -> DataSet:
     return replace(dataset, augmentation=Augmentation(data.augment, config.run.seed, shape, data.dataset_name))
 
 
-def _wanted_of_hub(data: DataConfig) -> DatasetWanted | None:
-    """Return what to say of a data set that is asked for elsewhere, which may take long; None: it is here."""
+def wanted_of_hub(data: DataConfig) -> DatasetWanted | None:
+    """Return what to say of a data set that is asked for elsewhere, which may take long; None: it is here, or was asked
+    for when its classes were named."""
     name = data.dataset_name
-    if data.is_own or name in BUILTINS or is_place(name) or Path(name).exists():
+    if data.classes is not None or data.is_own or name in BUILTINS or is_place(name) or Path(name).exists():
         return None
     near = difflib.get_close_matches(name, BUILTINS, n=1, cutoff=0.5)
     return DatasetWanted(name, near[0] if near else "")

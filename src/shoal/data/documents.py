@@ -98,8 +98,10 @@ class RowReader:
         is_chat = data.messages_column is not None
         self.key = "data.messages_column" if is_chat else "data.text_column"
         self.column = data.messages_column or data.text_column
+        self._answer = data.answer_column
         self._tools = data.tools_column if is_chat else None
-        self.columns = tuple(column for column in (self.column, self._tools) if column is not None)
+        named = (self.column, self._answer, self._tools)
+        self.columns = tuple(column for column in named if column is not None)
 
     def take(self, row: Mapping[str, Any], where: str, *, is_table: bool = True) -> TextPiece | Unreadable:
         """Return the document of a row that has the column.
@@ -109,7 +111,14 @@ class RowReader:
         """
         if self._tools is None:
             return pieces_of(row[self.column], where)
-        values = row[self.column], row.get(self._tools)
+        messages: Any = row[self.column]
+        if self._answer is not None:
+            answer = row.get(self._answer)
+            if not isinstance(messages, str) or not isinstance(answer, str):
+                odd = self.column if not isinstance(messages, str) else self._answer
+                return Unreadable(where, f'its "{odd}" is no text: data.answer_column wants a question and an answer')
+            messages = [{"role": "user", "content": messages}, {"role": "assistant", "content": answer}]
+        values = messages, row.get(self._tools)
         messages, tools = map(_without_nothing, values) if is_table else values
         return conversation_of(messages, tools, where)
 

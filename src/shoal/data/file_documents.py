@@ -1,8 +1,8 @@
 """Documents of files, one after the other: what is read of a corpus that may be larger than the memory.
 
     folder | pattern | file  -> the files of a split, in the order of their names
-    *.txt                     a document each, in pieces of whole lines
-    *.jsonl *.parquet *.csv   a document in each row, in the column `data.text_column`
+    *.txt                     a document each, in pieces of whole lines; what is named itself may be called otherwise
+    *.jsonl *.parquet *.csv   a document in each row, in the column `data.text_column`; JSON may be one list as well
     *.bin *.npy               tokens, one after the other
 
 Only the libraries that a file needs are imported, when it is read.
@@ -30,12 +30,13 @@ from shoal.config.training import DataConfig
 from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
 from shoal.data.parquet_files import open_parquet
 from shoal.data.passing_errors import of_the_system
-from shoal.data.places import places_of, require_inside
+from shoal.data.places import place_meant, places_of, require_inside
 from shoal.errors import MALFORMED, ConfigError
 
 _PIECE_CHARACTERS: Final = 1 << 20
 _PIECE_TOKENS: Final = 1 << 20
 _ROWS: Final = 1024
+_BEGIN_BYTES: Final = 64
 _ROWS_OF: Final = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 _TEXT: Final = (".txt", ".text")
 _TOKENS: Final = (".bin", ".npy")
@@ -92,7 +93,7 @@ def _chosen(data: DataConfig, files: Sequence[Path], split: str | None) -> list[
         key = "dataset_split" if split is None else "eval_split"
         raise ConfigError(
             f"data.{key} = {wanted}: no file of {data.dataset_name} has the name of this split, as "
-            f"{wanted}{files[0].suffix}; there are {', '.join(path.name for path in files[:5])}"
+            f"{wanted}{files[0].suffix}; there are {', '.join(path.name for path in files[:5])}{place_meant(wanted)}"
         )
     return chosen
 
@@ -125,13 +126,21 @@ def _files(name: str) -> list[Path]:
         found = [Path(each) for each in glob.glob(str(path), recursive=True)]
     else:
         return []
-    files = sorted(each for each in found if each.suffix in SUFFIXES and each.is_file())
+    found = sorted(each for each in found if each.is_file())
+    files = [each for each in found if each.suffix in SUFFIXES]
+    if not files and not path.is_dir():
+        # A folder may hold anything. What is named here is text, whatever it is called: notes.md, a program.
+        return found
     if path.is_dir():
         # What is trained on is seen by other hosts: a folder from elsewhere may read no file but its own.
         places = places_of(path)
         for each in files:
             require_inside(each, places)
     return files
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix not in _ROWS_OF and path.suffix not in _TOKENS
 
 
 def _what_is_read() -> str:
@@ -157,7 +166,7 @@ def _named(files: Sequence[Path], base: Path, split: str) -> list[Path]:
 
     def is_named(path: Path) -> bool:
         inner = path.relative_to(base) if path.is_relative_to(base) else Path(path.name)
-        in_file = last if path.suffix in _TEXT else anywhere
+        in_file = last if _is_text(path) else anywhere
         return bool(anywhere.search(inner.parent.as_posix()) or in_file.search(path.stem))
 
     return [path for path in files if is_named(path)]
@@ -212,7 +221,7 @@ class FileDocuments(Documents):
         """Yield what a file holds, and how many of its bytes have been read."""
         if path.suffix in _TOKENS:
             return _tokens(path, self._data)
-        if path.suffix in _TEXT:
+        if _is_text(path):
             return _text(path)
         match _ROWS_OF[path.suffix]:
             case "parquet":
@@ -244,6 +253,10 @@ def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiec
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     read = 0
     with path.open("rb") as file:
+        if file.read(_BEGIN_BYTES).lstrip()[:1] == b"[":
+            yield from _json_list(path, reader)
+            return
+        file.seek(0)
         for number, line in enumerate(file, 1):
             read += len(line)
             if not line.strip():
@@ -255,6 +268,23 @@ def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiec
                 yield read, Unreadable(where, f"it is no JSON object ({error})")
                 continue
             yield read, _cell(row, reader, where)
+
+
+def _json_list(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unreadable]]:
+    """The rows of a file that is one list, as many tools write it: it is in memory as a whole."""
+    content = path.read_bytes()
+    try:
+        rows = msgspec.json.decode(content, type=list[Any])
+    except MALFORMED as error:
+        raise ConfigError(
+            f"{path} begins as a JSON list of rows and is none ({error}); mend it, or write a JSON object a line"
+        ) from error
+    for number, row in enumerate(rows, 1):
+        where, read = f"{path.name}:{number}", len(content) * number / len(rows)
+        if isinstance(row, dict):
+            yield read, _cell(cast("dict[str, Any]", row), reader, where)
+        else:
+            yield read, Unreadable(where, "it is no JSON object")
 
 
 def _cell(row: dict[str, Any], reader: RowReader, where: str) -> TextPiece | Unreadable:

@@ -20,7 +20,7 @@ from shoal.data.fields import Fields
 from shoal.data.parquet_files import open_parquet
 from shoal.data.places import require_here
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, SampleError
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -129,18 +129,68 @@ def open_images(data: DataConfig) -> DataSet:
     table = load_table(data, data.dataset_split)
     if data.eval_split is None:
         source, classes = _images(table, data)
+        require_classes(classes, data)
         train, holdout = split(source, data.holdout_fraction, data.holdout_fold)
         return DataSet(data.dataset_name, train, holdout, num_classes=len(classes))
     is_folder = "/" in data.eval_split
     held_out = load_folder(data, data.eval_split) if is_folder else load_table(data, data.eval_split)
     holdout, held_out_classes = _images(held_out, data)
     source, classes = _images(_trained_on(table, held_out, data), data)
+    require_classes(classes, data)
     if held_out_classes != classes:
         raise ConfigError(
             f"data.eval_split = {data.eval_split} has the classes {_listed(held_out_classes)}, and what is trained on "
             f"{_listed(classes)}: they have to be the same"
         )
     return DataSet(data.dataset_name, source, holdout, num_classes=len(classes))
+
+
+def require_classes(classes: Sequence[str], data: DataConfig) -> None:
+    """Check that the classes of a data set are those of the run: else its labels mean something else to the model.
+
+    Raises:
+        ConfigError: They are others.
+    """
+    if data.classes is not None and tuple(classes) != data.classes:
+        raise ConfigError(
+            f"data.dataset_name = {data.dataset_name} has the classes {_listed(classes)}, and data.classes, which the "
+            f"run has from where it began, are {_listed(data.classes)}: bring back the data as it was; a new run takes "
+            "them as they are"
+        )
+
+
+def class_names(data: DataConfig) -> tuple[str, ...]:
+    """Return what the classes of images are called, in the order of their numbers.
+
+    Raises:
+        ConfigError: As `open_images`.
+    """
+    if data.streaming:
+        table = cast("HubTable", load_stream(data, data.dataset_split)[0])
+    else:
+        table = load_table(data, data.dataset_split)
+    return tuple(image_columns(table, data).classes)
+
+
+def image_in(content: bytes, data: DataConfig) -> NDArray[np.float32]:
+    """Return the image in a file, decoded as those that are trained on; (C, H, W), see `HubImages`.
+
+    Raises:
+        ConfigError: A package is not installed.
+        SampleError: It is no image.
+    """
+    _without_postscript(_import("PIL.Image", data))
+    unknown: type[Exception] = _import("PIL", data).UnidentifiedImageError
+    feature = _import("datasets", data).Image()
+    try:
+        image = feature.decode_example({"bytes": content, "path": None})
+        return pixels_of(image, data.img_size, data.num_channels, is_cropped=data.task_type == "image_gen")
+    except MemoryError:
+        raise  # another time there may be enough
+    except unknown as error:
+        raise SampleError("it is no image of a kind that Pillow reads") from error
+    except Exception as error:
+        raise SampleError(f"{type(error).__name__}: {error}") from error
 
 
 def load_folder(data: DataConfig, name: str) -> HubTable:

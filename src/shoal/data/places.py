@@ -32,6 +32,11 @@ def require_here(data: DataConfig) -> None:
         _require("eval_split", data.eval_split)
 
 
+def place_meant(split: str) -> str:
+    """Return what to say of a split that is not there: that a file or folder of its name is, where one is."""
+    return f"; the file or folder of that name is ./{split}" if "/" not in split and Path(split).exists() else ""
+
+
 def _require(key: str, name: str) -> None:
     path = Path(name).expanduser()
     if path.exists() or (glob.has_magic(name) and next(glob.iglob(str(path), recursive=True), None) is not None):

@@ -100,7 +100,7 @@ class WindowFiller:
         self._items: Iterator[Taken | RowsRead] = iter(())
 
     def fill(self, number: int) -> WindowEntry:
-        """Have a window, and those before it in the manifest.
+        """Have a window, and all before it in the manifest, whose files are not kept.
 
         Raises:
             ConfigError: The stream gives other samples than it gave, or none.
@@ -111,7 +111,12 @@ class WindowFiller:
             self._make_again(min(number, len(self._entries) - 1))
         self._is_verified = True
         while number >= len(self._entries):
-            self._entries.append(self._store.add(self._make(len(self._entries))))
+            made = self._store.add(self._make(len(self._entries)))
+            self._entries.append(made)
+            if made.number < number:
+                # It was made for what follows it, and nobody reads it: a host that takes over a run that has trained on
+                # much of a stream may have no room for all of that.
+                self._store.path(made.number).unlink(missing_ok=True)
         entry = self._entries[number]
         if not self._store.is_whole(self._store.path(number), entry.sha256):
             self._make_again(number)

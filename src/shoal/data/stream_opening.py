@@ -13,7 +13,7 @@ from shoal.config.schema import Config
 from shoal.data.documents import Documents, RowReader
 from shoal.data.fields import Fields
 from shoal.data.hub_documents import StreamDocuments
-from shoal.data.huggingface import image_columns, load_stream, pixels_of
+from shoal.data.huggingface import image_columns, load_stream, pixels_of, require_classes
 from shoal.data.own_data import OwnClass, Sample, require_alike, require_form, sample_of, spec_of
 from shoal.data.rows import rows_after
 from shoal.data.source import Array, ArraySpec, DataSet, Source
@@ -71,6 +71,7 @@ def _of_images(config: Config, split: str | None, say: Say) -> SampleStream:
         data, wanted = data.model_copy(update={"dataset_name": split, "dataset_config": None}), "train"
     stream, _ = load_stream(data, wanted)
     columns = image_columns(stream, data)
+    require_classes(columns.classes, data)
     # Decoded here: a stream of `datasets` ends where an image cannot be.
     feature = stream.features[columns.image]
     rows = stream.cast_column(columns.image, type(feature)(decode=False))

@@ -19,6 +19,7 @@ from shoal.data.element_file import ElementFile
 from shoal.data.file_documents import FileDocuments, local_documents
 from shoal.data.hub_documents import StreamDocuments, TableDocuments, TextDocuments
 from shoal.data.packed_texts import chat_identity, endless_template, packed_dataset
+from shoal.data.places import place_meant
 from shoal.data.source import DataSet
 from shoal.data.token_cache import CachedTokens, TokenCache
 from shoal.data.token_messages import (
@@ -194,6 +195,7 @@ def documents_here(config: Config, split: str | None) -> Documents | None:
         if split is not None and "/" not in split:
             raise ConfigError(
                 f"data.eval_split = {split}: {data.dataset_name} has no splits; give a file, or leave it out"
+                + place_meant(split)
             )
         if split is None:
             if data.dataset_name not in TEXTS:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.codec.raw import from_wire
@@ -74,6 +75,18 @@ def held_out_accuracy(model: Callable[[Tensor], Tensor], holdout: Source, device
         inputs, labels = from_wire(batch.inputs), from_wire(batch.labels)
         num_right += int((model(inputs.to(device)).argmax(-1).cpu() == labels.long()).sum())
     return num_right / holdout.num_samples
+
+
+@torch.no_grad()
+def class_probabilities(model: StageModule, images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return how probable each class is of each image, (N, K).
+
+    Args:
+        model: From images (N, C, H, W) to logits (N, K), in eval mode.
+    """
+    device = next(model.parameters()).device
+    logits_NK: Tensor = model(from_wire(wire_view(images_NCHW)).to(device))
+    return logits_NK.float().softmax(-1).cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True)

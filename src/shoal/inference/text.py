@@ -205,11 +205,12 @@ class UntilStop:
         return next((size for size in range(longest, 0, -1) if self._held.endswith(stop[:size])), 0)
 
 
-def tokens_of(source: ModelSource, model: StageModule) -> Tokens:
+def tokens_of(source: ModelSource, model: StageModule, *, is_templated: bool = False) -> Tokens:
     """Return what the tokens of a model mean.
 
     Args:
         model: Of the source, in one piece.
+        is_templated: A chat template has written the text, with all tokens that belong around it.
 
     Raises:
         ConfigError: It has no tokenizer that can be read, or that of another model.
@@ -231,7 +232,8 @@ def tokens_of(source: ModelSource, model: StageModule) -> Tokens:
     whole = model.assembled
     ends = ends_of(whole) if isinstance(whole, Part) and not source.has_tokenizer_of_run else ()
     # Training puts no token before a text; what is from elsewhere may.
-    tokens = FileTokens(source.tokenizer, ends, adds_tokens=source.config.data.tokenizer is None)
+    adds_tokens = source.config.data.tokenizer is None and not is_templated
+    tokens = FileTokens(source.tokenizer, ends, adds_tokens=adds_tokens)
     known = model.output_spec.shape[-1]
     if tokens.vocabulary > known:
         raise ConfigError(

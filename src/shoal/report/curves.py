@@ -11,12 +11,6 @@ from shoal.report.plot import Caption, draw
 from shoal.runtime.durable_files import put_whole
 
 FILE_NAME = "curves.svg"
-_UNITS = {
-    "llm": "nats per token",
-    "cv": "nats per image",
-    "speech": "nats per character",
-    "image_gen": "of both players per image",
-}
 
 
 def write_curves(log_dir: Path, config: Config, run_id: RunId) -> Path | None:
@@ -45,6 +39,6 @@ def caption_of(config: Config, run_id: RunId, learning: Learning) -> Caption:
     return Caption(
         title=config.title,
         run=f"{run_id}, {stages}, {rounds} in {hours}",
-        unit=_UNITS[config.data.task_type],
+        unit=config.loss_unit,
         has_perplexity=config.data.task_type == "llm",
     )

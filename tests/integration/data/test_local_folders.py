@@ -39,7 +39,7 @@ except (ConfigError, SampleError) as error:
 """
 
 
-def _opened(folder: Path, name: str, task: str, **data: object) -> str:
+def opened(folder: Path, name: str, task: str, **data: object) -> str:
     """What a process of its own says of a data set: the library keeps threads and caches."""
     places = {"HF_HOME": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "cache")}
     environment = os.environ | places | {"HF_HUB_OFFLINE": "1"}
@@ -53,12 +53,12 @@ def test_a_folder_of_text_files_is_a_data_set(tmp_path: Path) -> None:
     (tmp_path / "corpus" / "one.txt").write_text("to be or not to be\n" * 40)
     (tmp_path / "corpus" / "two.txt").write_text("that is the question\n" * 40)
     num_bytes = 40 * (len("to be or not to be\n") + len("that is the question\n"))
-    classes, num_train, num_holdout = map(int, _opened(tmp_path, "./corpus", "llm").split())
+    classes, num_train, num_holdout = map(int, opened(tmp_path, "./corpus", "llm").split())
     assert classes == 256
     assert num_bytes - 3 * 16 <= 16 * (num_train + num_holdout) <= num_bytes
 
 
-def _write_photos(folder: Path, first: int = 0, classes: tuple[str, ...] = ("cats", "dogs")) -> None:
+def write_photos(folder: Path, first: int = 0, classes: tuple[str, ...] = ("cats", "dogs")) -> None:
     """Ten grey pictures of each class, each of another grey: even numbers are cats."""
     for place, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
@@ -75,87 +75,87 @@ def _numbers(line: str) -> list[int]:
 
 
 def test_a_folder_of_images_has_a_class_for_each_folder_in_it(tmp_path: Path) -> None:
-    _write_photos(tmp_path / "photos")
-    sizes, train, holdout = _opened(tmp_path, "./photos", "cv").splitlines()
+    write_photos(tmp_path / "photos")
+    sizes, train, holdout = opened(tmp_path, "./photos", "cv").splitlines()
     assert sizes == "2 16 4"
     assert sorted(_numbers(train) + _numbers(holdout)) == list(range(20))
 
 
 def test_images_are_evaluated_on_a_split_or_a_folder_of_their_own(tmp_path: Path) -> None:
-    _write_photos(tmp_path / "photos" / "train")
-    _write_photos(tmp_path / "photos" / "test", first=100)
-    _write_photos(tmp_path / "others", first=200)
-    _write_photos(tmp_path / "birds", classes=("cats", "birds"))
+    write_photos(tmp_path / "photos" / "train")
+    write_photos(tmp_path / "photos" / "test", first=100)
+    write_photos(tmp_path / "others", first=200)
+    write_photos(tmp_path / "birds", classes=("cats", "birds"))
     for eval_split, first in (("test", 100), ("./others", 200)):
-        sizes, train, holdout = _opened(tmp_path, "./photos", "cv", eval_split=eval_split).splitlines()
+        sizes, train, holdout = opened(tmp_path, "./photos", "cv", eval_split=eval_split).splitlines()
         assert sizes == "2 20 20"
         assert _numbers(train) == list(range(20))
         assert _numbers(holdout) == list(range(first, first + 20))
-    said = _opened(tmp_path, "./photos", "cv", eval_split="./birds")
+    said = opened(tmp_path, "./photos", "cv", eval_split="./birds")
     assert "data.eval_split = ./birds has the classes birds, cats, and what is trained on cats, dogs" in said
-    assert "data.eval_split = ./no: there is no such folder" in _opened(tmp_path, "./photos", "cv", eval_split="./no")
-    assert "Unknown split" in _opened(tmp_path, "./photos", "cv", eval_split="validation")
-    assert "digits has no splits" in _opened(tmp_path, "digits", "cv", eval_split="test", num_channels=1)
+    assert "data.eval_split = ./no: there is no such folder" in opened(tmp_path, "./photos", "cv", eval_split="./no")
+    assert "Unknown split" in opened(tmp_path, "./photos", "cv", eval_split="validation")
+    assert "digits has no splits" in opened(tmp_path, "digits", "cv", eval_split="test", num_channels=1)
 
 
 def test_images_that_are_evaluated_are_not_trained_on(tmp_path: Path) -> None:
-    _write_photos(tmp_path / "photos" / "some")
-    _write_photos(tmp_path / "photos" / "held", first=100)
+    write_photos(tmp_path / "photos" / "some")
+    write_photos(tmp_path / "photos" / "held", first=100)
     for number in (4, 5):
         (tmp_path / "photos" / "some" / "cats" / f"{number}.png").unlink()
         (tmp_path / "photos" / "some" / "cats" / f"{number}.png").symlink_to(f"../../held/cats/{number}.png")
-    sizes, train, holdout = _opened(tmp_path, "./photos", "cv", eval_split="./photos/held").splitlines()
+    sizes, train, holdout = opened(tmp_path, "./photos", "cv", eval_split="./photos/held").splitlines()
     assert sizes == "2 18 20"
     assert _numbers(train) == [grey for grey in range(20) if grey not in (8, 10)]
     assert _numbers(holdout) == list(range(100, 120))
-    said = _opened(tmp_path, "./photos", "cv", eval_split="./photos")
+    said = opened(tmp_path, "./photos", "cv", eval_split="./photos")
     assert "holds out all images of data.dataset_name = ./photos, and none is left to train on" in said
-    assert "is data.dataset_split, and so nothing is left" in _opened(tmp_path, "./photos", "cv", eval_split="train")
-    stream = _opened(tmp_path, "./photos", "cv", eval_split="./photos/held", streaming=True, shuffle_window=64)
+    assert "is data.dataset_split, and so nothing is left" in opened(tmp_path, "./photos", "cv", eval_split="train")
+    stream = opened(tmp_path, "./photos", "cv", eval_split="./photos/held", streaming=True, shuffle_window=64)
     assert "./photos/held holds out 22 of the files" in stream
     assert "move what is held out to a folder elsewhere" in stream
-    _write_photos(tmp_path / "photos", first=200)
-    said = _opened(tmp_path, "./photos", "cv", eval_split="./photos/held")
+    write_photos(tmp_path / "photos", first=200)
+    said = opened(tmp_path, "./photos", "cv", eval_split="./photos/held")
     assert "a folder for each class, all at one depth" in said
 
 
 def test_an_image_that_is_damaged_is_named_and_another_one_stands_in_its_place(tmp_path: Path) -> None:
-    _write_photos(tmp_path / "photos")
+    write_photos(tmp_path / "photos")
     (tmp_path / "photos" / "cats" / "3.png").write_bytes(b"no image")
     whole = (tmp_path / "photos" / "dogs" / "7.png").read_bytes()
     (tmp_path / "photos" / "dogs" / "7.png").write_bytes(whole[: len(whole) // 2])
-    sizes, train, holdout, *skipped = _opened(tmp_path, "./photos", "cv", max_bad_fraction=0.1).splitlines()
+    sizes, train, holdout, *skipped = opened(tmp_path, "./photos", "cv", max_bad_fraction=0.1).splitlines()
     assert sizes == "2 16 4"
     found = _numbers(train) + _numbers(holdout)
     assert len(found) == 20
     assert set(found) == set(range(20)) - {2 * 3, 2 * 7 + 1}
     assert len(skipped) == 2
     assert all(any(f"{name}.png) " in line for line in skipped) for name in ("cats/3", "dogs/7"))
-    assert "2 of 20 samples" in _opened(tmp_path, "./photos", "cv", max_bad_fraction=0.05)
+    assert "2 of 20 samples" in opened(tmp_path, "./photos", "cv", max_bad_fraction=0.05)
 
 
 def test_a_folder_that_cannot_be_read_as_data_is_named_and_one_that_is_not_there_too(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    said = _opened(tmp_path, "./empty", "llm")
+    said = opened(tmp_path, "./empty", "llm")
     assert "data.dataset_name = ./empty" in said
     assert "loaded from this folder" in said
-    said = _opened(tmp_path, "./nowhere", "llm")
+    said = opened(tmp_path, "./nowhere", "llm")
     assert "data.dataset_name = ./nowhere" in said
     assert "there is no such folder or file here" in said
 
 
 def test_a_folder_of_images_is_a_stream_too_without_those_that_are_damaged(tmp_path: Path) -> None:
-    _write_photos(tmp_path / "photos")
-    _write_photos(tmp_path / "others", first=200)
-    _write_photos(tmp_path / "birds", classes=("cats", "birds"))
+    write_photos(tmp_path / "photos")
+    write_photos(tmp_path / "others", first=200)
+    write_photos(tmp_path / "birds", classes=("cats", "birds"))
     (tmp_path / "photos" / "cats" / "3.png").write_bytes(b"no image")
     stream = {"streaming": True, "shuffle_window": 64, "holdout_fraction": 0.05, "max_bad_fraction": 0.1}
-    sizes, train, holdout = _opened(tmp_path, "./photos", "cv", **stream).splitlines()
+    sizes, train, holdout = opened(tmp_path, "./photos", "cv", **stream).splitlines()
     assert sizes == "2 64 3"
     assert set(_numbers(train)).isdisjoint(_numbers(holdout))
     assert set(_numbers(train)) | set(_numbers(holdout)) == set(range(20)) - {2 * 3}
-    sizes, train, holdout = _opened(tmp_path, "./photos", "cv", eval_split="./others", **stream).splitlines()
+    sizes, train, holdout = opened(tmp_path, "./photos", "cv", eval_split="./others", **stream).splitlines()
     assert set(_numbers(train)) == set(range(20)) - {2 * 3}
     assert len(set(_numbers(holdout)) & set(range(200, 220))) == 3
-    said = _opened(tmp_path, "./photos", "cv", eval_split="./birds", **stream)
+    said = opened(tmp_path, "./photos", "cv", eval_split="./birds", **stream)
     assert "with 2 classes birds, cats, and what is trained on of" in said

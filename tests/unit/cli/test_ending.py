@@ -56,6 +56,7 @@ def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
     ("keys", "command"),
     [
         ({}, "generate"),
+        ({"model": {"family": "hf"}, "data": {"messages_column": "messages", "tokenizer": "./mine"}}, "chat"),
         ({"model": {"family": "mlp"}, "data": {"task_type": "cv", "dataset_name": "digits"}}, "evaluate"),
         ({"model": {"family": "theirs.model:Mlp"}}, "evaluate"),
         ({"model": {"family": "theirs.model:Mlp"}, "data": {"dataset_name": "theirs.data:Set"}}, "evaluate"),

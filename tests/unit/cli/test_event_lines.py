@@ -139,6 +139,7 @@ def test_logs_of_all_roles_are_told_in_order_of_time(tmp_path: Path, capsys: pyt
         (2, "server_0", "WARNING", {"peer": "p"}),
         (1, "client_0", "INFO", {}),
         (3, "server_1", "ERROR", {"error": "Traceback\n  of two lines"}),
+        (0, "server_12", "DEBUG", {}),
     ):
         values = {"time": f"2026-01-01T00:00:0{second}Z", "level": level, "process": role, "logger": "shoal", **more}
         with (folder / f"{role}.log").open("a") as file:
@@ -152,6 +153,8 @@ def test_logs_of_all_roles_are_told_in_order_of_time(tmp_path: Path, capsys: pyt
     assert lines[3:] == ["Traceback", "  of two lines"]
     assert len(told(capsys, "logs", folder, "--level", "warning", "--json")) == 2
     assert [line[18:] for line in told(capsys, "logs", folder, "--role", "server_0")] == ["server_0      e2  peer=p"]
+    assert len(told(capsys, "logs", folder, "--role", "server_1", "--level", "debug", "--json")) == 1
+    assert len(told(capsys, "logs", folder, "--role", "server", "--level", "debug", "--json")) == 3
     assert "there is client_0, server_0, server_1" in refused(capsys, "logs", folder, "--role", "monitor")
     assert "there is debug, info, warning and error" in refused(capsys, "logs", folder, "--level", "loud")
 

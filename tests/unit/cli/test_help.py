@@ -40,9 +40,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def is_as_near(typed: str, command: str, said: str) -> bool:
-    """Whether a command was suggested that what was typed is as like as this one: `irport` is `report` as well."""
+    """Whether a command was suggested that what was typed is at least as like as this one: `irport` is `report` as
+    well, and `checkpointw` rather `checkpoint` than `checkpoints`."""
     likeness = {each: SequenceMatcher(None, each, typed).ratio() for each in COMMANDS}
-    return any(f'Did you mean "{each}"' in said and likeness[each] == likeness[command] for each in COMMANDS)
+    return any(f'Did you mean "{each}"' in said and likeness[each] >= likeness[command] for each in COMMANDS)
 
 
 @pytest.mark.parametrize("seed", range(3))

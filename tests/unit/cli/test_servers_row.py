@@ -10,6 +10,8 @@ NUMBERS = {"stage": 0.0, "round": 4.0, "steps": 100.0, "samples": 1600.0, "alive
 
 def test_before_the_servers_serve_the_row_says_so() -> None:
     assert plain_line(ServersRow(12, 0.0), 5.0) == "time 0:05  starting"
+    assert plain_line(ServersRow(12, 0.0), 3599.9) == "time 59:59  starting"
+    assert plain_line(ServersRow(12, 0.0), 26 * 3600 + 187.0) == "time 26:03:07  starting"
 
 
 def test_round_steps_speed_share_and_peers_of_all_servers_of_the_host() -> None:

@@ -121,6 +121,7 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("data: {task_type: node_pred}", ["data.task_type", "not supported yet"]),
         ("data: {full_model_name: x}", ["full_model_name", "does not exist in shoal"]),
         ("diloco: {outer_optim: {type: adam}}", ["diloco.outer_optim.type", "not supported yet"]),
+        ("experiment_prefix: my run!", ["experiment_prefix = 'my run!'", "begins with a letter or a digit"]),
         ("device: gpu", ["device = 'gpu'", "cuda:<index>"]),
         ("model: {family: mpl}", ["model.family", "package.module:Class"]),
         ("model: {family: mlp}", ["data.task_type = cv"]),
@@ -243,6 +244,7 @@ def test_all_keys_that_contradict_each_other_are_told_at_once() -> None:
     assert len(_refused(None, together).splitlines()) == 3
     for_a_run = {"model_pipeline": {"stages": 2, "microbatches": 65, "cut": [1, 1]}}
     assert len(_refused(None, for_a_run).splitlines()) == 2
+    assert len(_refused(None, {**together, "model_pipeline.microbatches": 65}).splitlines()) == 4
 
 
 def test_secrets_reach_own_processes_but_neither_dumps_nor_messages() -> None:

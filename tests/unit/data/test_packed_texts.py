@@ -215,6 +215,36 @@ def test_messages_as_sharegpt_has_them_are_the_same(tmp_path: Path) -> None:
     assert said_and_answered(3) in texts_of(dataset.train) + texts_of(dataset.holdout)
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
+def test_a_column_of_questions_and_one_of_answers_are_conversations(tmp_path: Path, suffix: str) -> None:
+    rows = [{"prompt": f"what is {number}?", "completion": f"[{number}]", "more": "x"} for number in range(NUM)]
+    found = config(tmp_path, [], messages_column="prompt", answer_column="completion")
+    (tmp_path / "corpus" / "a.jsonl").unlink()
+    place = tmp_path / "corpus" / f"a.{suffix}"
+    match suffix:
+        case "jsonl":
+            place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case "parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), place)
+        case _:
+            place.write_text("prompt,completion\n" + "".join(f"{r['prompt']},{r['completion']}\n" for r in rows))
+    dataset = opened(found)
+    texts = texts_of(dataset.train) + texts_of(dataset.holdout)
+    assert sorted(texts) == sorted((f"<user>what is {n}?\x03<assistant>[{n}]", f"[{n}]\x03") for n in range(NUM))
+
+
+def test_a_question_without_an_answer_is_named(tmp_path: Path) -> None:
+    found = config(tmp_path, [], messages_column="prompt", answer_column="completion", max_bad_fraction=0.5)
+    good = [{"prompt": f"{number}", "completion": "yes"} for number in range(8)]
+    bad = [{"prompt": "what?"}, {"prompt": [{"role": "user"}], "completion": "yes"}]
+    (tmp_path / "corpus" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in good + bad))
+    said: list[Event] = []
+    opened(found, said)
+    (skipped,) = (event for event in said if isinstance(event, DocumentsSkipped))
+    assert 'a.jsonl:9: its "completion" is no text' in skipped.first
+    assert 'a.jsonl:10: its "prompt" is no text' in skipped.first
+
+
 def test_what_is_too_long_is_cut_and_left_out_if_its_answer_is_gone(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "?" * 200}, {"role": "assistant", "content": "!"}]
     answer = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!" * 200}]
@@ -287,6 +317,7 @@ def test_what_has_no_conversations_is_refused(tmp_path: Path) -> None:
         ({"tokenizer": "train:300"}, HF, "needs a tokenizer with a chat template, and data.tokenizer is train:300"),
         ({"shuffle_window": 64}, HF, r"data\.shuffle_window = 64: conversations .* have no neighbours; remove it"),
         ({"tokenizer": "x"}, {"family": "gpt"}, "model.family = gpt does not see apart; use hf"),
+        ({"messages_column": None, "answer_column": "a"}, HF, "name the column of questions by data.messages_column"),
         ({"tokenizer": None, "task_type": "cv"}, {"family": "resnet18"}, "means nothing to data.task_type = cv"),
     ],
 )

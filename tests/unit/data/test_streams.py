@@ -123,6 +123,24 @@ def test_a_window_that_was_given_up_is_made_again_also_out_of_order_and_those_be
     assert host.labels(12)[0] == expected[11][-1] + 1
 
 
+def test_where_a_run_is_taken_over_the_windows_before_take_no_room(tmp_path: Path) -> None:
+    begun, taken_over = Host(tmp_path / "a", numbers(1000)), Host(tmp_path / "b", numbers(1000))
+    expected = [begun.labels(number) for number in range(12)]
+    most, add = 0, taken_over.store.add
+
+    def counted(entry: WindowEntry) -> WindowEntry:
+        nonlocal most
+        most = max(most, len([*taken_over.store.folder.glob("0*.samples")]))
+        return add(entry)
+
+    taken_over.store.add = counted
+    assert taken_over.labels(11) == expected[11]
+    assert most == 1
+    assert [path.name for path in taken_over.store.folder.glob("0*")] == ["00000011.samples"]
+    assert taken_over.manifest.read_bytes() == begun.manifest.read_bytes()
+    assert taken_over.labels(3) == expected[3]
+
+
 def test_a_file_that_was_damaged_is_made_again(tmp_path: Path) -> None:
     host = Host(tmp_path, numbers(100))
     expected = host.labels(1)

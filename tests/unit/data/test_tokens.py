@@ -27,7 +27,7 @@ from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
 from shoal.data import parquet_files, text_corpus
 from shoal.data.catalog import log_event, open_source
-from shoal.data.documents import TextPiece
+from shoal.data.documents import TextPiece, Unreadable
 from shoal.data.file_documents import local_documents
 from shoal.data.shuffle import PassOrder, permutation
 from shoal.data.source import Source
@@ -404,6 +404,35 @@ def test_the_name_of_a_text_file_says_its_split_at_its_end_alone(tmp_path: Path)
     assert files_of(tmp_path / "txt") == named
     with pytest.raises(ConfigError, match=r"guide: no file of .* has the name of this split, as guide\.txt"):
         files_of(tmp_path / "txt", "guide")
+
+
+def test_what_is_named_itself_is_text_whatever_it_is_called_and_a_folder_gives_what_it_knows(tmp_path: Path) -> None:
+    write_named(tmp_path, "a.md", "b.md", "c.py", "d.txt")
+    assert files_of(tmp_path / "a.md") == ["a.md"]
+    assert files_of(tmp_path / "*.md") == ["a.md", "b.md"]
+    assert files_of(tmp_path, f"{tmp_path}/c.py", eval_split=f"{tmp_path}/c.py") == ["c.py"]
+    # Beside files of a known kind, what else a pattern matches may be anything.
+    assert files_of(tmp_path / "*") == files_of(tmp_path) == ["d.txt"]
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"image\.png: it is no text in UTF-8"):
+        open_source(of_folder(tmp_path / "image.png"))
+
+
+def test_rows_may_be_one_json_list(tmp_path: Path) -> None:
+    rows = [{"text": text} for text in TEXTS[:3]]
+    for name, indent in (("compact.json", None), ("indented.json", 2)):
+        (tmp_path / name).write_text("\n " + json.dumps(rows, indent=indent))
+        assert files_of(tmp_path / name) == TEXTS[:3]
+    (tmp_path / "odd.json").write_text('[{"text": "a"}, 5, {"body": "b"}]')
+    data = of_folder(tmp_path / "odd.json").data
+    found = [item for item in local_documents(data, None) or () if isinstance(item, Unreadable)]
+    assert found == [
+        Unreadable("odd.json:2", "it is no JSON object"),
+        Unreadable("odd.json:3", 'it has no "text" (data.text_column) but body'),
+    ]
+    (tmp_path / "broken.json").write_text('[{"text": "a"},')
+    with pytest.raises(ConfigError, match=r"broken\.json begins as a JSON list of rows and is none .*; mend it"):
+        files_of(tmp_path / "broken.json")
 
 
 def test_a_word_anywhere_in_the_name_of_a_file_of_rows_says_its_split(tmp_path: Path) -> None:

@@ -288,3 +288,26 @@ def test_evaluate_says_the_held_out_loss_of_the_data_of_the_model(
     assert report["eval_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
     assert (report["samples"], report["dataset"]) == (len(losses), "pydoc-topics")
     assert f"eval loss {report['eval_loss']:.6f} over {len(losses)} samples" in said(capsys, "evaluate", model)[1]
+
+
+def test_evaluate_measures_on_a_file_in_place_of_what_the_run_held_out(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = open_model(model).config
+    length = config.data.seq_len
+    text = "to be or not to be, that is the question. " * 40
+    (tmp_path / "other.txt").write_text(text)
+    report = json.loads(said(capsys, "evaluate", model, "--eval-split", "./other.txt", "--json")[1])
+    samples = (len(text) - 1) // length
+    tokens = torch.tensor(list(text.encode()))[: samples * length + 1]
+    module = shoal.load_model(model)
+    with torch.no_grad():
+        inputs, labels = tokens[:-1].reshape(samples, length), tokens[1:].reshape(samples, length)
+        expected = module.loss(module(inputs), labels).item()
+    assert report["samples"] == samples
+    assert report["eval_loss"] == pytest.approx(expected, abs=1e-5)
+    assert (report["dataset"], report["eval_split"]) == ("pydoc-topics", "./other.txt")
+    code, _, err = said(capsys, "evaluate", model, "--eval-split", "other.txt")
+    assert code == 2
+    assert "has no splits; give a file, or leave it out; the file or folder of that name is ./other.txt" in err

@@ -164,4 +164,5 @@ def test_a_page_says_what_the_run_is(name: str) -> None:
         "title": "gpt on pydoc-topics",
         "stages": 1,
         "rounds": 7,
+        "loss_unit": "nats per token",
     }

@@ -117,6 +117,14 @@ class ChatTemplate:
             is_target |= (places[:, 0] < stop) & (places[:, 1] > start)
         return ChatTokens(tokens, is_target)
 
+    def asked(self, messages: Sequence[Message]) -> str:
+        """Return the text of a conversation up to where the assistant's next answer begins.
+
+        Raises:
+            SampleError: The template refuses the messages.
+        """
+        return self._written(messages, None, add_generation_prompt=True)
+
     def _marked(
         self, messages: Sequence[Message], tools: Sequence[Message] | None
     ) -> tuple[str, list[tuple[int, int]]]:

@@ -47,6 +47,8 @@ _COURSE: Final[Mapping[str, type[Event]]] = {
 }
 
 _LAST_LINES: Final = 200
+_WHOLE_FROM: Final = 1e5
+"""From here on a number is told without decimals: fewer digits would be another time of day."""
 
 
 @dataclass
@@ -223,11 +225,14 @@ def info_of(config: Config, run_id: str) -> dict[str, Any]:
         "title": config.title,
         "stages": config.num_stages,
         "rounds": config.diloco.outer_steps,
+        "loss_unit": config.loss_unit,
     }
 
 
 def _short(value: float) -> float:
     """Return a number with as many digits as a picture shows, and what counts something as it is."""
+    if abs(value) >= _WHOLE_FROM:
+        return float(round(value))
     return value if value.is_integer() else float(f"{value:.5g}")
 
 

@@ -2,7 +2,9 @@
 
 import { Table, clock, day, element, setText } from "./text.js";
 
-const HEIGHT = 200;
+const HEIGHT = 216;
+// What is under the axis; each axis has a name of its own for `show`.
+const AXES = { time: "time of day, UTC", samples: "samples trained on", round: "round" };
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const BAR_SCALES = {
   x: { time: false, range: (_, first, last) => [first - 0.6, last + 0.6] },
@@ -23,7 +25,8 @@ export class Chart {
     this.bars = bars;
     this.canvas = element("div", { class: "canvas", "aria-hidden": "true" });
     this.hover = element("p", { class: "hover", "aria-hidden": "true" });
-    this.figure = element("figure", { class: "chart" }, element("figcaption", {}, title), this.canvas, this.hover);
+    this.caption = element("figcaption", {}, title);
+    this.figure = element("figure", { class: "chart" }, this.caption, this.canvas, this.hover);
     this.table = new Table(this.figure, `${title}: last values`, ["curve", "last", "least", "most"]);
     parent.append(this.figure);
     this.plot = null;
@@ -31,6 +34,10 @@ export class Chart {
     this.data = [[]];
     new ResizeObserver(() => this.resize()).observe(this.canvas);
     charts.add(this);
+  }
+
+  entitle(title) {
+    setText(this.caption, title);
   }
 
   // `series`: of each its name, xs and ys, its last value, the least and the most; `axis`: "time", "samples", "round".
@@ -79,6 +86,7 @@ export class Chart {
     const grid = { stroke: colour("grid"), width: 1 };
     const font = "12px system-ui, sans-serif";
     const x = { stroke: text, font, grid, ticks: grid, size: 30, space: 80 };
+    Object.assign(x, { label: AXES[this.axis], labelFont: font, labelSize: 16, labelGap: 0 });
     if (this.axis === "time") x.values = (_, splits, _axis, _space, step) => splits.map((each) => timeOfDay(each, step));
     else x.values = (_, splits) => splits.map((each) => (Number.isInteger(each) ? compact(each) : ""));
     const y = { stroke: text, font, grid, ticks: grid, size: widthOfLabels };

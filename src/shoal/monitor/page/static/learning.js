@@ -45,6 +45,7 @@ export class Learning {
   update(store) {
     this.store = store;
     this.empty.hidden = store.curves.size > 0;
+    if (store.info.loss_unit) this.charts[0].chart.entitle(`Loss, ${store.info.loss_unit}`);
     const [index, offset] = this.axis === "time" ? [0, store.begunS] : [1, 0];
     for (const { has, called, chart } of this.charts) {
       const curves = [...store.curves].filter(([name]) => has(name)).sort(([one], [other]) => place(one) - place(other));

@@ -1,7 +1,7 @@
 // How the run is at this moment: state in words, its numbers, which server does what.
 
 import { FRESH_S } from "./store.js";
-import { byName, clock, duration, element, loss, rate, setAge, setText, share, whole } from "./text.js";
+import { byName, clock, day, duration, element, loss, rate, setAge, setText, share, whole } from "./text.js";
 
 const QUIET_S = 10;
 const QUIET_STEPS = 5;
@@ -41,18 +41,34 @@ export function stateOf(store) {
   return ["training", "training"];
 }
 
+// Since when the run goes on, and how long it still takes: as many rounds as are left take as long as most have taken.
+function whenOf(store, kind) {
+  if (!store.begunS) return "";
+  const begun = `began ${day(store.begunS)}`;
+  if (store.ended) return `${begun}, last heard ${day(store.nowS)}`;
+  const over = [...store.rounds.values()].filter((each) => each.duration_s !== undefined);
+  if (kind !== "training" || !over.length) return `${begun}, ${duration(store.age(store.begunS))} ago`;
+  const sorted = over.map((each) => each.duration_s).sort((one, other) => one - other);
+  const usualS = sorted[Math.floor(sorted.length / 2)];
+  const last = over.reduce((one, other) => (other.round > one.round ? other : one));
+  const rounds = Math.max(0, (store.info.rounds ?? 0) - last.round);
+  const leftS = Math.max(0, rounds * usualS - Math.min(usualS, store.age(last.ended)));
+  return `${begun}, ${duration(store.age(store.begunS))} ago; about ${duration(leftS)} left`;
+}
+
 export class Now {
   constructor(section) {
     this.state = element("p", { class: "state" });
     this.progress = element("progress", { "aria-label": "rounds", max: "1", value: "0" });
     this.round = element("p", { class: "round" });
+    this.when = element("p", { class: "round when" });
     this.tiles = element("dl", { class: "tiles" });
     this.map = element("div", { class: "map", tabindex: "0", role: "region", "aria-label": "Stages and their servers" });
     this.others = element("ul", { class: "others" });
     this.noOthers = element("p", { class: "empty" }, "none has said anything");
     this.latest = element("ul", { class: "latest" });
     const head = (text) => element("h2", {}, text);
-    section.append(this.state, this.progress, this.round, this.tiles, head("Stages"), this.map);
+    section.append(this.state, this.progress, this.round, this.when, this.tiles, head("Stages"), this.map);
     section.append(head("Other peers"), this.others, this.noOthers, head("Latest"), this.latest);
     this.tile = new Map(TILES.map((each) => [each[1], this.madeTile(each[0])]));
     this.cards = new Map();
@@ -65,6 +81,7 @@ export class Now {
     this.state.dataset.state = kind;
     setText(this.state, words);
     this.showRound(store);
+    setText(this.when, whenOf(store, kind));
     for (const [title, name, write, isOfStep] of TILES) this.showTile(store, title, name, write, isOfStep);
     this.showMap(store);
     this.showOthers(store);

@@ -2,7 +2,7 @@
 
 import { Chart, drawn } from "./charts.js";
 import { FRESH_S } from "./store.js";
-import { Table, byName, bytes, bytesPerSecond, duration, element, number, rate, setAge, setText, share, whole } from "./text.js";
+import { Table, byName, bytes, bytesPerSecond, day, duration, element, number, rate, setAge, setText, share, whole } from "./text.js";
 
 const OF_A_PEER = [
   ["Samples a second", ["samples_per_s"], rate],
@@ -58,5 +58,7 @@ function written(name, value) {
   if (name.endsWith("_bytes")) return bytes(value);
   if (name === "sent_per_s" || name === "received_per_s") return bytesPerSecond(value);
   if (name === "busy") return share(value);
+  if (name === "process.start_time_seconds") return day(value);
+  if (name.endsWith("_us")) return `${rate(value / 1e6)} s`;
   return Number.isInteger(value) ? whole(value) : number(value);
 }

@@ -17,7 +17,9 @@ export class Rounds {
   }
 
   update(store) {
-    const rounds = [...store.rounds.values()].sort((one, other) => one.round - other.round);
+    // Behind the last round no other one is trained, though it begins: its record is evaluated.
+    const isTrained = (each) => each.round <= (store.info.rounds ?? Infinity);
+    const rounds = [...store.rounds.values()].filter(isTrained).sort((one, other) => one.round - other.round);
     const over = rounds.filter((each) => each.ended);
     this.empty.hidden = over.length > 0;
     this.durations.show([column(over, "seconds", "duration_s")], "round");
