@@ -385,6 +385,18 @@ def test_of_images_that_are_to_be_made_the_middle_is_taken(
     assert set(cropped) == ({(2, 0, 8, 6), (0, 2, 5, 7)} if task == "image_gen" else set())
 
 
+@pytest.mark.parametrize("place", ["/etc/x.png", "x.png", "http://127.0.0.1:9/x.png", "zip://x.png::/etc/x.zip"])
+def test_an_image_that_a_row_only_names_is_a_file_of_its_data_set(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    table = images(*[(0,)] * 10)
+    table["img"] = [{"bytes": None, "path": place}] * 10
+    use_hub(monkeypatch, table)
+    use_pillow(monkeypatch)
+    data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": 1}
+    train = open_source(config(data, RESNET)).train
+    with pytest.raises(ConfigError, match=r"is outside of its data set, .*datasets--cifar10, and is not read"):
+        train.read(np.arange(train.num_samples))
+
+
 def test_digits_that_are_to_be_made_have_values_from_minus_one_to_one() -> None:
     data = {"dataset_name": "digits", "task_type": "image_gen", "img_size": 8, "num_channels": 1}
     train = open_source(config(data, {"family": "biggan"})).train
