@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, cast
 
 import torch
 import yaml
@@ -27,7 +27,7 @@ from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, StateMismatch
 from shoal.model.hf.lora import lora_of
-from shoal.model.hf.tokenizer import FILES, GENERATION, end_of_document
+from shoal.model.hf.tokenizer import FILES, GENERATION, end_of_document, require_own
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
 from shoal.optim.flat import FlatEntry, state_buffers, tensor_sha256, trained_parameters
@@ -78,7 +78,7 @@ def export_model(source: ModelSource, to: Path, format: Format | None = None, *,
         raise cannot_write(to, error) from error
     try:
         digests = _write_tensors(source, folder.create(_FILES[format][0]), form, merger)
-        folder.write(YAML, yaml.safe_dump(configuration_with_cut(config), sort_keys=False, allow_unicode=True).encode())
+        folder.write(YAML, yaml.safe_dump(_published(config), sort_keys=False, allow_unicode=True).encode())
         if form.described is not None:
             folder.write_json(_FILES[format][1], form.described)
             for name, content in _tokenizer_files(source).items():
@@ -119,6 +119,14 @@ def import_model(source: ModelSource, to: Path) -> None:
         folder.commit_import(source.config, origin, is_bytes=source.is_bytes, context=source.context)
     finally:
         folder.discard()
+
+
+def _published(config: Config) -> dict[str, Any]:
+    """The configuration of a model that is handed on: without what a class of the user's own was called with, in which
+    there may be an address with a token (`config.dump.published_values`)."""
+    values = configuration_with_cut(config)
+    cast("dict[str, Any]", values["data"]).pop("arguments")
+    return values
 
 
 class _Form(Protocol):
@@ -285,5 +293,6 @@ def _ends(source: ModelSource) -> dict[str, int | None]:
 def _tokenizer_files(source: ModelSource) -> dict[str, bytes]:
     if source.tokenizer is None:
         return byte_tokenizer_files(source.config.data.seq_len) if source.is_bytes else {}
-    found = [source.tokenizer / name for name in _TOKENIZER_FILES]
-    return {path.name: path.read_bytes() for path in found if path.is_file()}
+    found = [path for name in _TOKENIZER_FILES if (path := source.tokenizer / name).is_file()]
+    require_own(found, source.tokenizer)
+    return {path.name: path.read_bytes() for path in found}

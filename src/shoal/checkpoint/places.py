@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.checkpoint.whole_folder import WholeFolder, remove_folder, remove_leftovers
 from shoal.errors import ConfigError, PlaceTaken
-from shoal.runtime.durable_files import FileDigest, make_directory
+from shoal.runtime.durable_files import FileDigest, make_directory, put_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -131,7 +131,8 @@ class LocalPlace:
             writer = self._path / _WRITER
             # A checkpoint does not fail because it cannot be said who writes it.
             with suppress(OSError):
-                writer.write_text(f"process {os.getpid()} on {platform.node()}", errors="backslashreplace")
+                said = f"process {os.getpid()} on {platform.node()}"
+                put_whole(writer, said.encode(errors="backslashreplace"), lasting=False)
             try:
                 yield
             finally:

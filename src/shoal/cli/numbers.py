@@ -17,6 +17,7 @@ from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings
 from shoal.report.page import write_page
 from shoal.report.rows import write_csv, write_tensorboard
 from shoal.report.trace import trace_of
+from shoal.runtime.durable_files import put_whole
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
 
 Form = Literal["csv", "tensorboard", "wandb"]
@@ -34,6 +35,8 @@ def export_numbers(wanted: str, log_dir: Path, form: Form, output: Path | None) 
     """
     source = written_run(wanted, log_dir, METRICS_FILE)
     folder = output or source / f"exported-{form}"
+    if output is None and folder.is_symlink():
+        raise ConfigError(f"{folder} is a link, and the run's folder may be somebody else's: give an --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -59,7 +62,12 @@ def write_trace(wanted: str, log_dir: Path, output: Path | None) -> int:
     source = written_run(wanted, log_dir, EVENTS_FILE)
     path = output or source / "trace.json"
     try:
-        path.write_bytes(trace_of(read_noted(source), read_rows(source)))
+        trace = trace_of(read_noted(source), read_rows(source))
+        if output is None:
+            # Not through a link: others may have made the run's folder.
+            put_whole(path, trace, lasting=False)
+        else:
+            path.write_bytes(trace)
     except OSError as error:
         raise ConfigError(f"cannot use {error.filename or path} ({error.strerror or error})") from error
     print(path)

@@ -231,7 +231,7 @@ def _swarm_key(config: Config, log_dir: Path, *, is_local: bool) -> bytes:
 
 def _shared(config: Config, origins: Mapping[str, str], before: Mapping[str, Any]) -> Config:
     """Return the configuration with the run's shared keys; raises ConfigError."""
-    config = adopt_shared(config, origins, before, told_by="its checkpoint")
+    config = adopt_shared(config, origins, before, told_by="its checkpoint", from_peers=False)
     if shared_configuration(config) != before:
         raise ConfigError("the run was begun with another version of shoal, whose keys are others: use that one")
     return config

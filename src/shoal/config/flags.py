@@ -7,7 +7,7 @@ or false need no value and have a `--no-` form, lists of addresses may be given 
 from collections.abc import Iterable, Sequence
 
 from shoal.config.distqat_names import REMOVED
-from shoal.config.keys import ALIASES, Key, flag_names, keys, nearest, plain, section_of, unknown_key
+from shoal.config.keys import ALIASES, SECRETS, Key, flag_names, keys, nearest, plain, section_of, unknown_key
 from shoal.config.sources import Layer, from_text, from_value
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
@@ -44,6 +44,13 @@ def from_flags(tokens: Sequence[str], other_flags: Iterable[str] = ()) -> Layer:
                 position += 1  # its value, which is no mistake of its own
             continue
         key, negated = found
+        if key.name in SECRETS:
+            layer.problems.append(
+                f"{flag}: a command line can be read by every user of this host, and stays in the shell's history: "
+                f"set {SECRETS[key.name]}, or {key.name} in a file that is yours alone"
+            )
+            position += not equals and following is not None and not _is_flag(following)
+            continue
         if negated:
             if equals:
                 layer.problems.append(f"{flag} takes no value; write {flag} alone")

@@ -35,6 +35,8 @@ ALIASES = {
     "announce_maddrs": "network.announce_maddrs",
     "deterministic": "run.deterministic",
 }
+SECRETS = {"data.hf_token": "the environment variable HF_TOKEN"}
+"""Keys whose values are shown nowhere, and what says them in place of a flag."""
 
 
 @dataclass(frozen=True, slots=True)

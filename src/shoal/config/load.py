@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from shoal.config.base import split_list
 from shoal.config.flags import from_flags
-from shoal.config.keys import keys
+from shoal.config.keys import SECRETS, keys
 from shoal.config.schema import AS_RUN, FOUND_BY, SHARED_SECTIONS, UNITS_BY, Config
 from shoal.config.sources import Layer, from_env, from_file, from_mapping
 from shoal.errors import ConfigError
@@ -37,7 +37,6 @@ _REASONS = {
     "less_than_equal": "must be at most {le}",
 }
 _CUT_BY = ("model_pipeline.stages", "model_pipeline.cut")
-_SECRETS = frozenset({"data.hf_token"})
 
 
 def load_config(
@@ -196,7 +195,7 @@ def _line(detail: ErrorDetails, layer: Layer) -> str:
     where = f" ({origin})" if origin else ""
     if detail["type"] == "missing":
         return f"{name}{where}: {message}"
-    value = "<secret>" if name in _SECRETS else repr(detail["input"])
+    value = "<secret>" if name in SECRETS else repr(detail["input"])
     return f"{name} = {value}{where}: {message[:1].lower()}{message[1:]}"
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section, split_list
 from shoal.config.own_class import is_class_name
+from shoal.ids import MAX_STAGES
 
 NATIVE_FAMILIES = ("gpt", "mlp", "resnet18", "resnet50", "resnet101", "biggan", "hf", "wav2vec2")
 
@@ -41,7 +42,9 @@ class ModelConfig(Section):
         '"package.module:Class".',
     )
     num_layers: PositiveInt = Field(
-        default=4, description="Transformer blocks (gpt); layers between the first and the last one (mlp)."
+        default=4,
+        le=MAX_STAGES,
+        description="Transformer blocks (gpt); layers between the first and the last one (mlp).",
     )
     hidden_size: PositiveInt = Field(
         default=128, description="Width of the residual stream (gpt), of every layer but the last one (mlp)."

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 from pydantic import ValidationError
 
 from shoal.config.dump import public_values
-from shoal.config.named_code import DATASET, FAMILY, dataset_problem, family_problem
+from shoal.config.named_code import DATASET, FAMILY, dataset_problem, family_problem, files_problems
 from shoal.config.schema import FOUND_BY, SHARED_SECTIONS, UNITS_BY, Config
 from shoal.config.sources import Layer
 from shoal.errors import ConfigError
@@ -109,6 +109,7 @@ def adopt_shared(
     *,
     told_by: str = "the run",
     opens_data: bool = True,
+    from_peers: bool = True,
 ) -> Config:
     """Return a host's configuration with the shared keys from the run.
 
@@ -120,10 +121,11 @@ def adopt_shared(
         shared: what `shared_configuration` returned at the client.
         told_by: who has told it, in words.
         opens_data: this host opens the data set; one of servers never does.
+        from_peers: hosts of others have a part in the run and see what it trains on.
 
     Raises:
         ConfigError: this host sets a shared key to another value, has not named the code of somebody's own that it is
-            to run, or its version does not know the run's keys.
+            to run, or files of its own that it is to read, or its version does not know the run's keys.
     """
     cap = _batch_cap(host, origins, shared)
     problems = [
@@ -139,6 +141,8 @@ def adopt_shared(
         )
     config = _with_shared(host, shared, cap)
     problems += _unnamed(host, origins, config, told_by, opens_data=opens_data)
+    if opens_data and from_peers:
+        problems += files_problems(config, origins, told_by)
     if problems:
         raise ConfigError("\n".join(problems))
     return config

@@ -84,8 +84,8 @@ class DataConfig(Section):
     dataset_split: str = Field(default="train", min_length=1, description="Split of a hub data set that is trained on.")
     hf_token: SecretStr | None = Field(
         default=None,
-        description="Token for gated hub data sets; the environment variable HF_TOKEN serves as well. Never written "
-        "to logs or to the resolved configuration.",
+        description="Token for gated hub data sets, in a file or by the environment variable HF_TOKEN; as a flag it is "
+        "refused. Never written to logs or to the resolved configuration.",
     )
     tokenizer: str | None = Field(
         default=None,

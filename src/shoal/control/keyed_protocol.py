@@ -18,6 +18,7 @@ stranger's ping alone is answered, so that who comes with another key finds out
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -31,8 +32,11 @@ from shoal.clock import SystemClock
 from shoal.control.dht_answers import FlatSerializer
 from shoal.errors import RemoteProtocolError
 from shoal.identity import derived_key
+from shoal.ids import MAX_STAGES
 
 _LABEL = b"shoal DHT 1"
+_MOST_KEYS = MAX_STAGES + 16
+"""Of one question: a swarm has a topic for each stage, and some more."""
 _ASKS, _ANSWERS = b"asks", b"answers"
 
 
@@ -103,18 +107,22 @@ class KeyedProtocol(DHTProtocol):
         """Store what a member says.
 
         Raises:
-            RemoteProtocolError: a stranger says it.
+            RemoteProtocolError: a stranger says it, or it is about more than there is.
         """
         self._require_proof(request, context)
+        _require_few(request.keys)
+        # What hivemind takes for its cache it would answer with in place of all that others have stored.
+        request.in_cache[:] = [False] * len(request.keys)
         return self._proven(await super().rpc_store(request, _member(context)), context)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Find what a member wants to know.
 
         Raises:
-            RemoteProtocolError: a stranger wants to know it.
+            RemoteProtocolError: a stranger wants to know it, or it is more than there is.
         """
         self._require_proof(request, context)
+        _require_few(request.keys)
         return self._proven(await super().rpc_find(request, _member(context)), context)
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
@@ -176,6 +184,14 @@ class _KeyedStub:
         if not self._is_proven(response):
             raise RemoteProtocolError(f"{self._peer} has answered, and has no key of this swarm")
         return response
+
+
+def _require_few(keys: Sequence[bytes]) -> None:
+    """Refuse a question that names a key again and again: each time, all that stands there would be in the answer."""
+    if len(keys) > _MOST_KEYS or len(set(keys)) < len(keys):
+        raise RemoteProtocolError(
+            f"{len(keys)} keys in one question, of which there are {_MOST_KEYS} at most, each once"
+        )
 
 
 def _member(context: Any) -> _OfMember:

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_LABELS = 4096
 """A peer must not fill this process's memory: beyond, what was seen first is forgotten."""
+_MAX_RECORDS = 8192
+"""Nor keep it busy with records under names without end: beyond, who comes waits until others have gone."""
 
 
 class Membership:
@@ -122,7 +124,7 @@ class Membership:
         """Add verified records, and forget the expired ones of peers that are not connected; used by the registry."""
         for opened in records:
             known = self._records.get((opened.peer, opened.topic))
-            if known is None or known.sequence < opened.sequence:
+            if known.sequence < opened.sequence if known is not None else self._has_room_for(opened.peer):
                 self._records[opened.peer, opened.topic] = opened
         now_unix_s = self._clock.unix_s()
         self._records = {
@@ -152,6 +154,11 @@ class Membership:
         self._connected.add(peer)
         if self._lost.pop(peer, None) is not None:
             self._rebuild()
+
+    def _has_room_for(self, peer: PeerId) -> bool:
+        """Whether a record under another topic is taken of a peer."""
+        is_full = len(self._records) >= _MAX_RECORDS
+        return not is_full or peer in self._connected or any(owner == peer for owner, _ in self._records)
 
     def _forget_losses(self, now_unix_s: float) -> None:
         """Forget those that no record can be alive from before: also peers are lost that somebody has made up."""

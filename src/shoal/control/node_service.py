@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -129,6 +131,19 @@ async def _accept(listener: anyio.abc.SocketListener, node: Node, tasks: anyio.a
             tasks.start_soon(_serve, node, stream)
 
 
+def first_of_each(values: list[tuple[str, str, bytes]], most: int) -> tuple[tuple[str, str, bytes], ...]:
+    """Return at most so many, of each topic as many as of any other: what stands under one hides none of another."""
+    if len(values) <= most:
+        return tuple(values)
+    places = Counter[str]()
+    ranked: list[tuple[int, tuple[str, str, bytes]]] = []
+    for value in values:
+        ranked.append((places[value[0]], value))
+        places[value[0]] += 1
+    ranked.sort(key=itemgetter(0))
+    return tuple(value for _, value in ranked[:most])
+
+
 def is_own_process(stream: anyio.abc.SocketStream) -> bool:
     """Whether the process at the other end belongs to the user of this one, as far as the kernel says."""
     _, user = other_end(stream.extra(anyio.abc.SocketAttribute.raw_socket))
@@ -157,8 +172,7 @@ async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
                 wanted = (question.topics, question.holders, question.age_s)
                 values = await node.found(*wanted) if question.topics else []
                 # No more than a frame may have, whatever others have made the DHT hold.
-                few = tuple(values[:_MOST_VALUES])
-                await tell(ReadAnswered(question.id, few, _state(node)))
+                await tell(ReadAnswered(question.id, first_of_each(values, _MOST_VALUES), _state(node)))
 
     async with stream, anyio.create_task_group() as tasks:
         with suppress(anyio.BrokenResourceError, anyio.EndOfStream, *_MISUNDERSTOOD, RecordRejected):

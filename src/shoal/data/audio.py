@@ -25,6 +25,8 @@ _LEAST_VARIANCE: Final = 1e-7
 _MOST_BYTES_OF_VALUE: Final = 4
 _MOST_STEPS: Final = 50_000
 """Of a clip's rate, in what it has in common with the wanted one: the filter grows with them, 160 bytes for each."""
+_MOST_VALUES: Final = 1 << 26
+"""Of all channels of a clip together, 8 bytes each: a file of some kilobytes may say that it has any number."""
 _INSTALL: Final = "pip install 'shoal[speech]'"
 
 
@@ -38,6 +40,7 @@ def audio_length(file: IO[bytes], sampling_rate: int) -> int:
     if (opened := _opened_wav(file)) is not None:
         with opened as wav:
             num, rate = wav.getnframes(), wav.getframerate()
+            _require_few(num, wav.getnchannels())
             size = num * wav.getnchannels() * _width(wav)
         if file.seek(0, io.SEEK_END) < size:
             raise UnreadableAudio("its end is missing")
@@ -48,6 +51,7 @@ def audio_length(file: IO[bytes], sampling_rate: int) -> int:
         except soundfile.LibsndfileError as error:
             raise UnreadableAudio(str(error)) from error
         num, rate = info.frames, info.samplerate
+        _require_few(num, info.channels)
     up, down = _ratio(rate, sampling_rate)
     return -(-num * up // down)
 
@@ -65,7 +69,9 @@ def read_audio(file: IO[bytes], sampling_rate: int) -> Audio:
     else:
         soundfile = _soundfile()
         try:
-            samples, rate = soundfile.read(file, dtype="float64", always_2d=True)
+            with soundfile.SoundFile(file) as opened_file:
+                _require_few(opened_file.frames, opened_file.channels)
+                samples, rate = opened_file.read(dtype="float64", always_2d=True), opened_file.samplerate
         except soundfile.LibsndfileError as error:
             raise UnreadableAudio(str(error)) from error
     if not np.isfinite(samples).all():
@@ -114,6 +120,12 @@ def _opened_wav(file: IO[bytes]) -> wave.Wave_read | None:
         return None
 
 
+def _require_few(num: int, channels: int) -> None:
+    """Refuse what is no clip, by what its header says: nothing of it has been unpacked."""
+    if num * channels > _MOST_VALUES:
+        raise UnreadableAudio(f"it has {num} samples of {channels} channels, more than any clip")
+
+
 def _width(wav: wave.Wave_read) -> int:
     """Return how many bytes a value has."""
     if (width := wav.getsampwidth()) > _MOST_BYTES_OF_VALUE:
@@ -124,6 +136,7 @@ def _width(wav: wave.Wave_read) -> int:
 def _of_wav(wav: wave.Wave_read) -> NDArray[np.float64]:
     """Return the samples (n, channels), from -1 to 1."""
     width, channels, num = _width(wav), wav.getnchannels(), wav.getnframes()
+    _require_few(num, channels)
     data = wav.readframes(num)
     if len(data) < num * width * channels:
         raise UnreadableAudio("its end is missing")

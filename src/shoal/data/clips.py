@@ -14,15 +14,15 @@ import io
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
-from shoal.data.huggingface import HubTable, load_folder, load_table, misfit, require_apart
-from shoal.data.places import places_of, require_inside
+from shoal.data.huggingface import HubTable, load_folder, load_table, misfit, require_apart, table_places
 from shoal.errors import MALFORMED, ConfigError
+from shoal.runtime.inside import places_of, require_inside
 
 _SUFFIXES: Final = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 _OTHER_TEXT_COLUMNS: Final = ("transcription", "sentence")
@@ -49,6 +49,7 @@ class Clips(ABC):
 
         Raises:
             OSError: It cannot be read.
+            ConfigError: It is no file of the data set.
         """
 
     @property
@@ -70,17 +71,26 @@ class FileClips(Clips):
 
 
 class TableClips(Clips):
-    """Clips of a table's column of audio."""
+    """Clips of a table's column of audio.
 
-    def __init__(self, table: HubTable, audio_column: str, texts: list[str]) -> None:
+    Args:
+        places: Where files may lie that rows name.
+    """
+
+    def __init__(self, table: HubTable, audio_column: str, texts: list[str], places: Sequence[Path]) -> None:
         self._table = table
+        self._places = places
         self._column = audio_column
         self.texts = [_plain(text) for text in texts]
         self.names = [f"row {index}" for index in range(len(texts))]
 
     def open(self, index: int) -> IO[bytes]:
         found: dict[str, Any] = self._table[index][self._column]
-        return io.BytesIO(found["bytes"]) if found.get("bytes") is not None else Path(found["path"]).open("rb")
+        if found.get("bytes") is not None:
+            return io.BytesIO(found["bytes"])
+        path = Path(found["path"])
+        require_inside(path, self._places)
+        return path.open("rb")
 
 
 def open_clips(data: DataConfig, split: str | None) -> Clips:
@@ -238,7 +248,7 @@ def _of_table(data: DataConfig, split: str | None) -> Clips:
     # Its own decoder needs a package more, and converts nothing.
     datasets: Any = importlib.import_module("datasets")
     table = table.cast_column(audio[0], datasets.Audio(decode=False))
-    return TableClips(table, audio[0], [text or "" for text in table[texts[0]]])
+    return TableClips(table, audio[0], [text or "" for text in table[texts[0]]], table_places(data))
 
 
 def _plain(text: str) -> str:

@@ -30,8 +30,9 @@ from shoal.config.training import DataConfig
 from shoal.data.documents import Documents, RowReader, TextPiece, Unreadable
 from shoal.data.parquet_files import open_parquet
 from shoal.data.passing_errors import of_the_system
-from shoal.data.places import place_meant, places_of, require_inside
+from shoal.data.places import place_meant
 from shoal.errors import MALFORMED, ConfigError
+from shoal.runtime.inside import places_of, require_inside
 
 _PIECE_CHARACTERS: Final = 1 << 20
 _PIECE_TOKENS: Final = 1 << 20

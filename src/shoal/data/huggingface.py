@@ -7,9 +7,11 @@ that was downloaded before opens from its cache.
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +23,14 @@ from shoal.data.parquet_files import open_parquet
 from shoal.data.places import require_here
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
 from shoal.errors import ConfigError, SampleError
+from shoal.model.hf.described import is_before
+from shoal.runtime.inside import places_of, require_inside
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
+_LONGEST_SIDE: Final = 65_535
+"""The most that JPEG has; of a PNG of a few kilobytes it may be a thousand million."""
+_LEAST_DATASETS: Final = (4, 0)
 _BUILTIN_NAMES = " and ".join(f'"{name}"' for name in BUILTINS)
 
 
@@ -62,6 +69,55 @@ class PilImage(Protocol):
     def size(self) -> tuple[int, int]: ...
 
 
+class ImageReader:
+    """Decodes images as a column holds them, with their bytes or the place of their file.
+
+    Args:
+        feature: Of the column, by `datasets`.
+        data: Whose files may be read: no others, whatever a row, a link or metadata say.
+    """
+
+    def __init__(self, feature: Any, data: DataConfig) -> None:
+        self._feature = feature
+        self._places = table_places(data)
+        self._hub = ("hf://", f"{_import('datasets', data).config.HF_ENDPOINT}/")
+        self._images = _import("PIL.Image", data)
+        _without_postscript(self._images)
+
+    def read(self, found: Mapping[str, Any]) -> PilImage:
+        """Return an image, after what it says of its size was looked at.
+
+        Raises:
+            ConfigError: Its file is none of the data set.
+            ValueError: It has a side that no photo has.
+            Exception: As its decoder says.
+        """
+        content, path = found["bytes"], str(found["path"])
+        if content is None and found["path"] is not None:
+            # Of a file in an archive, that of the archive.
+            place = path.rpartition("::")[2]
+            if not place.startswith(self._hub):
+                require_inside(Path(place), self._places)
+        if content is not None or "://" not in path:
+            with self._images.open(path if content is None else io.BytesIO(content)) as header:
+                width, height = header.size
+            # What makes it small has a table of 32 bytes for each pixel of a side.
+            if max(width, height) > _LONGEST_SIDE:
+                raise ValueError(f"it has {width} x {height} pixels, and at most {_LONGEST_SIDE} of a side are read")
+        return cast("PilImage", self._feature.decode_example(found))
+
+
+def table_places(data: DataConfig) -> list[Path]:
+    """Return where files may lie that the rows of a table name: in its folder, or where `datasets` and the hub's client
+    keep what they have fetched."""
+    datasets, hub = _import("datasets", data), _import("huggingface_hub.constants", data)
+    name = Path(data.dataset_name).expanduser()
+    own = name if name.is_dir() else Path(hub.HF_HUB_CACHE) / f"datasets--{data.dataset_name.replace('/', '--')}"
+    held_out = [Path(data.eval_split)] if data.eval_split is not None and "/" in data.eval_split else []
+    kept = [Path(datasets.config.DOWNLOADED_DATASETS_PATH), Path(datasets.config.EXTRACTED_DATASETS_PATH)]
+    return places_of(own, *held_out, *kept)
+
+
 class HubImages(KnownSamples):
     """Images of a hub data set: (C, H, W) float32, `(pixel / 255 - 0.5) / 0.5`; labels are classes, int64."""
 
@@ -71,6 +127,7 @@ class HubImages(KnownSamples):
         image_column: str,
         label_column: str,
         *,
+        reader: ImageReader,
         img_size: int,
         channels: int,
         is_cropped: bool = False,
@@ -83,7 +140,8 @@ class HubImages(KnownSamples):
         fields = Fields(ArraySpec("float32", (channels, img_size, img_size)), ArraySpec("int64", ()))
         super().__init__(fields, len(table))
         self._is_cropped = is_cropped
-        self._table = table
+        self._stored = _stored(table, image_column)
+        self._reader = reader
         self._image_column = image_column
         self._label_column = label_column
         self._size = img_size
@@ -91,14 +149,16 @@ class HubImages(KnownSamples):
 
     def name_of(self, index: int) -> str:
         """Return the number of the row, and the file that the image is in, where it is known."""
-        path = _stored(self._table, self._image_column)[index][self._image_column].get("path")
+        path = self._stored[index][self._image_column].get("path")
         return f"{index} ({path})" if path else str(index)
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
-        rows: dict[str, Sequence[Any]] = self._table[indices.tolist()]
-        for place, image in enumerate(rows[self._image_column]):
-            pixels = pixels_of(cast("PilImage", image), self._size, self._channels, is_cropped=self._is_cropped)
-            batch.inputs[place] = pixels
+        rows: dict[str, Sequence[Any]] = self._stored[indices.tolist()]
+        # One after the other: a small file may be a large image, and so may all of a batch.
+        for place, found in enumerate(rows[self._image_column]):
+            batch.inputs[place] = pixels_of(
+                self._reader.read(found), self._size, self._channels, is_cropped=self._is_cropped
+            )
         batch.labels[...] = np.asarray(rows[self._label_column], dtype=np.int64)
 
 
@@ -308,6 +368,13 @@ def _datasets(data: DataConfig) -> Any:
     """Return the package that reads a data set, after the files of a folder were looked at."""
     require_here(data)
     package = _import("datasets", data)
+    found = version("datasets")
+    if is_before(found, _LEAST_DATASETS):
+        least = ".".join(map(str, _LEAST_DATASETS))
+        raise ConfigError(
+            f"data.dataset_name = {data.dataset_name}: datasets {found} is installed, which runs a script that a data "
+            f"set brings; {least} and newer do not: pip install 'shoal[hf]'"
+        )
     folder = Path(data.dataset_name).expanduser()
     for path in sorted(folder.rglob("*.parquet")) if folder.is_dir() else ():
         open_parquet(path).close()
@@ -376,12 +443,13 @@ def image_columns(table: HubTable, data: DataConfig) -> ImageColumns:
         needed = f"one of the columns {_IMAGE_COLUMNS} and one of {_LABEL_COLUMNS}"
         is_folder = Path(data.dataset_name).is_dir()
         raise misfit(table, data, f"{needed} (or a folder for each class, all at one depth)" if is_folder else needed)
+    if not hasattr(table.features[image_column], "decode_example"):
+        raise misfit(table, data, f'images in its column "{image_column}"')
     classes: Sequence[str] | None = getattr(table.features[label_column], "names", None)
     if classes is None:
         raise misfit(table, data, f'class labels in its column "{label_column}"')
     if data.num_channels not in (1, 3):
         raise ConfigError(f"data.num_channels = {data.num_channels}: images of the hub have 1 (grey) or 3 (colour)")
-    _without_postscript(_import("PIL.Image", data))
     return ImageColumns(image_column, label_column, classes)
 
 
@@ -392,6 +460,7 @@ def _images(table: HubTable, data: DataConfig) -> tuple[Source, Sequence[str]]:
         table,
         columns.image,
         columns.label,
+        reader=ImageReader(table.features[columns.image], data),
         img_size=data.img_size,
         channels=data.num_channels,
         # What makes images would learn to make stretched ones.

@@ -1,14 +1,11 @@
 """Folders, files and patterns that the configuration names as data: whether they are on this host.
 
-Reads no file, and imports nothing that takes long: a launcher asks before it starts anything. What is trained on is
-seen by other hosts, so a data set from elsewhere may read no file but its own.
+Reads no file, and imports nothing that takes long: a launcher asks before it starts anything.
 """
 
 from __future__ import annotations
 
 import glob
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.config.training import DataConfig
@@ -42,22 +39,3 @@ def _require(key: str, name: str) -> None:
     if path.exists() or (glob.has_magic(name) and next(glob.iglob(str(path), recursive=True), None) is not None):
         return
     raise ConfigError(f"data.{key} = {name}: there is no such folder or file here ({path.absolute()})")
-
-
-def places_of(*folders: Path) -> list[Path]:
-    """Return where the files of a data set may lie, to which these folders belong."""
-    places = [folder.expanduser().resolve() for folder in folders]
-    # The hub's cache has links in place of files, to what lies beside all snapshots.
-    return places + [place.parents[1] / "blobs" for place in places if place.parent.name == "snapshots"]
-
-
-def require_inside(path: Path, places: Sequence[Path]) -> None:
-    """Refuse a file that lies, or leads, elsewhere.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if "\0" in str(path) or not any(Path(os.path.realpath(path)).is_relative_to(place) for place in places):
-        raise ConfigError(
-            f"{str(path)!r} is outside of its data set, {places[0]}, and is not read; copy or hard-link it into there"
-        )

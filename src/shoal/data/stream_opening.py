@@ -13,7 +13,7 @@ from shoal.config.schema import Config
 from shoal.data.documents import Documents, RowReader
 from shoal.data.fields import Fields
 from shoal.data.hub_documents import StreamDocuments
-from shoal.data.huggingface import image_columns, load_stream, pixels_of, require_classes
+from shoal.data.huggingface import ImageReader, image_columns, load_stream, pixels_of, require_classes
 from shoal.data.own_data import OwnClass, Sample, require_alike, require_form, sample_of, spec_of
 from shoal.data.rows import rows_after
 from shoal.data.source import Array, ArraySpec, DataSet, Source
@@ -74,12 +74,13 @@ def _of_images(config: Config, split: str | None, say: Say) -> SampleStream:
     require_classes(columns.classes, data)
     # Decoded here: a stream of `datasets` ends where an image cannot be.
     feature = stream.features[columns.image]
+    reader = ImageReader(feature, data)
     rows = stream.cast_column(columns.image, type(feature)(decode=False))
     channels, size = data.num_channels, data.img_size
 
     def convert(row: object, where: str) -> Fields[Array]:
         named = cast("Mapping[str, Any]", row)
-        image = feature.decode_example(named[columns.image])
+        image = reader.read(named[columns.image])
         pixels = pixels_of(image, size, channels, is_cropped=data.task_type == "image_gen")
         return Fields(pixels, np.asarray(named[columns.label], dtype=np.int64))
 

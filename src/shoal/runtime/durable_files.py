@@ -119,8 +119,10 @@ def put_whole(path: Path, content: bytes, *, lasting: bool) -> None:
         OSError: it could not be written in full.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    # In a folder that others have made this name may be a link, to any file of this user.
+    unfinished.unlink(missing_ok=True)
     try:
-        with unfinished.open("wb") as file:
+        with unfinished.open("xb") as file:
             file.write(content)
             if lasting:
                 file.flush()

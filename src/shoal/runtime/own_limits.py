@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from shoal.errors import ChildDied, StorageError
-from shoal.runtime.memory import free_memory_bytes
+from shoal.runtime.memory import free_memory_bytes, own_data_bytes
 
 _LEAST_BYTES: Final = 4 << 30
 _SHARE: Final = 0.75
@@ -42,16 +42,35 @@ def within_free_memory() -> Generator[None]:
 
 
 @contextmanager
+def within_more_memory(more_bytes: int) -> Generator[None]:
+    """Take no more memory than so much beyond what this process has, inside of the context, or than half of what is
+    free: what asks for more gets a MemoryError. Where the system does not say what it has, there is no limit."""
+    own_bytes, free_bytes = own_data_bytes(), free_memory_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    if not own_bytes or not free_bytes:
+        yield
+        return
+    most_bytes = own_bytes + min(more_bytes, free_bytes // 2)
+    low = min(each for each in (most_bytes, *limits) if each != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (low, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+@contextmanager
 def ends_after(cpu_s: float) -> Generator[None]:
     """End this process, by SIGVTALRM, if what is in the context computes for longer, also within a call to a library.
 
     Its own computing counts, so that a busy host is no reason. The parent tells it from other deaths by `is_endless`.
+    Of contexts within each other the inner one counts as long as it lasts.
     """
-    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    outer_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, outer_s)
 
 
 def is_endless(died: ChildDied) -> bool:

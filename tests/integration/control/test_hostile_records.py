@@ -18,16 +18,18 @@ import msgspec
 import pytest
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
+from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from tests.dht_stranger import KEY, MAC_BYTES, forgeries, stranger
 from tests.unowned_keys import SIGNATURE, SMALL_ORDER, peer_id
 
 from shoal.clock import SystemClock
-from shoal.control.dht import DhtNode
+from shoal.control.dht import DhtNode, _key
 from shoal.control.dht_launcher import SignedRecords
 from shoal.control.keyed_protocol import Members
 from shoal.control.record_checker import RecordChecker
-from shoal.control.records import MAX_RECORD_BYTES, Rejection, RunRecord, StageRecord, seal, with_mac
+from shoal.control.records import MAX_RECORD_BYTES, GoneRecord, Rejection, RunRecord, StageRecord, seal, with_mac
 from shoal.control.registry import Registry
 from shoal.identity import Identity, namespace
 from shoal.ids import PeerId
@@ -267,6 +269,34 @@ async def test_an_insider_with_the_key_cannot_speak_for_another_peer_nor_for_eve
             await each.node.get(("stage.0",))
             assert each.rejected(reason) >= 1, each.metrics.counts()
         assert BOB.peer_id in _warned(caplog, reason)
+
+
+async def test_a_member_who_has_others_take_his_record_for_their_cache_hides_none_of_theirs(tmp_path: Path) -> None:
+    """What hivemind has in its cache, and lives longer, it answers with in place of all that stands under a key."""
+    async with _swarm(tmp_path) as (alice, bob, liar):
+        value, expires = _sealed(MALLORY, GoneRecord(), life_s=100.0, topic="stage.1")
+        protocol: Any = liar.raw.protocol
+        key, raw = _key(SWARM, "stage.1"), protocol.serializer.dumps(value)
+        for each in (alice, bob):
+            peer = PeerID.from_base58(each.node.peer_id)
+            told = None
+            while told is None:
+                told = await protocol.call_store(peer, [key], [raw], expires, [MALLORY.peer_id], in_cache=True)
+            answer = None
+            while answer is None:
+                answer = await protocol.call_find(peer, [key])
+            assert set(answer[key][0].value.data) == {BOB.peer_id, MALLORY.peer_id}
+
+
+async def test_a_question_that_names_a_key_again_and_again_is_not_answered(tmp_path: Path) -> None:
+    """All that stands under it would be in the answer as many times."""
+    async with _swarm(tmp_path) as (alice, _, liar):
+        protocol, peer = liar.raw.protocol, PeerID.from_base58(alice.node.peer_id)
+        key = _key(SWARM, "stage.1").to_bytes()
+        for keys in ([key, key], [number.to_bytes(20, "big") for number in range(10_000)]):
+            request: Any = dht_pb2.FindRequest(keys=keys, peer=protocol.node_info)  # pyright: ignore
+            with pytest.raises(P2PHandlerError, match=f"{len(keys)} keys in one question"):
+                await protocol.get_stub(peer).rpc_find(request)
 
 
 async def test_an_older_record_does_not_come_back_when_only_a_liar_still_has_one(tmp_path: Path) -> None:

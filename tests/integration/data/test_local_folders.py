@@ -7,8 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
 _OPEN = """
@@ -132,6 +136,39 @@ def test_an_image_that_is_damaged_is_named_and_another_one_stands_in_its_place(t
     assert len(skipped) == 2
     assert all(any(f"{name}.png) " in line for line in skipped) for name in ("cats/3", "dogs/7"))
     assert "2 of 20 samples" in opened(tmp_path, "./photos", "cv", max_bad_fraction=0.05)
+
+
+@pytest.mark.parametrize("streaming", [{}, {"streaming": True, "shuffle_window": 64, "holdout_fraction": 0.05}])
+def test_an_image_with_an_endless_side_is_left_out_before_it_is_unpacked(
+    tmp_path: Path, streaming: dict[str, Any]
+) -> None:
+    write_photos(tmp_path / "photos")
+    Image.fromarray(np.zeros((1, 70_000), dtype=np.uint8)).save(tmp_path / "photos" / "cats" / "3.png")
+    sizes, train, holdout, *skipped = opened(tmp_path, "./photos", "cv", max_bad_fraction=0.1, **streaming).splitlines()
+    assert sizes.startswith("2 ")
+    assert set(_numbers(train)) | set(_numbers(holdout)) == set(range(20)) - {2 * 3}
+    assert all("it has 70000 x 1 pixels, and at most 65535 of a side are read" in line for line in skipped)
+    assert streaming or skipped
+
+
+@pytest.mark.parametrize("streaming", [{}, {"streaming": True, "shuffle_window": 64}])
+def test_an_image_elsewhere_is_none_of_the_folder_s_whatever_its_links_and_rows_say(
+    tmp_path: Path, streaming: dict[str, Any]
+) -> None:
+    write_photos(tmp_path / "photos")
+    secret = tmp_path / "secret.png"
+    (tmp_path / "photos" / "cats" / "3.png").rename(secret)
+    (tmp_path / "photos" / "cats" / "3.png").symlink_to(secret)
+    assert "is outside of its data set" in opened(tmp_path, "./photos", "cv", **streaming)
+    features = {"image": {"_type": "Image"}, "label": {"names": ["cats", "dogs"], "_type": "ClassLabel"}}
+    form = pa.schema(
+        {"image": pa.struct({"bytes": pa.binary(), "path": pa.string()}), "label": pa.int64()},
+        metadata={"huggingface": json.dumps({"info": {"features": features}})},
+    )
+    rows = {"image": [{"bytes": None, "path": str(secret)}] * 20, "label": [0, 1] * 10}
+    (tmp_path / "rows").mkdir()
+    pq.write_table(pa.table(rows, schema=form), tmp_path / "rows" / "train.parquet")
+    assert "is outside of its data set" in opened(tmp_path, "./rows", "cv", **streaming)
 
 
 def test_a_folder_that_cannot_be_read_as_data_is_named_and_one_that_is_not_there_too(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_an_exported_gpt_gives_the_logits_of_the_native_one(
     torch.testing.assert_close(logits_there(transformers, to, torch.float64), double, rtol=0, atol=1e-9 * largest)
 
 
+def test_what_a_class_of_the_user_s_own_was_called_with_is_not_handed_on(tmp_path: Path) -> None:
+    data = {"seq_len": 32, "dataset_name": "somebodys.data:Texts", "arguments": {"url": "https://me:token@host"}}
+    _, to = exported(tmp_path, make_config(data=data))
+    assert "somebodys.data:Texts" in (to / "config.yaml").read_text()
+    for path in to.iterdir():
+        assert b"token@" not in path.read_bytes(), path.name
+
+
 def test_the_tokenizer_of_an_export_is_exact_both_ways_for_every_byte(tmp_path: Path, transformers: ModuleType) -> None:
     _, to = exported(tmp_path, make_config())
     tokenizer = transformers.AutoTokenizer.from_pretrained(to)

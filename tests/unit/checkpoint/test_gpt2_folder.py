@@ -67,6 +67,19 @@ def test_the_files_of_a_tokenizer_go_with_the_model(tmp_path: Path, transformers
     assert (tmp_path / "again" / "tokenizer.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("name", ["merges.txt", "special_tokens_map.json"])
+def test_no_file_of_a_host_goes_with_the_model_for_a_link_in_its_folder(
+    name: str, tmp_path: Path, transformers: ModuleType
+) -> None:
+    saved(transformers, tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer.json").write_text("{}")
+    (tmp_path / "theirs" / name).symlink_to("/proc/self/environ" if name == "merges.txt" else "../secret")
+    (tmp_path / "secret").write_text("secret")
+    with pytest.raises(ConfigError, match=rf"{name}' is outside of its tokenizer, .*theirs, and is not read; copy"):
+        import_model(open_model(tmp_path / "theirs"), tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
 def test_a_model_that_the_family_cannot_be_is_refused_with_all_reasons(
     tmp_path: Path, transformers: ModuleType
 ) -> None:
@@ -84,6 +97,9 @@ def test_a_model_that_the_family_cannot_be_is_refused_with_all_reasons(
         open_model(folder)
     (folder / "config.json").write_text(json.dumps({**described, "n_layer": 3}))
     with pytest.raises(StateMismatch, match=r"look at units\.block_2\."):
+        open_model(folder)
+    (folder / "config.json").write_text(json.dumps({**described, "n_layer": 1 << 50}))
+    with pytest.raises(ConfigError, match=f"n_layer is {1 << 50}, and 4096 layers are the most"):
         open_model(folder)
     (folder / "config.json").write_text(json.dumps({**described, "vocab_size": 1 << 50}))
     with pytest.raises(StateMismatch, match=r"look at units\.embedding\.token\.weight"):

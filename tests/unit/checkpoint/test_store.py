@@ -502,6 +502,17 @@ def test_one_mirror_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
     assert good(store).manifest.round == 2
 
 
+def test_who_may_write_where_checkpoints_lie_has_no_other_file_overwritten(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / RUN_ID).mkdir()
+    (tmp_path / RUN_ID / ".writer").symlink_to(mine)
+    store = make_store(tmp_path)
+    write_rounds(store, 1)
+    assert good(store).manifest.round == 1
+    assert mine.read_text() == "mine"
+
+
 def test_on_a_disk_that_knows_no_locks_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -126,6 +126,7 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("model: {family: mpl}", ["model.family", "package.module:Class"]),
         ("model: {family: mlp}", ["data.task_type = cv"]),
         ("model_pipeline: {stages: 5}", ["model_pipeline.stages = 5", "at most 4"]),
+        ("model: {num_layers: 5000000000}", ["model.num_layers = 5000000000", "must be at most 4096"]),
         ("servers: {num_servers: -1}", ["servers.num_servers = -1", "at least 1"]),
         ("model: {family: resnet18}", ["data.task_type = cv"]),
         ("model: {num_heads: 3}", ["model.num_heads = 3", "multiple"]),
@@ -254,6 +255,15 @@ def test_secrets_reach_own_processes_but_neither_dumps_nor_messages() -> None:
     assert "hf_secret" not in dump_config(config) + repr(config)
     assert config_from_json(config_to_json(config)) == config
     assert "[1, 2]" not in _refused(None, {"data.hf_token": [1, 2]})
+
+
+@pytest.mark.parametrize("flags", [["--data.hf-token=hf_secret"], ["--data_hf_token", "hf_secret", "--no-wandb"]])
+def test_a_secret_on_a_command_line_is_refused_and_not_repeated(flags: list[str]) -> None:
+    said = _refused(None, flags)
+    assert "can be read by every user of this host" in said
+    assert "set the environment variable HF_TOKEN, or data.hf_token in a file" in said
+    assert len(said.splitlines()) == 1
+    assert "hf_secret" not in said
 
 
 def test_what_is_published_has_no_arguments_of_the_users_own_programs() -> None:

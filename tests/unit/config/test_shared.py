@@ -28,7 +28,7 @@ RUN = load_config(
 
 
 def _adopt(*flags: str, run: Config = RUN, file: Path | None = None) -> Config:
-    host, origins = load_with_origins(file, flags, {})
+    host, origins = load_with_origins(file, flags, {"HF_TOKEN": "own"})
     return adopt_shared(host, origins, shared_configuration(run))
 
 
@@ -37,7 +37,6 @@ def test_shared_keys_come_from_the_run_and_host_keys_stay() -> None:
         "--device=cpu",
         "--servers.threads=2",
         "--num-servers=1",
-        "--data.hf-token=own",
     )
     config = _adopt(*flags)
     assert shared_configuration(config) == shared_configuration(RUN)
@@ -164,6 +163,27 @@ def test_a_host_that_takes_a_run_over_names_its_data_if_that_is_code_and_one_of_
         host, origins = load_with_origins(None, flags, {})
         adopted = adopt_shared(host, origins, shared, opens_data=opens_data)
         assert adopted.data.dataset_name == "somebody.data:Theirs"
+
+
+def test_a_host_that_takes_a_run_over_reads_its_own_files_only_where_they_were_named(tmp_path: Path) -> None:
+    """Whoever tells the run may have any folder of this host trained on, and look at it on a server of his."""
+    shared: dict[str, Any] = shared_configuration(RUN)
+    (tmp_path / "letters").mkdir()
+    for name in (str(tmp_path / "letters"), "~/letters", "./letters", f"{tmp_path}/*/*.txt"):
+        shared["data"] |= {"dataset_name": name, "eval_split": None}
+        with pytest.raises(ConfigError, match=r"the run names files of this host by data\.dataset_name, .* say --data"):
+            adopt_shared(Config(), {}, shared)
+        host, origins = load_with_origins(None, (f"--data.dataset-name={name}",), {})
+        assert adopt_shared(host, origins, shared).data.dataset_name == name
+        assert adopt_shared(Config(), {}, shared, opens_data=False).data.dataset_name == name
+        assert adopt_shared(Config(), {}, shared, from_peers=False).data.dataset_name == name
+    shared["data"] |= {"dataset_name": "somebody/texts", "eval_split": "/home"}
+    with pytest.raises(
+        ConfigError, match=r"of this host by data\.eval_split, '/home', .* say --data\.eval-split /home"
+    ):
+        adopt_shared(Config(), {}, shared)
+    shared["data"] |= {"eval_split": "test"}
+    assert adopt_shared(Config(), {}, shared).data.dataset_name == "somebody/texts"
 
 
 def test_what_a_checkpoint_names_was_not_said_here_though_the_host_is_read_over_it() -> None:

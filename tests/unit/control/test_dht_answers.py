@@ -10,10 +10,13 @@ import msgpack
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.utils import MSGPackSerializer
+from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
+from hivemind.utils import MSGPackSerializer, timed_storage
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
-from shoal.control.dht_answers import FlatSerializer, believe_records_alone
+from shoal.control import dht_answers
+from shoal.control.dht_answers import BoundedStorage, FlatSerializer, _records_in, believe_records_alone
+from shoal.control.records import MAX_RECORD_BYTES
 
 NEAREST = {DHTID(7): "a neighbour"}
 KEYS = (DHTID(1), DHTID(2))
@@ -84,3 +87,39 @@ def test_values_within_values_are_refused_before_they_are_unpacked(kind: int) ->
         value = msgpack.packb(msgpack.ExtType(kind, value))
     with pytest.raises(ValueError, match="kind"):
         FlatSerializer.loads(value)
+
+
+MOST_BYTES = 64 << 10
+
+
+@pytest.mark.parametrize("size", [100, MAX_RECORD_BYTES])
+def test_whoever_comes_under_many_names_pushes_nobody_out_and_makes_no_answer_too_long(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    assert 1.2 * dht_answers._MOST_BYTES < DEFAULT_MAX_MSG_SIZE
+    monkeypatch.setattr(dht_answers, "_MOST_BYTES", MOST_BYTES)
+    storage, now_s = BoundedStorage(), get_dht_time()
+    assert storage.store_subkey(KEYS[0], "who is there", b"x" * 600, now_s + 30)
+    taken = [
+        storage.store_subkey(key, f"{number:0>52}", b"x" * size, now_s + 100) for number in range(70) for key in KEYS
+    ]
+    assert any(taken)
+    assert not all(taken)
+    grown = [storage.store_subkey(KEYS[0], f"{number:0>52}", b"x" * 2000, now_s + 110) for number in range(70)]
+    assert not all(grown)
+    # What those who have shrunk leave is taken, too.
+    while storage.store_subkey(KEYS[1], f"{len(_records_in(storage.get(KEYS[1])))} more", b"x", now_s + 100):
+        pass
+    assert storage.store_subkey(KEYS[0], "who is there", b"x" * 700, now_s + 40), "it is renewed as ever"
+    assert not storage.store_subkey(KEYS[1], "who is new", b"x" * 600, now_s + 40)
+    answer = b"".join(MSGPackSerializer.dumps(item.value) for _, item in storage.items())
+    assert len(answer) < 1.2 * MOST_BYTES
+
+
+def test_places_of_those_who_have_left_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_answers, "_MOST_BYTES", MOST_BYTES)
+    storage, now_s = BoundedStorage(), get_dht_time()
+    while storage.store_subkey(KEYS[0], now_s, b"x" * MAX_RECORD_BYTES, now_s + 30):
+        now_s += 0.001
+    monkeypatch.setattr(timed_storage, "get_dht_time", lambda: now_s + 60)
+    assert storage.store_subkey(KEYS[1], "who is new", b"x" * 600, now_s + 100)

@@ -67,6 +67,21 @@ def test_records_become_a_view_in_a_fixed_order() -> None:
     assert view.run == Run("first", 2, PeerId("c1"))
 
 
+def test_names_without_end_push_nobody_out_and_take_no_more_than_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership_module, "_MAX_RECORDS", 4)
+    clock = SetClock()
+    membership = Membership(clock)
+    membership.found(PeerId("connected"))
+    membership.update([_opened("s0", _stage(0))])
+    membership.update([_opened(f"x{number}", _stage(1), expires=1005.0) for number in range(9)])
+    membership.update([_opened("s0", _stage(1), sequence=2), _opened("connected", _stage(0)), _opened("s1", _stage(0))])
+    assert {r.peer: r.stage for r in membership.view.replicas} == {"s0": 1, "connected": 0, "x0": 1, "x1": 1, "x2": 1}
+    clock.now = 1010.0
+    membership.update([])
+    membership.update([_opened("s1", _stage(0))])
+    assert {r.peer for r in membership.view.replicas} == {"s0", "connected", "s1"}
+
+
 def test_who_is_lost_and_was_never_announced_is_not_remembered_for_ever() -> None:
     clock = SetClock()
     membership = Membership(clock)

@@ -13,7 +13,7 @@ from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
 from shoal.control import node_service
-from shoal.control.node_service import RemoteNode, StoreAsked, is_own_process, node_served
+from shoal.control.node_service import RemoteNode, StoreAsked, first_of_each, is_own_process, node_served
 from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import SOME
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
@@ -169,6 +169,15 @@ async def test_an_answer_has_no_more_than_a_frame_holds(tmp_path: Path, monkeypa
         shelf.values[TOPIC, identity.peer_id] = sealed(identity, expiry)
     async with node_served(shelf, path), remote(path, Identity.generate().peer_id) as node:
         assert len(await node.get((TOPIC,), None)) == 2
+
+
+def test_what_stands_under_one_topic_leaves_out_nothing_of_the_others() -> None:
+    flood = [("stage.0", str(number), b"") for number in range(9)]
+    others = [("stage.1", "a", b""), ("client", "b", b"")]
+    assert first_of_each([*flood, *others], 11) == (*flood, *others)
+    few = first_of_each([*flood, *others], 4)
+    assert len(few) == 4
+    assert set(others) < set(few)
 
 
 async def test_a_process_of_another_user_is_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from tests.unit.data.corpora import make_tokens_here
 
 from shoal.config import Config
+from shoal.data import huggingface
 from shoal.data.builtin import resize_nearest
 from shoal.data.catalog import open_source
 from shoal.data.fields import Fields
@@ -198,6 +202,12 @@ def test_a_data_set_that_does_not_fit_says_what_to_change(
 class FakeHub:
     """Stands in for the package `datasets`."""
 
+    config = SimpleNamespace(
+        DOWNLOADED_DATASETS_PATH="/downloads",
+        EXTRACTED_DATASETS_PATH="/downloads/extracted",
+        HF_ENDPOINT="https://huggingface.co",
+    )
+
     def __init__(self, table: Any) -> None:
         self.table = table
         self.asked: tuple[Any, ...] = ()
@@ -225,6 +235,10 @@ class FakeTable(dict[str, list[Any]]):
         if isinstance(key, list):
             return {name: [column[index] for index in key] for name, column in self.items()}
         return super().__getitem__(key)
+
+    def cast_column(self, column: str, feature: Any) -> FakeTable:
+        assert not feature.decode
+        return self
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, table: Any) -> FakeHub:
@@ -303,18 +317,46 @@ class FakeImage:
         return np.full(shape, self.value, dtype=dtype)
 
 
+class FakeFeature:
+    """Stands in for `datasets.Image`; what is decoded is the image itself, and the one before has to be gone."""
+
+    def __init__(self, decode: bool = True) -> None:
+        self.decode = decode
+        self.before: weakref.ref[FakeImage] | None = None
+
+    def decode_example(self, found: dict[str, Any]) -> FakeImage:
+        assert self.before is None or self.before() is None, "images of a batch are not all in memory together"
+        image = FakeImage(*json.loads(found["bytes"]))
+        self.before = weakref.ref(image)
+        return image
+
+
+class FakeClasses:
+    """Stands in for `datasets.ClassLabel`."""
+
+    names = tuple("0123456789")
+
+
+def images(*said: tuple[Any, ...]) -> FakeTable:
+    """A table of images of these values, modes and sizes."""
+    rows = [{"bytes": json.dumps(each).encode(), "path": None} for each in said]
+    table = FakeTable(img=rows, label=list(range(len(said))))
+    table.features = {"img": FakeFeature(), "label": FakeClasses()}
+    return table
+
+
 def use_pillow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stand in for the library that decodes images."""
-    pillow = SimpleNamespace(init=lambda: None, ID=["PNG", "EPS"])
+    pillow = SimpleNamespace(
+        init=lambda: None, ID=["PNG", "EPS"], open=lambda _: nullcontext(SimpleNamespace(size=(4, 4)))
+    )
     monkeypatch.setitem(sys.modules, "PIL.Image", pillow)  # type: ignore[arg-type]
     return pillow
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_of_the_hub_are_resized_and_scaled(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
-    table = FakeTable(img=[FakeImage(255), *(FakeImage(0) for _ in range(9))], label=list(range(10)))
-    table.features = {"label": type("ClassLabel", (), {"names": list("0123456789")})}
-    use_hub(monkeypatch, table)
+    use_hub(monkeypatch, images((255,), *[(0,)] * 9))
     pillow = use_pillow(monkeypatch)
     data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": channels}
     dataset = open_source(config(data, RESNET))
@@ -335,14 +377,24 @@ def test_of_images_that_are_to_be_made_the_middle_is_taken(
     monkeypatch: pytest.MonkeyPatch, task: str, family: str
 ) -> None:
     sizes = [(10, 6), (5, 9)]
-    table = FakeTable(img=[FakeImage(1, size=sizes[i % 2]) for i in range(10)], label=list(range(10)))
-    table.features = {"label": type("ClassLabel", (), {"names": list("0123456789")})}
-    use_hub(monkeypatch, table)
+    use_hub(monkeypatch, images(*[(1, "P", sizes[i % 2]) for i in range(10)]))
     use_pillow(monkeypatch)
     dataset = open_source(config({"dataset_name": "cifar10", "task_type": task, "img_size": 8}, {"family": family}))
     cropped.clear()
     dataset.train.read(np.arange(dataset.train.num_samples))
     assert set(cropped) == ({(2, 0, 8, 6), (0, 2, 5, 7)} if task == "image_gen" else set())
+
+
+@pytest.mark.parametrize("place", ["/etc/x.png", "x.png", "http://127.0.0.1:9/x.png", "zip://x.png::/etc/x.zip"])
+def test_an_image_that_a_row_only_names_is_a_file_of_its_data_set(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    table = images(*[(0,)] * 10)
+    table["img"] = [{"bytes": None, "path": place}] * 10
+    use_hub(monkeypatch, table)
+    use_pillow(monkeypatch)
+    data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": 1}
+    train = open_source(config(data, RESNET)).train
+    with pytest.raises(ConfigError, match=r"is outside of its data set, .*datasets--cifar10, and is not read"):
+        train.read(np.arange(train.num_samples))
 
 
 def test_digits_that_are_to_be_made_have_values_from_minus_one_to_one() -> None:
@@ -367,6 +419,15 @@ def test_a_hub_data_set_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyP
     make_tokens_here(monkeypatch)
     with pytest.raises(ConfigError, match=message):
         open_source(config({"dataset_name": "nosuch"}))
+
+
+def test_a_package_that_runs_what_a_data_set_brings_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = use_hub(monkeypatch, FakeTable(text=["a"]))
+    monkeypatch.setattr(huggingface, "version", {"datasets": "3.6.0"}.__getitem__)
+    make_tokens_here(monkeypatch)
+    with pytest.raises(ConfigError, match=r"datasets 3\.6\.0 .* runs a script .*; 4\.0 .*pip install 'shoal\[hf\]'"):
+        open_source(config({"dataset_name": "wikitext"}))
+    assert hub.asked == ()
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 from numpy.typing import NDArray
 
 from shoal.config import Config
+from shoal.data import audio
 from shoal.data.audio import audio_length, normalised, read_audio, resampled
 from shoal.data.catalog import open_source
 from shoal.data.clips import open_clips
@@ -157,6 +160,17 @@ def test_what_a_data_set_names_outside_of_it_is_not_read(name: str, tmp_path: Pa
     (tmp_path / "clips" / name).write_text(OUTSIDE[name].replace("{there}", str(tmp_path)))
     with pytest.raises(ConfigError, match=r"secret\.wav' is outside of its data set, .*clips, and is not read; copy"):
         opened(config(tmp_path / "clips"))
+
+
+def test_what_a_row_of_a_table_names_outside_of_its_data_set_is_not_read(tmp_path: Path) -> None:
+    write_wav(tmp_path / "secret.wav")
+    (tmp_path / "rows").mkdir()
+    rows = {"audio": [{"bytes": None, "path": str(tmp_path / "secret.wav")}] * 3, "text": ["to be"] * 3}
+    of_audio = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    table = pa.table(rows, schema=pa.schema({"audio": of_audio, "text": pa.string()}))
+    pq.write_table(table, tmp_path / "rows" / "train.parquet")
+    with pytest.raises(ConfigError, match=r"secret\.wav' is outside of its data set, .*rows, and is not read; copy"):
+        opened(config(tmp_path / "rows"))
 
 
 def test_a_name_that_no_file_has_is_refused(tmp_path: Path) -> None:
@@ -381,6 +395,20 @@ def test_a_header_that_says_what_no_clip_is_makes_a_bad_clip_and_no_large_filter
     for read in (audio_length, read_audio):
         with pytest.raises(UnreadableAudio, match=part):
             read(io.BytesIO(bytes(content)), RATE)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac"])
+def test_a_clip_of_more_values_than_any_has_is_not_unpacked(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"a.{suffix}"
+    soundfile.write(path, np.zeros((RATE, 8)), RATE, subtype="PCM_16")
+    monkeypatch.setattr(audio, "_MOST_VALUES", 8 * RATE - 1)
+    monkeypatch.setattr(soundfile.SoundFile, "read", None)
+    monkeypatch.setattr(wave.Wave_read, "readframes", None)
+    for read in (audio_length, read_audio):
+        with path.open("rb") as file, pytest.raises(UnreadableAudio, match=f"{RATE} samples of 8 channels, more than"):
+            read(file, RATE)
 
 
 def test_a_clip_with_values_that_are_no_numbers_is_bad(tmp_path: Path) -> None:

@@ -557,6 +557,14 @@ def test_a_tokenizer_of_a_folder_is_known_by_its_hash_and_needed_no_more_afterwa
     assert shared_configuration(config)["data"]["tokenizer_hash"] == config.data.tokenizer_hash
 
 
+def test_a_tokenizer_of_a_folder_has_no_file_from_elsewhere(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path)
+    (tmp_path / "secret").write_text("secret")
+    (folder / "chat_template.jinja").symlink_to("../secret")
+    with pytest.raises(ConfigError, match=r"jinja' is outside of its tokenizer, .*mine, and is not read; copy"):
+        with_tokenizer(of_folder(tmp_path / "corpus", {"tokenizer": str(folder)}, vocab_size=300), print)
+
+
 def test_a_host_with_another_tokenizer_under_the_name_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,16 @@ def test_wandb_gets_one_run_whatever_the_monitor_has_lived_through(
     assert losses == [5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
 
 
+def test_a_run_s_own_folder_leads_to_no_other_one(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (run / "exported-csv").symlink_to(tmp_path / "mine")
+    assert _export(run, "--to", "csv") == 2
+    assert "exported-csv is a link" in capsys.readouterr().err
+    assert not any((tmp_path / "mine").iterdir())
+
+
 def test_a_folder_that_has_something_a_run_without_numbers_and_no_run_are_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,4 +74,10 @@ def test_the_command_writes_it_into_the_folder_of_the_run(tmp_path: Path, capsys
     [path] = map(Path, capsys.readouterr().out.splitlines()[:1])
     assert [each["name"] for each in _by_phase(path.read_bytes())["X"]] == ["round 1"]
     assert main(["trace", "herd", "--log-dir", str(tmp_path), "--output", str(tmp_path / "none" / "a.json")]) == 2
+    (tmp_path / "mine").write_text("mine")
+    (folder / "trace.json").unlink()
+    (folder / "trace.json").symlink_to(tmp_path / "mine")
+    assert main(["trace", "herd", "--log-dir", str(tmp_path)]) == 0
+    assert (tmp_path / "mine").read_text() == "mine", "who has made the folder of a run overwrites no other file"
+    assert json.loads((folder / "trace.json").read_text())
     assert "cannot use" in capsys.readouterr().err

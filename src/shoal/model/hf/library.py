@@ -15,10 +15,13 @@ from shoal.errors import ConfigError
 from shoal.model.hf.described import INSTALL, is_before, transformers_version
 from shoal.model.stage import default_float32
 from shoal.model.valueless import WithoutValues
+from shoal.runtime.own_limits import within_more_memory
 
 _SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers")
 _FLOAT: Final = "__float__"
 _LEAST_VERSION: Final = (5, 9)
+_MOST_BYTES: Final = 4 << 30
+"""Of a model without values: a hundred layers with hundreds of experts take some hundred megabytes."""
 # What configs take by these names, and keep by others.
 _OLD_NAMES: Final = frozenset({"attn_implementation", "experts_implementation", "rope_scaling", "rope_theta"})
 
@@ -54,7 +57,10 @@ def model_config(values: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
     # The fastest kernels for experts take no float64, and are not the same on every processor.
     given.setdefault("experts_implementation", "eager")
     try:
-        config = transformers.AutoConfig.for_model(kind, **{name: _special(value) for name, value in given.items()})
+        with within_more_memory(_MOST_BYTES):
+            config = transformers.AutoConfig.for_model(kind, **{name: _special(value) for name, value in given.items()})
+    except MemoryError as error:
+        raise _too_large(kind) from error
     except Exception as error:  # of the validators of transformers, which are many
         reason = " ".join(str(error).split())[:400]
         raise ConfigError(f"model.extra and config.json do not describe a {kind}: {reason}") from error
@@ -75,14 +81,23 @@ def build_without_memory(config: Any) -> Any:
     """
     transformers = transformers_package()
     try:
-        with torch.device("meta"), WithoutValues(), default_float32():
+        with within_more_memory(_MOST_BYTES), torch.device("meta"), WithoutValues(), default_float32():
             model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False)
+    except MemoryError as error:
+        raise _too_large(config.model_type) from error
     except Exception as error:  # whatever the code of a model raises where sizes do not fit
         reason = " ".join(str(error).split())[:400]
         raise ConfigError(
             f"{config.model_type} is no causal language model that can be built from this config: {reason}"
         ) from error
     return model.train()
+
+
+def _too_large(kind: str) -> ConfigError:
+    return ConfigError(
+        f"config.json or model.extra describe a {kind} so large that no host could even list its layers: look at its "
+        "numbers of layers and experts"
+    )
 
 
 def build_whole(config: Any) -> Any:

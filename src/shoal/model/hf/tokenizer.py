@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -21,6 +21,7 @@ import msgspec
 from shoal.config.training import trained_size
 from shoal.errors import MALFORMED, ConfigError, StorageError
 from shoal.model.hf.repository import INSTALL, Repository
+from shoal.runtime.inside import places_of, require_inside
 from shoal.runtime.user_cache import keep, user_cache
 
 if TYPE_CHECKING:
@@ -164,11 +165,24 @@ def named_tokenizer(config: Config) -> KeptTokenizer:
     found = {TOKENIZER_FILE: repository.path(TOKENIZER_FILE)}
     others = _KEPT[1:] if is_of_model else FILES[1:]
     found |= {file: path for file in others if (path := repository.path_if_any(file)) is not None}
+    if repository.folder is not None:
+        require_own(found.values(), repository.folder)
     try:
         files = {file: path.read_bytes() for file, path in found.items()}
     except OSError as error:
         raise ConfigError(f"data.tokenizer = {name}: {error.filename} cannot be read ({error.strerror})") from error
     return keep_tokenizer(files, name)
+
+
+def require_own(files: Iterable[Path], folder: Path) -> None:
+    """Refuse files of a tokenizer that lead out of its folder: they go on to whoever is given the model.
+
+    Raises:
+        ConfigError: one does.
+    """
+    places = places_of(folder)
+    for path in files:
+        require_inside(path, places, "its tokenizer")
 
 
 def require_hash(found: KeptTokenizer, config: Config) -> KeptTokenizer:
