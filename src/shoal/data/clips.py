@@ -26,6 +26,8 @@ from shoal.runtime.inside import places_of, require_inside
 
 _SUFFIXES: Final = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 _OTHER_TEXT_COLUMNS: Final = ("transcription", "sentence")
+_MOST_CHARACTERS: Final = 1 << 17
+"""Of a cell in a table of transcripts; `csv` has one limit for all of a process, which others set too."""
 _FORMS: Final = (
     "metadata.csv or metadata.jsonl with file_name and text, *.trans.txt, fileids and transcription, or a name.txt for "
     "each name.wav"
@@ -185,6 +187,7 @@ def _of_file(path: Path, column: str) -> Iterator[tuple[Path, str]]:
 
 def _of_metadata(path: Path, column: str) -> Iterator[tuple[Path, str]]:
     if path.suffix == ".csv":
+        csv.field_size_limit(_MOST_CHARACTERS)
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 rows: list[Any] = list(csv.DictReader(file))
