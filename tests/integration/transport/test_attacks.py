@@ -125,7 +125,7 @@ BAD_FRAMES = {
     "oversized tensors": HEADER.pack(b"SHOL", FRAME_VERSION, 0, 1, 10, 1 << 62, 0),
     "too many tensors": HEADER.pack(b"SHOL", FRAME_VERSION, 0, 60_000, 10, 0, 0),
     "an unknown message": _frame([["reboot", 1], []]),
-    "a field too many": _frame([["opened", KEY_OF_STEP, 1], []]),
+    "a field too many": _frame([["opened", KEY_OF_STEP, 1, 1], []]),
     "a field of another type": _frame([["opened", "now"], []]),
     "a message too long for its type": _frame([["refused", KEY_OF_STEP, "x" * (2 * MIB)], []]),
     "an endless nest": HEADER.pack(b"SHOL", FRAME_VERSION, 4, 0, 60_000, 0, 0) + b"\x91" * 60_000,
