@@ -5,7 +5,6 @@ Where there is no /proc (macOS) psutil says it.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -42,16 +41,6 @@ def free_memory_bytes(root: Path = _ROOT) -> int:
     if available is None:
         return 0
     return max(1, min((available * 1024, *_allowances(root))))
-
-
-def own_data_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes of this process that count for RLIMIT_DATA, and its stack; 0: not known."""
-    if not has(LinuxCall.PROC):
-        return 0
-    try:
-        return int((root / "proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def shortage(needed_bytes: int) -> str:

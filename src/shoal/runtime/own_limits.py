@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from shoal.errors import ChildDied, StorageError
-from shoal.runtime.memory import free_memory_bytes, own_data_bytes
+from shoal.runtime.memory import free_memory_bytes
 
 _LEAST_BYTES: Final = 4 << 30
 _SHARE: Final = 0.75
@@ -39,24 +39,6 @@ def within_free_memory() -> Generator[None]:
             f"what is read unpacks to more than the {most_bytes / _GB:.1f} GB of memory that a process may take for "
             "it: leave out the file that does, or free memory on this host if it is to be so large"
         ) from error
-
-
-@contextmanager
-def within_more_memory(more_bytes: int) -> Generator[None]:
-    """Take no more memory than so much beyond what this process has, inside of the context, or than half of what is
-    free: what asks for more gets a MemoryError. Where the system does not say what it has, there is no limit."""
-    own_bytes, free_bytes = own_data_bytes(), free_memory_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_DATA)
-    if not own_bytes or not free_bytes:
-        yield
-        return
-    most_bytes = own_bytes + min(more_bytes, free_bytes // 2)
-    low = min(each for each in (most_bytes, *limits) if each != resource.RLIM_INFINITY)
-    resource.setrlimit(resource.RLIMIT_DATA, (low, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 @contextmanager

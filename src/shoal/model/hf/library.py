@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -12,16 +13,16 @@ import torch
 from torch import nn
 
 from shoal.errors import ConfigError
+from shoal.ids import MAX_STAGES
 from shoal.model.hf.described import INSTALL, is_before, transformers_version
 from shoal.model.stage import default_float32
 from shoal.model.valueless import WithoutValues
-from shoal.runtime.own_limits import within_more_memory
 
 _SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers")
 _FLOAT: Final = "__float__"
 _LEAST_VERSION: Final = (5, 9)
-_MOST_BYTES: Final = 4 << 30
-"""Of a model without values: a hundred layers with hundreds of experts take some hundred megabytes."""
+_NUMBER_OF_PARTS: Final = re.compile(r"(\w*_)?n(um)?_\w*(layer|expert)s?|\w*_layers")
+"""What configs call how many there are of what a model lists, as num_hidden_layers, n_layer, num_local_experts."""
 # What configs take by these names, and keep by others.
 _OLD_NAMES: Final = frozenset({"attn_implementation", "experts_implementation", "rope_scaling", "rope_theta"})
 
@@ -56,11 +57,9 @@ def model_config(values: Mapping[str, Any], named: Mapping[str, Any]) -> Any:
         )
     # The fastest kernels for experts take no float64, and are not the same on every processor.
     given.setdefault("experts_implementation", "eager")
+    _require_few_parts(kind, given)
     try:
-        with within_more_memory(_MOST_BYTES):
-            config = transformers.AutoConfig.for_model(kind, **{name: _special(value) for name, value in given.items()})
-    except MemoryError as error:
-        raise _too_large(kind) from error
+        config = transformers.AutoConfig.for_model(kind, **{name: _special(value) for name, value in given.items()})
     except Exception as error:  # of the validators of transformers, which are many
         reason = " ".join(str(error).split())[:400]
         raise ConfigError(f"model.extra and config.json do not describe a {kind}: {reason}") from error
@@ -81,10 +80,8 @@ def build_without_memory(config: Any) -> Any:
     """
     transformers = transformers_package()
     try:
-        with within_more_memory(_MOST_BYTES), torch.device("meta"), WithoutValues(), default_float32():
+        with torch.device("meta"), WithoutValues(), default_float32():
             model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False)
-    except MemoryError as error:
-        raise _too_large(config.model_type) from error
     except Exception as error:  # whatever the code of a model raises where sizes do not fit
         reason = " ".join(str(error).split())[:400]
         raise ConfigError(
@@ -93,11 +90,18 @@ def build_without_memory(config: Any) -> Any:
     return model.train()
 
 
-def _too_large(kind: str) -> ConfigError:
-    return ConfigError(
-        f"config.json or model.extra describe a {kind} so large that no host could even list its layers: look at its "
-        "numbers of layers and experts"
-    )
+def _require_few_parts(kind: str, values: Mapping[str, Any]) -> None:
+    """Refuse numbers of layers or experts that no model has: some configs list them as soon as they are made."""
+    many = {
+        name: value
+        for name, value in values.items()
+        if _NUMBER_OF_PARTS.fullmatch(name) and isinstance(value, int) and value > MAX_STAGES
+    }
+    if many:
+        named = ", ".join(f"{name} = {value}" for name, value in many.items())
+        raise ConfigError(
+            f"config.json or model.extra describe a {kind} with {named}, and {MAX_STAGES} are the most that are read"
+        )
 
 
 def build_whole(config: Any) -> Any:
