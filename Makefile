@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 # At the set-up nothing is compiled: most of what is installed nobody imports, and it takes over a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run quick test test-all test-every test-configs swarmless floor portable house sim screenshots pages site lint style clean
+.PHONY: help setup run quick test test-all test-every test-configs floor portable house sim screenshots pages site lint style clean
 
 help:
 	@echo "make run       set up, then train the sandbox on a local swarm (a minute of training)"
@@ -81,10 +81,10 @@ SWARMS := tests/e2e
 # A line in which MAKE itself stands would be carried out by `make -n` too.
 CHECKS := $(MAKE) --no-print-directory
 define beside
-	@$(1) >$(VENV)/beside-$@.txt 2>&1 & checks=$$!; \
+	@$(1) >$(VENV)/beside.txt 2>&1 & checks=$$!; \
 	trap 'kill $$checks 2>/dev/null' EXIT; \
 	failed=0; $(2); \
-	wait $$checks || failed=1; cat $(VENV)/beside-$@.txt; $(3) exit $$failed
+	wait $$checks || failed=1; cat $(VENV)/beside.txt; $(3) exit $$failed
 endef
 
 quick: setup
@@ -94,8 +94,8 @@ test: setup
 	$(call beside,nice -n 19 $(CHECKS) lint,$(PYTEST) --tier=usual -n $(WORKERS) || failed=1)
 
 # Of events and numbers that no test brings about some depend on time: where all tests run they are named, and fail nothing.
-# Whole swarms wait most of the time, for what happens in them: of all their runs three go on at once on two cores. All
-# other tests compute, and take what the swarms leave; beside them, with few workers, what else there is to check.
+# Whole swarms use all cores, but not all the time, and most of it they wait: of all their runs three go on at once on two
+# cores. What is left is taken by what runs beside the tests, with few workers and behind them in the queue.
 FEWER := $(shell expr $(CORES) + 1)
 # In a new environment each of eight processes that begin together would compile it all.
 COMPILED_ONCE := from importlib import import_module; from tests.e2e.template import MODULES; [*map(import_module, MODULES)]
@@ -104,10 +104,7 @@ test-all: export EMITTED_EVENTS := $(CURDIR)/$(VENV)/emitted
 test-all: setup
 	@rm -rf $(EMITTED_EVENTS)
 	@$(PY) -c '$(COMPILED_ONCE)'
-	$(call beside,nice -n 5 $(CHECKS) TIER=$(TIER) swarmless,$(PYTEST) --tier=$(TIER) -n $(FEWER) $(SWARMS) || failed=1,$(if $(filter all,$(TIER)),$(PY) -m tests.emitted $(EMITTED_EVENTS) || true;))
-
-swarmless: setup
-	$(call beside,$(CHECKS) --keep-going CORES=1 WORKERS=2 TIER=$(TIER) lint floor portable,$(PYTEST) --tier=$(TIER) -n $(FEWER) --ignore=$(SWARMS) || failed=1)
+	$(call beside,nice -n 5 $(CHECKS) --keep-going CORES=1 WORKERS=2 TIER=$(TIER) lint floor portable,$(PYTEST) --tier=$(TIER) -n $(FEWER) --ignore=$(SWARMS) || failed=1; $(PYTEST) --tier=$(TIER) -n $(FEWER) $(SWARMS) || failed=1,$(if $(filter all,$(TIER)),$(PY) -m tests.emitted $(EMITTED_EVENTS) || true;))
 
 test-every:
 	@$(CHECKS) test-all TIER=all

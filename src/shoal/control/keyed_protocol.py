@@ -36,7 +36,7 @@ from shoal.ids import MAX_STAGES
 
 _LABEL = b"shoal DHT 1"
 _MOST_KEYS = MAX_STAGES + 16
-"""Of one question: a swarm has a topic for each stage, and some more."""
+"""Of one message: a swarm has a topic for each stage, and some more. Of one, several records are stored at once."""
 _ASKS, _ANSWERS = b"asks", b"answers"
 
 
@@ -123,6 +123,9 @@ class KeyedProtocol(DHTProtocol):
         """
         self._require_proof(request, context)
         _require_few(request.keys)
+        if len(set(request.keys)) < len(request.keys):
+            # Each time, all that stands there would be in the answer.
+            raise RemoteProtocolError(f"{len(request.keys)} keys in one question, and not each of them once")
         return self._proven(await super().rpc_find(request, _member(context)), context)
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
@@ -187,11 +190,8 @@ class _KeyedStub:
 
 
 def _require_few(keys: Sequence[bytes]) -> None:
-    """Refuse a question that names a key again and again: each time, all that stands there would be in the answer."""
-    if len(keys) > _MOST_KEYS or len(set(keys)) < len(keys):
-        raise RemoteProtocolError(
-            f"{len(keys)} keys in one question, of which there are {_MOST_KEYS} at most, each once"
-        )
+    if len(keys) > _MOST_KEYS:
+        raise RemoteProtocolError(f"{len(keys)} keys in one message, of which there are {_MOST_KEYS} at most")
 
 
 def _member(context: Any) -> _OfMember:

@@ -295,8 +295,23 @@ async def test_a_question_that_names_a_key_again_and_again_is_not_answered(tmp_p
         key = _key(SWARM, "stage.1").to_bytes()
         for keys in ([key, key], [number.to_bytes(20, "big") for number in range(10_000)]):
             request: Any = dht_pb2.FindRequest(keys=keys, peer=protocol.node_info)  # pyright: ignore
-            with pytest.raises(P2PHandlerError, match=f"{len(keys)} keys in one question"):
+            with pytest.raises(P2PHandlerError, match=f"{len(keys)} keys in one "):
                 await protocol.get_stub(peer).rpc_find(request)
+
+
+async def test_several_records_of_one_topic_are_stored_by_one_message(tmp_path: Path) -> None:
+    """As those of the roles of a host, for which it stores."""
+    async with _swarm(tmp_path) as (alice, _, liar):
+        owners = (MALLORY, Identity.generate())
+        sealed = [_sealed(owner, GoneRecord()) for owner in owners]
+        protocol: Any = liar.raw.protocol
+        peer, keys = PeerID.from_base58(alice.node.peer_id), [_key(SWARM, "stage.0")] * len(owners)
+        values = [protocol.serializer.dumps(value) for value, _ in sealed]
+        names = [owner.peer_id for owner in owners]
+        told = None
+        while told is None:
+            told = await protocol.call_store(peer, keys, values, [expires for _, expires in sealed], names)
+        assert told == [True, True]
 
 
 async def test_an_older_record_does_not_come_back_when_only_a_liar_still_has_one(tmp_path: Path) -> None:
