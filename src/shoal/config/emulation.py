@@ -74,8 +74,8 @@ class EmulationConfig(Section):
 
     call_s: NonNegativeFloat = Field(
         default=0.0,
-        description="The least time of each forward and each backward of a stage: what computing leaves of it is "
-        "waited for, so that many slow devices fit on few cores. 0: as fast as the device is.",
+        description="The least time of each forward and each backward of a stage, evaluations included: what computing "
+        "leaves of it is waited for, so that many slow devices fit on few cores. 0: as fast as the device is.",
     )
     sample_s: Words = Field(
         default=(),

@@ -1,16 +1,17 @@
-"""One operation of a step on the device: computed on its thread, and timed.
+"""One operation of a step, or a batch of an evaluation, on the device: computed on its thread, and timed.
 
 begin -> device thread -> Computed -> last -> the next operation may begin
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.clock import Clock
 from shoal.codec.raw import from_wire, to_wire
+from shoal.data.targets import targets_of
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.runtime.device_thread import DeviceThread
@@ -53,6 +54,10 @@ class Operations(Protocol):
         """Return when the next operation may begin."""
         ...
 
+    async def evaluate(self, taken: Sequence[WireTensor], labels: WireTensor | None) -> WireTensor | float:
+        """Evaluate a batch; return its mean loss where there are labels, else the stage's output."""
+        ...
+
 
 class DeviceOperations:
     """Of one replica."""
@@ -80,7 +85,19 @@ class DeviceOperations:
         """Count the time of a computed operation: the next one may begin at once."""
         self._meter.worked(operation.kind, computed.took_s)
 
+    async def evaluate(self, taken: Sequence[WireTensor], labels: WireTensor | None) -> WireTensor | float:
+        """Have the device evaluate a batch."""
+        return await self._device.run(self._evaluated, taken, labels)
+
     # ---- on the device thread
+
+    def _evaluated(self, taken: Sequence[WireTensor], labels: WireTensor | None) -> WireTensor | float:
+        received, *context = map(from_wire, taken)
+        if labels is None:
+            return to_wire(self.compute.evaluate(received, None, *context))
+        if not sum(targets_of(labels)):
+            return 0.0
+        return float(self.compute.evaluate(received, from_wire(labels), *context))
 
     def _timed(
         self,

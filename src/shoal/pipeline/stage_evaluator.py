@@ -6,16 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.codec.raw import from_wire, to_wire
-from shoal.data.targets import targets_of
 from shoal.errors import LocalProtocolError
 from shoal.events.base import emit
 from shoal.events.steps import EvaluationFailed
 from shoal.ids import PeerId
+from shoal.pipeline.device_operations import Operations
 from shoal.pipeline.out_of_memory import DEVICE_ERRORS, is_out_of_memory
-from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.tensor_check import misfit
-from shoal.runtime.device_thread import DeviceThread
 from shoal.swarm.microbatch_cut import too_large
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Traffic
@@ -43,9 +40,10 @@ class _Batch:
 class StageEvaluator:
     """Queue of evaluation batches of one replica."""
 
-    def __init__(self, endpoint: Endpoint, compute: StageCompute) -> None:
+    def __init__(self, endpoint: Endpoint, operations: Operations) -> None:
         self._endpoint = endpoint
-        self._compute = compute
+        self._operations = operations
+        self._compute = operations.compute
         # A wrapped first stage sees a batch twice: when it begins, and where its loss is computed.
         self._pending: dict[tuple[_Pair, bool], _Batch] = {}
         self._passed_on: dict[PeerId, tuple[int, int, PeerId]] = {}
@@ -105,7 +103,7 @@ class StageEvaluator:
                 del self._passed_on[trainer]
                 self._refuse((trainer, evaluation, microbatch), f"its connection with {peer} has ended")
 
-    async def run_one(self, device: DeviceThread) -> int:
+    async def run_one(self) -> int:
         """Runs the first batch that is complete and passes the result on.
 
         Returns:
@@ -120,7 +118,7 @@ class StageEvaluator:
             self._refuse(pair, "input and labels differ in their number of samples")
             return 0
         try:
-            result = await device.run(self._evaluate, batch.taken, batch.labels if is_end else None)
+            result = await self._operations.evaluate(batch.taken, batch.labels if is_end else None)
         except (LocalProtocolError, *DEVICE_ERRORS) as error:
             emit(logger, EvaluationFailed(), error=error)
             self._refuse(pair, f"{type(error).__name__}: {error}"[:200])
@@ -137,15 +135,6 @@ class StageEvaluator:
         self._endpoint.introduce(following)
         self._endpoint.post(following.peer, batch.request, (result, *batch.taken[1:]), Traffic.ACTIVATIONS)
         return 0
-
-    def _evaluate(self, taken: Sequence[WireTensor], labels: WireTensor | None) -> WireTensor | float:
-        """Runs on the device thread: the mean loss where there are labels, else the output."""
-        received, *context = map(from_wire, taken)
-        if labels is None:
-            return to_wire(self._compute.evaluate(received, None, *context))
-        if not sum(targets_of(labels)):
-            return 0.0
-        return float(self._compute.evaluate(received, from_wire(labels), *context))
 
     def _is_on_path(self, message: EvalForward) -> bool:
         module, path = self._compute.module, message.path

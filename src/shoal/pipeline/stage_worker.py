@@ -168,7 +168,7 @@ class StageWorker:
         self._max_kept = limits.kept
         self._meter = DeviceMeter(endpoint.metrics, compute.stage, self._clock)
         self._operations = hooks.operations(DeviceOperations(compute, device, self._meter, self._clock))
-        self._evaluator = StageEvaluator(endpoint, compute)
+        self._evaluator = StageEvaluator(endpoint, self._operations)
         self._events = events
         self._early = EarlyPayloads[Sequence[WireTensor]](self._machine)
         self._payloads: dict[StepKey, dict[tuple[bool, type, int], Sequence[WireTensor]]] = {}
@@ -367,7 +367,7 @@ class StageWorker:
         if self._evaluator.is_ready and (operation is None or not self._was_evaluation):
             self._was_evaluation = True
             self._post_results()
-            if num_samples := await self._evaluator.run_one(self._device):
+            if num_samples := await self._evaluator.run_one():
                 self._lower_cap((num_samples,))
         elif operation is not None:
             self._was_evaluation = False

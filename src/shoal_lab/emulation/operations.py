@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 
 from shoal.clock import Clock
 from shoal.pipeline.device_operations import Computed, Operations
-from shoal.pipeline.schedule import parts_of
+from shoal.pipeline.schedule import PassCounts, parts_of
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.swarm.step_operations import Operation, OperationKind
 from shoal.wire.messages.step import Open
@@ -42,6 +42,9 @@ class _Decorated:
     async def last(self, operation: Operation, computed: Computed, request: Open | None) -> None:
         await self._plain.last(operation, computed, request)
 
+    async def evaluate(self, taken: Sequence[WireTensor], labels: WireTensor | None) -> WireTensor | float:
+        return await self._plain.evaluate(taken, labels)
+
 
 class PacedOperations(_Decorated):
     """Operations that last at least as long as on an emulated device; what they compute stays the same, to the bit."""
@@ -62,11 +65,23 @@ class PacedOperations(_Decorated):
         num_samples = request.microbatch_samples[operation.microbatch] if request is not None else 0
         length_s = self._pace.length_s(parts, computed.took_s, self._num_operations, num_samples)
         self._num_operations += 1
-        end_s = computed.begun_s + length_s
-        # The event loop's own time lags a little behind, so that it may wake up too early.
-        while (ended_s := self._clock.now_s()) < end_s:
-            await self._clock.sleep_s(end_s - ended_s)
+        ended_s = await self._reached_s(computed.begun_s + length_s)
         await super().last(operation, replace(computed, took_s=ended_s - computed.begun_s), request)
+
+    async def evaluate(self, taken: Sequence[WireTensor], labels: WireTensor | None) -> WireTensor | float:
+        """Wait for what the emulated device needs longer for a forward."""
+        begun_s = self._clock.now_s()
+        result = await super().evaluate(taken, labels)
+        took_s, num_samples = self._clock.now_s() - begun_s, taken[0].shape[0]
+        await self._reached_s(begun_s + self._pace.length_s(PassCounts(1), took_s, self._num_operations, num_samples))
+        return result
+
+    async def _reached_s(self, end_s: float) -> float:
+        """Wait for a time; return when that was over."""
+        # The event loop's own time lags a little behind, so that it may wake up too early.
+        while (now_s := self._clock.now_s()) < end_s:
+            await self._clock.sleep_s(end_s - now_s)
+        return now_s
 
 
 class MortalOperations(_Decorated):
