@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
+import msgspec
 
 from shoal.client.ledger import Ledger
 from shoal.client.reports import Reports
@@ -158,6 +159,8 @@ class CounterTotals:
 
     def _tell_news(self) -> None:
         """Tell the monitor what each peer has said since it was told the last time, and what this process measures."""
-        self._take(RoleCounted(self.endpoint.peer_id, {}), measured(self.endpoint, "client"))
+        # The registry says what it is called.
+        own = msgspec.structs.replace(measured(self.endpoint, None), role="client")
+        self._take(RoleCounted(self.endpoint.peer_id, {}), own)
         for peer, report in self.numbers.news().items():
             self.reports.pass_on(PeerMetrics(peer, report))
