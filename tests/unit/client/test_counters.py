@@ -73,6 +73,7 @@ def _counters(
         reports=stand_in(post=tell, pass_on=pass_on),
         membership=stand_in(view=stand_in(replicas=[stand_in(peer=peer) for peer in servers])),
         troubles=stand_in(reported=reported),
+        host="desk",
     )
 
 
@@ -186,7 +187,9 @@ async def test_what_each_peer_has_measured_is_passed_on_by_itself_when_there_is_
         tasks.start_soon(totals.run)
         await clock.passes()
         assert passed[0] == PeerMetrics(PeerId("a"), lost)
-        assert [(each.peer, each.report.role) for each in passed[1:]] == [("client", "client")]
+        assert [(each.peer, each.report.role, each.report.host) for each in passed[1:]] == [
+            ("client", "client", "desk")
+        ]
         passed.clear()
         await clock.passes()
         assert [each.peer for each in passed] == ["client"]
