@@ -13,6 +13,7 @@ role that awaits a disk leaves the thread behind that anyio gives it (`abandon_o
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
@@ -33,6 +35,22 @@ _LEAVING_S: Final = 1.0
 """So long is it waited for what is left, when the file is to be closed."""
 _LINGERS_S: Final = 0.1
 """So long does the thread wait for more to do, which then needs no new one."""
+
+
+def said_by_disk(error: OSError, path: str | Path) -> str:
+    """Return what a disk has said; it says of want of inodes, too, that there is no space.
+
+    Args:
+        path: what was to be written, where the error does not name it; it need not be there.
+    """
+    if error.errno == errno.ENOSPC:
+        place = Path(error.filename or path).absolute()
+        with suppress(OSError, ValueError):
+            disk = os.statvfs(next(each for each in (place, *place.parents) if each.exists()))
+            if disk.f_files and not disk.f_favail and disk.f_bavail:
+                return "there is space, and no inode for another file: remove some files there"
+    return error.strerror or str(error)
+
 
 _OF_NETWORKS: Final = frozenset(
     (

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.events.base import Event, level_name
-from shoal.file_thread import FileThread
+from shoal.file_thread import FileThread, said_by_disk
 from shoal.ids import PeerId
 
 MAX_FILE_BYTES = 8 * 2**20
@@ -244,7 +244,7 @@ class LinesFile:
             write()
         except OSError as error:
             if not self.is_failing:
-                _say_unwritable(self._path, error.strerror or str(error))
+                _say_unwritable(self._path, said_by_disk(error, self._path))
             self.is_failing = True
             if error.errno in _OF_OTHER_DISKS:
                 with suppress(OSError):

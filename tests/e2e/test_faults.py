@@ -130,7 +130,7 @@ def test_a_killed_data_server_is_started_again_and_the_run_ends_with_the_same_by
     (failover,) = summary["failovers"]
     assert failover["kind"] == "data_server"
     assert (summary["hashes"], summary["steps"]) == (undisturbed["hashes"], undisturbed["steps"])
-    assert "data_server 0 has ended (killed by SIGKILL); it is started again" in run.output
+    assert "data server@box1 has ended (killed by SIGKILL); it is started again" in run.output
 
 
 _COUNTED = ("samples", "steps", "outer_rounds", "eval_losses", "hashes", "steps_lost")
@@ -169,7 +169,7 @@ def test_a_client_that_is_killed_at_any_moment_is_started_again_and_the_run_ends
     assert [failover["kind"] for failover in summary["failovers"]] == ["client"] * 4
     # Of one that is killed again before anybody trains nothing is recovered.
     assert max(failover["recovered_after_s"] for failover in summary["failovers"]) > 0
-    assert run.output.count("client 0 has ended (killed by SIGKILL); it is started again") == 4
+    assert run.output.count("client@box1 has ended (killed by SIGKILL); it is started again") == 4
     assert (started.count("client:0"), started.count("trainer:0"), started.count("data_server:0")) == (5, 1, 1)
 
 
@@ -219,7 +219,7 @@ def test_a_client_that_dies_again_and_again_is_given_up_and_the_run_says_so(tmp_
             os.kill(run.pid_of("client:0"), signal.SIGKILL)
         assert run.ends(END_S) == 1, run.output
         run.leaves_nothing()
-        assert "failed: client 0 ended early: killed by SIGKILL" in run.output
+        assert "failed: client@box1 ended early: killed by SIGKILL" in run.output
         assert f"the logs of all roles are in {run.log_dir}" in run.output
         assert "Traceback" not in run.output
 

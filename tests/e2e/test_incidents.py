@@ -105,9 +105,9 @@ def test_a_reader_of_the_folder_alone_names_kind_victim_time_and_cost_of_each_fa
         for role, who, kind in (
             ("server:1", "server 1@box1", "had ended"),
             ("server:0", "server 0@box1", "was frozen"),
-            ("trainer:1", "trainer 1 on box1", "had ended"),
-            ("data_server:0", "the data server on box1", "had ended"),
-            ("client:0", "the client on box1", "had ended"),
+            ("trainer:1", "trainer 1@box1", "had ended"),
+            ("data_server:0", "data server@box1", "had ended"),
+            ("client:0", "client@box1", "had ended"),
         ):
             pid = run.pid_of(role)
             os.kill(pid, signal.SIGSTOP if kind == "was frozen" else signal.SIGKILL)

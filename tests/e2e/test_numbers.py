@@ -45,7 +45,7 @@ def test_a_run_whose_monitor_is_killed_twice_goes_on_and_has_all_numbers_once_an
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\nexec cat >> {heard}\n")
     program.chmod(0o700)
-    with launched(tmp_path / "run", *ENDLESS, f"--notify.command={program}") as run:
+    with launched(tmp_path / "run", *ENDLESS, "--host-name=box1", f"--notify.command={program}") as run:
         run.saw("client_0", "round.recorded", round=2)
         for _ in range(2):
             _killed_monitor(run)
@@ -58,7 +58,7 @@ def test_a_run_whose_monitor_is_killed_twice_goes_on_and_has_all_numbers_once_an
         folder, rows = run.require_log_dir(), _rows(run)
     # Nobody else has noticed.
     assert [failover["kind"] for failover in summary["failovers"]] == ["server"]
-    assert run.output.count("monitor 0 has ended (killed by SIGKILL); it is started again") == 2
+    assert run.output.count("monitor@box1 has ended (killed by SIGKILL); it is started again") == 2
     samples = [row.run["samples"] for row in rows if "samples" in row.run]
     assert samples == sorted(samples)
     named = {name for row in rows for name in row.run}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from shoal import file_thread
-from shoal.file_thread import FileThread
+from shoal.file_thread import FileThread, said_by_disk
 
 
 class Disk:
@@ -143,3 +145,40 @@ def test_what_is_mounted_where_is_read_once(tmp_path: Path, monkeypatch: pytest.
     mounts.unlink()
     assert not file_thread.always_answers(tmp_path / "far" / "others")
     assert file_thread.always_answers(tmp_path / "lines")
+
+
+@pytest.mark.parametrize(
+    ("code", "inodes", "blocks", "said"),
+    [
+        (errno.ENOSPC, 0, 9, "there is space, and no inode for another file: remove some files there"),
+        (errno.ENOSPC, 9, 0, "No space left on device"),
+        (errno.ENOSPC, 0, 0, "No space left on device"),
+        (errno.EROFS, 0, 9, "Read-only file system"),
+    ],
+)
+def test_of_a_disk_that_takes_no_file_it_is_said_what_it_lacks(
+    code: int, inodes: int, blocks: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def statvfs(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(f_files=100, f_favail=inodes, f_bavail=blocks)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    error = OSError(code, os.strerror(code))
+    assert said_by_disk(error, tmp_path / "not" / "there") == said
+    assert asked == [tmp_path] * (code == errno.ENOSPC)
+
+
+def test_a_disk_that_counts_no_inodes_and_one_that_says_nothing_are_taken_at_their_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(path: Path) -> SimpleNamespace:
+        raise OSError(errno.EIO, "no answer")
+
+    error = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "log"))
+    monkeypatch.setattr(os, "statvfs", silent)
+    assert said_by_disk(error, "") == "No space left on device"
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_files=0, f_favail=0, f_bavail=9))
+    assert said_by_disk(error, "") == "No space left on device"

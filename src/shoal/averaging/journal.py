@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from shoal.errors import MALFORMED, RecordRejected, StorageError
+from shoal.file_thread import said_by_disk
 from shoal.ids import PeerId
 from shoal.runtime.durable_files import put_whole, sync_directory
 from shoal.swarm.records import Logs, genesis_hash, record_hash, signed_from_json, signed_to_json
@@ -342,6 +343,6 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"cannot write {path} ({error.strerror or error}): without its records a run can be neither checked nor "
+        f"cannot write {path} ({said_by_disk(error, path)}): without its records a run can be neither checked nor "
         "continued, so it ends; free space there, or start again with --log-dir on another disk"
     )

@@ -25,6 +25,7 @@ from shoal.clock import SystemClock
 from shoal.errors import MALFORMED, ConfigError
 from shoal.events.base import EVENTS_FILE, Event, brief_of, catalogue, level_name
 from shoal.events.described import described
+from shoal.events.incidents import explained_by
 from shoal.log import old_files
 
 _LOOK_S = 0.2
@@ -232,8 +233,9 @@ def told_to_people(line: Line, *, everything: bool = False) -> Iterator[str]:
         return
     mark = "" if line.level == "INFO" else f"{line.level} "
     yield f"{line.at:%H:%M:%S}  {line.event:<24}{mark}{said or _short(line.values)}"
-    if said and kind is not None and kind.do:
-        yield f"{'':<34}{kind.do}"
+    explained = _known().get(explained_by(line.event, line.values))
+    if said and explained is not None and explained.do:
+        yield f"{'':<34}{explained.do}"
 
 
 @cache

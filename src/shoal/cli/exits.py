@@ -95,6 +95,7 @@ def _missing(error: MissingArgumentError) -> str:
 def _of_host(error: BaseException) -> str:
     """Return what to say if an error, or one of a group, is that no more files may be opened, that a disk takes or
     gives nothing, or that this user has no home; else nothing."""
+    from shoal.file_thread import said_by_disk
     from shoal.runtime.file_limit import hint
     from shoal.runtime.role import leaves
 
@@ -104,7 +105,7 @@ def _of_host(error: BaseException) -> str:
         if isinstance(each, RuntimeError) and str(each) == _NO_HOME:
             return "this user has no home directory: set HOME to a folder of yours"
         if isinstance(each, OSError) and each.errno in _OF_DISKS and each.filename is not None:
-            return f"{each.filename}: {each.strerror}"
+            return f"{each.filename}: {said_by_disk(each, each.filename)}"
     return ""
 
 

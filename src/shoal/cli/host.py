@@ -48,7 +48,7 @@ from shoal.runtime.role_handle import RoleHandle
 from shoal.runtime.role_spec import NEVER_RESTART, RestartPolicy, RoleSpec
 from shoal.runtime.run_dir import RunDir
 from shoal.runtime.supervisor import Supervisor
-from shoal.swarm.view import PeerLabel
+from shoal.swarm.view import label_of_role
 from shoal.wire.messages.base import Hop
 
 logger = logging.getLogger(__name__)
@@ -112,16 +112,8 @@ class SwarmHost:
         return Hop(self._identity(role, index).peer_id, (f"unix:{self._socket(role, index)}",))
 
     def name_of(self, role: RoleHandle) -> str:
-        """Return what the user calls a role of this host; a server as on all other hosts."""
-        name, index = role.spec.role, role.spec.index
-        label = PeerLabel(name, self.config.network.shown_host_name, index)
-        match name:
-            case "server":
-                return str(label)
-            case "mirror":
-                return str(replace(label, index=None))
-            case _:
-                return f"{name} {index}"
+        """Return what the user calls a role of this host, as on all other hosts."""
+        return str(label_of_role(role.spec.role, role.spec.index, self.config.network.shown_host_name))
 
     async def start_monitor(self) -> RoleHandle:
         """Start the first DHT peer; `initial_peers_known` passes its addresses on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any, Final, cast
 import anyio
 
 from shoal.cli.output import table_lines, without_controls
-from shoal.cli.run_files import CONFIG_FILE, SUMMARY_FILE
+from shoal.cli.run_files import CONFIG_FILE, LOCAL_MARK, SUMMARY_FILE, written_config
 from shoal.cli.runs_here import ask_here, dead_dirs, living_runs
 from shoal.clock import SystemClock, utc_iso
-from shoal.errors import MALFORMED
+from shoal.errors import MALFORMED, ConfigError
 from shoal.runtime.fork_servers import tag_of
 from shoal.runtime.process_control import end_tagged
 from shoal.runtime.process_info import with_environment
@@ -30,13 +30,15 @@ from shoal.wire.messages.control import AskStatus, RunStatus
 
 _ANSWER_S = 0.5
 # What a run does comes last, for it is the longest.
-_TITLES = ("run", "round", "here", "since", "launcher", "logs", "state")
+_TITLES = ("run", "round", "here", "since (UTC)", "launcher", "logs", "state")
 _STAMP: Final = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]{4}")
 """In the name of a run, when it was begun, in UTC."""
 _ROUND: Final = re.compile(r"round_(\d+)\.json")
 _JOINED: Final = re.compile(r"\.(servers|mirror)(-\d+)?$")
 """At the end of the name of a folder, of a run whose client was on another host."""
-_WRITTEN_TITLES: Final = ("run", "state", "begun", "round", "folder")
+_WRITTEN_TITLES: Final = ("run", "state", "begun (UTC)", "round")
+# A line is to fit 80 columns: the folder of a run has its name, and lies with the others.
+_ENDED_SHOWN: Final = 3
 _LIVES: Final = {"client": "runs", "servers": "serves", "mirror": "mirrors"}
 
 
@@ -132,7 +134,7 @@ def _row(note: RunNote, status: RunStatus | None, problem: str) -> dict[str, Any
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     round = "-" if row["round"] is None else f"{row['round']}/{row['rounds']}"
-    return row["run"], round, row["hosts"], row["since"], str(row["launcher_pid"]), row["log_dir"], row["state"]
+    return row["run"], round, row["hosts"], _short(row["since"]), str(row["launcher_pid"]), row["log_dir"], row["state"]
 
 
 def _told(dead: FoundDir) -> str:
@@ -159,17 +161,61 @@ def list_written(log_dir: Path, *, as_json: bool) -> int:
     Raises:
         ConfigError: a runtime directory belongs to another user.
     """
-    living = {Path(note.log_dir).resolve(): note for note in living_runs()}
-    folders = {path.parent.resolve() for path in log_dir.glob(f"*/{CONFIG_FILE}")}
-    found = sorted(((_begun_unix_s(folder), folder) for folder in folders), key=lambda each: (each[0], each[1].name))
-    rows = [_written_row(folder, begun_unix_s, living.get(folder)) for begun_unix_s, folder in found]
+    rows = _written_rows(log_dir)
     if as_json:
         print(json.dumps({"runs": rows}))
         return 0
-    nothing = (f"no run has left a folder in {log_dir.absolute()}: see --log-dir",)
-    for line in table_lines((_WRITTEN_TITLES, *map(_written_cells, rows))) if rows else nothing:
+    for line in _written_lines(rows, log_dir) if rows else (f"no run has left {_folder_in(log_dir)}: see --log-dir",):
         print(without_controls(line))
     return 0
+
+
+def _folder_in(log_dir: Path) -> str:
+    return f"a folder in {log_dir.absolute()}"
+
+
+def _written_lines(rows: Sequence[Mapping[str, Any]], log_dir: Path) -> Iterator[str]:
+    yield from table_lines((_WRITTEN_TITLES, *map(_written_cells, rows)))
+    yield f"each has {_folder_in(log_dir)}"
+
+
+def ended_lines(log_dir: Path, wanted: str = "") -> list[str]:
+    """Return which runs of this host's clients have ended, the newest last, and what can be done with that one; nothing
+    where there is none.
+
+    Args:
+        wanted: how the names of those begin that count, or the folder of one.
+
+    Raises:
+        ConfigError: a runtime directory belongs to another user.
+    """
+    folder = str(Path(wanted).resolve())
+    rows = [
+        row
+        for row in _written_rows(log_dir)
+        if row["hosts"] == "client" and row["state"] != _LIVES["client"]
+        if row["run"].startswith(wanted) or row["log_dir"] == folder
+    ]
+    if not rows:
+        return []
+    newest = Path(rows[-1]["log_dir"])
+    from shoal.cli.live import checkpoints_left, next_lines
+
+    # Who was killed has left no summary, and goes on like one that was interrupted.
+    summary = _read(newest / SUMMARY_FILE) or {"exit": "interrupted"}
+    lines = [*_written_lines(rows[-_ENDED_SHOWN:], log_dir)]
+    with suppress(ConfigError):  # its configuration is damaged, or of another version
+        config, is_local = written_config(newest), (newest / LOCAL_MARK).exists()
+        left = checkpoints_left(config, newest.name)
+        lines += next_lines(config, summary, None, newest, is_local=is_local, checkpoints=left)
+    return lines
+
+
+def _written_rows(log_dir: Path) -> list[dict[str, Any]]:
+    living = {Path(note.log_dir).resolve(): note for note in living_runs()}
+    folders = {path.parent.resolve() for path in log_dir.glob(f"*/{CONFIG_FILE}")}
+    found = sorted(((_begun_unix_s(folder), folder) for folder in folders), key=lambda each: (each[0], each[1].name))
+    return [_written_row(folder, begun_unix_s, living.get(folder)) for begun_unix_s, folder in found]
 
 
 def _written_row(folder: Path, begun_unix_s: float, note: RunNote | None) -> dict[str, Any]:
@@ -224,4 +270,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _written_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     round = "-" if row["hosts"] != "client" else f"{row['round']}/{row['rounds'] or '?'}"
-    return row["run"], row["state"], row["begun"], round, row["log_dir"]
+    return row["run"], row["state"], _short(row["begun"]), round
+
+
+def _short(moment: str) -> str:
+    """Return a moment of `utc_iso` as a table has it."""
+    return moment[:16].replace("T", " ")

@@ -134,20 +134,13 @@ class LiveView(Display):
             self.failed(failure)
             self.say(f"the logs of all roles are in {log_dir}")
         is_local = (log_dir / LOCAL_MARK).exists()
-        left = self._checkpoints(summary)
+        left = checkpoints_left(self._config, str((summary or {}).get("run_id", "")))
         for line in next_lines(self._config, summary, failure, log_dir, is_local=is_local, checkpoints=left):
             self.say(line)
 
     def failed(self, failure: str | None) -> None:
         """Say why the run has failed."""
         self._print(Text(without_controls(f"failed: {failure}"), style="bold red"))
-
-    def _checkpoints(self, summary: Mapping[str, Any] | None) -> str | None:
-        """Return where the run's checkpoints lie, if there is one."""
-        if summary is None or "run_id" not in summary or not self._config.param_mirror.enable:
-            return None
-        place = f"{self._config.checkpoint_location}/{summary['run_id']}"
-        return place if "://" in place or _newest(place) is not None else None
 
     def _state_of(self, status: SwarmStatus) -> str:
         state = self._row.state(self._clock.now_s())
@@ -219,6 +212,14 @@ def _sentence(incident: Mapping[str, Any]) -> str:
     if lost:
         parts.append(f"{lost} step{'s'[: lost != 1]} lost")
     return "; ".join(parts)
+
+
+def checkpoints_left(config: Config, run_id: str) -> str | None:
+    """Return where the checkpoints of a run lie; None: it has left none, or nobody knows what it is called."""
+    if not run_id or not config.param_mirror.enable:
+        return None
+    place = f"{config.checkpoint_location}/{run_id}"
+    return place if "://" in place or _newest(place) is not None else None
 
 
 def next_lines(

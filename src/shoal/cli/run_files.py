@@ -18,7 +18,7 @@ from shoal import log
 from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
 from shoal.errors import ConfigError
-from shoal.file_thread import FileThread
+from shoal.file_thread import FileThread, said_by_disk
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
 
@@ -198,7 +198,7 @@ def _made(path: Path) -> Path:
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
-    reason = f"cannot write to {error.filename or path} ({error.strerror or error})"
+    reason = f"cannot write to {error.filename or path} ({said_by_disk(error, path)})"
     return ConfigError(f"log_dir: {reason}; choose another with --log-dir")
 
 

@@ -11,6 +11,7 @@ import msgspec
 from shoal import log
 from shoal.cli.exits import DONE
 from shoal.cli.known_peers import with_known_peers
+from shoal.cli.listing_runs import ended_lines
 from shoal.cli.observing import SwarmObserver
 from shoal.cli.output import plain_json, without_controls
 from shoal.cli.run_files import SUMMARY_FILE
@@ -36,7 +37,7 @@ def print_status(config: Config, origins: Mapping[str, str], wanted: str = "", *
         wanted: a run of this host, or how its name begins; empty: the newest.
 
     Raises:
-        ConfigError: there is no such run, no swarm key, or nothing says where the swarm is.
+        ConfigError: there is no such run, or it has ended, no swarm key, or nothing says where the swarm is.
         BootstrapError: the swarm cannot be joined, or announces no run; says why.
         RemoteError: the client of a run of this host does not answer.
     """
@@ -45,13 +46,9 @@ def print_status(config: Config, origins: Mapping[str, str], wanted: str = "", *
     try:
         status = anyio.run(look_once, finder, backend_options={"use_uvloop": True})
     except BootstrapError:
-        ended = None if config.network.initial_peers or wanted else _ended_here(config)
-        if ended is None:
+        if wanted or config.network.initial_peers or not _ended_here(config):
             raise
-        raise BootstrapError(
-            f"no run of this host is there any more: {ended.name}, its newest one, has ended. `shoal events` says how, "
-            f"{ended / SUMMARY_FILE} what came of it; for a run of other hosts give --initial-peers"
-        ) from None
+        raise ConfigError(_only_ended(config)) from None
     if as_json:
         print(plain_json(msgspec.json.encode(status).decode()))
     else:
@@ -91,15 +88,28 @@ def finder_of(config: Config, origins: Mapping[str, str], wanted: str = "") -> F
         note = None if config.network.initial_peers else _newest_here(config, origins)
     if note is not None and note.hosts == "client":
         return FinderHere(note)
-    config = with_known_peers(config, origins, None if note is None else Path(note.log_dir))
+    try:
+        config = with_known_peers(config, origins, None if note is None else Path(note.log_dir))
+    except ConfigError:
+        if note is not None or not (ended := _only_ended(config)):
+            raise
+        raise ConfigError(ended) from None
     return SwarmFinder(SwarmObserver(config, load_swarm_key(config.network.swarm_key_file), SystemClock()))
 
 
-def _ended_here(config: Config) -> Path | None:
-    """Return the folder of the newest run that this host has addresses of, if it is its client's and has ended."""
+def _ended_here(config: Config) -> bool:
+    """Return whether the newest run that this host has addresses of is its client's and has ended."""
     newest = max(config.log_dir.glob(f"*/{PEERS_FILE}"), key=lambda path: path.stat().st_mtime, default=None)
-    folder = None if newest is None else newest.parent.resolve()
-    return folder if folder is not None and (folder / SUMMARY_FILE).exists() else None
+    return newest is not None and (newest.parent / SUMMARY_FILE).exists()
+
+
+def _only_ended(config: Config, wanted: str = "") -> str:
+    """Return what to say where all runs that are meant have ended; empty: this host has none of them."""
+    lines = ended_lines(config.log_dir, wanted)
+    if not lines:
+        return ""
+    which = f"run {wanted} has ended" if wanted else "no run of this host goes on, these have ended"
+    return "\n".join((f"{which}; for one of other hosts give --initial-peers", *lines))
 
 
 def _named_here(wanted: str, config: Config) -> RunNote:
@@ -108,7 +118,7 @@ def _named_here(wanted: str, config: Config) -> RunNote:
         raise ConfigError(f"{wanted} and initial peers: a swarm has one run, so leave one of them out")
     runs = living_runs()
     if (note := choose(wanted, runs)) is None:
-        raise ConfigError(nothing_here(wanted, runs))
+        raise ConfigError(_only_ended(config, wanted) or nothing_here(wanted, runs))
     return note
 
 

@@ -242,7 +242,13 @@ class Client:
         )
         ledger.pass_on = self.reports.pass_on_event
         self.counters = CounterTotals(
-            endpoint, clock, ledger, reports=self.reports, membership=membership, troubles=self._troubles
+            endpoint,
+            clock,
+            ledger,
+            reports=self.reports,
+            membership=membership,
+            troubles=self._troubles,
+            host=config.network.shown_host_name,
         )
         self._data = DataLink(
             endpoint=endpoint,

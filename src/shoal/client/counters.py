@@ -24,6 +24,7 @@ from shoal.control.peer_numbers import PeerNumbers
 from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
+from shoal.swarm.view import PeerLabel
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Rest, dispatch, measured
 from shoal.wire.messages.control import COUNTERS, MAX_VALUES, AskCounters, MetricReport, PeerMetrics
@@ -52,6 +53,7 @@ class CounterTotals:
         reports: tells the monitor the sums whenever they have changed, and what a peer has measured.
         membership: lists the servers that are there: a run may end before one has reported for the first time.
         troubles: is told what a peer had counted before, and what it has measured until now.
+        host: the name of this one: the monitor may hear of this process before the registry does.
     """
 
     endpoint: Endpoint
@@ -60,6 +62,7 @@ class CounterTotals:
     reports: Reports
     membership: Membership
     troubles: Troubles
+    host: str
     numbers: PeerNumbers = field(default_factory=PeerNumbers, init=False)
     _has_turn: bool = False
     # A peer may report often, so it is noted every few seconds what it has said last.
@@ -158,6 +161,7 @@ class CounterTotals:
 
     def _tell_news(self) -> None:
         """Tell the monitor what each peer has said since it was told the last time, and what this process measures."""
-        self._take(RoleCounted(self.endpoint.peer_id, {}), measured(self.endpoint, "client"))
+        own = measured(self.endpoint, PeerLabel("client", self.host))
+        self._take(RoleCounted(self.endpoint.peer_id, {}), own)
         for peer, report in self.numbers.news().items():
             self.reports.pass_on(PeerMetrics(peer, report))

@@ -17,6 +17,7 @@ from shoal.control.membership import Membership
 from shoal.events.incidents import CLOCK, DISK, DISK_COSTS, MEMORY, Cause, LossExplained, TroubleOver, TroubleSeen
 from shoal.events.run import RoleCounted
 from shoal.ids import PeerId
+from shoal.swarm.view import PeerLabel
 from shoal.telemetry.registry import base_name, totals_of
 from shoal.wire.messages.control import MetricReport
 
@@ -60,7 +61,8 @@ class Troubles:
         if failing:
             unwritten = sorted(name.partition("=")[2].rstrip("}").replace("_", " ") for name in failing)
             costs = " and ".join(DISK_COSTS.get(what, f"{what} is not written") for what in unwritten)
-            self._see(Cause.DISK, peer, now.role, DISK.format(who="{who}", what=", ".join(unwritten), costs=costs))
+            called = PeerLabel(now.role or "peer", now.host or self._host, now.index)
+            self._see(Cause.DISK, peer, called, DISK.format(who="{who}", what=", ".join(unwritten), costs=costs))
         else:
             self._over(Cause.DISK, peer)
 
@@ -85,7 +87,7 @@ class Troubles:
 
     def _look_at_memory(self, peer: PeerId, before: Mapping[str, int], now: Mapping[str, int]) -> None:
         if now[_MEMORY] > before[_MEMORY]:
-            self._see(Cause.MEMORY, peer, "server", MEMORY)
+            self._see(Cause.MEMORY, peer, PeerLabel("server", self._host), MEMORY)
         elif now[_COMMITTED] > before[_COMMITTED]:
             self._over(Cause.MEMORY, peer)
 
@@ -93,20 +95,22 @@ class Troubles:
         for peer, (ahead_s, name) in differences.items():
             way = "ahead of" if ahead_s > 0 else "behind"
             sentence = CLOCK.format(who="{who}", by_s=f"{abs(ahead_s):.0f}", way=way)
-            self._see(Cause.CLOCK, peer, name.partition(" ")[0] or "peer", sentence, name)
+            self._see(Cause.CLOCK, peer, PeerLabel(name.partition(" ")[0] or "peer", self._host), sentence, name)
         for peer in self._incidents.troubled(Cause.CLOCK) - differences.keys():
             self._over(Cause.CLOCK, peer)
 
-    def _see(self, cause: Cause, peer: PeerId, role: str, sentence: str, who: str = "") -> None:
+    def _see(self, cause: Cause, peer: PeerId, called: PeerLabel, sentence: str, who: str = "") -> None:
         self._rests = {known: rest for known, rest in self._rests.items() if not rest.expired()}
         if (cause, peer) in self._rests or peer in self._incidents.troubled(cause):
             return
         view, now_s = self._membership.view, self._ledger.now_s()
-        name = who or (view.name_of(peer) if peer in view.labels else f"the {role.replace('_', ' ')} on {self._host}")
+        name = who or (view.name_of(peer) if peer in view.labels else str(called))
         host = name.partition("@")[2].partition("#")[0] or self._host
         replica = view.replica(peer)
         stage = None if replica is None else replica.stage
-        self._ledger.note(TroubleSeen(role, cause, peer, name, host, sentence.format(who=name), now_s, now_s, stage))
+        self._ledger.note(
+            TroubleSeen(called.role, cause, peer, name, host, sentence.format(who=name), now_s, now_s, stage)
+        )
 
     def _over(self, cause: Cause, peer: PeerId) -> None:
         if peer in self._incidents.troubled(cause):

@@ -16,7 +16,7 @@ from shoal.clock import Clock
 from shoal.events.base import Event, emit
 from shoal.events.links import RoleCounters, RoleLinks
 from shoal.ids import PeerId
-from shoal.swarm.view import SwarmView
+from shoal.swarm.view import PeerLabel, SwarmView
 from shoal.transport.base import Endpoint
 from shoal.transport.dispatch import measured
 from shoal.transport.link_meter import LinkEstimate
@@ -29,12 +29,13 @@ INTERVAL_S = 2.0
 
 @asynccontextmanager
 async def counters_reported(
-    endpoint: Endpoint, role: str, client: Callable[[], Hop | None], clock: Clock
+    endpoint: Endpoint, label: PeerLabel, client: Callable[[], Hop | None], clock: Clock
 ) -> AsyncGenerator[None]:
     """Report what this process measures while the context is open and when it is left, and log its counters then.
 
     Args:
         endpoint: its registry holds all that the process measures.
+        label: what the process is called.
         client: returns where the run's client is; None while that is not known. Only dialling needs the address.
     """
 
@@ -44,7 +45,7 @@ async def counters_reported(
             return
         if to.addresses:
             endpoint.introduce(to)
-        endpoint.post(to.peer, measured(endpoint, role))
+        endpoint.post(to.peer, measured(endpoint, label))
 
     async def report_on() -> None:
         lag = endpoint.metrics.histogram("process.loop_lag_seconds")

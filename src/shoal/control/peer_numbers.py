@@ -69,9 +69,10 @@ class PeerNumbers:
     def take(self, peer: PeerId, report: MetricReport, now_s: float) -> None:
         """Take over a report, at this monotonic time."""
         known = self._peers.pop(peer, None) or _Measured(report, now_s)
-        # The answer to a question does not say which role it is of.
-        role = report.role or known.report.role
-        known.take(_declared(msgspec.structs.replace(report, role=role, number=0)), now_s)
+        if not report.role:  # the answer to a question, which does not say what its peer is called
+            called = known.report
+            report = msgspec.structs.replace(report, role=called.role, host=called.host, index=called.index)
+        known.take(_declared(msgspec.structs.replace(report, number=0)), now_s)
         self._peers[peer] = known
         self._news.add(peer)
         if len(self._peers) > MAX_PEERS:

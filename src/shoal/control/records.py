@@ -19,12 +19,11 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.config.host import HOST_NAME_PATTERN
 from shoal.errors import MALFORMED, RecordRejected, SignatureError
 from shoal.identity import Identity, derived_key, verify
 from shoal.ids import MAX_STAGES, Ordinal, PeerId, Stage
 from shoal.wire.handshake import PROTOCOL_VERSION
-from shoal.wire.messages.base import Cap, HeldRound, Hop, Struct
+from shoal.wire.messages.base import Cap, HeldRound, Hop, HostName, Struct
 
 MAX_RECORD_BYTES = 8 * 1024
 """Larger sealed records are refused; hivemind itself loses values above 4 MiB without a word."""
@@ -49,7 +48,6 @@ Moment = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 """Of the wall clock, wherever it stands; but finite."""
 FolderName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 # Shown on terminals: what it may hold is checked before anybody sees it.
-HostName = Annotated[str, msgspec.Meta(pattern=HOST_NAME_PATTERN)]
 UNNAMED = "unnamed"
 """The host of a peer that does not say what its host is called."""
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]

@@ -16,6 +16,7 @@ from shoal.config.load import config_from_json
 from shoal.config.schema import Config
 from shoal.identity import Identity
 from shoal.ids import PeerId, RunId
+from shoal.swarm.view import PeerLabel, label_of_role
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import limits_for
@@ -63,6 +64,11 @@ class RoleStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def config(self) -> Config:
         """Return the resolved configuration."""
         return config_from_json(self.config_json)
+
+    @property
+    def label(self) -> PeerLabel:
+        """What people call the role."""
+        return label_of_role(self.role, self.index, self.config().network.shown_host_name)
 
     @property
     def identity(self) -> Identity:

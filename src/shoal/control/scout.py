@@ -84,7 +84,7 @@ async def _scout(spec: RoleStart, control: RoleControl) -> None:
 
         async with (
             open_role_endpoint(spec, metrics) as endpoint,
-            counters_reported(endpoint, spec.role, lambda: client_hop(membership.view), clock),
+            counters_reported(endpoint, spec.label, lambda: client_hop(membership.view), clock),
             anyio.create_task_group() as tasks,
         ):
             watch = RunWatch(spec.run_id, endpoint, membership, clock)

@@ -19,6 +19,7 @@ from shoal.data.builtin import BUILTINS
 from shoal.data.catalog import wanted_of_hub
 from shoal.data.text_corpus import Say
 from shoal.errors import ChildDied, ConfigError, RemoteError
+from shoal.events.data import ClassesAsked
 from shoal.runtime.child import Child, Parent
 from shoal.runtime.own_limits import within_free_memory
 from shoal.runtime.process_control import set_process_title
@@ -48,7 +49,7 @@ def with_classes(config: Config, say: Say) -> Config:
     """Return the configuration with what the classes of its images are called, where the data says that.
 
     Args:
-        say: told that the data are asked for on the hub.
+        say: told that the data are looked at, or asked for on the hub.
 
     Raises:
         ConfigError: There are no such images, or the model knows fewer classes.
@@ -58,8 +59,7 @@ def with_classes(config: Config, say: Say) -> Config:
     is_known = data.classes is not None or data.is_own or data.dataset_name in BUILTINS
     if is_known or data.task_type not in ("cv", "image_gen"):
         return config
-    if (wanted := wanted_of_hub(data)) is not None:
-        say(wanted)
+    say(wanted_of_hub(data) or ClassesAsked(data.dataset_name))
     # It may download what is trained on: nothing says how long that takes.
     with Child[ClassesNamed](_MODULE, ClassesNamed, keeps_output=True) as asked:
         asked.tell(NameClasses(config_to_json(config)))

@@ -59,7 +59,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
     client = None if start.client is None else Hop(start.client, ())
     async with (
         open_role_endpoint(start) as endpoint,
-        counters_reported(endpoint, start.role, lambda: client, SystemClock()),
+        counters_reported(endpoint, start.label, lambda: client, SystemClock()),
     ):
         service = DataService(
             endpoint=endpoint,

@@ -31,6 +31,14 @@ class DatasetWanted(Event, frozen=True, tag="dataset.wanted"):
         return f"nothing here is called {self.dataset}: asking the Hugging Face hub for it{meant}"
 
 
+class ClassesAsked(Event, frozen=True, tag="classes.asked"):
+    """The images that are here are looked at for the names of their classes, by a package that is slow to load."""
+
+    dataset: str
+
+    says = "looking at the images of {dataset} for their classes, which takes some seconds at least"
+
+
 class DataServerDialledAgain(Event, frozen=True, tag="data_server.dialled_again"):
     """A trainer dials the lost data server, says what it holds, and asks again for what is missing."""
 

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from logging import WARNING
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from shoal.events.base import Event
 from shoal.ids import PeerId
@@ -87,6 +88,14 @@ class IncidentOpened(Event, frozen=True, tag="incident.opened", rename={"what": 
 
     def say(self) -> str:
         return self.what if self.shown else ""
+
+
+def explained_by(name: str, values: Mapping[str, Any]) -> str:
+    """Return the name of the event whose `why` and `do` a person is told of one with this name and these values: of an
+    incident that begins with a loss, those of the loss."""
+    if name == "incident.opened" and values.get("cause") in (Cause.ENDED, Cause.SILENT):
+        return f"{values.get('kind')}.lost"
+    return name
 
 
 class IncidentClosed(Event, frozen=True, tag="incident.closed"):
@@ -250,4 +259,4 @@ class TroubleOver(Event, frozen=True, tag="trouble.over"):
 
 def placed(who: str, host: str) -> str:
     """Say who it is and where; the names of servers have their host in them."""
-    return who if "@" in who or not host else f"{who} on {host}"
+    return who if "@" in who or not host else f"{who.removeprefix('the ')}@{host}"

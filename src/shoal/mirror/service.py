@@ -70,7 +70,7 @@ async def _serve(spec: RoleStart, control: RoleControl, begun: Callable[[Mirror]
         DeviceThread(device_initialiser("cpu", 1), name="device") as device,
         open_role_endpoint(spec) as endpoint,
         join_swarm(spec, control, clock, endpoint) as registry,
-        counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
+        counters_reported(endpoint, spec.label, lambda: client_hop(registry.membership.view), clock),
         anyio.create_task_group() as tasks,
     ):
         membership = registry.membership

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import anyio
@@ -17,7 +18,7 @@ import anyio.to_thread
 import msgspec
 
 from shoal.clock import Clock
-from shoal.control.peer_numbers import PeerNumbers
+from shoal.control.peer_numbers import MAX_PEERS, PeerNumbers
 from shoal.control.registry import Registry
 from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.events.base import emit
@@ -28,10 +29,10 @@ from shoal.monitor.status import Status
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import StatusChanged
 from shoal.runtime.waking import Signal
-from shoal.swarm.view import SwarmView
+from shoal.swarm.view import PeerLabel, SwarmView
 from shoal.telemetry.rows import RowMaker
 from shoal.transport.base import Received
-from shoal.wire.messages.control import Metrics, Noted, PeerMetrics
+from shoal.wire.messages.control import MetricReport, Metrics, Noted, PeerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class Gatherer:
         """
         self._client = client
         self._peers = PeerNumbers()
-        self._view = SwarmView()
+        self._view = self._named = SwarmView()
+        self._labels: dict[PeerId, PeerLabel] = {}
         self._status = status
         self._exporters = exporters
         self._clock = clock
@@ -72,6 +74,7 @@ class Gatherer:
             case PeerMetrics() as passed_on:
                 self._require_client(event.peer)
                 self._peers.take(passed_on.peer, passed_on.report, self._clock.now_s())
+                self._called(passed_on.peer, passed_on.report)
             case Noted() as noted:
                 self._require_client(event.peer)
                 self._hand_on(noted.line)
@@ -91,16 +94,13 @@ class Gatherer:
     def measured(self, peers: Iterable[PeerId]) -> dict[str, dict[str, float]]:
         """Return what these peers have measured, by what each is called; of a server also where it is in the run."""
         reports = self._peers.reports()
-        return {
-            self._view.name_of(peer, reports[peer].role or "peer"): self._peers.values(peer) | self._place(peer)
-            for peer in peers
-        }
+        return {self._name_of(peer, reports[peer]): self._peers.values(peer) | self._place(peer) for peer in peers}
 
     def newest(self) -> Newest:
         """Return the newest numbers; of peers that have said any just now."""
         now_s = self._clock.now_s()
         fresh = (
-            PeerReport(self._view.name_of(peer, report.role or "peer"), report)
+            PeerReport(self._name_of(peer, report), report)
             for peer, report in self._peers.reports().items()
             if now_s - (self._peers.heard_s(peer) or 0.0) < _GONE_S
         )
@@ -115,6 +115,7 @@ class Gatherer:
         """Take over the registry's view whenever it changes."""
         while True:
             self._view = await registry.membership.changed()
+            self._named = replace(self._view, labels={**self._labels, **self._view.labels})
             self._status.seen(self._view)
             self._changed.notify()
 
@@ -140,6 +141,24 @@ class Gatherer:
         async with anyio.create_task_group() as tasks:
             for exporter in self._exporters:
                 tasks.start_soon(_close, exporter)
+
+    def _called(self, peer: PeerId, report: MetricReport) -> None:
+        """Note what a peer says that it is called; the registry knows most, and not trainers and the data server."""
+        if report.host is None:
+            return
+        label = PeerLabel(report.role, report.host, report.index)
+        if self._labels.get(peer) == label:
+            return
+        if report.role == "trainer":
+            # Each start of a slot's trainer is another peer: the newest has its name.
+            self._labels = {other: its for other, its in self._labels.items() if its != label}
+        self._labels[peer] = label
+        while len(self._labels) > MAX_PEERS:
+            del self._labels[next(iter(self._labels))]
+        self._named = replace(self._view, labels={**self._labels, **self._view.labels})
+
+    def _name_of(self, peer: PeerId, report: MetricReport) -> str:
+        return self._named.name_of(peer, report.role or "peer")
 
     def _place(self, peer: PeerId) -> dict[str, float]:
         replica = self._view.replica(peer)

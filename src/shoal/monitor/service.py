@@ -78,7 +78,7 @@ async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock
             await anyio.to_thread.run_sync(peers_file.write, maddrs)
             registry.advertise(MonitorRecord(endpoint.addresses, joined_unix_s))
             control.tell(MonitorReady(maddrs))
-            reported = counters_reported(endpoint, start.role, lambda: client_hop(registry.membership.view), clock)
+            reported = counters_reported(endpoint, start.label, lambda: client_hop(registry.membership.view), clock)
             async with reported, anyio.create_task_group() as tasks:
                 tasks.start_soon(registry.run)
                 tasks.start_soon(gatherer.follow, registry)

@@ -82,7 +82,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         DeviceThread(initialiser, name="device") as device,
         open_role_endpoint(spec) as endpoint,
         join_swarm(spec, control, clock, endpoint) as registry,
-        counters_reported(endpoint, spec.role, lambda: client_hop(registry.membership.view), clock),
+        counters_reported(endpoint, spec.label, lambda: client_hop(registry.membership.view), clock),
         dial_back_heard(registry.membership, endpoint.peer_id, lambda reason: control.tell(DialledBack(reason))),
     ):
         memory = await device.run(

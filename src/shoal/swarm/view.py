@@ -60,7 +60,12 @@ class PeerLabel:
 
     def __str__(self) -> str:
         number = "" if self.index is None else f" {self.index}"
-        return f"{self.role}{number}@{self.host}"
+        return f"{self.role.replace('_', ' ')}{number}@{self.host}"
+
+
+def label_of_role(role: str, index: int, host: str) -> PeerLabel:
+    """Return what a role's process is called; a host has several servers and trainers, and one of each other role."""
+    return PeerLabel(role, host, index if role in ("server", "trainer") else None)
 
 
 @dataclass(frozen=True)

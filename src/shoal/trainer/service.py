@@ -21,7 +21,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
     clock = SystemClock()
     async with (
         open_role_endpoint(spec) as endpoint,
-        counters_reported(endpoint, spec.role, lambda: spec.client, clock),
+        counters_reported(endpoint, spec.label, lambda: spec.client, clock),
     ):
         trainer = Trainer(
             config=spec.config(),

@@ -17,6 +17,7 @@ from shoal.events.links import ProtocolUnexpected, ProtocolViolated
 from shoal.ids import PeerId
 from shoal.log import FloodGate, is_failing
 from shoal.runtime.process_info import resident_bytes
+from shoal.swarm.view import PeerLabel
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
 from shoal.wire.messages.control import MAX_COUNTERS, MAX_GAUGES, MAX_HISTOGRAMS, AskCounters, MetricReport, RunOver
 
@@ -25,8 +26,12 @@ _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
 
 
-def measured(endpoint: Endpoint, role: str, answer_to: int = 0) -> MetricReport:
-    """Return all that this process has measured until now."""
+def measured(endpoint: Endpoint, label: PeerLabel | None, answer_to: int = 0) -> MetricReport:
+    """Return all that this process has measured until now.
+
+    Args:
+        label: what it is called; None: whoever asks knows that.
+    """
     metrics = endpoint.metrics
     metrics.gauge("process.start_time_seconds").set(metrics.began_unix_s)
     metrics.gauge("process.memory_bytes").set(resident_bytes())
@@ -35,11 +40,13 @@ def measured(endpoint: Endpoint, role: str, answer_to: int = 0) -> MetricReport:
     for traffic, count in endpoint.sent_bytes.items():
         metrics.gauge("transport.sent_bytes", traffic=str(traffic)).set(count)
     return MetricReport(
-        role=role,
+        role="" if label is None else label.role,
         counters=_first(metrics.counts(), MAX_COUNTERS),
         gauges=_first(metrics.gauges(), MAX_GAUGES),
         histograms=_first(metrics.histograms(), MAX_HISTOGRAMS),
         number=answer_to,
+        host=None if label is None else label.host,
+        index=None if label is None else label.index,
     )
 
 
@@ -90,7 +97,7 @@ async def dispatch(
 
     def receive(event: Received) -> None:
         if isinstance(event.message, AskCounters):
-            endpoint.post(event.peer, measured(endpoint, "", event.message.number))
+            endpoint.post(event.peer, measured(endpoint, None, event.message.number))
             return
         is_farewell = isinstance(event.message, RunOver)
         if is_farewell:

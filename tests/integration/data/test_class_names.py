@@ -19,6 +19,7 @@ from tests.unit.checkpoint.folders import make_config, write_model
 
 from shoal.checkpoint.loading import load_model
 from shoal.config import Config
+from shoal.data.catalog import log_event
 from shoal.data.class_names import with_classes
 from shoal.errors import ConfigError
 from shoal.events.base import Event
@@ -48,7 +49,9 @@ def silent(event: Event) -> None:
 def test_a_run_begins_with_the_names_of_its_classes(streaming: bool, tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", classes=("dogs", "cats"))
     data = {"streaming": streaming, "shuffle_window": 64 if streaming else None}
-    config = with_classes(of_images(tmp_path / "photos", **data), silent)
+    said: list[str] = []
+    config = with_classes(of_images(tmp_path / "photos", **data), lambda event: said.append(event.say()))
+    assert said == [f"looking at the images of {tmp_path}/photos for their classes, which takes some seconds at least"]
     assert config.data.classes == ("cats", "dogs")
     # They are asked for once.
     shutil.rmtree(tmp_path / "photos")
@@ -58,10 +61,10 @@ def test_a_run_begins_with_the_names_of_its_classes(streaming: bool, tmp_path: P
 def test_a_model_that_knows_too_few_classes_is_refused_before_anything_starts(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos")
     with pytest.raises(ConfigError, match=r"it has 2 classes; set model.num_classes to at least 2"):
-        with_classes(of_images(tmp_path / "photos", num_classes=1), silent)
+        with_classes(of_images(tmp_path / "photos", num_classes=1), log_event)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="could not be loaded from this folder"):
-        with_classes(of_images(tmp_path / "empty"), silent)
+        with_classes(of_images(tmp_path / "empty"), log_event)
 
 
 @pytest.mark.parametrize("name", ["digits", "tests.unit.data.own_sets:Pictures"])

@@ -14,8 +14,10 @@ from shoal.cli import event_lines, main
 from shoal.client.ledger import Ledger
 from shoal.clock import SystemClock
 from shoal.events.base import EVENTS_FILE, Event, catalogue
+from shoal.events.losses import ServerLost
 from shoal.events.mirror import MirrorsBehind
 from shoal.events.run import EvaluationDone, RunStopped
+from shoal.ids import PeerId
 from shoal.log import LinesFile
 
 
@@ -42,12 +44,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_events_are_told_with_what_to_do_and_those_of_the_course_of_the_run_in_brief(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = left(tmp_path / "one", EvaluationDone(3, 1.25), MirrorsBehind(4, 1, 30.0), RunStopped("me"))
+    lost = ServerLost(PeerId("p"), "server 1@box2", 0, 0.0, "", ("server 2@box2",), (0,), 1.0)
+    folder = left(tmp_path / "one", EvaluationDone(3, 1.25), MirrorsBehind(4, 1, 30.0), lost, RunStopped("me"))
     lines = told(capsys, "events", folder)
     assert [line[10:] for line in lines[1:]] == [
         "evaluation.done         eval loss 1.250 after round 3",
         f"mirrors.behind          WARNING {MirrorsBehind(4, 1, 30.0).say()}",
         f"{'':<24}{MirrorsBehind.do}",
+        f"incident.opened         WARNING {lost.told()}",
+        f"{'':<24}{ServerLost.do}",
         "run.stopped             stopped by me",
     ]
     assert lines[0].endswith("the run begins")

@@ -95,8 +95,8 @@ def test_ps_lists_what_lives_and_names_what_is_left_with_the_command_that_remove
         living.announce(note("gpt-1", begun_unix_s=0.0))
         assert listing_runs.list_runs(as_json=False) == 0
         titles, run, left, hint = capsys.readouterr().out.splitlines()
-        assert titles.split() == ["run", "round", "here", "since", "launcher", "logs", "state"]
-        assert run.split() == ["gpt-1", "-", "servers", "1970-01-01T00:00:00.000+00:00", "42", "/logs/gpt-1", "serving"]
+        assert titles.split() == ["run", "round", "here", "since", "(UTC)", "launcher", "logs", "state"]
+        assert run.split() == ["gpt-1", "-", "servers", "1970-01-01", "00:00", "42", "/logs/gpt-1", "serving"]
         assert left.startswith(f"left of a dead run: {dead}: 0 files")
         assert hint == "`shoal clean` removes it"
         assert listing_runs.list_runs(as_json=True) == 0

@@ -78,21 +78,48 @@ def test_without_either_the_user_is_told_what_to_give(tmp_path: Path) -> None:
         with_known_peers(_config(tmp_path), {})
 
 
-def test_of_a_run_that_has_ended_here_it_is_said_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_run_that_has_ended_here_it_is_said_how_and_what_to_do_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refused(finder: object) -> None:
         raise BootstrapError("nothing listens there")
 
     monkeypatch.setattr("shoal.cli.status.living_runs", list)
+    monkeypatch.setattr("shoal.cli.listing_runs.living_runs", list)
     monkeypatch.setattr("shoal.cli.status.look_once", refused)
     monkeypatch.setattr("shoal.cli.status.load_swarm_key", lambda path: b"k" * 32)
     _left(tmp_path, "over", ONE, 0)
     with pytest.raises(BootstrapError, match="nothing listens there"):
         print_status(_config(tmp_path), {}, as_json=False)
-    (tmp_path / "over" / "summary.json").write_text("{}")
-    with pytest.raises(BootstrapError, match="over, its newest one, has ended"):
+    (tmp_path / "over" / "summary.json").write_text('{"exit": "failed", "samples": 8}')
+    with pytest.raises(ConfigError, match=r"(?s)these have ended.*over  failed.*next: shoal events \S+/over"):
         print_status(_config(tmp_path), {}, as_json=False)
     with pytest.raises(BootstrapError, match="nothing listens there"):
         print_status(_config(tmp_path, initial_peers=[TWO]), {}, as_json=False)
+    for wanted in ("ov", str(tmp_path / "over")):
+        with pytest.raises(ConfigError, match=rf"(?s)run {wanted} has ended.*over  failed"):
+            print_status(_config(tmp_path), {}, wanted, as_json=False)
+    with pytest.raises(ConfigError, match="no run else of yours lives on this host"):
+        print_status(_config(tmp_path), {}, "else", as_json=False)
+
+
+def test_a_run_of_one_machine_that_was_killed_is_gone_on_with_by_the_command_that_began_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.status.living_runs", list)
+    monkeypatch.setattr("shoal.cli.listing_runs.living_runs", list)
+    config = _config(tmp_path)
+    for name in ("gpt-20260101-000000-aaaa", "gpt-20260102-000000-bbbb"):
+        make_log_dir(config, RunId(name), is_local=True)
+    (tmp_path / "checkpoints/gpt-20260102-000000-bbbb/round_000003").mkdir(parents=True)
+    with pytest.raises(ConfigError) as told:
+        print_status(config, {}, as_json=False)
+    lines = str(told.value).splitlines()
+    assert [line.split()[:3] for line in lines[2:4]] == [
+        ["gpt-20260101-000000-aaaa", "broken", "off"],
+        ["gpt-20260102-000000-bbbb", "broken", "off"],
+    ]
+    assert f"next: shoal run-local --resume {tmp_path}/checkpoints/gpt-20260102-000000-bbbb" in lines
 
 
 def _living(name: str, **changed: object) -> RunNote:

@@ -66,9 +66,11 @@ def test_each_folder_of_a_run_is_listed_with_how_it_has_ended(
     assert [row["hosts"] for row in rows] == ["client"] * 4 + ["servers"]
     assert main(["runs", "--log-dir", str(log_dir)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "state", "begun", "round", "folder"]
-    assert lines[3].split()[1:4] == ["runs", "2026-01-03T00:00:00.000+00:00", "4/20"]
-    assert lines[5].split()[3] == "-"
+    assert lines[0].split() == ["run", "state", "begun", "(UTC)", "round"]
+    assert lines[3].split()[1:] == ["runs", "2026-01-03", "00:00", "4/20"]
+    assert lines[5].split()[4] == "-"
+    assert lines[6] == f"each has a folder in {log_dir}"
+    assert max(map(len, lines[:6])) <= 80
 
 
 @pytest.mark.parametrize("text", ["[1", "[" * 3000, '{"configuration": [1]}', '{"configuration": {"diloco": 1}}'])

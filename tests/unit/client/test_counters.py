@@ -17,6 +17,7 @@ from shoal.control import counter_report
 from shoal.control.counter_report import counters_reported
 from shoal.events.run import ClientStarted, RoleCounted
 from shoal.ids import PeerId
+from shoal.swarm.view import PeerLabel
 from shoal.transport.base import Received
 from shoal.transport.dispatch import Rest, dispatch, measured
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork
@@ -72,6 +73,7 @@ def _counters(
         reports=stand_in(post=tell, pass_on=pass_on),
         membership=stand_in(view=stand_in(replicas=[stand_in(peer=peer) for peer in servers])),
         troubles=stand_in(reported=reported),
+        host="desk",
     )
 
 
@@ -185,7 +187,9 @@ async def test_what_each_peer_has_measured_is_passed_on_by_itself_when_there_is_
         tasks.start_soon(totals.run)
         await clock.passes()
         assert passed[0] == PeerMetrics(PeerId("a"), lost)
-        assert [(each.peer, each.report.role) for each in passed[1:]] == [("client", "client")]
+        assert [(each.peer, each.report.role, each.report.host) for each in passed[1:]] == [
+            ("client", "client", "desk")
+        ]
         passed.clear()
         await clock.passes()
         assert [each.peer for each in passed] == ["client"]
@@ -221,7 +225,7 @@ async def test_a_role_reports_to_the_client_which_passes_the_sums_on(caplog: pyt
         tasks.start_soon(hear)
         tasks.start_soon(totals.run)
         with anyio.fail_after(240):
-            async with counters_reported(server, "server", lambda: client.hop, _Clock()):
+            async with counters_reported(server, PeerLabel("server", "box2", 1), lambda: client.hop, _Clock()):
                 await told.wait()
         tasks.cancel_scope.cancel()
     [line] = [record for record in caplog.records if record.getMessage() == "role.counters"]
@@ -234,7 +238,7 @@ async def test_a_role_that_leaves_says_what_it_has_counted_since_its_last_report
     server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
     totals = _counters(client, _StoppedClock(), NotedLedger())
     with anyio.fail_after(240):
-        async with counters_reported(server, "server", lambda: client.hop, _StoppedClock()):
+        async with counters_reported(server, PeerLabel("server", "box2", 1), lambda: client.hop, _StoppedClock()):
             server.metrics.counter("refused").add(7)
         async for event in client.events():
             if isinstance(event, Received):
@@ -250,7 +254,7 @@ async def test_who_still_runs_is_asked_and_who_is_lost_is_not_waited_for() -> No
     async with anyio.create_task_group() as tasks:
         for endpoint in (server, gone):
             endpoint.introduce(client.hop)
-            endpoint.post(client.peer_id, measured(endpoint, "server"))
+            endpoint.post(client.peer_id, measured(endpoint, PeerLabel("server", "box2", 1)))
             tasks.start_soon(dispatch, endpoint, ())
         reported = 0
         async for event in client.events():

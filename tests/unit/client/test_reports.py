@@ -404,7 +404,7 @@ async def test_counters_reach_the_monitor_with_the_round_that_is_trained(desk: D
     desk.client.metrics.counter("refused").add(1)
     others: Any = SimpleNamespace(view=SwarmView(), reported=lambda *_: None)
     totals = CounterTotals(
-        desk.client, _OneTick(), desk.ledger, reports=desk.reports, membership=others, troubles=others
+        desk.client, _OneTick(), desk.ledger, reports=desk.reports, membership=others, troubles=others, host="desk"
     )
     with pytest.raises(_Enough):
         await totals.run()

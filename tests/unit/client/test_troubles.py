@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import msgspec
 import pytest
 from tests.set_clock import SetClock
 from tests.unit.client.noted import NotedLedger
@@ -76,13 +77,17 @@ def test_a_disk_that_takes_nothing_is_told_with_what_is_lost_until_it_takes_it_a
     ]
 
 
-def test_who_announces_itself_to_nobody_is_called_by_its_role_and_the_client_s_host() -> None:
-    story = Story()
-    story.hear(report({"disk.failing{what=log}": 1.0}, "data_server"), B)
-    assert story.told == [
-        "the data server on box1 cannot write to its disk (log): free space there, or see why it does not answer; "
-        "training goes on, and what it logs is lost"
-    ]
+def test_who_announces_itself_to_nobody_is_called_as_its_report_says() -> None:
+    failing = {"disk.failing{what=log}": 1.0}
+    of_trainer = msgspec.structs.replace(report(failing, "trainer"), host="box1", index=1)
+    of_scout = msgspec.structs.replace(report(failing, "scout"), host="box3")
+    for said, name in ((of_trainer, "trainer 1@box1"), (of_scout, "scout@box3"), (report(failing, ""), "peer@box1")):
+        story = Story()
+        story.hear(said, B)
+        assert story.told == [
+            f"{name} cannot write to its disk (log): free space there, or see why it does not answer; training goes "
+            "on, and what it logs is lost"
+        ]
 
 
 @pytest.mark.parametrize(

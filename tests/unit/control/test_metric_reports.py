@@ -11,6 +11,7 @@ import pytest
 from shoal.clock import SystemClock
 from shoal.control.counter_report import counters_reported
 from shoal.ids import PeerId
+from shoal.swarm.view import PeerLabel
 from shoal.telemetry.registry import FIRST_BUCKET, LAST_BUCKET
 from shoal.transport.base import Received
 from shoal.transport.dispatch import measured
@@ -107,14 +108,15 @@ def test_a_process_says_what_it_has_measured_and_no_more_than_fits_into_a_report
     server.metrics.histogram("step.open_seconds", stage=1).observe(1.0)
     server.introduce(other.hop)
     server.post(other.peer_id, MetricReport("", {}, {}, {}))
-    report = measured(server, "server", 3)
-    assert (report.role, report.number, len(report.counters)) == ("server", 3, MAX_COUNTERS)
+    report = measured(server, PeerLabel("server", "box2", 1), 3)
+    assert (report.role, report.host, report.index) == ("server", "box2", 1)
+    assert (report.number, len(report.counters)) == (3, MAX_COUNTERS)
     assert report.histograms == {"step.open_seconds{stage=1}": {0: 1}}
     assert report.gauges["process.memory_bytes"] >= 2**20
     sent = {f"transport.sent_bytes{{traffic={traffic}}}": count for traffic, count in server.sent_bytes.items()}
     assert {name: count for name, count in report.gauges.items() if name.startswith("transport.sent")} == sent
     assert sum(sent.values()) > 0
-    assert measured(other, "").gauges["transport.received_bytes"] == sum(sent.values())
+    assert measured(other, None).gauges["transport.received_bytes"] == sum(sent.values())
 
 
 class _Steps(SystemClock):
@@ -137,7 +139,7 @@ async def test_a_role_says_everything_again_and_again_so_that_silence_shows() ->
     server.metrics.counter("transport.lost").add()
     clock = _Steps()
     with anyio.fail_after(240):
-        async with counters_reported(server, "server", lambda: client.hop, clock):
+        async with counters_reported(server, PeerLabel("server", "box2", 1), lambda: client.hop, clock):
             await clock.over.wait()
         heard: list[MetricReport] = []
         async for event in client.events():

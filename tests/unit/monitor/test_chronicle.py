@@ -78,6 +78,7 @@ def test_an_event_for_people_is_told_with_what_to_do_and_others_are_not(tmp_path
     told = [each["event"] for each in news if each is not None]
     assert [each["event"] for each in told] == ["incident.opened", "mirrors.behind", "run.stopped"]
     assert told[0]["says"] == lost.told()
+    assert (told[0]["why"], told[0]["do"]) == (ServerLost.why, ServerLost.do)
     assert told[1]["do"] == MirrorsBehind.do
     assert chronicle.past(0.0)["events"] == told
     assert news[0] is None  # that the run begins is seen anyway

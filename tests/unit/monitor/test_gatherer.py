@@ -93,6 +93,27 @@ async def test_what_comes_in_a_second_is_one_row_with_each_peer_under_its_name()
     assert exporter.is_closed
 
 
+async def test_who_does_not_announce_itself_has_the_name_that_its_report_says_and_a_new_trainer_takes_it_over() -> None:
+    gatherer = await _gatherer(_Exporter())
+    again, scouts = PeerId("12D3KooWtrainer1"), [PeerId(f"12D3KooWscouting{number}") for number in range(2)]
+
+    def say(peer: PeerId, role: str, host: str | None, index: int | None = None) -> None:
+        report = MetricReport(role, {"step.committed{stage=1}": 1}, {}, {}, host=host, index=index)
+        gatherer.receive(Received(CLIENT, PeerMetrics(peer, report)))
+
+    say(SERVER, "trainer", "evil", 0)  # it has announced itself, by which it is called
+    say(TRAINER, "trainer", "desk", 0)
+    say(PeerId("data"), "data_server", "desk")
+    say(PeerId("data"), "", None)  # an answer
+    for scout in scouts:
+        say(scout, "scout", "box2")
+    everybody = [SERVER, TRAINER, PeerId("data"), *scouts]
+    named = ["server 1@box2", "trainer 0@desk", "data server@desk", "scout@box2#couting0", "scout@box2#couting1"]
+    assert list(gatherer.measured(everybody)) == named
+    say(again, "trainer", "desk", 0)
+    assert list(gatherer.measured([TRAINER, again])) == ["trainer ...trainer0", "trainer 0@desk"]
+
+
 async def test_an_exporter_that_is_not_done_in_time_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class _Slow(_Exporter):
         def close(self, timeout_s: float) -> bool:

@@ -270,7 +270,7 @@ def test_what_is_open_when_the_run_ends_is_told_then_with_what_the_audit_has_fou
     )
     assert (
         second.say()
-        == "trainer 0 on box had ended: noticed at once, no step since, not back when the run ended; no step lost"
+        == "trainer 0@box had ended: noticed at once, no step since, not back when the run ended; no step lost"
     )
     assert incidents.end([3, 0]) == []
 
@@ -345,7 +345,7 @@ def test_what_only_the_launcher_says_on_the_screen_is_in_the_file_all_the_same()
     assert isinstance(opened, IncidentOpened)
     assert opened.say() == ""
     assert opened.fields()["says"] == (
-        "trainer 1 on box1 is gone: its connection has closed; its client replaces it, unless it was lost too often in "
+        "trainer 1@box1 is gone: its connection has closed; its client replaces it, unless it was lost too often in "
         "this round"
     )
 

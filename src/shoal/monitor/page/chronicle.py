@@ -22,6 +22,7 @@ import msgspec
 from shoal.config import Config
 from shoal.errors import MALFORMED
 from shoal.events.base import Event, catalogue, name_of
+from shoal.events.incidents import explained_by
 from shoal.events.run import EvaluationDone, RoundBegun, RoundRecorded, RoundShared
 from shoal.monitor.exporters.base import NotedEvent, read_noted
 from shoal.monitor.exporters.metrics_file import read_rows
@@ -140,9 +141,9 @@ class Chronicle:
                 return None  # of another version
         if not event.says:
             return None
-        known = self._known.get(event.event)
-        do = "" if known is None else known.do
-        told = {"t": at_s, "level": event.level, "event": event.event, "says": event.says, "do": do}
+        known = self._known.get(explained_by(event.event, msgspec.json.decode(event.line, type=dict[str, Any])))
+        why, do = ("", "") if known is None else (known.why, known.do)
+        told = {"t": at_s, "level": event.level, "event": event.event, "says": event.says, "why": why, "do": do}
         self._events.append(told)
         return {"event": told}
 

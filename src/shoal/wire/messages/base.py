@@ -8,9 +8,12 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.config.host import HOST_NAME_PATTERN
 from shoal.ids import Ballot, Ordinal, PeerId
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+HostName = Annotated[str, msgspec.Meta(pattern=HOST_NAME_PATTERN)]
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 """Of steps, samples or targets: sums of as many as a message has are numbers that can be sent, too."""

@@ -13,6 +13,7 @@ from shoal.wire.messages.base import (
     Finite,
     HeldRound,
     Hop,
+    HostName,
     Number,
     Replicas,
     RouterReport,
@@ -204,13 +205,16 @@ Bucket = Annotated[int, msgspec.Meta(ge=FIRST_BUCKET, le=LAST_BUCKET)]
 
 class MetricReport(Struct, frozen=True, tag="metric_report"):
     """What a process has measured (`telemetry.catalogue.CATALOGUE`), for its client; counters and histograms count from
-    the start of the process. `number` is that of the `AskCounters` that this answers, or 0."""
+    the start of the process. `number` is that of the `AskCounters` that this answers, or 0. `host` (None: this is an
+    answer) and `index`, its number there (None: its host has one), say what people call it."""
 
     role: RoleName
     counters: Annotated[dict[MetricName, Total], msgspec.Meta(max_length=MAX_COUNTERS)]
     gauges: Annotated[dict[MetricName, Reading], msgspec.Meta(max_length=MAX_GAUGES)]
     histograms: Annotated[dict[MetricName, dict[Bucket, Total]], msgspec.Meta(max_length=MAX_HISTOGRAMS)]
     number: Number = 0
+    host: HostName | None = None
+    index: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
 
 
 class PeerMetrics(Struct, frozen=True, tag="peer_metrics"):

@@ -1,4 +1,4 @@
-// What has happened, the newest first, each with what can be done about it.
+// What has happened, the newest first, each with why that happens, and what can be done about it.
 
 import { day, element } from "./text.js";
 
@@ -25,6 +25,10 @@ function line(event) {
   const says = element("p", {}, event.says);
   const parts = [element("time", {}, day(event.t)), element("code", {}, event.event), says];
   if (event.level !== "INFO") parts.splice(1, 0, element("strong", {}, event.level.toLowerCase()));
-  if (event.do) parts.push(element("p", { class: "do" }, event.do));
+  for (const more of [event.why, event.do]) if (more) parts.push(element("p", { class: "do" }, sentence(more)));
   return element("li", { "data-level": event.level }, ...parts);
+}
+
+function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 }
