@@ -19,6 +19,8 @@ from shoal.errors import InvariantViolation
 
 MAX_TICKS_AT_ONCE = 2
 """A tick that comes later than so many intervals counts as if it had come then."""
+LEAST_HEARTBEATS: Final = 2 * MAX_TICKS_AT_ONCE
+"""Within a deadline: one that is late has to have room."""
 K: Final = 8.0
 """Deviations above the median; of normally distributed gaps this is more than five standard deviations."""
 WINDOW_TICKS: Final = 120
@@ -124,9 +126,9 @@ class Liveness(Generic[_Link]):
         Raises:
             InvariantViolation: the deadline leaves no room for a heartbeat that is late, or is above the longest one.
         """
-        if deadline_s < 2 * MAX_TICKS_AT_ONCE * heartbeat_s:
+        if deadline_s < LEAST_HEARTBEATS * heartbeat_s:
             raise InvariantViolation(
-                f"a deadline of {deadline_s:g} s is less than {2 * MAX_TICKS_AT_ONCE} heartbeats of {heartbeat_s:g} s"
+                f"a deadline of {deadline_s:g} s is less than {LEAST_HEARTBEATS} heartbeats of {heartbeat_s:g} s"
             )
         if max_deadline_s is not None and max_deadline_s < deadline_s:
             raise InvariantViolation(f"a longest deadline of {max_deadline_s:g} s is below that of {deadline_s:g} s")

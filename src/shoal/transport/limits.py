@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from shoal.swarm.liveness import LEAST_HEARTBEATS
 from shoal.wire.limits import MIB, WireLimits
 
 if TYPE_CHECKING:
@@ -64,8 +65,17 @@ class TransportLimits:
 DEFAULT_LIMITS: Final = TransportLimits()
 
 
-def limits_for(health: HealthConfig) -> TransportLimits:
-    """Return the usual limits with the heartbeats that the user wants."""
+def limits_for(health: HealthConfig, *, is_waited_for: bool = True) -> TransportLimits:
+    """Return the usual limits with the heartbeats that the user wants.
+
+    Args:
+        is_waited_for: whether a step or a round may wait for this peer. Else its heartbeats come as seldom as the
+            deadline allows: who listens to it finds it dead as soon as any other, and it finds others of its host dead
+            a heartbeat or two later.
+    """
+    seldom_s = health.deadline_s / LEAST_HEARTBEATS
     return TransportLimits(
-        heartbeat_s=health.heartbeat_s, deadline_s=health.deadline_s, max_deadline_s=health.longest_deadline_s
+        heartbeat_s=health.heartbeat_s if is_waited_for else seldom_s,
+        deadline_s=health.deadline_s,
+        max_deadline_s=health.longest_deadline_s,
     )
