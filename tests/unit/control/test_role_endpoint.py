@@ -9,7 +9,7 @@ import pytest
 
 from shoal.config import config_to_json, load_config
 from shoal.control import role_start
-from shoal.control.role_start import MonitorSpec, RoleStart
+from shoal.control.role_start import RoleStart
 from shoal.identity import Identity
 from shoal.swarm.liveness import Liveness
 
@@ -45,19 +45,16 @@ def test_who_nobody_waits_for_says_that_it_is_there_as_seldom_as_it_may(
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(role_start, "open_endpoint", lambda **options: given.append(options))
     config = load_config(None, {"health": {"heartbeat_s": 0.1, "deadline_s": 3.0}}, {})
-    shared: dict[str, Any] = {
-        "run_id": "run-1",
-        "role": role,
-        "index": 0,
-        "config_json": config_to_json(config),
-        "identity_key": Identity.generate().private_bytes,
-        "swarm_key": bytes(32),
-        "socket_path": str(tmp_path / "socket"),
-        "log_dir": str(tmp_path),
-    }
-    start = RoleStart(**shared)
-    if role == "monitor":
-        start = MonitorSpec(**shared, client=Identity.generate().peer_id)
+    start = RoleStart(
+        run_id="run-1",
+        role=role,
+        index=0,
+        config_json=config_to_json(config),
+        identity_key=Identity.generate().private_bytes,
+        swarm_key=bytes(32),
+        socket_path=str(tmp_path / "socket"),
+        log_dir=str(tmp_path),
+    )
     role_start.open_role_endpoint(start)
     [options] = given
     assert (options["limits"].heartbeat_s, options["limits"].deadline_s) == (heartbeat_s, 3.0)
