@@ -119,7 +119,7 @@ def _program(pid: int) -> str:
 
 def phase_of(run: Launched, rounds: int) -> Phase:
     """Measure so many rounds."""
-    begun = mark_of(run)
+    begun = ended = mark_of(run)
     for _ in range(rounds):
         ended = mark_of(run)
     took_s = ended.at_s - begun.at_s
@@ -196,7 +196,8 @@ def alone(folder: Path, flags: Sequence[str], seconds: float) -> Alone:
     looks = {"PYTHONPATH": str(SAMPLED), "SAMPLES_DIR": str(samples)}
     with launched(folder, *WHOLE, *flags, *NOTHING, cold=True, environment=looks) as run:
         run.saw("client_0", "round.recorded", START_S)
-        begun, begun_at, clock = mark_of(run), _sampled_at(run, samples), SystemClock()
+        begun = ended = mark_of(run)
+        begun_at, clock = _sampled_at(run, samples), SystemClock()
         begun_s = clock.now_s()
         while clock.now_s() < begun_s + seconds:
             ended = mark_of(run)
