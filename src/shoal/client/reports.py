@@ -51,8 +51,9 @@ MAX_FIGURES = 64
 """Of a step, that its servers name beside the loss; a family has a few."""
 _MONITOR_RESTS_S = 1.0
 """How long a monitor that was lost gets no numbers: it may be gone for good, and each number would dial it."""
-STEPS_TOGETHER_S = 0.25
-"""For so long the numbers of steps are told together: what the monitor does is not to grow with their rate."""
+STEPS_TOGETHER_S = 1.0
+"""For so long the numbers of steps are told together, as a row of the monitor has them: what it does is not to grow
+with their rate."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -221,6 +221,6 @@ def open_role_endpoint(start: RoleStart, metrics: MetricRegistry | None = None) 
         announce=start.announce,
         max_upload_mbit=config.network.max_upload_mbit,
         uplink_file=socket_path.parent / _UPLINK,
-        limits=limits_for(config.health),
+        limits=limits_for(config.health, start.role),
         metrics=metrics,
     )

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from shoal.clock import Clock
+from shoal.clock import Clock, Deadline
 from shoal.control.peer_numbers import MAX_PEERS, PeerNumbers
 from shoal.control.registry import Registry
 from shoal.errors import MALFORMED, RemoteProtocolError
@@ -121,10 +121,13 @@ class Gatherer:
 
     async def report(self, control: RoleControl) -> None:
         """Send the status to the launcher when it has changed, at most every `STATUS_INTERVAL_S`."""
+        rest = Deadline.after(self._clock, 0.0)
         while True:
             await self._changed.take()
+            await self._clock.sleep_s(rest.remaining_s())
+            self._changed.forget()
             control.tell(StatusChanged(self._status.values, dict(self._status.at_s)))
-            await self._clock.sleep_s(STATUS_INTERVAL_S)
+            rest = Deadline.after(self._clock, STATUS_INTERVAL_S)
 
     async def export(self) -> None:
         """Hand a row to the exporters `ROW_INTERVAL_S` after the first news that are in it, until cancelled."""

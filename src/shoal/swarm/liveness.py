@@ -19,6 +19,8 @@ from shoal.errors import InvariantViolation
 
 MAX_TICKS_AT_ONCE = 2
 """A tick that comes later than so many intervals counts as if it had come then."""
+LEAST_HEARTBEATS: Final = 2 * MAX_TICKS_AT_ONCE
+"""Within a deadline: one that is late has to have room."""
 K: Final = 8.0
 """Deviations above the median; of normally distributed gaps this is more than five standard deviations."""
 WINDOW_TICKS: Final = 120
@@ -37,12 +39,15 @@ class Activity(NamedTuple):
         spoke: bytes were sent.
         listening: this side reads; while it does not, it cannot hear the peer.
         peer: the other end; what is known of it outlasts the connection.
+        is_waited_for: whether a step or a round may wait for either end; else heartbeats are as seldom as the deadline
+            allows.
     """
 
     heard: bool
     spoke: bool
     listening: bool = True
     peer: Hashable = None
+    is_waited_for: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,24 +129,29 @@ class Liveness(Generic[_Link]):
         Raises:
             InvariantViolation: the deadline leaves no room for a heartbeat that is late, or is above the longest one.
         """
-        if deadline_s < 2 * MAX_TICKS_AT_ONCE * heartbeat_s:
+        if deadline_s < LEAST_HEARTBEATS * heartbeat_s:
             raise InvariantViolation(
-                f"a deadline of {deadline_s:g} s is less than {2 * MAX_TICKS_AT_ONCE} heartbeats of {heartbeat_s:g} s"
+                f"a deadline of {deadline_s:g} s is less than {LEAST_HEARTBEATS} heartbeats of {heartbeat_s:g} s"
             )
         if max_deadline_s is not None and max_deadline_s < deadline_s:
             raise InvariantViolation(f"a longest deadline of {max_deadline_s:g} s is below that of {deadline_s:g} s")
         self._heartbeat_s = heartbeat_s
+        # Ticks are never quite in time: half of one is as good as a whole one.
+        self._seldom_s = deadline_s / LEAST_HEARTBEATS - heartbeat_s / 2
         self._deadline_s = deadline_s
         self._max_deadline_s = deadline_s if max_deadline_s is None else max_deadline_s
         self._last_tick_s = now_s
         self._silent_s: dict[_Link, float] = {}
+        self._unsaid_s: dict[_Link, float] = {}
         self._rhythms: dict[Hashable, Rhythm] = {}
 
     def tick(self, now_s: float, activity: Mapping[_Link, Activity]) -> Pulse[_Link]:
         """Decide at monotonic time `now_s`, given all connections that stand and what happened on them."""
-        elapsed_s = min(max(0.0, now_s - self._last_tick_s), MAX_TICKS_AT_ONCE * self._heartbeat_s)
+        passed_s = max(0.0, now_s - self._last_tick_s)
+        elapsed_s = min(passed_s, MAX_TICKS_AT_ONCE * self._heartbeat_s)
         self._last_tick_s = now_s
         before, self._silent_s = self._silent_s, {}
+        unsaid_before, self._unsaid_s = self._unsaid_s, {}
         idle: list[_Link] = []
         dead: list[tuple[_Link, float]] = []
         for link, now in activity.items():
@@ -155,8 +165,14 @@ class Liveness(Generic[_Link]):
                 dead.append((link, silent_s))
                 continue
             self._silent_s[link] = silent_s
-            if not now.spoke:
+            if now.spoke:
+                continue
+            # What this side says is late if its ticks are, so that time counts in full.
+            unsaid_s = unsaid_before.get(link, 0.0) + passed_s
+            if now.is_waited_for or unsaid_s >= self._seldom_s:
                 idle.append(link)
+            else:
+                self._unsaid_s[link] = unsaid_s
         return Pulse(tuple(idle), tuple(dead))
 
     def _rhythm(self, peer: Hashable) -> Rhythm:

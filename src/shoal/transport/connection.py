@@ -95,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         source: host that a TCP connection comes from; empty for a Unix socket.
         number: the connection's random number, from the dialler's Hello.
         meter: measures the link with the peer, once `accept` was called.
+        is_waited_for: whether a step or a round may wait for the peer, or for this process, once `accept` was called.
         heard, spoke: whether anything was received or sent since the heartbeats cleared them.
         settled: set when the handshake is over, either way.
         ended: set when the connection is lost.
@@ -109,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self.source = ""
         self.number = 0
         self.meter: LinkMeter | None = None
-        self.heard = self.spoke = True
+        self.heard = self.spoke = self.is_waited_for = True
         self.refusal: Refusal | None = None
         self.settled = anyio.Event()
         self.ended = anyio.Event()
@@ -174,9 +175,9 @@ class Connection(asyncio.BufferedProtocol):
         self._uplink = uplink
         self._queue = SendQueue(piece_bytes=piece_bytes, control_bytes=self._limits.control_batch_bytes)
 
-    def accept(self, peer: PeerId, number: int, meter: LinkMeter) -> None:
+    def accept(self, peer: PeerId, number: int, meter: LinkMeter, *, is_waited_for: bool = True) -> None:
         """Take the peer's Hello as good: from now on frames are read, and measured."""
-        self.peer, self.number, self.meter = peer, number, meter
+        self.peer, self.number, self.meter, self.is_waited_for = peer, number, meter, is_waited_for
         meter.connected()
         self._frames, self._handshake = FrameDecoder(self._limits.wire, self._owner.allocate), None
         self.settled.set()

@@ -47,7 +47,11 @@ async def beat(
         activity: dict[Connection, Activity] = {}
         for connection in standing():
             activity[connection] = Activity(
-                connection.heard, connection.spoke, listening=connection.reading, peer=connection.peer
+                connection.heard,
+                connection.spoke,
+                listening=connection.reading,
+                peer=connection.peer,
+                is_waited_for=connection.is_waited_for,
             )
             connection.heard = connection.spoke = False
         pulse = liveness.tick(clock.now_s(), activity)
@@ -55,8 +59,9 @@ async def beat(
             on_silent(connection, silent_s)
             del activity[connection]
         for connection in activity:
-            # A ping behind what is queued here would measure the queue.
-            ping = connection.meter.ping() if connection.meter is not None and not connection.queued_bytes else 0
+            # A ping behind what is queued here would measure the queue; of whom nobody waits for, nobody wants to know.
+            measures = connection.is_waited_for and connection.meter is not None and not connection.queued_bytes
+            ping = connection.meter.ping() if measures and connection.meter is not None else 0
             if ping or connection in pulse.idle:
                 connection.send(encode_frame(Heartbeat(ping=ping)) if ping else _HEARTBEAT)
                 # A heartbeat is not activity: the next tick sends the next one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from shoal.swarm.liveness import LEAST_HEARTBEATS
 from shoal.wire.limits import MIB, WireLimits
 
 if TYPE_CHECKING:
@@ -62,10 +63,20 @@ class TransportLimits:
 
 
 DEFAULT_LIMITS: Final = TransportLimits()
+UNAWAITED_ROLES: Final = frozenset({"monitor"})
+"""No step and no round waits for who has these: on connections with them heartbeats are as seldom as the deadline
+allows."""
 
 
-def limits_for(health: HealthConfig) -> TransportLimits:
-    """Return the usual limits with the heartbeats that the user wants."""
+def limits_for(health: HealthConfig, role: str) -> TransportLimits:
+    """Return the usual limits of a role with the heartbeats that the user wants.
+
+    One of `UNAWAITED_ROLES` is woken as seldom as it has to say something: others of its host it finds dead a heartbeat
+    or two later than others do.
+    """
+    seldom_s = health.deadline_s / LEAST_HEARTBEATS
     return TransportLimits(
-        heartbeat_s=health.heartbeat_s, deadline_s=health.deadline_s, max_deadline_s=health.longest_deadline_s
+        heartbeat_s=seldom_s if role in UNAWAITED_ROLES else health.heartbeat_s,
+        deadline_s=health.deadline_s,
+        max_deadline_s=health.longest_deadline_s,
     )

@@ -35,7 +35,7 @@ from shoal.transport.connection import Connection, ConnectionOwner
 from shoal.transport.event_queue import EventQueue
 from shoal.transport.heartbeats import beat, on_heartbeat
 from shoal.transport.inbound import Inbound
-from shoal.transport.limits import TransportLimits
+from shoal.transport.limits import UNAWAITED_ROLES, TransportLimits
 from shoal.transport.link_meter import LinkEstimate, LinkMeter
 from shoal.transport.losses import Loss, Losses
 from shoal.transport.peer_state import PeerState
@@ -313,7 +313,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _up(self, connection: Connection, state: PeerState, theirs: Hello) -> None:
         """Use this connection from now on."""
-        connection.accept(theirs.peer, theirs.connection, state.meter)
+        is_waited_for = not UNAWAITED_ROLES & {self._role, theirs.role}
+        connection.accept(theirs.peer, theirs.connection, state.meter, is_waited_for=is_waited_for)
         self._admission.introduced(connection)
         if state.generation:
             self._metrics.counter("transport.reconnected").add()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -11,7 +12,7 @@ from shoal.clock import Clock, SystemClock
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
 from shoal.monitor.exporters.base import Exporter, NotedEvent
-from shoal.monitor.gatherer import Gatherer
+from shoal.monitor.gatherer import STATUS_INTERVAL_S, Gatherer
 from shoal.monitor.status import Status
 from shoal.swarm.view import PeerLabel, SwarmView
 from shoal.telemetry.rows import MetricRow
@@ -114,6 +115,35 @@ async def test_who_does_not_announce_itself_has_the_name_that_its_report_says_an
     assert list(gatherer.measured([TRAINER, again])) == ["trainer ...trainer0", "trainer 0@desk"]
 
 
+async def test_the_launcher_is_told_at_once_what_has_changed_and_then_no_more_often_than_it_shows_it() -> None:
+    clock = _Clock()
+    gatherer = await _gatherer(clock=clock)
+    told: list[float] = []
+    control: Any = SimpleNamespace(tell=lambda status: told.append(status.values["step"]))
+
+    async def step(number: float) -> None:
+        gatherer.receive(Received(CLIENT, Metrics("client", CLIENT, 1, {"step": number})))
+        await anyio.wait_all_tasks_blocked()
+
+    async with anyio.create_task_group() as tasks:
+        await step(1.0)
+        tasks.start_soon(gatherer.report, control)
+        await anyio.wait_all_tasks_blocked()
+        assert told == [1.0]
+        await step(2.0)
+        await step(3.0)
+        assert told == [1.0]
+        clock.pass_s(STATUS_INTERVAL_S)
+        await anyio.wait_all_tasks_blocked()
+        assert told == [1.0, 3.0]
+        clock.pass_s(STATUS_INTERVAL_S)
+        await anyio.wait_all_tasks_blocked()
+        assert told == [1.0, 3.0], "nothing has changed"
+        await step(4.0)
+        assert told == [1.0, 3.0, 4.0]
+        tasks.cancel_scope.cancel()
+
+
 async def test_an_exporter_that_is_not_done_in_time_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class _Slow(_Exporter):
         def close(self, timeout_s: float) -> bool:
@@ -177,7 +207,22 @@ async def test_who_looks_when_they_like_gets_the_newest_numbers_of_those_that_ar
 
 
 class _Clock(SystemClock):
+    """Its time passes when the test says so."""
+
     time_s = 1.0
+
+    def __init__(self) -> None:
+        self._passed = anyio.Event()
 
     def now_s(self) -> float:
         return self.time_s
+
+    async def sleep_s(self, duration_s: float) -> None:
+        until_s = self.time_s + duration_s
+        while self.time_s < until_s:
+            await self._passed.wait()
+
+    def pass_s(self, duration_s: float) -> None:
+        self.time_s += duration_s
+        self._passed.set()
+        self._passed = anyio.Event()

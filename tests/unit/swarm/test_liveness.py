@@ -23,6 +23,21 @@ def test_only_connections_on_which_nothing_was_sent_get_a_heartbeat() -> None:
     assert pulse == Pulse(idle=("a", "d"), dead=())
 
 
+def test_a_connection_that_no_step_crosses_gets_a_heartbeat_as_seldom_as_the_deadline_allows() -> None:
+    watch = liveness()
+    unawaited = Activity(True, False, is_waited_for=False)
+
+    def is_beaten(at_s: float, activity: Activity = unawaited) -> bool:
+        return bool(watch.tick(100.0 + at_s, {"a": activity}).idle)
+
+    # A tick is never quite in time.
+    assert [is_beaten(tick * 0.2499) for tick in range(1, 7)] == [False, True, False, True, False, True]
+    assert not is_beaten(1.75, BOTH)
+    assert [is_beaten(2.0), is_beaten(2.25)] == [False, True]
+    # What this side says is late if it was blocked.
+    assert [is_beaten(3.25), is_beaten(4.25)] == [True, True]
+
+
 def test_a_connection_dies_when_it_was_silent_for_the_deadline_and_not_before() -> None:
     watch = liveness()
     watch.tick(100.25, {"a": BOTH, "b": BOTH})

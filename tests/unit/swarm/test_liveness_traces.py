@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shoal.swarm.liveness import Activity, Liveness
+from shoal.swarm.liveness import LEAST_HEARTBEATS, Activity, Liveness
 from shoal_lab.faults.link import LinkConditions
 from shoal_lab.faults.link_model import LinkModel
 
 BEAT_S, DEADLINE_S, MAX_DEADLINE_S = 0.25, 2.0, 6.0
+SELDOM_S = DEADLINE_S / LEAST_HEARTBEATS
+"""Between the ticks of one that nobody waits for."""
 END_S = 300.0
 SEEDS = range(8)
 PROMISED_S = 3.5
@@ -23,16 +25,21 @@ Trace = Callable[[random.Random], list[float]]
 """Gives the times at which something of a peer arrives."""
 
 
-def beats(rng: random.Random, until_s: float = END_S) -> Iterator[float]:
+def beats(rng: random.Random, beat_s: float = BEAT_S) -> Iterator[float]:
     """The ticks of a peer's event loop, which is never quite in time."""
-    at_s = rng.uniform(0.0, BEAT_S)
-    while at_s < until_s:
+    at_s = rng.uniform(0.0, beat_s)
+    while at_s < END_S:
         yield at_s
-        at_s += BEAT_S + rng.uniform(0.0, 0.02)
+        at_s += beat_s + rng.uniform(0.0, 0.02)
 
 
 def steady(rng: random.Random) -> list[float]:
     return list(beats(rng))
+
+
+def seldom(rng: random.Random) -> list[float]:
+    """A peer that says it is there as seldom as it may."""
+    return list(beats(rng, SELDOM_S))
 
 
 def jittery(rng: random.Random) -> list[float]:
@@ -89,12 +96,14 @@ def in_bursts(rng: random.Random) -> list[float]:
     return arrivals
 
 
-def given_up_at_s(arrivals: list[float], rng: random.Random, *, is_blocked_at_times: bool) -> float:
+def given_up_at_s(
+    arrivals: list[float], rng: random.Random, *, is_blocked_at_times: bool, beat_s: float = BEAT_S
+) -> float:
     """Return when an observer gives the peer up; infinite if it does not. It may be blocked for seconds itself."""
-    watch = Liveness[str](heartbeat_s=BEAT_S, deadline_s=DEADLINE_S, max_deadline_s=MAX_DEADLINE_S, now_s=0.0)
+    watch = Liveness[str](heartbeat_s=beat_s, deadline_s=DEADLINE_S, max_deadline_s=MAX_DEADLINE_S, now_s=0.0)
     arrivals, now_s, read = sorted(arrivals), 0.0, 0
     while now_s < END_S:
-        now_s += BEAT_S + rng.uniform(0.0, 0.02)
+        now_s += beat_s + rng.uniform(0.0, 0.02)
         if is_blocked_at_times and rng.random() < 0.005:
             now_s += rng.uniform(0.5, 5.0)
         heard = read < len(arrivals) and arrivals[read] <= now_s
@@ -105,25 +114,29 @@ def given_up_at_s(arrivals: list[float], rng: random.Random, *, is_blocked_at_ti
     return math.inf
 
 
-REGULAR = (steady, jittery, bursty, flapping)
+REGULAR = (steady, seldom, jittery, bursty, flapping)
 IRREGULAR = (starved, in_bursts)
 
 
 @pytest.mark.parametrize("is_blocked_at_times", [False, True])
-@pytest.mark.parametrize("trace", [*REGULAR, *IRREGULAR])
-def test_who_is_alive_is_not_suspected_in_five_minutes(trace: Trace, is_blocked_at_times: bool) -> None:
+@pytest.mark.parametrize(
+    ("trace", "beat_s"), [*((trace, BEAT_S) for trace in (*REGULAR, *IRREGULAR)), (steady, SELDOM_S)]
+)
+def test_who_is_alive_is_not_suspected_in_five_minutes(trace: Trace, beat_s: float, is_blocked_at_times: bool) -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
-        given_up_s = given_up_at_s(trace(rng), rng, is_blocked_at_times=is_blocked_at_times)
+        given_up_s = given_up_at_s(trace(rng), rng, is_blocked_at_times=is_blocked_at_times, beat_s=beat_s)
         assert given_up_s == math.inf, f"seed {seed}"
 
 
-@pytest.mark.parametrize("trace", [*REGULAR, *IRREGULAR])
-def test_who_freezes_or_is_cut_off_is_noticed_in_time(trace: Trace) -> None:
+@pytest.mark.parametrize(
+    ("trace", "beat_s"), [*((trace, BEAT_S) for trace in (*REGULAR, *IRREGULAR)), (steady, SELDOM_S)]
+)
+def test_who_freezes_or_is_cut_off_is_noticed_in_time(trace: Trace, beat_s: float) -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
         last_s = rng.uniform(60.0, 200.0)
         heard = [at_s for at_s in trace(rng) if at_s < last_s]
-        noticed_s = given_up_at_s(heard, rng, is_blocked_at_times=False) - max(heard)
-        limit_s = MAX_DEADLINE_S + 2 * BEAT_S if trace in IRREGULAR else PROMISED_S
+        noticed_s = given_up_at_s(heard, rng, is_blocked_at_times=False, beat_s=beat_s) - max(heard)
+        limit_s = MAX_DEADLINE_S + 2 * beat_s if trace in IRREGULAR else PROMISED_S
         assert DEADLINE_S <= noticed_s <= limit_s, f"seed {seed}"

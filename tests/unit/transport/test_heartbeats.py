@@ -16,11 +16,16 @@ from shoal.wire.frame import encode_frame
 from shoal.wire.messages.control import Heartbeat
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeConnection:
     queued_bytes: int = 0
     meter: LinkMeter = field(default_factory=lambda: LinkMeter(SystemClock()))
     sent: list[Any] = field(default_factory=list)
+    peer: str = "peer"
+    is_waited_for: bool = True
+    heard: bool = True
+    spoke: bool = False
+    reading: bool = True
 
     def send(self, buffers: Any) -> None:
         self.sent.append(buffers)
@@ -73,3 +78,15 @@ async def test_a_pause_of_a_second_in_which_the_process_has_not_run_is_told_and_
     with pytest.raises(TimeoutError):
         await beat(lambda: [], lambda *_: None, TransportLimits(), StallingClock(0.0, 0.4, 5.0, 0.1), stalls.append)
     assert stalls == [pytest.approx(5.0)]
+
+
+@pytest.mark.parametrize(("is_waited_for", "num_pings", "num_sent"), [(True, 1, 8), (False, 0, 4)])
+async def test_who_nobody_waits_for_hears_half_as_much_and_is_not_measured(
+    is_waited_for: bool, num_pings: int, num_sent: int
+) -> None:
+    clock = StallingClock(*[0.0] * 8)
+    connection = FakeConnection(meter=LinkMeter(clock), is_waited_for=is_waited_for)
+    with pytest.raises(TimeoutError):
+        await beat(lambda: [cast("Connection", connection)], lambda *_: None, TransportLimits(), clock)
+    pings = [frame for frame in connection.sent if frame != encode_frame(Heartbeat())]
+    assert (len(pings), len(connection.sent)) == (num_pings, num_sent)

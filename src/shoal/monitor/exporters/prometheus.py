@@ -1,109 +1,113 @@
 """What Prometheus reads when it looks: the newest numbers of the run and of each peer, in its text form.
 
 Names and units are those of the catalogue as Prometheus wants them: `device.busy_us` of a server is
-`shoal_device_busy_seconds_total{who="server 1@box2",role="server",...}`, `loss/train` is `shoal_run_loss{of="train"}`.
+`shoal_device_busy_seconds_total{role="server",...,who="server 1@box2"}`, `loss/train` is `shoal_run_loss{of="train"}`.
+
+It looks every few seconds, at hundreds of lines of a peer: what they begin with is made once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, TypeVar
-
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from shoal.monitor.exporters.base import Newest, PeerReport
-from shoal.telemetry.catalogue import CATALOGUE, RUN, MetricKind, outside_name, outside_run_name, outside_scale
+from shoal.telemetry.catalogue import (
+    CATALOGUE,
+    RUN,
+    MetricKind,
+    outside_name,
+    outside_run_name,
+    outside_scale,
+    run_number,
+)
 from shoal.telemetry.registry import BUCKETS_A_DOUBLING, FIRST_BUCKET, LAST_BUCKET, base_name, labels_of, upper_bound
-from shoal.wire.messages.control import MetricReport
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-_Value = TypeVar("_Value")
+_BOUNDS: Final = [
+    f"{upper_bound(b):.6g}" for b in range(FIRST_BUCKET, LAST_BUCKET) if (b + 1) % BUCKETS_A_DOUBLING == 0
+]
+"""Always the same: Prometheus adds up peers, and looks back, bound by bound."""
+_MAX_KNOWN: Final = 1 << 14
+
+_Value = float | Mapping[int, int]
 
 
 def exposition(newest: Newest) -> bytes:
     """Return the text, without what the catalogue does not have; of two peers with one name the later one counts."""
-    return generate_latest(_Numbers(newest))
+    lines = (*_of_run(newest.run), *_of_peers(newest.peers))
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
-class _Numbers(Collector):
-    def __init__(self, newest: Newest) -> None:
-        self._newest = newest
-
-    def collect(self) -> Iterator[Family]:
-        yield from _of_run(self._newest.run)
-        for name in CATALOGUE:
-            yield from _of_peers(name, self._newest.peers)
-
-
-def _of_run(values: Mapping[str, float]) -> Iterator[Family]:
-    for base, number in RUN.items():
-        labels = [number.label] if number.label else []
-        family = GaugeMetricFamily(outside_run_name(base), _sentence(number.help), labels=labels)
-        for name, value in values.items():
-            first, _, rest = name.partition("/")
-            if first == base and (number.label or not rest):
-                family.add_metric([rest] if number.label else [], value)
-        if family.samples:
-            yield family
+def _of_run(values: Mapping[str, float]) -> Iterator[str]:
+    found = defaultdict[str, dict[str, float]](dict)
+    for name, value in values.items():
+        base, _, rest = name.partition("/")
+        if (number := run_number(name)) is not None:
+            found[base][_written({number.label: rest} if number.label else {})] = value
+    for base in filter(found.__contains__, RUN):
+        outside = outside_run_name(base)
+        yield from _head(outside, RUN[base].help, MetricKind.GAUGE)
+        for labels, value in found[base].items():
+            yield f"{outside}{{{labels}}} {float(value)}" if labels else f"{outside} {float(value)}"
 
 
-def _of_peers(name: str, peers: tuple[PeerReport, ...]) -> Iterator[Family]:
-    """Yield one kind of number of all peers, if any has it."""
-    metric = CATALOGUE[name]
-    labels = ["who", "role", *metric.labels]
-    outside, text, scale = outside_name(name), _sentence(metric.help), outside_scale(name)
-    family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-    match metric.kind:
-        case MetricKind.COUNTER:
-            family = CounterMetricFamily(outside, text, labels=labels)
-            for values, count in _values(name, peers, lambda report: report.counters):
-                family.add_metric(values, count * scale)
-        case MetricKind.GAUGE:
-            family = GaugeMetricFamily(outside, text, labels=labels)
-            for values, value in _values(name, peers, lambda report: report.gauges):
-                family.add_metric(values, value * scale)
-        case MetricKind.HISTOGRAM:
-            family = HistogramMetricFamily(outside, text, labels=labels)
-            for values, counts in _values(name, peers, lambda report: report.histograms):
-                # Only buckets travel, so there is no sum, and no mean: quantiles are what they are for.
-                family.add_metric(values, _cumulative(counts), None)
-    if family.samples:
-        yield family
-
-
-def _values(
-    name: str, peers: tuple[PeerReport, ...], kind: Callable[[MetricReport], Mapping[str, _Value]]
-) -> Iterator[tuple[list[str], _Value]]:
-    """Yield the values of labels, and the number that has them, each combination once."""
-    wanted = CATALOGUE[name].labels
-    found: dict[tuple[str, ...], _Value] = {}
+def _of_peers(peers: tuple[PeerReport, ...]) -> Iterator[str]:
+    """Yield each kind of number of all peers, if any has it."""
+    found = defaultdict[str, dict[str, _Value]](dict)
     for who, report in peers:
-        for full_name, value in kind(report).items():
-            labels = labels_of(full_name)
-            # A peer may say anything: other labels would break the page for all.
-            if base_name(full_name) == name and labels.keys() <= set(wanted):
-                found[(who, report.role, *(labels.get(label, "") for label in wanted))] = value
-    for values, value in found.items():
-        yield list(values), value
+        kinds: tuple[tuple[MetricKind, Mapping[str, _Value]], ...] = (
+            (MetricKind.COUNTER, report.counters),
+            (MetricKind.GAUGE, report.gauges),
+            (MetricKind.HISTOGRAM, report.histograms),
+        )
+        for kind, values in kinds:
+            for full_name, value in values.items():
+                if (labels := _labels(full_name, kind, who, report.role)) is not None:
+                    found[base_name(full_name)][labels] = value
+    for name in filter(found.__contains__, CATALOGUE):
+        kind, scale = CATALOGUE[name].kind, outside_scale(name)
+        outside = outside_name(name) + ("_total" if kind is MetricKind.COUNTER else "")
+        yield from _head(outside, CATALOGUE[name].help, kind)
+        for labels, value in found[name].items():
+            if isinstance(value, Mapping):
+                yield from _buckets(outside, labels, value)
+            else:
+                yield f"{outside}{{{labels}}} {float(value * scale)}"
 
 
-def _cumulative(counts: Mapping[int, int]) -> list[tuple[str, float]]:
-    """Return how many values are at most each power of two, and how many there are in all.
+def _head(outside: str, text: str, kind: MetricKind) -> tuple[str, str]:
+    return f"# HELP {outside} {text[0].upper()}{text[1:]}.", f"# TYPE {outside} {kind}"
 
-    Always of the same bounds: Prometheus adds up peers, and looks back, bound by bound.
+
+def _buckets(outside: str, labels: str, counts: Mapping[int, int]) -> Iterator[str]:
+    """Yield how many values are at most each power of two, and how many there are in all.
+
+    Only buckets travel, so there is no sum, and no mean: quantiles are what they are for.
     """
-    buckets = list[tuple[str, float]]()
-    total = 0
-    for bucket in range(FIRST_BUCKET, LAST_BUCKET):
-        total += counts.get(bucket, 0)
-        if (bucket + 1) % BUCKETS_A_DOUBLING == 0:
-            buckets.append((f"{upper_bound(bucket):.6g}", total))
-    return [*buckets, ("+Inf", total + counts.get(LAST_BUCKET, 0))]
+    total, bucket = 0, FIRST_BUCKET
+    for bound in _BOUNDS:
+        total += sum(counts.get(bucket + i, 0) for i in range(BUCKETS_A_DOUBLING))
+        bucket += BUCKETS_A_DOUBLING
+        yield f'{outside}_bucket{{le="{bound}",{labels}}} {total}'
+    yield f'{outside}_bucket{{le="+Inf",{labels}}} {sum(counts.values())}'
 
 
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+@functools.lru_cache(maxsize=_MAX_KNOWN)
+def _labels(full_name: str, kind: MetricKind, who: str, role: str) -> str | None:
+    """Return the labels of a peer's number as they are written; None: the catalogue does not have it."""
+    metric, labels = CATALOGUE.get(base_name(full_name)), labels_of(full_name)
+    # A peer may say anything: other labels would break the page for all.
+    if metric is None or metric.kind is not kind or not labels.keys() <= set(metric.labels):
+        return None
+    return _written({"who": who, "role": role, **dict.fromkeys(metric.labels, ""), **labels})
+
+
+def _written(labels: Mapping[str, str]) -> str:
+    def escaped(text: str) -> str:
+        return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+    return ",".join(f'{name}="{escaped(value)}"' for name, value in sorted(labels.items()))
