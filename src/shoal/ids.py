@@ -31,6 +31,9 @@ MAX_SLOTS = 4096
 
 MAX_STAGES = 4096
 
+MAX_PARTS = MAX_STAGES
+"""Layers, or experts, of a model, at most: each layer may be a stage, and what lists more of them fills the memory."""
+
 Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 """The number of a trainer."""
 

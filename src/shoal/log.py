@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
@@ -58,50 +59,43 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return fields
 
 
+@dataclass(eq=False, repr=False)
 class FloodGate:
     """Logs what strangers can cause, so that none of them fills the log or hides what others do.
 
     In a window of time each source has a few lines, and all sources together somewhat more. What is left out is counted
     in the next line that is written (`left_out`).
+
+    Attributes:
+        lines_of_source: the most for one source in a window.
+        lines: for all sources in a window.
     """
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        clock: Clock | None = None,
-        *,
-        window_s: float = _WINDOW_S,
-        lines_of_source: int = 5,
-        lines: int = _LINES,
-    ) -> None:
-        """Let everything through at first.
+    logger: logging.Logger
+    clock: Clock = field(default_factory=SystemClock)
+    _: KW_ONLY
+    window_s: float = _WINDOW_S
+    lines_of_source: int = 5
+    lines: int = _LINES
 
-        Args:
-            lines_of_source: the most for one source in a window.
-            lines: for all sources in a window.
-        """
-        self._logger = logger
-        self._clock = clock or SystemClock()
-        self._window_s = window_s
-        self._lines_of_source = lines_of_source
-        self._lines = lines
-        self._began_s = self._clock.now_s()
+    def __post_init__(self) -> None:
+        self._began_s = self.clock.now_s()
         self._written: Counter[str] = Counter()  # by source: never more of them than lines
         self._left_out = 0
 
     def emit(self, event: Event, source: str) -> None:
         """Log an event, if there is still room for one of this source."""
-        now_s = self._clock.now_s()
-        if now_s - self._began_s >= self._window_s:
+        now_s = self.clock.now_s()
+        if now_s - self._began_s >= self.window_s:
             self._began_s, self._written = now_s, Counter()
-        if self._written.total() >= self._lines or self._written[source] >= self._lines_of_source:
+        if self._written.total() >= self.lines or self._written[source] >= self.lines_of_source:
             self._left_out += 1
             return
         self._written[source] += 1
         fields = event.fields()
         if self._left_out:
             fields["left_out"], self._left_out = self._left_out, 0
-        self._logger.log(event.level, event.name, extra=fields)
+        self.logger.log(event.level, event.name, extra=fields)
 
 
 class _OtherLibraries(logging.Filter):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -82,10 +82,11 @@ class _Kept:
     is_wanted: bool
 
 
+@dataclass(eq=False, repr=False)
 class InnerExchange:
     """The inner states of one replica. A `transport.dispatch.Handler`.
 
-    Args:
+    Attributes:
         generation: Which replica of this peer this is, counted from its first; None: not known, and nothing is kept,
             since whoever went on from it could not be replayed.
         num_parameters: Of the stage: what is taken over has a size.
@@ -95,30 +96,21 @@ class InnerExchange:
         is_client: Whether a peer is the client that the replica follows, which alone gives a state to go on with.
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        stage: int,
-        *,
-        generation: int | None,
-        device: Device,
-        num_parameters: int,
-        capture: Callable[[], Mapping[str, Tensor]],
-        inherit: Inherit,
-        base: Callable[[], Base],
-        has_mirrors: Callable[[], bool],
-        is_client: Callable[[PeerId], bool] = lambda _: True,
-    ) -> None:
-        self._contents = contents
-        self._endpoint = contents.endpoint
-        self._stage = stage
-        self._generation = generation
-        self._device = device
-        self._most_bytes = most_inner_bytes(num_parameters)
-        self._capture = capture
-        self._inherit = inherit
-        self._base = base
-        self._has_mirrors, self._is_client = has_mirrors, is_client
+    contents: Contents
+    stage: int
+    _: KW_ONLY
+    generation: int | None
+    device: Device
+    num_parameters: int
+    capture: Callable[[], Mapping[str, Tensor]]
+    inherit: Inherit
+    base: Callable[[], Base]
+    has_mirrors: Callable[[], bool]
+    is_client: Callable[[PeerId], bool] = lambda _: True
+
+    def __post_init__(self) -> None:
+        self._endpoint = self.contents.endpoint
+        self._most_bytes = most_inner_bytes(self.num_parameters)
         self._kept: _Kept | None = None
         self._is_asked = False  # somebody wants what is held
         self._unread: dict[PeerId, set[int]] = {}  # who has not all of it yet, and the chunks that each has
@@ -131,13 +123,13 @@ class InnerExchange:
         Args:
             is_wanted: A checkpoint of it is wanted, whatever comes.
         """
-        if self._generation is None or not (is_wanted or self._is_free(round)):
+        if self.generation is None or not (is_wanted or self._is_free(round)):
             return
         self._forget()  # before the next copy is made: two of them would take twice the memory
-        owner = owned_by(self._endpoint.peer_id, self._generation)
-        content = await self._device.run(lambda: encode_tensors(self._capture(), owner))
+        owner = owned_by(self._endpoint.peer_id, self.generation)
+        content = await self.device.run(lambda: encode_tensors(self.capture(), owner))
         self._kept = _Kept(round, record_hash, content, offered(content, self._read), is_wanted)
-        emit(logger, InnerKept(round, self._stage, content.nbytes))
+        emit(logger, InnerKept(round, self.stage, content.nbytes))
 
     # -- events
 
@@ -146,7 +138,7 @@ class InnerExchange:
         match event.message:
             case AskInner() as asked:
                 self._jobs.put(partial(self._answer, event.peer, asked))
-            case TakeInner(inner) if self._is_client(event.peer):
+            case TakeInner(inner) if self.is_client(event.peer):
                 self._jobs.put(partial(self._take, event.peer, inner))
             case _:
                 return False
@@ -166,7 +158,7 @@ class InnerExchange:
 
     def _is_free(self, round: int) -> bool:
         """Whether what is held may give way to a copy of a newer record that nobody has asked for yet."""
-        if not self._has_mirrors():
+        if not self.has_mirrors():
             return False
         kept = self._kept
         if kept is None:
@@ -188,21 +180,21 @@ class InnerExchange:
         self._unread.clear()
         kept, self._kept = self._kept, None
         if kept is not None and kept.offered.is_hashed:
-            self._contents.drop(self._named(kept).name)
+            self.contents.drop(self._named(kept).name)
 
     def _named(self, kept: _Kept) -> InnerState:
         digest = digest_of(kept.offered.hashes())
-        return InnerState(self._stage, kept.record_hash, digest, kept.content.nbytes)
+        return InnerState(self.stage, kept.record_hash, digest, kept.content.nbytes)
 
     async def _answer(self, peer: PeerId, asked: AskInner) -> None:
         kept, inner = self._kept, None
         self._unread.pop(peer, None)
-        if kept is not None and (asked.stage, asked.record_hash) == (self._stage, kept.record_hash):
+        if kept is not None and (asked.stage, asked.record_hash) == (self.stage, kept.record_hash):
             self._is_asked, self._unread[peer] = True, set()
             await anyio.to_thread.run_sync(kept.offered.hashes)
             if self._kept is kept:
                 inner = self._named(kept)
-                self._contents.offer(inner.name, kept.offered)
+                self.contents.offer(inner.name, kept.offered)
         self._endpoint.post(peer, InnerHeld(asked.stage, asked.record_hash, inner))
 
     async def _take(self, peer: PeerId, inner: InnerState) -> None:
@@ -212,22 +204,22 @@ class InnerExchange:
         # What is wrong with a content may be as long as that is.
         refused = (await self._fetched(peer, inner))[:_MAX_REFUSED_CHARS]
         if refused:
-            emit(logger, InnerRefused(self._stage, peer, refused))
+            emit(logger, InnerRefused(self.stage, peer, refused))
         self._endpoint.post(peer, InnerTaken(inner.digest, refused))
 
     async def _fetched(self, peer: PeerId, inner: InnerState) -> str:
         """Get a content and go on with it; returns why not."""
         if inner.num_bytes > self._most_bytes:
             return f"it has {inner.num_bytes} bytes, and of this stage there are {self._most_bytes} at most"
-        fetch = DigestFetch(self._contents, inner.name, inner.num_bytes, lambda: (peer,))
-        if not await self._contents.fetch(fetch):
+        fetch = DigestFetch(self.contents, inner.name, inner.num_bytes, lambda: (peer,))
+        if not await self.contents.fetch(fetch):
             return "it did not come whole"
         return await self._inherited(inner, fetch.content)
 
     async def _inherited(self, inner: InnerState, content: Tensor) -> str:
         """Go on with a content; returns why not."""
-        base = self._base()
-        if (inner.stage, inner.record_hash) != (self._stage, base.record_hash):
+        base = self.base()
+        if (inner.stage, inner.record_hash) != (self.stage, base.record_hash):
             return f"it is of stage {inner.stage} and another record"
         try:
             file = TensorFile(Path(inner.digest), content.numpy().tobytes())
@@ -236,11 +228,11 @@ class InnerExchange:
                 return "it does not say whose it is"
             owner, generation = found
             tensors = {name: file.read(name) for name in file.shapes}
-            is_taken = await self._inherit(tensors, owner, generation)
+            is_taken = await self.inherit(tensors, owner, generation)
         except StateMismatch as error:
             return str(error)
         if not is_taken:
             return "steps have begun"
         self._taken = inner.digest
-        emit(logger, InnerTakenOver(base.round, self._stage, owner, len(tensors)))
+        emit(logger, InnerTakenOver(base.round, self.stage, owner, len(tensors)))
         return ""

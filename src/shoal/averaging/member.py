@@ -117,10 +117,11 @@ class _EncodeCut:
 _Job = CloseSteps | RunRing | Swap | Fetch | _EncodeCut
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RoundMember:
     """The outer rounds of one replica.
 
-    Args:
+    Attributes:
         unseal: Checks and decodes a record of the run (`signing.unsealer`).
         genesis: The hash that stands for D_0, whose state the replica holds.
         events: Is told of each swap, and when the replica is left out; must never be full.
@@ -130,35 +131,31 @@ class RoundMember:
         ahead: Where replicas are cut before a round is closed, they get each other's payloads by it.
     """
 
-    def __init__(
-        self,
-        *,
-        endpoint: Endpoint,
-        unseal: Callable[[SignedRecord], Record],
-        genesis: str,
-        stage: int,
-        steps: StepService,
-        state: ReplicaState,
-        device: Device,
-        source: StateSource,
-        events: MemoryObjectSendStream[RoundEvent] | None = None,
-        ring: RingSettings = DEFAULT_RING,
-        links: Callable[[], Sequence[LinkReport]] = tuple,
-        ahead: PayloadsAhead | None = None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._stage = stage
-        self._steps = steps
-        self._state = state
-        self._device = device
-        self._events = events
-        self._links = links
-        self._ring = RoundAverage(endpoint, stage, state, device, ring, self.peer_lost, ahead)
-        self._ahead = ahead
-        self._machine = RoundMemberMachine(
-            endpoint.hop, stage, Tip(0, genesis, None), state.hashes, unseal, source.is_behind
+    endpoint: Endpoint
+    unseal: Callable[[SignedRecord], Record]
+    genesis: str
+    stage: int
+    steps: StepService
+    state: ReplicaState
+    device: Device
+    source: StateSource
+    events: MemoryObjectSendStream[RoundEvent] | None = None
+    ring: RingSettings = DEFAULT_RING
+    links: Callable[[], Sequence[LinkReport]] = tuple
+    ahead: PayloadsAhead | None = None
+
+    def __post_init__(self) -> None:
+        self._averages = RoundAverage(
+            self.endpoint, self.stage, self.state, self.device, self.ring, self.peer_lost, self.ahead
         )
-        self._source = source
+        self._machine = RoundMemberMachine(
+            self.endpoint.hop,
+            self.stage,
+            Tip(0, self.genesis, None),
+            self.state.hashes,
+            self.unseal,
+            self.source.is_behind,
+        )
         self._jobs = Mailbox[_Job]()
         self._ring_scope = anyio.CancelScope()
         self._fetch_scope = anyio.CancelScope()
@@ -183,12 +180,12 @@ class RoundMember:
     @property
     def hashes(self) -> StageHashes:
         """Of the state that the replica holds."""
-        return self._state.hashes
+        return self.state.hashes
 
     @property
     def base(self) -> Base:
         """The state that the replica's round is trained from."""
-        return Base(self._machine.tip.round, self._machine.tip.hash, self._state.hashes)
+        return Base(self._machine.tip.round, self._machine.tip.hash, self.state.hashes)
 
     @property
     def is_closing(self) -> bool:
@@ -217,16 +214,16 @@ class RoundMember:
         self._ring_scope.cancel()
         self._fetch_scope.cancel()
         self._jobs.clear()
-        if self._ahead is not None:
-            self._ahead.end()
-        await self._device.run(self._state.restore)
-        self._steps.start_round(self._machine.round, self._machine.tip.hash)
+        if self.ahead is not None:
+            self.ahead.end()
+        await self.device.run(self.state.restore)
+        self.steps.start_round(self._machine.round, self._machine.tip.hash)
 
     # -- events
 
     def receive(self, event: Received) -> bool:
         """Take a round message for a replica; see `transport.dispatch.Handler`."""
-        if self._ring.receive(event) or (self._ahead is not None and self._ahead.receive(event)):
+        if self._averages.receive(event) or (self.ahead is not None and self.ahead.receive(event)):
             return True
         if not isinstance(event.message, Order):
             return False
@@ -239,18 +236,18 @@ class RoundMember:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        with contextlib.closing(self._ring):
+        with contextlib.closing(self._averages):
             await self._run()
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
-            if self._ahead is not None:
-                tasks.start_soon(self._ahead.run)
-            if self._ring.foresight is not None:
-                tasks.start_soon(self._ring.foresight.run, lambda: self._last_members)
-            if self._source.may_resume and not self._machine.is_behind:
-                await self._source.settled(self.base)
-                self._steps.start_round(self._machine.round, self._machine.tip.hash)
+            if self.ahead is not None:
+                tasks.start_soon(self.ahead.run)
+            if self._averages.foresight is not None:
+                tasks.start_soon(self._averages.foresight.run, lambda: self._last_members)
+            if self.source.may_resume and not self._machine.is_behind:
+                await self.source.settled(self.base)
+                self.steps.start_round(self._machine.round, self._machine.tip.hash)
                 self._resume()
             async for job in self._jobs:
                 match job:
@@ -269,14 +266,14 @@ class RoundMember:
         for effect in effects:
             match effect:
                 case Send(peer, message):
-                    self._endpoint.post(peer, message)
+                    self.endpoint.post(peer, message)
                 case Introduce(hop):
-                    self._endpoint.introduce(hop)
+                    self.endpoint.introduce(hop)
                 case ResolveStep(fate):
-                    self._steps.resolve(fate.key, fate.commit, fate.scale, fate.lr, fate.skipped)
+                    self.steps.resolve(fate.key, fate.commit, fate.scale, fate.lr, fate.skipped)
                     self._jobs.put(CloseSteps(fate.round))
                 case Pin(hashes):
-                    self._state.pin(hashes)
+                    self.state.pin(hashes)
                 case ReplicaOut(_, reason):
                     # Who coordinates the round has put it out, and warns of it.
                     emit(logger, ReplicaPutOut(reason, round=self._machine.round), level=logging.INFO)
@@ -287,42 +284,42 @@ class RoundMember:
                     self._jobs.put(effect)
 
     def _tell(self, event: RoundEvent) -> None:
-        if self._events is not None:
-            self._events.send_nowait(event)
+        if self.events is not None:
+            self.events.send_nowait(event)
 
     # -- jobs
 
     async def _close(self, round: int) -> None:
         try:
-            closed = await self._steps.close(round)
+            closed = await self.steps.close(round)
         except RoundAborted:
             emit(logger, RoundCloseSuperseded(round))
             return
         norm, payload = 0.0, None
         if closed.log or any(each.num_steps for each in closed.earlier):
-            norm, payload = await self._device.run(self._state.brought, self._state.fragment(round))
+            norm, payload = await self.device.run(self.state.brought, self.state.fragment(round))
         if round != self._machine.round:
             return
         self._give(round)
-        links = tuple(self._links())[:MAX_LINK_REPORTS]
+        links = tuple(self.links())[:MAX_LINK_REPORTS]
         brought = replace(closed, links=links, gradient_norm=norm, payload=payload)
         self._do(self._machine.steps_closed(brought))
 
     async def _encode(self, round: int, num_targets: int) -> None:
         """In pieces: steps go on in between."""
         while round == self._machine.round:
-            if await self._device.run(self._state.encode_some, self._state.fragment(round)):
+            if await self.device.run(self.state.encode_some, self.state.fragment(round)):
                 self._give(round, num_targets)
                 return
 
     def _give(self, round: int, num_targets: int = 0) -> None:
         """Let others of the stage have what this replica has encoded, if it has."""
-        brought = self._state.brought_payload
-        if self._ahead is not None and brought is not None and round == self._machine.round:
-            self._ahead.give(brought.payload_P, brought.announced, num_targets)
+        brought = self.state.brought_payload
+        if self.ahead is not None and brought is not None and round == self._machine.round:
+            self.ahead.give(brought.payload_P, brought.announced, num_targets)
 
     def _sent_bytes(self) -> dict[str, int]:
-        return {traffic.value: count for traffic, count in self._endpoint.sent_bytes.items()}
+        return {traffic.value: count for traffic, count in self.endpoint.sent_bytes.items()}
 
     def _start_ring(self, tasks: TaskGroup, quorum: Propose) -> None:
         self._ring_scope.cancel()
@@ -335,18 +332,18 @@ class RoundMember:
             peers = [hop.peer for hop in quorum.members]
             emit(logger, RingStarted(quorum.round, quorum.epoch, peers))
             try:
-                average, foreseen = await self._ring.run(quorum)
-                is_kept, fragment = self._source.donor.is_followed, self._state.fragment(quorum.round)
-                hashes = await self._device.run(self._state.stage, average, is_kept, fragment, foreseen)
+                average, foreseen = await self._averages.run(quorum)
+                is_kept, fragment = self.source.donor.is_followed, self.state.fragment(quorum.round)
+                hashes = await self.device.run(self.state.stage, average, is_kept, fragment, foreseen)
             except StateMismatch as error:
-                self._source.donor.release()
+                self.source.donor.release()
                 self._do(self._machine.state_broken(str(error)))
                 return
             self._do(self._machine.ring_done(quorum, hashes))
 
     def _start_fetch(self, tasks: TaskGroup, order: Fetch) -> None:
         """Go on to a newer record from the one that is being fetched, or begin with it."""
-        if self._source.sync.follow(order):
+        if self.source.sync.follow(order):
             return
         self._fetch_scope.cancel()
         self._fetch_scope = anyio.CancelScope()
@@ -358,67 +355,67 @@ class RoundMember:
             base: tuple[OuterState, StageHashes] | None = None
             if order.follows_base:
                 with contextlib.suppress(StateMismatch):  # then the whole state is fetched
-                    await self._device.run(self._state.check)
-                    base = (self._state.base, self._state.hashes)
+                    await self.device.run(self.state.check)
+                    base = (self.state.base, self.state.hashes)
             take = self._stage_fetched
-            newest = await self._source.sync.fetch(order, self._state.base, base, self._successor, take)
-            await self._source.settled(Base(newest.record.round, newest.record_hash, newest.hashes))
+            newest = await self.source.sync.fetch(order, self.state.base, base, self._successor, take)
+            await self.source.settled(Base(newest.record.round, newest.record_hash, newest.hashes))
             self._do(self._machine.fetched(newest.record_hash, newest.hashes))
 
     async def _successor(self, state: OuterState, average: Contribution, fragment: Fragment) -> OuterState:
-        return await self._device.run(self._state.successor, state, average, fragment)
+        return await self.device.run(self.state.successor, state, average, fragment)
 
     async def _stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
-        await self._device.run(self._state.stage_fetched, state, hashes)
+        await self.device.run(self.state.stage_fetched, state, hashes)
 
     async def _swap(self, swap: Swap) -> None:
         record, hashes, leaves_chain, keeps_rest = swap.record, swap.hashes, swap.leaves_chain, swap.keeps_rest
         self._ring_scope.cancel()
         self._fetch_scope.cancel()
-        self._ring.end()
+        self._averages.end()
         if self._machine.joined is None:
-            self._steps.start_round(0)  # it was left out of the round: what it still trains is lost
+            self.steps.start_round(0)  # it was left out of the round: what it still trains is lost
         try:
-            is_whole = names(record, self._stage, hashes)
-            counted = payload_in(record, self._stage, self._endpoint.peer_id) if is_whole else None
-            how = leaves_chain, counted, self._state.fragment(record.round), keeps_rest, record.codec
-            average = await self._device.run(self._state.swap, hashes, *how)
+            is_whole = names(record, self.stage, hashes)
+            counted = payload_in(record, self.stage, self.endpoint.peer_id) if is_whole else None
+            how = leaves_chain, counted, self.state.fragment(record.round), keeps_rest, record.codec
+            average = await self.device.run(self.state.swap, hashes, *how)
         except StateMismatch as error:
             self._do(self._machine.state_broken(str(error)))
             return
-        outcome = outcome_of(record, self._stage)
+        outcome = outcome_of(record, self.stage)
         self._last_members = () if outcome is None else outcome.members
         await self._keep_inner(record)
         before, self._sent_before = self._sent_before, self._sent_bytes()
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
-        if self._ahead is not None:
-            self._ahead.end()
-        self._steps.start_round(record.round + 1, self._machine.tip.hash, leaves_chain, keeps_rest)
-        state = None if self._machine.is_restored else self._state.base
-        self._source.hold(record.round, self._machine.tip.hash, state, average)
+        if self.ahead is not None:
+            self.ahead.end()
+        self.steps.start_round(record.round + 1, self._machine.tip.hash, leaves_chain, keeps_rest)
+        state = None if self._machine.is_restored else self.state.base
+        self.source.hold(record.round, self._machine.tip.hash, state, average)
         self._resume()
         if self._machine.is_restored:
             emit(logger, ReplicaRestored(record.round, self._machine.basis.round))
         if leaves_chain:
-            emit(logger, ReplicaChainLeft(record.round, self._stage))
+            emit(logger, ReplicaChainLeft(record.round, self.stage))
         held = msgspec.structs.asdict(hashes)
-        emit(logger, RoundHasSwapped(record.round, self._stage, **held, record=self._machine.tip.hash))
+        emit(logger, RoundHasSwapped(record.round, self.stage, **held, record=self._machine.tip.hash))
         self._tell(RoundSwapped(record, hashes))
 
     async def _keep_inner(self, record: Record) -> None:
         """What is copied here is what the inner optimizer knew at the record: no step can begin before the swap is
         said."""
         signed = self._machine.swapping
-        if self._endpoint.peer_id in self._last_members and signed is not None:
-            await self._source.keep_inner(record.round, record_hash(signed), is_wanted=record.keep)
+        if self.endpoint.peer_id in self._last_members and signed is not None:
+            await self.source.keep_inner(record.round, record_hash(signed), is_wanted=record.keep)
 
     def _resume(self) -> None:
         """A round has begun: go on from a snapshot of it, if there is one."""
-        found = self._source.resumable(self.base)
+        found = self.source.resumable(self.base)
         if found is None:
             return
         snapshot, content = found
-        is_taken = self._steps.resume(snapshot.log, content, snapshot.generation, snapshot.earlier)
+        is_taken = self.steps.resume(snapshot.log, content, snapshot.generation, snapshot.earlier)
         resumed = ReplicaResumed if is_taken else ReplicaNotResumed
-        emit(logger, resumed(self._machine.round, self._stage, len(snapshot.log), is_taken))
+        emit(logger, resumed(self._machine.round, self.stage, len(snapshot.log), is_taken))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import anyio
@@ -91,33 +92,26 @@ class _PayloadFetch(ContentFetch):
         self.is_wrong = self.is_wrong or isinstance(effect, Distrust)
 
 
+@dataclass(eq=False, repr=False)
 class PayloadsAhead:
     """The payloads of one replica's rounds, its own and the others'.
 
-    Args:
+    Attributes:
         view: Returns the swarm as it is now.
         limit_bytes: Of a payload in a round, at most.
-
-    Attributes:
         base: Returns the state that the replica's round is trained from.
         came: What `encoded_by` says may have changed.
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        stage: int,
-        *,
-        view: Callable[[], SwarmView],
-        base: Callable[[], Base],
-        limit_bytes: Callable[[int], int],
-    ) -> None:
-        self._contents = contents
-        self._endpoint = contents.endpoint
-        self._stage = stage
-        self._view = view
-        self.base = base
-        self._limit_bytes = limit_bytes
+    contents: Contents
+    stage: int
+    _: KW_ONLY
+    view: Callable[[], SwarmView]
+    base: Callable[[], Base]
+    limit_bytes: Callable[[int], int]
+
+    def __post_init__(self) -> None:
+        self._endpoint = self.contents.endpoint
         self.came = Signal()
         self._given: EncodedBy | None = None
         self._ready: dict[PeerId, PayloadReady] = {}
@@ -135,9 +129,9 @@ class PayloadsAhead:
             return
         self._forget_own()
         self._given = EncodedBy(self._endpoint.peer_id, announced, num_targets, payload_P)
-        self._contents.offer(self._name(announced), offered(payload_P))
+        self.contents.offer(self._name(announced), offered(payload_P))
         base = self.base()
-        ready = PayloadReady(base.round + 1, base.record_hash, self._stage, announced, num_targets)
+        ready = PayloadReady(base.round + 1, base.record_hash, self.stage, announced, num_targets)
         for peer, hop in self._others().items():
             self._endpoint.introduce(hop)
             self._endpoint.post(peer, ready)
@@ -148,7 +142,7 @@ class PayloadsAhead:
         message = event.message
         if not isinstance(message, PayloadReady):
             return False
-        if message.stage == self._stage and event.peer in self._others():
+        if message.stage == self.stage and event.peer in self._others():
             self._ready[event.peer] = message
             self._look(event.peer)
             self.came.notify()
@@ -208,17 +202,13 @@ class PayloadsAhead:
 
     def _others(self) -> dict[PeerId, Hop]:
         """The other replicas of the stage."""
-        me, replicas = self._endpoint.peer_id, self._view().replicas
-        return {each.peer: each.hop for each in replicas if each.stage == self._stage and each.peer != me}
+        me, replicas = self._endpoint.peer_id, self.view().replicas
+        return {each.peer: each.hop for each in replicas if each.stage == self.stage and each.peer != me}
 
     def _look(self, peer: PeerId) -> None:
         """What this peer has announced may be of the round that is under way."""
         ready = self._ready[peer]
-        if (
-            self._is_now(ready)
-            and peer not in self._named
-            and ready.payload.num_bytes <= self._limit_bytes(ready.round)
-        ):
+        if self._is_now(ready) and peer not in self._named and ready.payload.num_bytes <= self.limit_bytes(ready.round):
             self._fetched(peer, ready.payload)
 
     def _is_now(self, ready: PayloadReady) -> bool:
@@ -234,7 +224,7 @@ class PayloadsAhead:
         return EncodedBy(peer, ready.payload, ready.num_targets, fetch.content)
 
     def _name(self, payload: Payload) -> ContentName:
-        return ContentName(ContentKind.PAYLOAD, self._stage, payload.digest)
+        return ContentName(ContentKind.PAYLOAD, self.stage, payload.digest)
 
     def _fetched(self, peer: PeerId, payload: Payload) -> _PayloadFetch:
         """Return the fetch of a payload, which is begun unless it was."""
@@ -243,17 +233,17 @@ class PayloadsAhead:
             return before
         if before is not None:
             before.cancel()
-        fetch = _PayloadFetch(self._contents, self._stage, peer, payload, lambda: peer in self._others())
+        fetch = _PayloadFetch(self.contents, self.stage, peer, payload, lambda: peer in self._others())
         self._fetches[peer] = fetch
         self._new.put(fetch)
         return fetch
 
     async def _run(self, fetch: _PayloadFetch) -> None:
-        if await self._contents.fetch(fetch) or fetch.is_wrong:
+        if await self.contents.fetch(fetch) or fetch.is_wrong:
             fetch.ended.set()
             self.came.notify()
 
     def _forget_own(self) -> None:
         if self._given is not None:
-            self._contents.drop(self._name(self._given.payload))
+            self.contents.drop(self._name(self._given.payload))
             self._given = None

@@ -96,45 +96,36 @@ def buffer_vectors(floats_F: Tensor, integers_I: Tensor) -> tuple[RingVector, ..
     return (RingVector(1, floats_F, Reduction.SUM), RingVector(2, integers_I, Reduction.MAX))
 
 
+@dataclass(eq=False, repr=False)
 class RoundAverage:
     """The averages of one replica, one after the other.
 
-    Args:
+    Attributes:
         blame: Is told of a member that breaks the protocol, which is disconnected when the quorum is another one.
         ahead: With it payloads are not gathered: what was not fetched before the quorum is fetched in it.
-
-    Attributes:
         foresight: Of the next average; None without payloads that come before it.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        stage: int,
-        state: ReplicaState,
-        device: Device,
-        settings: RingSettings,
-        blame: Callable[[PeerId], None],
-        ahead: PayloadsAhead | None = None,
-    ) -> None:
-        self._ahead = ahead
-        self.foresight = None if ahead is None else Foresight(ahead, self._foreseen)
-        self._blame = blame
-        self._endpoint = endpoint
-        self._stage = stage
-        self._state = state
-        self._device = device
-        self._settings = settings
+    endpoint: Endpoint
+    stage: int
+    state: ReplicaState
+    device: Device
+    settings: RingSettings
+    blame: Callable[[PeerId], None]
+    ahead: PayloadsAhead | None = None
+
+    def __post_init__(self) -> None:
+        self.foresight = None if self.ahead is None else Foresight(self.ahead, self._foreseen)
         self._memory = SharedMemory()
         # Without its contribution a ring comes no further than that.
-        self._limit_bytes = state.ring_bytes + _SMALL_SUMS * SMALL_BYTES
+        self._limit_bytes = self.state.ring_bytes + _SMALL_SUMS * SMALL_BYTES
         self._inbox = GroupInbox(self._age_of, self._limit_bytes)
 
     def _age_of(self, tag: bytes) -> QuorumTag:
         """Which quorum a tag is of; a part of another stage is a mistake of its sender."""
         quorum = QuorumTag.decoded(tag)
-        if quorum.stage != self._stage:
-            raise RemoteProtocolError(f"a part of stage {quorum.stage} came to stage {self._stage}")
+        if quorum.stage != self.stage:
+            raise RemoteProtocolError(f"a part of stage {quorum.stage} came to stage {self.stage}")
         return quorum
 
     def receive(self, event: Received) -> bool:
@@ -165,55 +156,55 @@ class RoundAverage:
         """
         peers = [hop.peer for hop in quorum.members]
         group = Group(
-            self._endpoint,
+            self.endpoint,
             peers,
             QuorumTag.of(quorum).encoded(),
             self._inbox,
-            self._device.run,
+            self.device.run,
             memory=self._memory,
-            segment_bytes=self._settings.segment_bytes,
-            choose=self._settings.choose,
+            segment_bytes=self.settings.segment_bytes,
+            choose=self.settings.choose,
         )
         if quorum.epoch > 0:
-            await self._device.run(self._state.check)
+            await self.device.run(self.state.check)
         total = sum(quorum.weights)
         if total == 0:
             return None, None
         self._memory.forget_others(peers)
         try:
-            if self._settings.codec.is_elementwise:
+            if self.settings.codec.is_elementwise:
                 return await self._reduced(group, quorum, peers, total), None
             return await self._gathered(group, quorum, peers)
         except MemberFault as error:
             peer = PeerId(error.peer)
-            self._endpoint.metrics.counter("ring.refused").add()
+            self.endpoint.metrics.counter("ring.refused").add()
             emit(logger, RingRefused(peer, str(error)))
-            self._blame(peer)
+            self.blame(peer)
             try:
                 # While it is of the quorum it would complain of its lost connection, and an honest member would go.
                 await anyio.Event().wait()
             finally:
-                self._endpoint.disconnect(peer, str(error))
+                self.endpoint.disconnect(peer, str(error))
             raise
 
     async def _reduced(self, group: Group, quorum: Propose, peers: Sequence[PeerId], total: int) -> Contribution:
         """The averages whose sums are formed on their way."""
         # Only this lies in shared memory: averaged buffers become part of the base state, and are small.
-        [gradient_N] = self._memory.vectors([self._state.gradient_kind])
-        place, fragment = peers.index(self._endpoint.peer_id), self._state.fragment(quorum.round)
-        gradient_M = gradient_N[: self._state.gradient_size(fragment)]
+        [gradient_N] = self._memory.vectors([self.state.gradient_kind])
+        place, fragment = peers.index(self.endpoint.peer_id), self.state.fragment(quorum.round)
+        gradient_M = gradient_N[: self.state.gradient_size(fragment)]
         weight, scale = quorum.weights[place], quorum.scales[place] if quorum.scales else 1.0
-        share = await self._device.run(self._state.contribution, weight, total, gradient_M, scale, fragment)
-        await group.all_reduce(ring_vectors(share, self._settings.codec))
+        share = await self.device.run(self.state.contribution, weight, total, gradient_M, scale, fragment)
+        await group.all_reduce(ring_vectors(share, self.settings.codec))
         return share
 
     async def _gathered(
         self, group: Group, quorum: Propose, peers: Sequence[PeerId]
     ) -> tuple[Contribution | None, Foreseen | None]:
         """The averages of what each member has encoded, None if no member counts; and what was foreseen of them."""
-        place, codec = peers.index(self._endpoint.peer_id), self._settings.codec
-        fragment = self._state.fragment(quorum.round)
-        num_elements = self._state.gradient_size(fragment)
+        place, codec = peers.index(self.endpoint.peer_id), self.settings.codec
+        fragment = self.state.fragment(quorum.round)
+        num_elements = self.state.gradient_size(fragment)
         weights = gathered_weights(quorum.weights, quorum.payloads, codec, num_elements)
         for peer, counts, said in zip(peers, weights, quorum.weights, strict=True):
             if counts != said:
@@ -229,10 +220,10 @@ class RoundAverage:
             for weight, payload in zip(weights, quorum.payloads, strict=True)
         ]
         # Others may be ahead by all that they send.
-        self._inbox.limit_bytes = self._limit_bytes + (sum(lengths) if self._ahead is None else 0)
-        floats_F, integers_I = await self._device.run(self._state.buffers, weights[place], total, fragment)
+        self._inbox.limit_bytes = self._limit_bytes + (sum(lengths) if self.ahead is None else 0)
+        floats_F, integers_I = await self.device.run(self.state.buffers, weights[place], total, fragment)
         buffers = buffer_vectors(floats_F, integers_I)
-        if self._ahead is None:
+        if self.ahead is None:
             # When this returns, everybody knows how much is to come.
             await group.all_reduce([*buffers, RingVector(0, torch.zeros(1))])
             parts = await self._all_gathered(group, quorum, place, lengths)
@@ -241,10 +232,10 @@ class RoundAverage:
                 await group.all_reduce(buffers)
             foreseen = await self._foreseen_of(quorum, peers, weights)
             if foreseen is not None:
-                self._endpoint.metrics.counter("round.foreseen").add()
+                self.endpoint.metrics.counter("round.foreseen").add()
                 return Contribution(foreseen.average_M, floats_F, integers_I), foreseen
-            parts = await self._fetched(self._ahead, quorum, peers, weights)
-        average_M = await self._device.run(self._averaged, quorum, peers, weights, parts)
+            parts = await self._fetched(self.ahead, quorum, peers, weights)
+        average_M = await self.device.run(self._averaged, quorum, peers, weights, parts)
         return Contribution(average_M, floats_F, integers_I), None
 
     async def _all_gathered(
@@ -254,7 +245,7 @@ class RoundAverage:
         payloads_P = torch.empty(sum(lengths), dtype=torch.uint8)
         if lengths[place]:
             own_P = payloads_P[sum(lengths[:place]) :][: lengths[place]]
-            await self._device.run(self._state.put_encoded, own_P, quorum.payloads[place])
+            await self.device.run(self.state.put_encoded, own_P, quorum.payloads[place])
         [parts] = await group.all_gather([RingVector(0, payloads_P)], [lengths], Collective.CENTRAL)
         return parts
 
@@ -266,11 +257,11 @@ class RoundAverage:
         for place, (peer, weight, payload) in enumerate(zip(peers, weights, quorum.payloads, strict=True)):
             if not weight or payload is None:
                 continue
-            if peer != self._endpoint.peer_id:
+            if peer != self.endpoint.peer_id:
                 others[place] = ahead.ask(peer, payload)
                 continue
             parts[place] = torch.empty(payload.num_bytes, dtype=torch.uint8)
-            await self._device.run(self._state.put_encoded, parts[place], payload)
+            await self.device.run(self.state.put_encoded, parts[place], payload)
         for place, get in others.items():
             parts[place] = await get()
         return parts
@@ -291,8 +282,8 @@ class RoundAverage:
 
     def _foreseen(self, round: int, brought: Sequence[Gathered]) -> Foreseen:
         """What the state becomes in a round by what its members have brought; any thread may call this."""
-        fragment = self._state.fragment(round)
-        return self._state.foresee(self._average_of(brought, fragment), fragment)
+        fragment = self.state.fragment(round)
+        return self.state.foresee(self._average_of(brought, fragment), fragment)
 
     def _averaged(
         self, quorum: Propose, peers: Sequence[PeerId], weights: Sequence[int], parts: Sequence[Tensor]
@@ -302,8 +293,8 @@ class RoundAverage:
             if weight and payload_of(part_P) != announced:
                 raise MemberFault(f"it sent {payload_of(part_P)} and has joined with {announced}", peer)
         brought = brought_by(peers, weights, quorum.scales, parts)
-        return self._average_of(brought, self._state.fragment(quorum.round))
+        return self._average_of(brought, self.state.fragment(quorum.round))
 
     def _average_of(self, brought: Sequence[Gathered], fragment: Fragment) -> Tensor:
-        num_elements, over_senders = self._state.gradient_size(fragment), self._settings.over_senders
-        return gathered_average(self._settings.codec, brought, num_elements, over_senders=over_senders)
+        num_elements, over_senders = self.state.gradient_size(fragment), self.settings.over_senders
+        return gathered_average(self.settings.codec, brought, num_elements, over_senders=over_senders)

@@ -13,6 +13,7 @@ import hmac
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -71,39 +72,34 @@ class SnapshotFetch(DigestFetch):
         super().__init__(contents, snapshot.name, snapshot.num_bytes, givers, heard)
 
 
+@dataclass(eq=False, repr=False)
 class SnapshotExchange:
     """The snapshots of one server. A `transport.dispatch.Handler`.
 
-    Args:
+    Attributes:
         generation: Which replica of this peer this is, counted from its first; None: not known.
         follows: The generation before served the same stage, so a buddy may have a snapshot of it.
         view: Returns the swarm as it is now.
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        stage: int,
-        *,
-        owner: SnapshotOwner,
-        settings: SnapshotSettings,
-        generation: int | None,
-        follows: bool,
-        view: Callable[[], SwarmView],
-    ) -> None:
-        self.owner = owner
-        self._contents = contents
-        self._endpoint = contents.endpoint
-        self._clock = contents.clock
-        self._stage = stage
-        self._settings = settings
-        self._generation = generation or 0
-        self._view = view
-        self._store = SnapshotStore(stage, settings.room_bytes)
+    contents: Contents
+    stage: int
+    _: KW_ONLY
+    owner: SnapshotOwner
+    settings: SnapshotSettings
+    generation: int | None
+    follows: bool
+    view: Callable[[], SwarmView]
+
+    def __post_init__(self) -> None:
+        self._endpoint = self.contents.endpoint
+        self._clock = self.contents.clock
+        self._generation = self.generation or 0
+        self._store = SnapshotStore(self.stage, self.settings.room_bytes)
         self._whole: dict[PeerId, SnapshotFetch] = {}
         self._coming: dict[PeerId, SnapshotFetch] = {}
-        me = contents.endpoint.peer_id
-        self._search = SnapshotSearch(me, stage, self._generation, SEARCH_S) if follows else None
+        me = self.contents.endpoint.peer_id
+        self._search = SnapshotSearch(me, self.stage, self._generation, SEARCH_S) if self.follows else None
         self._own: SnapshotFetch | None = None
         self._jobs = Mailbox[Callable[[], Coroutine[None, None, None]]]()
         self._changed = Signal()
@@ -184,7 +180,7 @@ class SnapshotExchange:
             raise RemoteProtocolError(f"{peer} offers what is no snapshot: {error}") from error
         search, now_s = self._search, self._clock.now_s()
         if search is not None and snapshot.peer == self._endpoint.peer_id:
-            is_own = hmac.compare_digest(self._settings.seal(offer.body), offer.seal)
+            is_own = hmac.compare_digest(self.settings.seal(offer.body), offer.seal)
             if not is_own:
                 emit(logger, SnapshotForged(peer))
             self._act(search.receive(peer, snapshot if is_own else None, now_s))
@@ -194,7 +190,7 @@ class SnapshotExchange:
         if reason:
             self._endpoint.post(peer, NoSnapshot(snapshot.digest, reason))
             return
-        coming = self._coming[peer] = SnapshotFetch(self._contents, snapshot, offer, lambda: (peer,))
+        coming = self._coming[peer] = SnapshotFetch(self.contents, snapshot, offer, lambda: (peer,))
         self._jobs.put(partial(self._keep, peer, coming))
 
     def _give_up(self, owner: PeerId) -> None:
@@ -208,7 +204,7 @@ class SnapshotExchange:
         for effect in effects:
             match effect:
                 case AskBuddy(peer):
-                    self._endpoint.post(peer, AskSnapshot(self._stage, self._generation - 1))
+                    self._endpoint.post(peer, AskSnapshot(self.stage, self._generation - 1))
                 case Take(snapshot):
                     self._jobs.put(partial(self._take, snapshot))
         self._changed.notify()
@@ -226,7 +222,7 @@ class SnapshotExchange:
 
     async def _keep(self, owner: PeerId, coming: SnapshotFetch) -> None:
         """Get the content of an owner's snapshot, and keep it in place of the one before."""
-        is_here = await self._contents.fetch(coming)
+        is_here = await self.contents.fetch(coming)
         if self._coming.get(owner) is not coming:
             return
         digest = coming.snapshot.digest
@@ -238,7 +234,7 @@ class SnapshotExchange:
         self._store.completed(owner)
         before = self._whole.get(owner)
         self._whole[owner] = coming
-        self._contents.offer(coming.name, offered(coming.content, hashes=coming.machine.offer))
+        self.contents.offer(coming.name, offered(coming.content, hashes=coming.machine.offer))
         if before is not None:
             self._drop(before)
         self._endpoint.post(owner, SnapshotKept(digest))
@@ -246,17 +242,17 @@ class SnapshotExchange:
     def _drop(self, kept: SnapshotFetch) -> None:
         """Give a content no more, unless it is that of another replica as well."""
         if all(other.name != kept.name for other in self._whole.values()):
-            self._contents.drop(kept.name)
+            self.contents.drop(kept.name)
 
     async def _find(self, search: SnapshotSearch) -> None:
-        found = buddies(self._view(), self._endpoint.hop, self._stage)
+        found = buddies(self.view(), self._endpoint.hop, self.stage)
         for buddy in found:
             self._endpoint.introduce(buddy.hop)
         self._act(search.begin([buddy.peer for buddy in found], self._clock.now_s()))
         await drive(search, self._clock, self._changed, self._act, until=lambda: search.is_over)
         if self._own is not None:
             self._own.cancel()
-        emit(logger, SnapshotSearched(self._stage, len(found)))
+        emit(logger, SnapshotSearched(self.stage, len(found)))
 
     async def _take(self, snapshot: Snapshot) -> None:
         """Get the content of a snapshot of the generation before, in place of another one that nobody gives."""
@@ -266,7 +262,7 @@ class SnapshotExchange:
         if self._own is not None:
             self._own.cancel()
         offer, heard = OfferSnapshot(b"", b""), lambda: search.progressed(self._clock.now_s())
-        own = self._own = SnapshotFetch(self._contents, snapshot, offer, lambda: search.givers, heard)
-        is_right = await self._contents.fetch(own)
+        own = self._own = SnapshotFetch(self.contents, snapshot, offer, lambda: search.givers, heard)
+        is_right = await self.contents.fetch(own)
         if search.taking is snapshot:
             self._act(search.fetched(is_right, self._clock.now_s()))

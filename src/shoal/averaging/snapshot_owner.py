@@ -12,7 +12,7 @@ import hmac
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import anyio
@@ -69,10 +69,11 @@ class _Made(NamedTuple):
     content: Tensor
 
 
+@dataclass(eq=False, repr=False)
 class SnapshotOwner:
     """The snapshots of one replica.
 
-    Args:
+    Attributes:
         generation: Which replica of this peer this is, counted from its first; None: not known, and no snapshot is
             made.
         view: Returns the swarm as it is now, to find buddies.
@@ -80,27 +81,18 @@ class SnapshotOwner:
         base: Returns the state that the replica's round began from.
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        stage: int,
-        *,
-        generation: int | None,
-        settings: SnapshotSettings,
-        view: Callable[[], SwarmView],
-        device: Device,
-        capture: Callable[[], Tensor],
-        base: Callable[[], Base],
-    ) -> None:
-        self._contents = contents
-        self._endpoint = contents.endpoint
-        self._stage = stage
-        self._generation = generation
-        self._settings = settings
-        self._view = view
-        self._device = device
-        self._capture = capture
-        self._base = base
+    contents: Contents
+    stage: int
+    _: KW_ONLY
+    generation: int | None
+    settings: SnapshotSettings
+    view: Callable[[], SwarmView]
+    device: Device
+    capture: Callable[[], Tensor]
+    base: Callable[[], Base]
+
+    def __post_init__(self) -> None:
+        self._endpoint = self.contents.endpoint
         self._made: _Made | None = None
         self._talk: tuple[PeerId, str] | None = None
         self._answers: deque[Answer | None] = deque()
@@ -109,14 +101,14 @@ class SnapshotOwner:
     async def boundary(self, round: int, log: tuple[StepEntry, ...], earlier: tuple[StepsTrained, ...] = ()) -> None:
         """The replica has committed the last step of `log` in `round`: copy its state, if that is due. `earlier` as in
         `Snapshot`."""
-        base = self._base()
-        if self._generation is None or self._made is not None or round != base.round + 1:
+        base = self.base()
+        if self.generation is None or self._made is not None or round != base.round + 1:
             return
-        if not is_due(len(log), self._settings.every_steps, self._settings.cuts.commits(round)):
+        if not is_due(len(log), self.settings.every_steps, self.settings.cuts.commits(round)):
             return
-        content = await self._device.run(self._capture)
+        content = await self.device.run(self.capture)
         # Else a record was swapped in meanwhile, or there is nothing that a step changes.
-        if self._base() == base and content.numel():
+        if self.base() == base and content.numel():
             self._made = _Made(base, log, earlier, content)
             self._changed.notify()
 
@@ -143,7 +135,7 @@ class SnapshotOwner:
         while True:
             while self._made is None:
                 await self._changed.wait()
-            await self._send(self._made, self._generation or 0)
+            await self._send(self._made, self.generation or 0)
             self._made = None
 
     async def _send(self, made: _Made, generation: int) -> None:
@@ -152,21 +144,21 @@ class SnapshotOwner:
         to_give = offered(content, self._asked)
         digest = digest_of(await anyio.to_thread.run_sync(to_give.hashes))
         state = (base.round, base.record_hash, base.hashes)
-        snapshot = Snapshot(me.peer, self._stage, generation, *state, log, content.numel(), digest, earlier)
+        snapshot = Snapshot(me.peer, self.stage, generation, *state, log, content.numel(), digest, earlier)
         body = msgspec.msgpack.encode(snapshot)
-        offer = OfferSnapshot(body, self._settings.seal(body))
-        self._contents.offer(snapshot.name, to_give)
+        offer = OfferSnapshot(body, self.settings.seal(body))
+        self.contents.offer(snapshot.name, to_give)
         try:
             await self._give(offer, snapshot, base)
         finally:
             self._talk = None
-            self._contents.drop(snapshot.name)
+            self.contents.drop(snapshot.name)
 
     async def _give(self, offer: OfferSnapshot, snapshot: Snapshot, base: Base) -> None:
         """Offer a snapshot to the buddies in turn, until one keeps it or its round is over."""
         num_steps = len(snapshot.log)
-        what = (base.round + 1, self._stage, num_steps, snapshot.num_bytes)
-        for buddy in buddies(self._view(), self._endpoint.hop, self._stage):
+        what = (base.round + 1, self.stage, num_steps, snapshot.num_bytes)
+        for buddy in buddies(self.view(), self._endpoint.hop, self.stage):
             self._endpoint.introduce(buddy.hop)
             self._talk = (buddy.peer, snapshot.digest)
             self._answers.clear()
@@ -176,7 +168,7 @@ class SnapshotOwner:
                 self._endpoint.metrics.counter("snapshot.kept").add()
                 emit(logger, SnapshotWasKept(*what, buddy.peer))
                 return
-            is_over = self._base() != base
+            is_over = self.base() != base
             reason = "its round is over" if is_over else "it is lost or does not answer"
             if isinstance(answer, NoSnapshot):
                 reason = answer.reason
@@ -187,7 +179,7 @@ class SnapshotOwner:
 
     async def _answer(self, base: Base) -> Answer | None:
         """The buddy's answer; None if it is lost, or has neither asked nor said anything, or the round is over."""
-        while not self._answers and self._base() == base:
+        while not self._answers and self.base() == base:
             with anyio.move_on_after(ANSWER_S) as timer:
                 await self._changed.wait()
             if timer.cancelled_caught:

@@ -3,6 +3,8 @@ for mirrors."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import anyio
 import torch
 
@@ -35,26 +37,22 @@ async def _no_successor(state: OuterState, average: Contribution, fragment: Frag
     raise InvariantViolation("whoever begins with a whole state needs no averages before a newer record")
 
 
+@dataclass(eq=False, repr=False)
 class StageFetch(Handler):
     """Fetches the state that a record names, stage by stage. A `transport.dispatch.Handler`, which comes before that of
     the contents: it only hears what donors say.
 
-    Args:
+    Attributes:
         num_fragments: See `StateSync`; only averages depend on it.
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        membership: Membership,
-        settings: TransferSettings | None = None,
-        num_fragments: int = 1,
-    ) -> None:
-        self._contents = contents
-        self._membership = membership
-        self._settings = settings or TransferSettings()
-        self.num_fragments = num_fragments
-        self._clock = contents.clock
+    contents: Contents
+    membership: Membership
+    settings: TransferSettings = field(default_factory=TransferSettings)
+    num_fragments: int = 1
+
+    def __post_init__(self) -> None:
+        self._clock = self.contents.clock
         self._stage = 0
         self._refused: set[PeerId] = set()
         self._heard_s = 0.0
@@ -96,10 +94,10 @@ class StageFetch(Handler):
         """
         self._stage, self._refused, self._heard_s = stage, set(), self._clock.now_s()
         sync = StateSync(
-            self._contents,
+            self.contents,
             stage,
-            view=lambda: self._membership.view,
-            settings=self._settings,
+            view=lambda: self.membership.view,
+            settings=self.settings,
             num_fragments=self.num_fragments,
         )
         found: OuterState | None = None
@@ -121,7 +119,7 @@ class StageFetch(Handler):
         while True:
             await self._clock.sleep_s(_LOOK_S)
             now_s = self._clock.now_s()
-            asked = donors(self._membership.view, self._stage, self._contents.endpoint.peer_id)
+            asked = donors(self.membership.view, self._stage, self.contents.endpoint.peer_id)
             others = asked.keys() - self._refused - sync.distrusted
             nobody_since_s = None if others else nobody_since_s or now_s
             is_hopeless = nobody_since_s is not None and now_s - nobody_since_s >= _NOBODY_S

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import anyio
 import anyio.to_thread
@@ -50,10 +51,11 @@ def record_stands(view: SwarmView) -> bool:
     return is_held or run_has_begun(view) or any(client.resumed for client in view.clients)
 
 
+@dataclass(eq=False, repr=False)
 class Starts:
     """What one peer has of the weights that a run begins from. A `transport.dispatch.Handler`.
 
-    Args:
+    Attributes:
         contents: For this alone: nobody else gives its events there.
         genesis: The hash that stands for D_0.
         num_stages: Of the model: peers may ask for others.
@@ -62,24 +64,16 @@ class Starts:
         notice: Tells the user what he may want to act on.
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        genesis: str,
-        num_stages: int,
-        *,
-        view: Callable[[], SwarmView],
-        read: ReadStart | None = None,
-        notice: Callable[[str], None] = lambda _: None,
-        settings: TransferSettings | None = None,
-    ) -> None:
-        self._contents = contents
-        self._genesis = genesis
-        self._num_stages = num_stages
-        self._view = view
-        self._read = read
-        self._notice = notice
-        self._settings = settings or TransferSettings()
+    contents: Contents
+    genesis: str
+    num_stages: int
+    _: KW_ONLY
+    view: Callable[[], SwarmView]
+    read: ReadStart | None = None
+    notice: Callable[[str], None] = lambda _: None
+    settings: TransferSettings = field(default_factory=TransferSettings)
+
+    def __post_init__(self) -> None:
         self._wanted = Mailbox[int]()
         self._asked: set[int] = set()
 
@@ -89,13 +83,13 @@ class Starts:
         Args:
             vectors: Parameters, floating and integer buffers, flat; must not change any more.
         """
-        self._contents.offer(self._name(stage), Offered(vectors, self._contents.chunk_bytes))
+        self.contents.offer(self._name(stage), Offered(vectors, self.contents.chunk_bytes))
 
     def withdraw(self) -> None:
         """A record stands: give nothing any more."""
-        self._read = None
-        for name in list(self._contents.offered):
-            self._contents.drop(name)
+        self.read = None
+        for name in list(self.contents.offered):
+            self.contents.drop(name)
 
     async def fetch(
         self, stage: int, layout: Sequence[FlatLayout], are_right: Callable[[Sequence[Tensor]], bool]
@@ -107,12 +101,12 @@ class Starts:
             are_right: Whether vectors are what the run begins from; called in a thread.
         """
         vectors = [torch.empty(each.numel, dtype=each.dtype) for each in layout]
-        fetch = StartFetch(self._contents, self._name(stage), vectors, self._settings, self._view, are_right)
-        fetch.notice = self._notice
-        clock = self._contents.clock
+        fetch = StartFetch(self.contents, self._name(stage), vectors, self.settings, self.view, are_right)
+        fetch.notice = self.notice
+        clock = self.contents.clock
         begun_s = clock.now_s()
         emit(logger, StateFetching(stage, 0, False, fetch.num_chunks))
-        if not await self._contents.fetch(fetch):
+        if not await self.contents.fetch(fetch):
             return None
         emit(logger, StateFetched(stage, 0, False, round(clock.now_s() - begun_s, 3), dict(fetch.machine.sources)))
         return vectors
@@ -123,29 +117,29 @@ class Starts:
         if not isinstance(name, ContentName) or name.kind is not ContentKind.START:
             return False
         is_wanted = isinstance(event.message, Want) and name == self._name(name.stage)
-        if is_wanted and name.stage < self._num_stages and self._read is not None and name.stage not in self._asked:
+        if is_wanted and name.stage < self.num_stages and self.read is not None and name.stage not in self._asked:
             self._asked.add(name.stage)
             self._wanted.put(name.stage)
-        return self._contents.receive(event)
+        return self.contents.receive(event)
 
     def peer_lost(self, peer: PeerId) -> None:
-        self._contents.peer_lost(peer)
+        self.contents.peer_lost(peer)
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._contents.run)
+            tasks.start_soon(self.contents.run)
             async for stage in self._wanted:
                 await self._look(stage)
 
     async def _look(self, stage: int) -> None:
         """Read what somebody wants; it is offered unless a record has come meanwhile."""
-        vectors = None if self._read is None else await self._read(stage)
-        if vectors is not None and self._read is not None:
+        vectors = None if self.read is None else await self.read(stage)
+        if vectors is not None and self.read is not None:
             self.offer(stage, vectors)
 
     def _name(self, stage: int) -> ContentName:
-        return ContentName(ContentKind.START, stage, self._genesis)
+        return ContentName(ContentKind.START, stage, self.genesis)
 
 
 class StartFetch(ContentFetch):

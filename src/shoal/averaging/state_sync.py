@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 import anyio.to_thread
 import torch
@@ -118,34 +119,29 @@ class _PieceFetch(ContentFetch):
                 emit(logger, StateLate(stage, round, reason))
 
 
+@dataclass(eq=False, repr=False)
 class StateSync:
     """Fetches states of one stage.
 
-    Args:
+    Attributes:
         view: Returns the swarm as it is now, to find the holders.
         num_fragments: Of the parameters, one of which each round averages.
     """
 
-    def __init__(
-        self,
-        contents: Contents,
-        stage: int,
-        *,
-        view: Callable[[], SwarmView],
-        settings: TransferSettings,
-        num_fragments: int = 1,
-    ) -> None:
-        self.contents = contents
-        self.stage = stage
-        self.view = view
-        self.settings = settings
-        self._num_fragments = num_fragments
+    contents: Contents
+    stage: int
+    _: KW_ONLY
+    view: Callable[[], SwarmView]
+    settings: TransferSettings
+    num_fragments: int = 1
+
+    def __post_init__(self) -> None:
         self._chain: StateChain | None = None
         self._fetch: _PieceFetch | None = None
 
     def fragment(self, round: int) -> Fragment:
         """What a round averages."""
-        return Fragment.of_round(round, self._num_fragments)
+        return Fragment.of_round(round, self.num_fragments)
 
     @property
     def distrusted(self) -> frozenset[PeerId]:
@@ -193,7 +189,7 @@ class StateSync:
                         chain.reached()
                     else:
                         averages = template.averages_like(self.fragment(chain.newest.record.round))
-                        _say_lost(self.stage, piece, chain.newest, averages, fetch.leads_elsewhere, self._num_fragments)
+                        _say_lost(self.stage, piece, chain.newest, averages, fetch.leads_elsewhere, self.num_fragments)
                         chain.restart()
                 newest = chain.newest
                 if state is not None:

@@ -25,7 +25,7 @@ from shoal.checkpoint.hf_files import StoredTensors
 from shoal.checkpoint.model_source import ModelSource
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
-from shoal.ids import MAX_STAGES
+from shoal.ids import MAX_PARTS
 from shoal.model.hf.repository import Repository
 
 MODEL_TYPE: Final = "gpt2"
@@ -203,8 +203,8 @@ def _sizes(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str, Any], 
         )
     }
     problems += [f"{name} is {size!r}" for name, size in sizes.items() if type(size) is not int or size < 1]
-    if not problems and sizes["n_layer"] > MAX_STAGES:
-        problems.append(f"n_layer is {sizes['n_layer']}, and {MAX_STAGES} layers are the most that one is read with")
+    if not problems and sizes["n_layer"] > MAX_PARTS:
+        problems.append(f"n_layer is {sizes['n_layer']}, and {MAX_PARTS} layers are the most that one is read with")
     if problems:
         raise ConfigError(f"the model in {folder} is none that the family gpt can be: " + "; ".join(problems))
     width = sizes["n_embd"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -65,6 +66,25 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TITLES = "Train", "See how a run is", "Steer a run", "Use a model", "Check and measure", "Set up"
 TRAIN, WATCH, STEER, MODEL, CHECK, SET_UP = (Group(title, sort_key=place) for place, title in enumerate(_TITLES))
 """What commands are for: under these titles `shoal --help` lists them, in this order."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Wording:
+    """How a model puts its text: of which tokens it draws the next one, and how many at most. Each field is a flag."""
+
+    max_tokens: Annotated[int | None, Parameter(help="At most so many; else until the context is full.")] = None
+    temperature: Annotated[float, Parameter(help="0: always the likeliest token; 1: as the model says.")] = 0.0
+    top_k: Annotated[int | None, Parameter(help="Only so many of the likeliest tokens.")] = None
+    top_p: Annotated[float | None, Parameter(help="Only the likeliest tokens that together have this probability.")] = (
+        None
+    )
+    min_p: Annotated[
+        float | None, Parameter(help="Only tokens with this share of the likeliest one's probability.")
+    ] = None
+    seed: Annotated[int | None, Parameter(help="The same seed gives the same text; else one is drawn, and said.")] = (
+        None
+    )
 
 
 def found(path: Path) -> Path:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+from shoal.cli.arguments import Wording
 from shoal.cli.exporting import opened
 from shoal.cli.output import without_controls
 from shoal.cli.trained import request_of, whole
 from shoal.errors import ConfigError
 from shoal.inference.conversation import OngoingConversation
 from shoal.inference.generation import Continuation, require_generates
-from shoal.inference.sampling import Sampling
 from shoal.inference.text import tokens_of
 from shoal.model.hf.chat import ChatTemplate
 from shoal.quant.fold import fold_weights
@@ -27,9 +25,7 @@ def chat(
     messages: Sequence[str],
     *,
     system: str,
-    sampling: Callable[[int], Sampling],
-    seed: int | None,
-    max_tokens: int | None,
+    wording: Wording,
     family: str | None,
     device: str,
     as_json: bool,
@@ -38,15 +34,13 @@ def chat(
 
     Args:
         messages: none: the lines of standard input are, until it ends.
-        sampling: how tokens are chosen, with a seed.
-        seed: None: one is drawn.
+        wording: without a seed one is drawn.
 
     Raises:
         ConfigError: this is no folder of a model that talks, or what is wanted makes no sense.
         ShoalError: the model cannot be read, or its template refuses a message.
     """
-    drawn = secrets.randbits(32) if seed is None else seed
-    wanted = request_of("?", partial(sampling, drawn), max_tokens, ())
+    wanted = request_of("?", wording)
     with opened(model, family) as source:
         if source.tokenizer is None:
             raise ConfigError(
@@ -75,13 +69,13 @@ def chat(
         conversation.answered(said)
         if as_json:
             report = {"text": said, "tokens": answer.tokens, "prompt_tokens": answer.prompt_tokens}
-            print(json.dumps({**report, "finish": answer.finish, "seed": drawn}), flush=True)
+            print(json.dumps({**report, "finish": answer.finish, "seed": wanted.sampling.seed}), flush=True)
         else:
             print(flush=True)
         if answer.finish == "context":
             print("the context of the model is full", file=sys.stderr)
-    if wanted.sampling.temperature and seed is None:
-        print(f"--seed {drawn} gives the same again", file=sys.stderr)
+    if wanted.sampling.temperature and wording.seed is None:
+        print(f"--seed {wanted.sampling.seed} gives the same again", file=sys.stderr)
 
 
 def _typed() -> Iterator[str]:

@@ -15,7 +15,7 @@ from shoal.cli.output import on_one_line
 from shoal.cli.trained import whole
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
-from shoal.data.huggingface import image_in
+from shoal.data.image_reader import image_in
 from shoal.errors import ConfigError, SampleError
 from shoal.inference.evaluation import class_probabilities
 from shoal.swarm.microbatch_cut import EVAL_SAMPLES

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from shoal.cli.arguments import AsJson, Switch
+from shoal.cli.arguments import AsJson, Switch, Wording
 
 ModelFolder = Annotated[
     Path,
@@ -25,12 +25,7 @@ DatasetName = Annotated[
     Parameter(help="Of data that is a class of your own, package.module:Class: that it may run here."),
 ]
 ComputeDevice = Annotated[str, Parameter(help="Where it computes: auto, cpu, or a GPU such as cuda:0.")]
-MaxTokens = Annotated[int | None, Parameter(help="At most so many; else until the context is full.")]
-Temperature = Annotated[float, Parameter(help="0: always the likeliest token; 1: as the model says.")]
-TopK = Annotated[int | None, Parameter(help="Only so many of the likeliest tokens.")]
-TopP = Annotated[float | None, Parameter(help="Only the likeliest tokens that together have this probability.")]
-MinP = Annotated[float | None, Parameter(help="Only tokens with this share of the likeliest one's probability.")]
-SamplingSeed = Annotated[int | None, Parameter(help="The same seed gives the same text; else one is drawn, and said.")]
+_USUAL_WORDING = Wording()
 Force = Annotated[bool, Switch, Parameter(help="Replace a model that is there already.")]
 
 
@@ -113,12 +108,7 @@ def generate(
     model: ModelFolder,
     *,
     prompt: Annotated[str, Parameter(help="The text to go on from.", allow_leading_hyphen=True)],
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: SamplingSeed = None,
+    wording: Wording = _USUAL_WORDING,
     stop: Annotated[
         list[str] | None,
         Parameter(negative=(), help="A text that ends it and is not printed; can be given several times."),
@@ -138,14 +128,11 @@ def generate(
     tokenizer, or by bytes.
     """
     from shoal.cli.trained import generate as serve
-    from shoal.inference.sampling import Sampling
 
     serve(
         model,
         prompt,
-        sampling=lambda seed: Sampling(temperature, top_k, top_p, min_p, seed),
-        seed=seed,
-        max_tokens=max_tokens,
+        wording=wording,
         stops=tuple(stop or ()),
         family=family,
         device=device,
@@ -166,12 +153,7 @@ def chat(
         ),
     ] = None,
     system: Annotated[str, Parameter(help="What the model is told before.", allow_leading_hyphen=True)] = "",
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: SamplingSeed = None,
+    wording: Wording = _USUAL_WORDING,
     family: FamilyName = None,
     device: ComputeDevice = "cpu",
     as_json: Annotated[
@@ -184,15 +166,12 @@ def chat(
     Ctrl-D ends it.
     """
     from shoal.cli.chatting import chat as serve
-    from shoal.inference.sampling import Sampling
 
     serve(
         model,
         message or (),
         system=system,
-        sampling=lambda seed: Sampling(temperature, top_k, top_p, min_p, seed),
-        seed=seed,
-        max_tokens=max_tokens,
+        wording=wording,
         family=family,
         device=device,
         as_json=as_json,

@@ -6,12 +6,11 @@ import importlib
 import json
 import secrets
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from shoal.checkpoint.model_source import ModelSource
+from shoal.cli.arguments import Wording
 from shoal.cli.cuts import profiled_device
 from shoal.cli.exporting import opened
 from shoal.cli.output import without_controls
@@ -105,9 +104,7 @@ def generate(
     model: Path,
     prompt: str,
     *,
-    sampling: Callable[[int], Sampling],
-    seed: int | None,
-    max_tokens: int | None,
+    wording: Wording,
     stops: tuple[str, ...],
     family: str | None,
     device: str,
@@ -117,15 +114,13 @@ def generate(
     """Print what follows a prompt, as it comes; as JSON, when it has ended.
 
     Args:
-        sampling: how tokens are chosen, with a seed.
-        seed: None: one is drawn.
+        wording: without a seed one is drawn.
 
     Raises:
         ConfigError: this is no folder of a model that generates, or what is wanted makes no sense.
         ShoalError: the model cannot be read.
     """
-    drawn = secrets.randbits(32) if seed is None else seed
-    request = request_of(prompt, partial(sampling, drawn), max_tokens, stops)
+    request = request_of(prompt, wording, stops)
     with opened(model, family) as source:
         module = whole(source, device)
         require_generates(module, str(model))
@@ -143,7 +138,7 @@ def generate(
         print(without_controls(text) if is_terminal else text, end="", flush=True)
     if is_terminal:
         print(flush=True)
-    if request.sampling.temperature and seed is None:
+    if request.sampling.temperature and wording.seed is None:
         print(f"--seed {request.sampling.seed} gives the same again", file=sys.stderr)
     if generation.finish is not None and (note := _ENDS[generation.finish]):
         print(note, file=sys.stderr)
@@ -189,22 +184,20 @@ def images(
     print(f"wrote {to}: {rows} images of each class from {first_class} to {first_class + columns - 1}", flush=True)
 
 
-def request_of(
-    prompt: str, sampling: Callable[[], Sampling], max_tokens: int | None, stops: tuple[str, ...]
-) -> TextRequest:
-    """Check what is wanted before a model is loaded.
+def request_of(prompt: str, wording: Wording, stops: tuple[str, ...] = ()) -> TextRequest:
+    """Check what is wanted before a model is loaded; without a seed, draw one.
 
     Raises:
         ConfigError: it makes no sense; all that is wrong is named together.
     """
     problems: list[str] = []
-    chosen = Sampling()
+    chosen, seed = Sampling(), secrets.randbits(32) if wording.seed is None else wording.seed
     try:
-        chosen = sampling()
+        chosen = Sampling(wording.temperature, wording.top_k, wording.top_p, wording.min_p, seed)
     except ConfigError as error:
         problems.append(str(error))
     try:
-        request = TextRequest(prompt, chosen, max_tokens, stops)
+        request = TextRequest(prompt, chosen, wording.max_tokens, stops)
     except ConfigError as error:
         raise ConfigError("\n".join((*problems, str(error)))) from None
     if problems:

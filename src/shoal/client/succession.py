@@ -9,7 +9,7 @@ have left ends with the steps that it has; closing it is what tells which sample
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -38,78 +38,74 @@ from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import AskRun, TellRun
 
 
+@dataclass(eq=False, repr=False)
 class Succession:
-    """Tells the machine that waits for this client's turn what it hears. A `transport.dispatch.Handler`."""
+    """Tells the machine that waits for this client's turn what it hears. A `transport.dispatch.Handler`.
 
-    def __init__(
-        self,
-        run: RunClient,
-        turn: ClientTurn,
-        *,
-        run_id: str,
-        endpoint: Endpoint,
-        membership: Membership,
-        clock: Clock,
-        coordinator: RoundCoordinator,
-        diary: Diary,
-        succeeds: bool,
-    ) -> None:
-        """Know of no client yet.
+    Attributes:
+        turn: of `run`; it may have it already.
+        membership: lists the clients; its owner removes a client whose connection ends.
+        coordinator: while it leads, no other client ends the run.
+        diary: what an earlier start of this client has left, and this one does.
+        succeeds: clients of other hosts have begun the run.
+    """
 
-        Args:
-            turn: of `run`; it may have it already.
-            membership: lists the clients; its owner removes a client whose connection ends.
-            coordinator: while it leads, no other client ends the run.
-            diary: what an earlier start of this client has left, and this one does.
-            succeeds: clients of other hosts have begun the run.
-        """
+    run: RunClient
+    turn: ClientTurn
+    _: KW_ONLY
+    run_id: str
+    endpoint: Endpoint
+    membership: Membership
+    clock: Clock
+    coordinator: RoundCoordinator
+    diary: Diary
+    succeeds: bool
+
+    def __post_init__(self) -> None:
         self.changed = Signal()
-        self._run, self._turn = run, turn
-        self._endpoint = endpoint
-        self._clock = clock
-        self._coordinator = coordinator
-        self._succeeds = succeeds
-        self._diary = diary
         self._end = RunEndListener(
-            run_id, lambda: membership.view, self._run_over, lambda: endpoint.peer_id if coordinator.leads else None
+            self.run_id,
+            lambda: self.membership.view,
+            self._run_over,
+            lambda: self.endpoint.peer_id if self.coordinator.leads else None,
         )
 
     @property
     def has_turn(self) -> bool:
         """Whether this client has the run, or had it in an earlier start."""
-        return self._run.has_turn
+        return self.run.has_turn
 
     @property
     def ends_run(self) -> bool:
         """Whether this client's end is that of the run, which is so with the one that has begun it or leads it."""
-        has_it = not self._succeeds or self._coordinator.leads or self._diary.saved.is_finished
-        return has_it and not self._run.is_replaced
+        has_it = not self.succeeds or self.coordinator.leads or self.diary.saved.is_finished
+        return has_it and not self.run.is_replaced
 
     def ask(self, hop: Hop) -> None:
         """Dial a peer, and ask which run it is; whoever is asked also says when it is over."""
-        self._endpoint.introduce(hop)
-        self._endpoint.post(hop.peer, AskRun())
+        self.endpoint.introduce(hop)
+        self.endpoint.post(hop.peer, AskRun())
 
     def receive(self, event: Received) -> bool:
         """Take the word of the client that trains that the run is over, and what servers say of their client."""
         if not isinstance(event.message, TellRun):
             return self._end.receive(event)
-        self._turn.told(event.peer, event.message.client)
+        self.turn.told(event.peer, event.message.client)
         self.changed.notify()
         return True
 
     def peer_up(self, peer: PeerId) -> None:
         """A connection stands."""
-        self._turn.up(peer)
+        self.turn.up(peer)
         self.changed.notify()
 
     def peer_lost(self, peer: PeerId) -> None:
         """A connection has ended, or could not be made."""
-        self._turn.lost(peer, self._clock.now_s())
+        self.turn.lost(peer, self.clock.now_s())
         self.changed.notify()
 
     def _run_over(self, reason: str, ended_well: bool) -> None:
-        self._run.ended(reason, well=ended_well)
+        self.run.ended(reason, well=ended_well)
         self.changed.notify()
 
 

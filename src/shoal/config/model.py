@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.config.base import Fraction, PositiveFloat, PositiveInt, Section, split_list
 from shoal.config.own_class import is_class_name
-from shoal.ids import MAX_STAGES
+from shoal.ids import MAX_PARTS
 
 NATIVE_FAMILIES = ("gpt", "mlp", "resnet18", "resnet50", "resnet101", "biggan", "hf", "wav2vec2")
 
@@ -43,7 +43,7 @@ class ModelConfig(Section):
     )
     num_layers: PositiveInt = Field(
         default=4,
-        le=MAX_STAGES,
+        le=MAX_PARTS,
         description="Transformer blocks (gpt); layers between the first and the last one (mlp).",
     )
     hidden_size: PositiveInt = Field(

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -100,41 +101,34 @@ async def beside(place: NodePlace, clock: Clock) -> tuple[str, ...]:
     return ()
 
 
+@dataclass(eq=False, repr=False)
 class HostNode:
     """The node of this host, for one peer: a `registry.RecordStore`. Use it as a context.
 
     It can be used until the context is left, also while what is in it is cancelled: a peer says last that it is gone.
+
+    Attributes:
+        directory: see `NodePlace`.
+        peer: whose records are stored.
+        checker: verifies what the node of another process has read.
+        start: starts a node of this process, which joins those whose multiaddresses it is given first, and looks
+            for the others, which may be gone.
+        initial: multiaddresses of the first nodes, that of this host among them where it is one.
+        known: returns those at which nodes of the swarm were last.
+        on_own: is told where a node of this process is.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        peer: PeerId,
-        checker: RecordChecker,
-        clock: Clock,
-        start: Callable[[Sequence[str], Sequence[str]], Awaitable[DhtNode]],
-        initial: Sequence[str],
-        known: Callable[[], Sequence[str]],
-        on_own: Callable[[tuple[str, ...]], None],
-    ) -> None:
-        """Know no node yet.
+    directory: Path
+    peer: PeerId
+    checker: RecordChecker
+    clock: Clock
+    start: Callable[[Sequence[str], Sequence[str]], Awaitable[DhtNode]]
+    initial: Sequence[str]
+    known: Callable[[], Sequence[str]]
+    on_own: Callable[[tuple[str, ...]], None]
 
-        Args:
-            directory: see `NodePlace`.
-            peer: whose records are stored.
-            checker: verifies what the node of another process has read.
-            start: starts a node of this process, which joins those whose multiaddresses it is given first, and looks
-                for the others, which may be gone.
-            initial: multiaddresses of the first nodes, that of this host among them where it is one.
-            known: returns those at which nodes of the swarm were last.
-            on_own: is told where a node of this process is.
-        """
-        self._places = [NodePlace(directory, number) for number in range(_MOST_PLACES)]
-        self._peer = peer
-        self._checker = checker
-        self._clock = clock
-        self._start, self._on_own = start, on_own
-        self._initial, self._known = initial, known
+    def __post_init__(self) -> None:
+        self._places = [NodePlace(self.directory, number) for number in range(_MOST_PLACES)]
         self._tasks = anyio.create_task_group()
         self._work: set[anyio.CancelScope] = set()
         self._node: RemoteNode | DhtNode | None = None
@@ -146,14 +140,14 @@ class HostNode:
         Raises:
             BootstrapError: neither in time.
         """
-        deadline, backoff = Deadline.after(self._clock, within_s), Backoff(first_s=0.1, max_s=1.0)
+        deadline, backoff = Deadline.after(self.clock, within_s), Backoff(first_s=0.1, max_s=1.0)
         while True:
             try:
                 await self.revive()
             except BootstrapError:
                 if deadline.expired():
                     raise
-                await backoff.wait(self._clock)
+                await backoff.wait(self.clock)
             else:
                 return
 
@@ -230,7 +224,7 @@ class HostNode:
         raise BootstrapError(f"{len(self._places)} processes of this host have a DHT node, and all of them are frozen")
 
     def _is_patience_over(self, place: NodePlace) -> bool:
-        patience = self._patience.setdefault(place.number, Deadline.after(self._clock, _START_PATIENCE_S))
+        patience = self._patience.setdefault(place.number, Deadline.after(self.clock, _START_PATIENCE_S))
         return patience.expired()
 
     async def _speaks(self, stream: anyio.abc.SocketStream) -> bool:
@@ -239,7 +233,7 @@ class HostNode:
         Raises:
             BootstrapError: it ends.
         """
-        node = RemoteNode(stream, self._peer, self._checker)
+        node = RemoteNode(stream, self.peer, self.checker)
         self._tasks.start_soon(self._listen, node)
         await node.heard()
         if node.is_known:
@@ -264,7 +258,7 @@ class HostNode:
 
     def _gone(self, place: NodePlace) -> set[str]:
         """The peers that are looked for and not waited for: whose node it was, and first peers that may be gone too."""
-        before, initial, named = (set(map(peer_in, each)) for each in (self.maddrs, self._initial, self._known()))
+        before, initial, named = (set(map(peer_in, each)) for each in (self.maddrs, self.initial, self.known()))
         if place.number:
             # Whoever is frozen was there first.
             return before | initial
@@ -277,7 +271,7 @@ class HostNode:
             BootstrapError: p2pd does not start.
         """
         gone = self._gone(place)
-        everybody = [*filter(is_peer_maddr, dict.fromkeys((*self.maddrs, *self._known(), *self._initial)))][:MAX_LISTED]
+        everybody = [*filter(is_peer_maddr, dict.fromkeys((*self.maddrs, *self.known(), *self.initial)))][:MAX_LISTED]
         known = [maddr for maddr in everybody if peer_in(maddr) not in gone]
         sought = [maddr for maddr in everybody if peer_in(maddr) in gone]
         try:
@@ -298,8 +292,8 @@ class HostNode:
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         with self._until_left():
-            async with await self._start(known, sought) as node, served(node, place):
-                self._on_own(node.maddrs)
+            async with await self.start(known, sought) as node, served(node, place):
+                self.on_own(node.maddrs)
                 self._node = node
                 emit(logger, DhtTakenOver(list(node.maddrs)))
                 task_status.started()

@@ -20,7 +20,8 @@ from typing import IO, Any, Final, cast
 
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
-from shoal.data.huggingface import HubTable, load_folder, load_table, misfit, require_apart, table_places
+from shoal.data.huggingface import HubTable, load_folder, load_table, misfit, require_apart
+from shoal.data.image_reader import table_places
 from shoal.errors import MALFORMED, ConfigError
 from shoal.runtime.inside import places_of, require_inside
 

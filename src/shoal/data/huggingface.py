@@ -6,32 +6,25 @@ that was downloaded before opens from its cache.
 
 from __future__ import annotations
 
-import importlib
-import io
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.config.training import DataConfig
-from shoal.data.builtin import BUILTINS
 from shoal.data.fields import Fields
+from shoal.data.image_reader import BUILTIN_NAMES, ImageReader, hub_package, pixels_of
 from shoal.data.parquet_files import open_parquet
 from shoal.data.places import require_here
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
-from shoal.errors import ConfigError, SampleError
+from shoal.errors import ConfigError
 from shoal.model.hf.described import is_before
-from shoal.runtime.inside import places_of, require_inside
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
-_LONGEST_SIDE: Final = 65_535
-"""The most that JPEG has; of a PNG of a few kilobytes it may be a thousand million."""
 _LEAST_DATASETS: Final = (4, 0)
-_BUILTIN_NAMES = " and ".join(f'"{name}"' for name in BUILTINS)
 
 
 class HubTable(Protocol):
@@ -54,68 +47,6 @@ class HubTable(Protocol):
     def flatten(self) -> HubTable: ...
 
     def select(self, indices: Sequence[int], keep_in_memory: bool) -> HubTable: ...
-
-
-class PilImage(Protocol):
-    """What is used of `PIL.Image.Image`, as the hub's image columns are decoded."""
-
-    def convert(self, mode: str) -> PilImage: ...
-
-    def resize(self, size: tuple[int, int]) -> PilImage: ...
-
-    def crop(self, box: tuple[int, int, int, int]) -> PilImage: ...
-
-    @property
-    def size(self) -> tuple[int, int]: ...
-
-
-class ImageReader:
-    """Decodes images as a column holds them, with their bytes or the place of their file.
-
-    Args:
-        feature: Of the column, by `datasets`.
-        data: Whose files may be read: no others, whatever a row, a link or metadata say.
-    """
-
-    def __init__(self, feature: Any, data: DataConfig) -> None:
-        self._feature = feature
-        self._places = table_places(data)
-        self._hub = ("hf://", f"{_import('datasets', data).config.HF_ENDPOINT}/")
-        self._images = _import("PIL.Image", data)
-        _without_postscript(self._images)
-
-    def read(self, found: Mapping[str, Any]) -> PilImage:
-        """Return an image, after what it says of its size was looked at.
-
-        Raises:
-            ConfigError: Its file is none of the data set.
-            ValueError: It has a side that no photo has.
-            Exception: As its decoder says.
-        """
-        content, path = found["bytes"], str(found["path"])
-        if content is None and found["path"] is not None:
-            # Of a file in an archive, that of the archive.
-            place = path.rpartition("::")[2]
-            if not place.startswith(self._hub):
-                require_inside(Path(place), self._places)
-        if content is not None or "://" not in path:
-            with self._images.open(path if content is None else io.BytesIO(content)) as header:
-                width, height = header.size
-            # What makes it small has a table of 32 bytes for each pixel of a side.
-            if max(width, height) > _LONGEST_SIDE:
-                raise ValueError(f"it has {width} x {height} pixels, and at most {_LONGEST_SIDE} of a side are read")
-        return cast("PilImage", self._feature.decode_example(found))
-
-
-def table_places(data: DataConfig) -> list[Path]:
-    """Return where files may lie that the rows of a table name: in its folder, or where `datasets` and the hub's client
-    keep what they have fetched."""
-    datasets, hub = _import("datasets", data), _import("huggingface_hub.constants", data)
-    name = Path(data.dataset_name).expanduser()
-    own = name if name.is_dir() else Path(hub.HF_HUB_CACHE) / f"datasets--{data.dataset_name.replace('/', '--')}"
-    held_out = [Path(data.eval_split)] if data.eval_split is not None and "/" in data.eval_split else []
-    kept = [Path(datasets.config.DOWNLOADED_DATASETS_PATH), Path(datasets.config.EXTRACTED_DATASETS_PATH)]
-    return places_of(own, *held_out, *kept)
 
 
 class HubImages(KnownSamples):
@@ -160,23 +91,6 @@ class HubImages(KnownSamples):
                 self._reader.read(found), self._size, self._channels, is_cropped=self._is_cropped
             )
         batch.labels[...] = np.asarray(rows[self._label_column], dtype=np.int64)
-
-
-def pixels_of(image: PilImage, size: int, channels: int, *, is_cropped: bool) -> NDArray[np.float32]:
-    """Return an image as (C, H, W); see `HubImages`."""
-    mode = "L" if channels == 1 else "RGB"
-    whole = image.convert(mode)
-    fitted = (_middle(whole) if is_cropped else whole).resize((size, size))
-    pixels_HWC = np.asarray(fitted, dtype=np.float32).reshape(size, size, channels)
-    return (pixels_HWC.transpose(2, 0, 1) / 255.0 - 0.5) / 0.5
-
-
-def _middle(image: PilImage) -> PilImage:
-    """The largest square around the middle."""
-    width, height = image.size
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
-    return image.crop((left, top, left + side, top + side))
 
 
 def open_images(data: DataConfig) -> DataSet:
@@ -230,27 +144,6 @@ def class_names(data: DataConfig) -> tuple[str, ...]:
     else:
         table = load_table(data, data.dataset_split)
     return tuple(image_columns(table, data).classes)
-
-
-def image_in(content: bytes, data: DataConfig) -> NDArray[np.float32]:
-    """Return the image in a file, decoded as those that are trained on; (C, H, W), see `HubImages`.
-
-    Raises:
-        ConfigError: A package is not installed.
-        SampleError: It is no image.
-    """
-    _without_postscript(_import("PIL.Image", data))
-    unknown: type[Exception] = _import("PIL", data).UnidentifiedImageError
-    feature = _import("datasets", data).Image()
-    try:
-        image = feature.decode_example({"bytes": content, "path": None})
-        return pixels_of(image, data.img_size, data.num_channels, is_cropped=data.task_type == "image_gen")
-    except MemoryError:
-        raise  # another time there may be enough
-    except unknown as error:
-        raise SampleError("it is no image of a kind that Pillow reads") from error
-    except Exception as error:
-        raise SampleError(f"{type(error).__name__}: {error}") from error
 
 
 def load_folder(data: DataConfig, name: str) -> HubTable:
@@ -367,7 +260,7 @@ def _builder(data: DataConfig, split: str | None = None) -> Any:
 def _datasets(data: DataConfig) -> Any:
     """Return the package that reads a data set, after the files of a folder were looked at."""
     require_here(data)
-    package = _import("datasets", data)
+    package = hub_package("datasets", data)
     found = version("datasets")
     if is_before(found, _LEAST_DATASETS):
         least = ".".join(map(str, _LEAST_DATASETS))
@@ -402,25 +295,8 @@ def _not_loaded(data: DataConfig, split: str, error: Exception) -> ConfigError:
     return ConfigError(
         f"data.dataset_name = {data.dataset_name} (dataset_config {data.dataset_config}, dataset_split "
         f"{split}) could not be loaded from {tried}: {error}. "
-        f"Check {check}, or use a data set that needs no network: {_BUILTIN_NAMES}"
+        f"Check {check}, or use a data set that needs no network: {BUILTIN_NAMES}"
     )
-
-
-def _import(package: str, data: DataConfig) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigError(
-            f"data.dataset_name = {data.dataset_name} is not built in ({_BUILTIN_NAMES} are) and the package "
-            f"{package}, which is needed to load it, is not installed: pip install 'shoal[hf]'"
-        ) from error
-
-
-def _without_postscript(images: Any) -> None:
-    """Have Pillow read no EPS, whatever a file is called: that is a program, which it has Ghostscript carry out."""
-    images.init()
-    if "EPS" in images.ID:
-        images.ID.remove("EPS")
 
 
 class ImageColumns(NamedTuple):

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
@@ -36,30 +37,26 @@ NUM_THREADS = 2
 """One core does not copy as fast as memory can; beyond two there is little to gain for batches that lie in memory."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PreparingThreads:
     """A `Preparation` in this process.
 
     Attributes:
+        order: of the passes; only this preparation may draw from it.
+        on_filled: called on the event loop for each job that is done.
         num_jobs: one for each thread, and one more, ready for the thread that is done first.
     """
 
     num_jobs = NUM_THREADS + 1
 
-    def __init__(
-        self, *, dataset: DataSet, layout: BatchLayout, pool: Pool, order: PassOrder, on_filled: Callable[[Job], None]
-    ) -> None:
-        """Start nothing yet.
+    dataset: DataSet
+    layout: BatchLayout
+    pool: Pool
+    order: PassOrder
+    on_filled: Callable[[Job], None]
 
-        Args:
-            order: of the passes; only this preparation may draw from it.
-            on_filled: called on the event loop for each job that is done.
-        """
+    def __post_init__(self) -> None:
         self._clock = SystemClock()
-        self._dataset = dataset
-        self._layout = layout
-        self._pool = pool
-        self._order = order
-        self._on_filled = on_filled
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._filled: deque[Job] = deque()
         self._report_due = False
@@ -70,7 +67,7 @@ class PreparingThreads:
     def begin(self, job: Job) -> None:
         if self._is_quick(job.content):
             self._fill(job)
-            self._on_filled(job)
+            self.on_filled(job)
         else:
             self._jobs.put(job)
 
@@ -102,11 +99,11 @@ class PreparingThreads:
                     await anyio.to_thread.run_sync(thread.join)
 
     def _is_quick(self, content: Content) -> bool:
-        source = self._dataset.holdout if content.is_holdout else self._dataset.train
-        if self._dataset.augmentation is not None:
+        source = self.dataset.holdout if content.is_holdout else self.dataset.train
+        if self.dataset.augmentation is not None:
             return False
-        drawn = content.is_holdout or self._order.drawn(content.samples)
-        return source.in_memory and drawn and self._layout.batch_bytes(content.num_samples) <= QUICK_BYTES
+        drawn = content.is_holdout or self.order.drawn(content.samples)
+        return source.in_memory and drawn and self.layout.batch_bytes(content.num_samples) <= QUICK_BYTES
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (job := self._jobs.get()) is not None:
@@ -130,16 +127,16 @@ class PreparingThreads:
         for job, begun_s in list(self._begun_s.items()):
             if (took_s := self._clock.now_s() - begun_s) >= SLOW_S:
                 self._begun_s.pop(job, None)
-                name, num_samples = self._dataset.name, job.content.num_samples
+                name, num_samples = self.dataset.name, job.content.num_samples
                 emit(logger, DataWorkerSlow(name, 0, os.getpid(), num_samples, round(took_s, 1)))
 
     def _fill(self, job: Job) -> None:
         content = job.content
-        memory = self._pool.memory(job.place, self._layout.num_places(content.num_samples))
-        batch = self._layout.arrays(memory, content.num_samples)
-        prepare(self._dataset, content, indices_of(content, self._order), batch)
+        memory = self.pool.memory(job.place, self.layout.num_places(content.num_samples))
+        batch = self.layout.arrays(memory, content.num_samples)
+        prepare(self.dataset, content, indices_of(content, self.order), batch)
 
     def _report(self) -> None:
         self._report_due = False
         while self._filled:
-            self._on_filled(self._filled.popleft())
+            self.on_filled(self._filled.popleft())

@@ -13,6 +13,7 @@ So every position of a pass is a number, whichever it is, and sources that are r
 from __future__ import annotations
 
 import hashlib
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -71,6 +72,7 @@ class _Pass(NamedTuple):
     starts: Indices
 
 
+@dataclass(eq=False, repr=False)
 class PassOrder:
     """The orders of the passes that are in use, drawn when they are first needed. Usable from several threads.
 
@@ -78,26 +80,25 @@ class PassOrder:
     loop. Without a window three passes are kept, with one three windows: the current one, the next one, and one with
     stragglers.
 
-    Args:
+    Attributes:
         window: Samples that are shuffled at one time; None, or as many as there are: all.
         source: Told what is read next, and what is not any more.
         is_stream: The samples of pass p are those from p * num_samples on.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        num_samples: int,
-        *,
-        window: int | None = None,
-        source: Source | None = None,
-        is_stream: bool = False,
-    ) -> None:
-        self._seed = seed
-        self._num_samples = num_samples
-        self._group = num_samples if window is None or window >= num_samples else -(-window // GROUPS_OF_WINDOW)
-        self._source = source
-        self._is_stream = is_stream
+    seed: int
+    num_samples: int
+    _: KW_ONLY
+    window: int | None = None
+    source: Source | None = None
+    is_stream: bool = False
+
+    def __post_init__(self) -> None:
+        self._group = (
+            self.num_samples
+            if self.window is None or self.window >= self.num_samples
+            else -(-self.window // GROUPS_OF_WINDOW)
+        )
         self._passes: dict[int, _Pass] = {}
         self._windows: dict[tuple[int, int], _Window] = {}
 
@@ -137,9 +138,9 @@ class PassOrder:
     def _cut(self, pass_number: int) -> _Pass:
         cut = self._passes.get(pass_number)
         if cut is None:
-            num_groups = -(-self._num_samples // self._group)
-            groups = _drawn(f"shoal.groups {self._seed} {pass_number}", num_groups)
-            sizes = np.minimum(self._num_samples - groups * self._group, self._group)
+            num_groups = -(-self.num_samples // self._group)
+            groups = _drawn(f"shoal.groups {self.seed} {pass_number}", num_groups)
+            sizes = np.minimum(self.num_samples - groups * self._group, self._group)
             ends = np.cumsum(sizes)
             last = np.minimum(np.arange(GROUPS_OF_WINDOW, num_groups + GROUPS_OF_WINDOW, GROUPS_OF_WINDOW), num_groups)
             cut = _Pass(groups, np.concatenate((np.zeros(1, np.int64), ends[last - 1])))
@@ -157,25 +158,25 @@ class PassOrder:
         return window
 
     def _drawn_window(self, pass_number: int, at: int) -> _Window:
-        if self._group == self._num_samples:
-            first = pass_number * self._num_samples if self._is_stream else 0
-            order = permutation(self._seed, pass_number, self._num_samples)
-            return _Window(((first, first + self._num_samples),), order + first)
+        if self._group == self.num_samples:
+            first = pass_number * self.num_samples if self.is_stream else 0
+            order = permutation(self.seed, pass_number, self.num_samples)
+            return _Window(((first, first + self.num_samples),), order + first)
         groups = self._groups(pass_number, at)
         samples = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in groups])
-        return _Window(groups, samples[_drawn(f"shoal.window {self._seed} {pass_number} {at}", len(samples))])
+        return _Window(groups, samples[_drawn(f"shoal.window {self.seed} {pass_number} {at}", len(samples))])
 
     def _groups(self, pass_number: int, at: int) -> tuple[tuple[int, int], ...]:
         chosen = self._cut(pass_number).groups[at * GROUPS_OF_WINDOW : (at + 1) * GROUPS_OF_WINDOW]
         starts = (chosen * self._group).tolist()
-        return tuple((start, min(start + self._group, self._num_samples)) for start in starts)
+        return tuple((start, min(start + self._group, self.num_samples)) for start in starts)
 
     def _advise(self, groups: tuple[tuple[int, int], ...], *, is_needed: bool) -> None:
         # What is read at random all the time is left to the system.
-        if self._source is None or self._group == self._num_samples:
+        if self.source is None or self._group == self.num_samples:
             return
         for start, stop in groups:
-            self._source.advise(start, stop, is_needed=is_needed)
+            self.source.advise(start, stop, is_needed=is_needed)
 
 
 def _keep(kept: dict[_Key, _Item], key: _Key, item: _Item) -> list[_Item]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, cast
 
 from shoal.data.documents import Unreadable
@@ -69,6 +70,7 @@ def make_facts(
     return facts
 
 
+@dataclass(eq=False, repr=False)
 class WindowFiller:
     """Makes windows of a stream whose facts are known.
 
@@ -76,24 +78,17 @@ class WindowFiller:
         StorageError: The manifest is not as it was written.
     """
 
-    def __init__(
-        self,
-        stream: SampleStream,
-        store: WindowStore,
-        facts: StreamFacts,
-        *,
-        name: str,
-        max_bad_fraction: float,
-        say: Callable[[Event], None],
-    ) -> None:
-        self._stream = stream
-        self._store = store
-        self._facts = facts
-        self._name = name
-        self._max_bad_fraction = max_bad_fraction
-        self._say = say
-        self._record = record_of(facts.fields)
-        self._entries = store.entries()
+    stream: SampleStream
+    store: WindowStore
+    facts: StreamFacts
+    _: KW_ONLY
+    name: str
+    max_bad_fraction: float
+    say: Callable[[Event], None]
+
+    def __post_init__(self) -> None:
+        self._record = record_of(self.facts.fields)
+        self._entries = self.store.entries()
         self._is_verified = False
         # What is read at this place, if it is the next one.
         self._cursor: Cursor | None = None
@@ -111,36 +106,36 @@ class WindowFiller:
             self._make_again(min(number, len(self._entries) - 1))
         self._is_verified = True
         while number >= len(self._entries):
-            made = self._store.add(self._make(len(self._entries)))
+            made = self.store.add(self._make(len(self._entries)))
             self._entries.append(made)
             if made.number < number:
                 # It was made for what follows it, and nobody reads it: a host that takes over a run that has trained on
                 # much of a stream may have no room for all of that.
-                self._store.path(made.number).unlink(missing_ok=True)
+                self.store.path(made.number).unlink(missing_ok=True)
         entry = self._entries[number]
-        if not self._store.is_whole(self._store.path(number), entry.sha256):
+        if not self.store.is_whole(self.store.path(number), entry.sha256):
             self._make_again(number)
         return entry
 
     def _make_again(self, number: int) -> None:
         if self._make(number).sha256 != self._entries[number].sha256:
             # What stands there now is none of this run's.
-            self._store.path(number).unlink(missing_ok=True)
-            raise _another_stream(self._name, f"window {number}", self._store)
+            self.store.path(number).unlink(missing_ok=True)
+            raise _another_stream(self.name, f"window {number}", self.store)
 
     def _make(self, number: int) -> WindowEntry:
         """Write a window to its file."""
         before = self._entries[number - 1] if number else None
-        start = before.then if before is not None else Cursor(0, self._facts.begin)
+        start = before.then if before is not None else Cursor(0, self.facts.begin)
         past, read, skipped = (before.past, before.read, before.skipped) if before is not None else (0, 0, 0)
         if self._cursor != start:
-            self._items = self._stream.take(start.place)
+            self._items = self.stream.take(start.place)
         # Of a window that is not completed nothing goes on.
         self._cursor = None
         repeat, place, count = start.repeat, start.place, 0
-        path, parts = self._store.path(number), list[bytes]()
-        with self._store.writing(path) as file:
-            while count < self._facts.window:
+        path, parts = self.store.path(number), list[bytes]()
+        with self.store.writing(path) as file:
+            while count < self.facts.window:
                 match next(self._items, None):
                     case Taken(sample, then):
                         read, place, count = max(read, then.row), then, count + 1
@@ -154,20 +149,20 @@ class WindowFiller:
                         skipped = self._skipped(unreadable, skipped, past + read)
                     case RowsRead():
                         pass
-                    case None if place == self._facts.begin:
+                    case None if place == self.facts.begin:
                         raise ConfigError(
-                            f"data.dataset_name = {self._name} gives no sample "
+                            f"data.dataset_name = {self.name} gives no sample "
                             f"{'when it is read again' if repeat else 'to train on'}: a stream has to give its samples "
                             "anew, from the first one on, whenever it is read"
                         )
                     case None:
-                        past, read, repeat, place = past + read, 0, repeat + 1, self._facts.begin
-                        self._say(StreamRepeats(self._name, repeat, past))
-                        self._items = self._stream.take(place)
+                        past, read, repeat, place = past + read, 0, repeat + 1, self.facts.begin
+                        self.say(StreamRepeats(self.name, repeat, past))
+                        self._items = self.stream.take(place)
             self._require_few_skipped(skipped, past + read)
             file.write(b"".join(parts))
             sha256 = file.finish().sha256
-            self._store.put(path)
+            self.store.put(path)
         self._cursor = Cursor(repeat, place)
         return WindowEntry(number, start, self._cursor, past, read, skipped, sha256)
 
@@ -176,16 +171,16 @@ class WindowFiller:
         for item in unreadable:
             skipped += item.documents
             if skipped.bit_count() == 1:
-                self._say(SamplesSkipped(self._name, skipped, rows, item.where, item.reason))
-        if rows >= self._facts.window:
+                self.say(SamplesSkipped(self.name, skipped, rows, item.where, item.reason))
+        if rows >= self.facts.window:
             self._require_few_skipped(skipped, rows)
         return skipped
 
     def _require_few_skipped(self, skipped: int, rows: int) -> None:
-        if skipped > self._max_bad_fraction * rows:
+        if skipped > self.max_bad_fraction * rows:
             raise SampleError(
-                f"{skipped} of the first {rows} rows of data.dataset_name = {self._name} cannot be read, more than "
-                f"data.max_bad_fraction = {self._max_bad_fraction}; mend them, leave them out, or allow more"
+                f"{skipped} of the first {rows} rows of data.dataset_name = {self.name} cannot be read, more than "
+                f"data.max_bad_fraction = {self.max_bad_fraction}; mend them, leave them out, or allow more"
             )
 
 

@@ -13,7 +13,8 @@ from shoal.config.schema import Config
 from shoal.data.documents import Documents, RowReader
 from shoal.data.fields import Fields
 from shoal.data.hub_documents import StreamDocuments
-from shoal.data.huggingface import ImageReader, image_columns, load_stream, pixels_of, require_classes
+from shoal.data.huggingface import image_columns, load_stream, require_classes
+from shoal.data.image_reader import ImageReader, pixels_of
 from shoal.data.own_data import OwnClass, Sample, require_alike, require_form, sample_of, spec_of
 from shoal.data.rows import rows_after
 from shoal.data.source import Array, ArraySpec, DataSet, Source

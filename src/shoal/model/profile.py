@@ -233,36 +233,31 @@ class _Group:
         return free_bytes // max(1, _sample_bytes(self.family, kind.indices[0]))
 
 
+@dataclass(eq=False, repr=False)
 class _UnitRun:
     """One unit that is run alone; its first passes are with one sample."""
 
-    def __init__(
-        self,
-        family: Family,
-        kind: _Kind,
-        samples: int,
-        seed: int,
-        device: torch.device,
-        stopwatch: Callable[[], float],
-    ) -> None:
-        self._family = family
-        self.kind = kind
-        self._index = kind.indices[0]
-        self._is_last = self._index == family.num_units - 1
-        self._samples = samples
-        self._device = device
-        self._stopwatch = stopwatch
+    family: Family
+    kind: _Kind
+    samples: int
+    seed: int
+    device: torch.device
+    stopwatch: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._index = self.kind.indices[0]
+        self._is_last = self._index == self.family.num_units - 1
         self._fastest_s: dict[int, float] = {}
-        with seeded(unit_seed(seed, self._index)), default_float32():
-            unit = family.build_unit(self._index)
-        units = nn.ModuleDict({family.unit_name(self._index): unit})
+        with seeded(unit_seed(self.seed, self._index)), default_float32():
+            unit = self.family.build_unit(self._index)
+        units = nn.ModuleDict({self.family.unit_name(self._index): unit})
         alone = StageUnits(range(self._index, self._index + 1))
-        self._stage = StageModule(family, units, alone, self._index, family.num_units).to(device)
+        self._stage = StageModule(self.family, units, alone, self._index, self.family.num_units).to(self.device)
         self.take(1)
 
     def take(self, samples: int) -> None:
         """Pass so many samples from now on."""
-        family = self._family
+        family = self.family
         self._taken = samples
         self._input = self._tensor(_received(family, self._index))
         self._target = self._tensor(family.label_spec() if self._is_last else family.boundary_spec(self._index))
@@ -275,7 +270,7 @@ class _UnitRun:
         except MisfitError:
             raise
         except Exception as error:
-            error.add_note(self._family.unit_name(self._index))
+            error.add_note(self.family.unit_name(self._index))
             raise
 
     def _pass(self) -> float:
@@ -284,7 +279,7 @@ class _UnitRun:
             received.requires_grad_()
         self._stage.zero_grad(set_to_none=True)
         self._synchronise()
-        begun_s = self._stopwatch()
+        begun_s = self.stopwatch()
         output = self._stage(received, *self._context)
         self._check(output)
         if self._is_last:
@@ -299,18 +294,18 @@ class _UnitRun:
         if output.requires_grad:
             torch.autograd.backward(output, gradient)
         self._synchronise()
-        taken_s = self._stopwatch() - begun_s
+        taken_s = self.stopwatch() - begun_s
         self._fastest_s[self._taken] = min(taken_s, self._fastest_s.get(self._taken, taken_s))
         return taken_s
 
     def _check(self, output: Tensor) -> None:
         """Raises MisfitError: what the unit gives is not what the family says of it."""
-        if self._is_last and self._family.is_in_chunks(self._index):
+        if self._is_last and self.family.is_in_chunks(self._index):
             return  # it is run a chunk at a time, by the loss
-        wanted = (self._taken, *self._family.boundary_spec(self._index).shape)
+        wanted = (self._taken, *self.family.boundary_spec(self._index).shape)
         if tuple(output.shape) != wanted:
             raise MisfitError(
-                f"model.family: {self._family.unit_name(self._index)} gives a tensor of shape {tuple(output.shape)}, "
+                f"model.family: {self.family.unit_name(self._index)} gives a tensor of shape {tuple(output.shape)}, "
                 f"and boundary_spec({self._index}) says {wanted}, the samples first: every server would refuse it; "
                 "make them agree"
             )
@@ -320,17 +315,17 @@ class _UnitRun:
         most = max(self._fastest_s)
         most_s = self._fastest_s[most]
         per_sample_s = most_s if most == 1 else max(0.0, most_s - self._fastest_s[1]) / (most - 1)
-        return most_s + (self._samples - most) * per_sample_s
+        return most_s + (self.samples - most) * per_sample_s
 
     def _tensor(self, spec: TensorSpec) -> Tensor:
         """Noise, or zeros, which are valid tokens and classes in every family."""
         shape = (self._taken, *spec.shape)
         if spec.torch_dtype.is_floating_point:
-            return torch.randn(shape, dtype=spec.torch_dtype, device=self._device)
-        return torch.zeros(shape, dtype=spec.torch_dtype, device=self._device)
+            return torch.randn(shape, dtype=spec.torch_dtype, device=self.device)
+        return torch.zeros(shape, dtype=spec.torch_dtype, device=self.device)
 
     def _synchronise(self) -> None:
-        synchronise(self._device)
+        synchronise(self.device)
 
 
 def _costs(kinds: Iterable[_Kind], static: Sequence[float]) -> tuple[tuple[float, ...], int]:

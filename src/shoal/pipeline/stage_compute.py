@@ -22,7 +22,7 @@ import logging
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 import torch
@@ -92,10 +92,14 @@ class _StepState:
                 self.gradients_of_head[number] = None
 
 
+@dataclass(eq=False, repr=False)
 class StageCompute:
     """One replica's module and optimizer.
 
     Attributes:
+        module: On its device, in training mode.
+        schedule: With zero_bubble, a backward leaves to `weights` what it can.
+        activation_checkpointing: Keep only the input of a forward, and compute the forward again for the backward.
         module: Its part of the model. Its parameters change in `commit`; loaders change them between rounds.
         version: Commits since the round started, including skipped ones.
         base_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
@@ -105,44 +109,30 @@ class StageCompute:
             or buffers than the record's; None: it never does.
     """
 
-    def __init__(
-        self,
-        module: StageModule,
-        optimizer: InnerOptimizer,
-        *,
-        run_seed: int,
-        stage: int,
-        schedule: Schedule = Schedule.ONE_F_ONE_B,
-        activation_checkpointing: bool = False,
-    ) -> None:
-        """Takes the module over.
+    module: StageModule
+    optimizer: InnerOptimizer
+    _: KW_ONLY
+    run_seed: int
+    stage: int
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    activation_checkpointing: bool = False
 
-        Args:
-            module: On its device, in training mode.
-            schedule: With zero_bubble, a backward leaves to `weights` what it can.
-            activation_checkpointing: Keep only the input of a forward, and compute the forward again for the backward.
-        """
-        self.stage = stage
-        self.module = module
-        self.optimizer = optimizer
+    def __post_init__(self) -> None:
         self.version = 0
-        self.schedule = schedule
-        self.activation_checkpointing = activation_checkpointing
         self.base_parameters: Callable[[], Tensor] | None = None
         self.base_buffers: Callable[[], tuple[Tensor, Tensor]] | None = None
         self.cut: Tensor | None = None
         self._cut_after: int | None = None
-        self._run_seed = run_seed
-        self._splits = schedule == Schedule.ZERO_BUBBLE
+        self._splits = self.schedule == Schedule.ZERO_BUBBLE
         self._is_checked = False
-        self._parameters = [parameter for _, parameter in trained_parameters(module)]
-        self._head_parameters = [] if module.head is None else [p for _, p in trained_parameters(module.head)]
-        self._device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        self._casts = WeightCasts(self._parameters if module.autocast is not None else [])
-        self._buffers = LiveBuffers(module)
+        self._parameters = [parameter for _, parameter in trained_parameters(self.module)]
+        self._head_parameters = [] if self.module.head is None else [p for _, p in trained_parameters(self.module.head)]
+        self._device = next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
+        self._casts = WeightCasts(self._parameters if self.module.autocast is not None else [])
+        self._buffers = LiveBuffers(self.module)
         self._held_buffers = self._buffers.copy()
         self._steps: dict[StepKey, _StepState] = {}
-        self.parts = ReplicaParts.of_module(module, optimizer, self._buffers.changed)
+        self.parts = ReplicaParts.of_module(self.module, self.optimizer, self._buffers.changed)
 
     # ---- a step
 
@@ -349,7 +339,7 @@ class StageCompute:
         """Return the output, the buffers as they are after it, and what the routers have come to."""
         # The head draws as a stage behind all others would.
         stage = self.module.num_stages if is_head else self.stage
-        seed = operation_seed(self._run_seed, key.trainer, key.number, microbatch, stage)
+        seed = operation_seed(self.run_seed, key.trainer, key.number, microbatch, stage)
         weighed = self.module.part(is_head=is_head).weighed(weight)
         bound = self._buffers.bound_to(buffers)
         with seeded(seed, self._device), self._casts.kept(), bound as left, weighed as passes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
@@ -114,62 +114,48 @@ class StepRights:
     may_open: Callable[[PeerId, Open], bool] = lambda _peer, _step: True
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StageWorker:
     """Serves the steps and evaluations of one replica.
 
     Attributes:
+        replica_log: Is told what changes the state of the device; None keeps no log.
+        boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
+            it returns.
         base_round: The round whose record the replica holds; steps of the next one may be opened.
     """
 
-    def __init__(
-        self,
-        *,
-        endpoint: Endpoint,
-        compute: StageCompute,
-        device: DeviceThread,
-        num_stages: int,
-        limits: StepLimits,
-        events: MemoryObjectSendStream[CapLowered] | None = None,
-        clock: Clock | None = None,
-        replica_log: ReplicaLog | None = None,
-        hooks: RoleHooks = NO_HOOKS,
-        boundary: Callable[[int, tuple[StepEntry, ...], tuple[StepsTrained, ...]], Awaitable[None]] | None = None,
-        cuts: RoundCuts = RoundCuts(),
-        rights: StepRights = StepRights(),
-    ) -> None:
-        """Opens no step before `start_round`.
+    endpoint: Endpoint
+    compute: StageCompute
+    device: DeviceThread
+    num_stages: int
+    limits: StepLimits
+    events: MemoryObjectSendStream[CapLowered] | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    replica_log: ReplicaLog | None = None
+    hooks: RoleHooks = NO_HOOKS
+    boundary: Callable[[int, tuple[StepEntry, ...], tuple[StepsTrained, ...]], Awaitable[None]] | None = None
+    cuts: RoundCuts = RoundCuts()
+    rights: StepRights = StepRights()
 
-        Args:
-            replica_log: Is told what changes the state of the device; None keeps no log.
-            boundary: Is told the round, the log and what was trained earlier after each commit; the device waits until
-                it returns.
-        """
-        self._replica_log = replica_log
-        self._rights = rights
-        self._boundary = boundary
-        self._cuts = cuts
+    def __post_init__(self) -> None:
         self._resumed: Tensor | None = None
         self._inherited: Mapping[str, Tensor] | None = None
-        self._endpoint = endpoint
-        self._compute = compute
-        self._device = device
-        self._clock = clock or SystemClock()
         self._machine = StepReplica(
-            endpoint.peer_id,
-            stage=compute.stage,
-            num_stages=num_stages,
-            max_open_steps=limits.open_steps,
-            max_microbatch_samples=limits.microbatch_samples,
-            room=limits.room,
-            schedule=compute.schedule,
-            is_wrapped=compute.module.is_wrapped,
-            cuts=cuts.rule,
+            self.endpoint.peer_id,
+            stage=self.compute.stage,
+            num_stages=self.num_stages,
+            max_open_steps=self.limits.open_steps,
+            max_microbatch_samples=self.limits.microbatch_samples,
+            room=self.limits.room,
+            schedule=self.compute.schedule,
+            is_wrapped=self.compute.module.is_wrapped,
+            cuts=self.cuts.rule,
         )
-        self._max_kept = limits.kept
-        self._meter = DeviceMeter(endpoint.metrics, compute.stage, self._clock)
-        self._operations = hooks.operations(DeviceOperations(compute, device, self._meter, self._clock))
-        self._evaluator = StageEvaluator(endpoint, self._operations)
-        self._events = events
+        self._max_kept = self.limits.kept
+        self._meter = DeviceMeter(self.endpoint.metrics, self.compute.stage, self.clock)
+        self._operations = self.hooks.operations(DeviceOperations(self.compute, self.device, self._meter, self.clock))
+        self._evaluator = StageEvaluator(self.endpoint, self._operations)
         self._early = EarlyPayloads[Sequence[WireTensor]](self._machine)
         self._payloads: dict[StepKey, dict[tuple[bool, type, int], Sequence[WireTensor]]] = {}
         self._sent_gradients: dict[StepKey, deque[tuple[int, WireTensor]]] = {}
@@ -223,23 +209,23 @@ class StageWorker:
         match message:
             case Forward() | Labels() | Backward():
                 self._on_payload(event.peer, message, event.tensors)
-            case Open() if not self._rights.may_open(event.peer, message):
+            case Open() if not self.rights.may_open(event.peer, message):
                 # Its client may be one that this replica does not follow any more, or not yet.
-                self._endpoint.post(event.peer, Refused(message.key, BEHIND))
+                self.endpoint.post(event.peer, Refused(message.key, BEHIND))
             case Open():
-                answers = self._machine.receive(event.peer, message, self._clock.now_s())
+                answers = self._machine.receive(event.peer, message, self.clock.now_s())
                 step = self._machine.open.get(message.key)
                 if step is not None and step.request is message:
                     for hop in message.path:
-                        if hop.peer != self._endpoint.peer_id:
-                            self._endpoint.introduce(hop)
+                        if hop.peer != self.endpoint.peer_id:
+                            self.endpoint.introduce(hop)
                 self._do(answers)
                 for early in self._early.take(message.key):
                     self._on_payload(early.sender, early.message, early.content)
-            case Fence() if not self._rights.is_client(event.peer):
+            case Fence() if not self.rights.is_client(event.peer):
                 return False  # of no one else's; a client that has just taken the run over repeats it
             case Commit() | Abort() | AskOutcome() | TellOutcome() | Refused() | Fence():
-                self._do(self._machine.receive(event.peer, message, self._clock.now_s()))
+                self._do(self._machine.receive(event.peer, message, self.clock.now_s()))
             case EvalForward() | EvalLabels():
                 self._evaluator.receive(event.peer, message, event.tensors, self.base_round, self.cap)
                 self._notify()
@@ -250,15 +236,15 @@ class StageWorker:
     def peer_lost(self, peer: PeerId) -> None:
         self._evaluator.peer_lost(peer)
         self._early.lost(peer)
-        self._do(self._machine.lost(peer, self._clock.now_s()))
+        self._do(self._machine.lost(peer, self.clock.now_s()))
 
     def start_round(self, round: int, base: str = "", anew: bool = False, keeps_rest: bool = False) -> None:
         """The module holds D_{round-1}, whose hash is `base`: steps on top of it may be opened; log and version start
         again. `anew`: the optimizer has done no step. `keeps_rest`: see `Swap`."""
         self._committed_before += self._machine.version
         self._round_starts, self._inherited = True, None
-        if self._replica_log is not None and round > 0:
-            self._replica_log.loaded(round - 1, base, anew, keeps_rest)
+        if self.replica_log is not None and round > 0:
+            self.replica_log.loaded(round - 1, base, anew, keeps_rest)
         self._early.clear()
         self._do(self._machine.start_round(round, base, keeps_rest))
 
@@ -270,8 +256,8 @@ class StageWorker:
         if not self._machine.resume(log, earlier):
             return False
         self._resumed = content
-        if self._replica_log is not None:
-            self._replica_log.resumed(generation, len(log))
+        if self.replica_log is not None:
+            self.replica_log.resumed(generation, len(log))
         return True
 
     async def inherit(self, inner: Mapping[str, Tensor], peer: PeerId, generation: int) -> bool:
@@ -287,11 +273,11 @@ class StageWorker:
         """
         if self._machine.log or self._machine.open or self._machine.round == 0:
             return False
-        self._compute.parts.require_inner_state(inner)
+        self.compute.parts.require_inner_state(inner)
         self._inherited = inner
         self._machine.forget_earlier()
-        if self._replica_log is not None:
-            self._replica_log.resumed(generation, 0, peer)
+        if self.replica_log is not None:
+            self.replica_log.resumed(generation, 0, peer)
         self._notify()
         while self._inherited is inner:
             await self._changed.wait()
@@ -328,7 +314,7 @@ class StageWorker:
             if self._early.hold(early):
                 return
         if (wanted := self._machine.wanted_by(peer, message)) is not None:
-            module = self._compute.module.part(is_head=wanted.is_head)
+            module = self.compute.module.part(is_head=wanted.is_head)
             problem = payload_misfit(message, tensors, module, self._machine.open[message.key].request)
             if problem is not None:
                 emit(logger, StepTensorRefused(str(message.key), peer, problem))
@@ -336,14 +322,14 @@ class StageWorker:
                 return
             payloads = self._payloads.setdefault(message.key, {})
             payloads[wanted.is_head, type(message), message.microbatch] = tensors
-        self._do(self._machine.receive(peer, message, self._clock.now_s()))
+        self._do(self._machine.receive(peer, message, self.clock.now_s()))
 
     # ---- work
 
     async def run(self) -> None:
         """Works until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drive, self._machine, self._clock, self._changed, self._do)
+            tasks.start_soon(drive, self._machine, self.clock, self._changed, self._do)
             while True:
                 changed = self._changed.coming
                 if not await self._work():
@@ -357,9 +343,9 @@ class StageWorker:
             content, self._resumed = self._resumed, None
             self._notify()
             cut_after = self._machine.cuts.commits(self._machine.round)
-            await self._device.run(self._compute.start_round, content, self._machine.version, cut_after)
+            await self.device.run(self.compute.start_round, content, self._machine.version, cut_after)
         if (inherited := self._inherited) is not None:
-            await self._device.run(self._compute.inherit, inherited)
+            await self.device.run(self.compute.inherit, inherited)
             self._inherited = None
             self._notify()
         operation = choose(self._machine.ready(), self._max_kept)
@@ -380,8 +366,8 @@ class StageWorker:
     async def _operate(self, operation: Operation) -> None:
         key = operation.key
         step = self._machine.open.get(key)
-        if self._replica_log is not None and step is not None and not step.begun:
-            self._replica_log.begins(step.request)
+        if self.replica_log is not None and step is not None and not step.begun:
+            self.replica_log.begins(step.request)
         self._machine.started(operation)
         inputs = self._take_payloads(operation)
         request = step.request if step is not None else None
@@ -398,8 +384,8 @@ class StageWorker:
                 self._lower_cap(request.microbatch_samples)
             self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
             return
-        if self._replica_log is not None:
-            self._replica_log.done(operation, result.totals)
+        if self.replica_log is not None:
+            self.replica_log.done(operation, result.totals)
         await self._operations.last(operation, result, request)
         is_gradient = operation.kind in (OperationKind.BACKWARD, OperationKind.LOSS)
         if is_gradient and result.tensor is not None and key in self._machine.open:
@@ -418,10 +404,10 @@ class StageWorker:
             return
         round = self._machine.round
         if self._machine.version == self._machine.cuts.commits(round):
-            self._cuts.taken(round, self._cuts.rule.brought(round, self.log, self._machine.earlier).num_targets)
-        if self._boundary is not None:
+            self.cuts.taken(round, self.cuts.rule.brought(round, self.log, self._machine.earlier).num_targets)
+        if self.boundary is not None:
             self._post_results()
-            await self._boundary(round, self.log, self._machine.earlier)
+            await self.boundary(round, self.log, self._machine.earlier)
 
     def _post_results(self) -> None:
         """Posts what the last operation has led to."""
@@ -431,7 +417,7 @@ class StageWorker:
 
     def _lower_cap(self, sizes: Sequence[int]) -> None:
         """Microbatches of these sizes do not fit into the device's memory: take smaller ones from now on."""
-        self._endpoint.metrics.counter("step.out_of_memory").add()
+        self.endpoint.metrics.counter("step.out_of_memory").add()
         cap = lowered(sizes, self.cap)
         if cap is None:
             emit(logger, StepDoesNotFit(max(sizes)))
@@ -441,14 +427,14 @@ class StageWorker:
         emit(logger, StepCapLowered(max(sizes), cap))
         # So were further ones in flight, by the same estimate.
         self._machine.cap, self._machine.room = cap, self._max_kept
-        if self._events is not None:
-            self._events.send_nowait(CapLowered(cap))
+        if self.events is not None:
+            self.events.send_nowait(CapLowered(cap))
 
     def _take_payloads(self, operation: Operation) -> list[WireTensor]:
         kinds: dict[OperationKind, tuple[type, ...]] = {
             OperationKind.FORWARD: (Forward,),
             OperationKind.BACKWARD: (Backward,),
-            OperationKind.LOSS: (Labels,) if self._compute.schedule == Schedule.GPIPE else (Forward, Labels),
+            OperationKind.LOSS: (Labels,) if self.compute.schedule == Schedule.GPIPE else (Forward, Labels),
         }
         payloads, part = self._payloads.get(operation.key, {}), operation.is_head
         taken = [payloads.pop((part, kind, operation.microbatch)) for kind in kinds.get(operation.kind, ())]
@@ -461,13 +447,13 @@ class StageWorker:
             match send.message:
                 case Forward():
                     if computed:
-                        self._endpoint.post(send.to, send.message, computed, Traffic.ACTIVATIONS)
+                        self.endpoint.post(send.to, send.message, computed, Traffic.ACTIVATIONS)
                 case Backward(key, microbatch):
                     gradient = computed[0] if computed else self._sent_gradient(key, microbatch)
                     if gradient is not None:
-                        self._endpoint.post(send.to, send.message, (gradient,), Traffic.GRADIENTS)
+                        self.endpoint.post(send.to, send.message, (gradient,), Traffic.GRADIENTS)
                 case _:
-                    self._endpoint.post(send.to, send.message)
+                    self.endpoint.post(send.to, send.message)
         self._notify()
 
     def _sent_gradient(self, key: StepKey, microbatch: int) -> WireTensor | None:

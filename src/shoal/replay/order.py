@@ -104,36 +104,32 @@ class End:
 Action = Begin | Load | Keep | Resume | Inherit | Compute | Apply | Average | End
 
 
+@dataclass(eq=False, repr=False)
 class ReplayOrder:
     """The actions of a run up to its last record; iterate over it once.
 
-    Args:
+    Attributes:
         records: those after record `base_round`, without a gap.
         base_round: of the record whose state is there from the start.
     """
 
-    def __init__(
-        self,
-        records: Sequence[Record],
-        generations: Sequence[Generation],
-        members: Sequence[Members],
-        base_round: int = 0,
-    ) -> None:
-        self._records = records
-        self._base_round = base_round
-        self._generations = generations
-        self._members = members
-        self._cursor = {generation.number: _first(generation, members) for generation in generations}
+    records: Sequence[Record]
+    generations: Sequence[Generation]
+    members: Sequence[Members]
+    base_round: int = 0
+
+    def __post_init__(self) -> None:
+        self._cursor = {generation.number: _first(generation, self.members) for generation in self.generations}
         self._round: dict[int, int] = {}
-        self._last = {segment.generation: segment.round for of_round in members for segment in of_round.values()}
+        self._last = {segment.generation: segment.round for of_round in self.members for segment in of_round.values()}
         self._ended: set[int] = set()
-        self._averaged = base_round
-        self._steps = [steps_at(generation) for generation in generations]
-        self._needed = _applied_by(generations, self._steps, base_round + len(records))
+        self._averaged = self.base_round
+        self._steps = [steps_at(generation) for generation in self.generations]
+        self._needed = _applied_by(self.generations, self._steps, self.base_round + len(self.records))
         self._begun: defaultdict[AttemptedStep, dict[int, Generation]] = defaultdict(dict)
         self._open: defaultdict[int, set[AttemptedStep]] = defaultdict(set)
         self._computed: set[AttemptedStep] = set()
-        self._origins = _origins(generations)
+        self._origins = _origins(self.generations)
         self._commits: dict[int, int] = {}
         self._kept: set[Boundary] = set()
 
@@ -147,9 +143,9 @@ class ReplayOrder:
         Raises:
             Contradiction: They cannot go on.
         """
-        while self._averaged < self._base_round + len(self._records):
+        while self._averaged < self.base_round + len(self.records):
             has_moved = False
-            for generation in self._generations:
+            for generation in self.generations:
                 for action in self._advance(generation):
                     has_moved = True
                     yield action
@@ -228,8 +224,8 @@ class ReplayOrder:
     @property
     def _next(self) -> tuple[Record, Members]:
         """The record of the round that is under way."""
-        place = self._averaged - self._base_round
-        return self._records[place], self._members[place]
+        place = self._averaged - self.base_round
+        return self.records[place], self.members[place]
 
     def _average(self) -> Average | None:
         """The end of the next round, if all its members are there."""
@@ -240,7 +236,7 @@ class ReplayOrder:
             return None
         self._averaged += 1
         generations = {
-            outcome.stage: tuple(self._generations[members[outcome.stage, peer].generation] for peer in outcome.members)
+            outcome.stage: tuple(self.generations[members[outcome.stage, peer].generation] for peer in outcome.members)
             for outcome in record.stages
         }
         return Average(record, generations)
@@ -259,7 +255,7 @@ class ReplayOrder:
                         outcome.stage,
                         peer,
                     )
-        for generation in self._generations:
+        for generation in self.generations:
             cursor = self._cursor[generation.number]
             if cursor < len(generation.events) and self._round.get(generation.number) == record.round:
                 is_commit = isinstance(generation.events[cursor], Applied)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 
 import anyio
 
@@ -31,6 +32,7 @@ BuildReplica = Callable[[Fill | None], Awaitable[LocalReplica]]
 """Builds a replica that begins with this; with None it waits for the record that stands."""
 
 
+@dataclass(eq=False, repr=False)
 class ServerWeights:
     """What a server of a run with `model.pretrained` knows of D_0.
 
@@ -38,22 +40,23 @@ class ServerWeights:
         starts: Gives the weights of this server's stage to others.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        genesis: str,
-        *,
-        endpoint: Endpoint,
-        device: DeviceThread,
-        clock: Clock,
-        view: Callable[[], SwarmView],
-        notice: Callable[[str], None],
-    ) -> None:
-        self.starts = Starts(Contents(endpoint, clock), genesis, config.num_stages, view=view, notice=notice)
-        self._config = config
-        self._device = device
-        self._view = view
-        self._notice = notice
+    config: Config
+    genesis: str
+    _: KW_ONLY
+    endpoint: Endpoint
+    device: DeviceThread
+    clock: Clock
+    view: Callable[[], SwarmView]
+    notice: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.starts = Starts(
+            Contents(self.endpoint, self.clock),
+            self.genesis,
+            self.config.num_stages,
+            view=self.view,
+            notice=self.notice,
+        )
 
     async def built(self, stage: int, build: BuildReplica) -> LocalReplica:
         """Build a replica of a stage with its weights, wherever they are.
@@ -62,16 +65,16 @@ class ServerWeights:
             WeightsMissing: They are not here, and quantised stages get none from peers.
             Exception: What `build` raises.
         """
-        if record_stands(self._view()):
+        if record_stands(self.view()):
             return await build(None)
         try:
             replica = await build(fill_start)
         except WeightsMissing as error:
-            if self._config.quant is not None:
+            if self.config.quant is not None:
                 raise
-            tell(logger, WeightsElsewhere(stage, str(error)), self._notice)
+            tell(logger, WeightsElsewhere(stage, str(error)), self.notice)
             replica = await build(await self._fetched(stage))
-        if self._config.quant is None and replica.member.offered_round == 0:
+        if self.config.quant is None and replica.member.offered_round == 0:
             self.starts.offer(stage, replica.state.base.values)
         return replica
 
@@ -90,8 +93,8 @@ class ServerWeights:
             tasks.cancel_scope.cancel()
 
     async def _fetched(self, stage: int) -> Fill | None:
-        weights = StartWeights(self._config)
-        layouts = await self._device.run(stage_layouts, self._config)
+        weights = StartWeights(self.config)
+        layouts = await self.device.run(stage_layouts, self.config)
         layout = layouts[stage]
         vectors = await self.starts.fetch(stage, layout, lambda found: weights.are_right(layout, found))
         return None if vectors is None else lambda _, module: weights.fill_from(module, vectors)

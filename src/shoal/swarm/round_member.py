@@ -25,6 +25,7 @@ Rules, each of which a simulation breaks if it is left out:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId, StepKey
 from shoal.swarm.record_chains import is_before
@@ -82,31 +83,26 @@ from shoal.wire.messages.round import (
 Effects = list[MemberEffect]
 
 
+@dataclass(eq=False, repr=False)
 class RoundMemberMachine:
     """The machine of one replica.
 
-    Args:
+    Attributes:
         tip: the record whose state this replica holds.
         unseal: checks and decodes a record; raises IdentityError or RemoteProtocolError.
         is_behind: it holds the state of D_0 but has reason to believe that the run is further; its D_0 does not stand
             merely because other replicas do not answer.
     """
 
-    def __init__(
-        self,
-        hop: Hop,
-        stage: int,
-        tip: Tip,
-        hashes: StageHashes,
-        unseal: Callable[[SignedRecord], Record],
-        is_behind: bool = False,
-    ) -> None:
-        self.hop = hop
-        self.stage = stage
-        self.tip = tip
-        self.basis = Basis(tip.round, hashes)
-        self._unseal = unseal
-        self.is_behind = is_behind
+    hop: Hop
+    stage: int
+    tip: Tip
+    hashes: StageHashes
+    unseal: Callable[[SignedRecord], Record]
+    is_behind: bool = False
+
+    def __post_init__(self) -> None:
+        self.basis = Basis(self.tip.round, self.hashes)
         self.promised: Ballot = NO_BALLOT
         self.destination: int | None = None
         self._greets = False
@@ -135,7 +131,7 @@ class RoundMemberMachine:
     @property
     def is_restored(self) -> bool:
         """Whether the bytes are not those of the record: nobody held these."""
-        return self.tip.signed is not None and not names(self._unseal(self.tip.signed), self.stage, self.basis.hashes)
+        return self.tip.signed is not None and not names(self.unseal(self.tip.signed), self.stage, self.basis.hashes)
 
     # -- messages
 
@@ -211,7 +207,7 @@ class RoundMemberMachine:
         if swapping is not None:
             self.swapping = None
             self.staged.clear()
-            return self._fetch(swapping, self._unseal(swapping), reason)
+            return self._fetch(swapping, self.unseal(swapping), reason)
         self.basis = NO_BYTES
         out = ReplicaOut(self.hop.peer, reason)
         if quorum is None:
@@ -224,7 +220,7 @@ class RoundMemberMachine:
         signed = self.fetching
         if signed is None or record_hash(signed) != digest:
             return []
-        return self._swap(signed, self._unseal(signed), hashes)
+        return self._swap(signed, self.unseal(signed), hashes)
 
     def swapped(self, hashes: StageHashes, sent_bytes: Mapping[str, int]) -> Effects:
         """The replica now holds the state of the record that it was swapping to.
@@ -235,7 +231,7 @@ class RoundMemberMachine:
         signed = self.swapping
         if signed is None:
             return []
-        record = self._unseal(signed)
+        record = self.unseal(signed)
         self.tip = Tip(record.round, record_hash(signed), signed)
         if names(record, self.stage, hashes):
             self.basis = Basis(record.round, hashes)
@@ -309,7 +305,7 @@ class RoundMemberMachine:
         if signed is None:
             is_late = message.base is not None and message.base.round + 1 < self.round
             return [] if is_late or self.swapping is not None else [self._state("the record before is not held here")]
-        record = self._unseal(signed)
+        record = self.unseal(signed)
         if record.round < self.round or self.swapping is not None or self._is_superseded(record):
             return []
         hashes = self._staged_for(record)
@@ -323,14 +319,14 @@ class RoundMemberMachine:
         signed = message.record if message.known is None else self._known(message.known.record_hash)
         if signed is None:
             return [self._state()]
-        record, digest = self._unseal(signed), record_hash(signed)
+        record, digest = self.unseal(signed), record_hash(signed)
         if digest == self.tip.hash:
             if self.fetching is not None and record_hash(self.fetching) != digest:
                 self.fetching = None
             return [self._swapped_report(self.basis.hashes)]
         if self.swapping is not None:
             return []
-        if not fits(signed, record, message.instead_of, self.tip, self._unseal):
+        if not fits(signed, record, message.instead_of, self.tip, self.unseal):
             return [self._state()]
         hashes = self._staged_for(record) if record.round == self.round and record.previous == self.tip.hash else None
         if hashes is None and names(record, self.stage, self.basis.hashes):
@@ -348,11 +344,11 @@ class RoundMemberMachine:
         return next((signed for signed in had if signed is not None and record_hash(signed) == digest), None)
 
     def _restore(self, message: Restore) -> Effects:
-        record, digest = self._unseal(message.record), record_hash(message.record)
+        record, digest = self.unseal(message.record), record_hash(message.record)
         is_held = digest == self.tip.hash
         if message.stage != self.stage or self.swapping is not None:
             return []
-        if not fits(message.record, record, message.instead_of, self.tip, self._unseal):
+        if not fits(message.record, record, message.instead_of, self.tip, self.unseal):
             return [self._state()]
         has_better = is_held and not self.is_restored
         if has_better or message.basis.hashes == self.basis.hashes:
@@ -369,7 +365,7 @@ class RoundMemberMachine:
     def _swap(self, signed: SignedRecord, record: Record, hashes: StageHashes) -> Effects:
         self.swapping, self.fetching = signed, None
         tip = Tip(record.round, record_hash(signed), signed)
-        leaves_chain = tip.hash != self.tip.hash and not is_before(self.tip, tip, self._unseal)
+        leaves_chain = tip.hash != self.tip.hash and not is_before(self.tip, tip, self.unseal)
         return [Swap(record, hashes, leaves_chain, self._has_part_in(record, hashes))]
 
     def _has_part_in(self, record: Record, hashes: StageHashes) -> bool:

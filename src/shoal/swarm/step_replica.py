@@ -14,6 +14,7 @@ The rules that keep a step atomic whoever dies:
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
@@ -68,6 +69,7 @@ _REMIND_S = 0.5
 """Between two questions for the fate of a step in doubt."""
 
 
+@dataclass(eq=False, repr=False)
 class StepReplica:
     """All steps of one replica of stage `stage`.
 
@@ -81,30 +83,22 @@ class StepReplica:
         open: attempts that are neither applied nor aborted, in the order in which they were opened.
     """
 
-    def __init__(
-        self,
-        me: PeerId,
-        *,
-        stage: int,
-        num_stages: int,
-        max_open_steps: int,
-        max_microbatch_samples: int | None = None,
-        room: int | None = None,
-        schedule: Schedule = Schedule.ONE_F_ONE_B,
-        is_wrapped: bool = False,
-        cuts: CutRule = EVERY_STEP,
-    ) -> None:
-        self._me = me
-        self._stage = stage
-        self._num_stages = num_stages
-        self._max_open_steps = max_open_steps
-        self.cap, self.room = max_microbatch_samples, room
-        self._schedule = schedule
-        self._is_wrapped = is_wrapped
+    me: PeerId
+    _: KW_ONLY
+    stage: int
+    num_stages: int
+    max_open_steps: int
+    max_microbatch_samples: int | None = None
+    room: int | None = None
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    is_wrapped: bool = False
+    cuts: CutRule = EVERY_STEP
+
+    def __post_init__(self) -> None:
+        self.cap = self.max_microbatch_samples
         self.round, self.base = 0, ""
         self.log: list[StepEntry] = []
         self._log_bytes = 0
-        self.cuts = cuts
         self.earlier: tuple[StepsTrained, ...] = ()
         self.open: dict[StepKey, OpenStep] = {}
         self._closing = False
@@ -181,10 +175,10 @@ class StepReplica:
         if key.generation > self._ledger.lowest_generation(key.trainer):
             # A new generation has taken the old one's place.
             sends += self._fence({key.trainer: key.generation}, now_s)
-        if self._num_held(key.trainer) >= self._max_open_steps:
+        if self._num_held(key.trainer) >= self.max_open_steps:
             return [*sends, SendStepMessage(sender, Busy(key))]
         self._ledger.opened(key)
-        self.open[key] = OpenStep(request, sender, self._stage, self._num_opened, self._schedule, self._is_wrapped)
+        self.open[key] = OpenStep(request, sender, self.stage, self._num_opened, self.schedule, self.is_wrapped)
         self._num_opened += 1
         return [*sends, SendStepMessage(sender, Opened(key, self.room or 0))]
 
@@ -203,7 +197,7 @@ class StepReplica:
             return BEHIND
         if request.round < self.round or self._closing or self._is_full(request):
             return CLOSED
-        if len(request.path) != self._num_stages or request.path[self._stage].peer != self._me:
+        if len(request.path) != self.num_stages or request.path[self.stage].peer != self.me:
             return MALFORMED
         if not is_loss_scale(request.loss_scale):
             return MALFORMED
@@ -389,7 +383,7 @@ class StepReplica:
         if totals is not None:
             step.prepared = True
             sums = (totals.squared_norm, totals.finite, totals.loss, totals.routers)
-            sends.append(SendStepMessage(step.trainer, Prepared(operation.key, self._stage, step.version, *sums)))
+            sends.append(SendStepMessage(step.trainer, Prepared(operation.key, self.stage, step.version, *sums)))
         return sends
 
     def refuse(self, key: StepKey, reason: str) -> list[SendStepMessage]:

@@ -164,6 +164,7 @@ class StepPhase(enum.Enum):
     COMMITTING = enum.auto()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepTrainer:
     """Drives the steps of one trainer; between steps it remembers which peers to avoid.
 
@@ -172,30 +173,23 @@ class StepTrainer:
         wake_at_s: when to call `tick` if no event comes before (monotonic).
     """
 
-    def __init__(
-        self,
-        *,
-        trainer: int,
-        generation: int,
-        window: int | None,
-        max_grad_norm: float | None,
-        step_timeout_s: float,
-        is_wrapped: bool = False,
-    ) -> None:
-        self._trainer = trainer
-        self._generation = generation
-        self._flight = FlightWindow(math.inf if window is None else window)
-        self._max_grad_norm = max_grad_norm
-        self._timeout_s = step_timeout_s
-        self._is_wrapped = is_wrapped
+    trainer: int
+    generation: int
+    window: int | None
+    max_grad_norm: float | None
+    step_timeout_s: float
+    is_wrapped: bool = False
+
+    def __post_init__(self) -> None:
+        self._flight = FlightWindow(math.inf if self.window is None else self.window)
         # Where on a path the loss is computed.
-        self._head = 0 if is_wrapped else -1
+        self._head = 0 if self.is_wrapped else -1
         self._avoidance = Avoidance()
         self._caps = KnownCaps()
         self._phase = StepPhase.IDLE
         self._plan: StepPlan | None = None
         self._hops: dict[PeerId, Hop] = {}
-        self._key = StepKey(trainer, generation, -1, -1)
+        self._key = StepKey(self.trainer, self.generation, -1, -1)
         self._attempts = self._busy = self._refusals = 0
         self._give_up_s = math.inf
         self._given_up_by = set[PeerId]()
@@ -224,7 +218,7 @@ class StepTrainer:
     def start(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         """Begins a step. A step that ended without a commit may be started again; its attempts count on."""
         if plan.number != self._key.number:
-            self._key = StepKey(self._trainer, self._generation, plan.number, -1)
+            self._key = StepKey(self.trainer, self.generation, plan.number, -1)
         self._plan = plan
         if plan.round != self._closed_round:
             self._closed_round, self._closed = plan.round, set[PeerId]()
@@ -234,7 +228,7 @@ class StepTrainer:
         self._hops = {hop.peer: hop for hop in (*plan.home, *listed)}
         self._attempts = self._busy = self._refusals = 0
         self._given_up_by.clear()
-        self._give_up_s = now_s + self._timeout_s
+        self._give_up_s = now_s + self.step_timeout_s
         dials = [Dial(peer) for peer in self._avoidance.look_for([hop.peer for hop in listed], now_s)]
         self._avoidance.forget_ended(now_s)
         self._avoidance.forget_losses()
@@ -332,7 +326,7 @@ class StepTrainer:
 
     def _open(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         found = candidates(plan.home, plan.replicas, self._closed)
-        path = choose_path(found, self._avoidance, now_s, closes=self._is_wrapped)
+        path = choose_path(found, self._avoidance, now_s, closes=self.is_wrapped)
         if path is None:
             return self._wait(found, now_s)
         return self._open_over(path, plan, now_s)
@@ -344,7 +338,7 @@ class StepTrainer:
         self._clear_attempt(path, cut(whole_sizes, self._caps.smallest(path)))
         self._flight.begin(path)
         self._phase = StepPhase.OPENING
-        self.wake_at_s = now_s + self._timeout_s
+        self.wake_at_s = now_s + self.step_timeout_s
         hops = tuple(self._hops[peer] for peer in path)
         sizes = tuple(part.num_samples for part in self._parts)
         targets = tuple(sum(plan.microbatch_targets[part.whole][part.start : part.stop]) for part in self._parts)
@@ -382,7 +376,7 @@ class StepTrainer:
         if other not in self._path:
             return False
         distance = abs(self._path.index(one) - self._path.index(other))
-        return distance == 1 or (self._is_wrapped and distance == len(self._path) - 1 > 0)
+        return distance == 1 or (self.is_wrapped and distance == len(self._path) - 1 > 0)
 
     def _set_back(
         self, plan: StepPlan, sender: PeerId, suspects: tuple[PeerId, ...], now_s: float
@@ -422,20 +416,20 @@ class StepTrainer:
         aborts, is_first = self._aborts(), not self._closed
         self._closed.add(sender)
         found = candidates(plan.home, plan.replicas, self._closed)
-        path = choose_path(found, self._avoidance, now_s, closes=self._is_wrapped) if is_first else None
+        path = choose_path(found, self._avoidance, now_s, closes=self.is_wrapped) if is_first else None
         # One that is frozen would answer much later, when the next round has begun.
-        is_sound = path is not None and is_undoubted(path, self._avoidance, now_s, closes=self._is_wrapped)
+        is_sound = path is not None and is_undoubted(path, self._avoidance, now_s, closes=self.is_wrapped)
         if path is None or sender in path or not is_sound:
             self._end(RoundOver(sender))
             return aborts
         return [*aborts, *self._open_over(path, plan, now_s)]
 
     def _go_on(self, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
-        self.wake_at_s = now_s + self._timeout_s
+        self.wake_at_s = now_s + self.step_timeout_s
         if len(self._opened) < len(self._path):
             return []
         self._phase = StepPhase.RUNNING
-        self._give_up_s = now_s + self._timeout_s
+        self._give_up_s = now_s + self.step_timeout_s
         if len(self._prepared) == len(self._path):
             self._flight.trained()
             return self._first_commit(plan)
@@ -455,7 +449,7 @@ class StepTrainer:
 
     def _first_commit(self, plan: StepPlan) -> list[TrainerEffect]:
         is_finite = all(prepared.finite for prepared in self._prepared.values())
-        decision = decision_of(self._norm(), is_finite, plan.lr, self._max_grad_norm)
+        decision = decision_of(self._norm(), is_finite, plan.lr, self.max_grad_norm)
         self._commit = Commit(self._key, decision.scale, decision.lr, decision.skipped)
         self._phase = StepPhase.COMMITTING
         return [SendStepMessage(peer, self._commit) for peer in self._path]
@@ -464,7 +458,7 @@ class StepTrainer:
         return gradient_norm(self._prepared[stage].squared_norm for stage in range(len(self._path)))
 
     def _repeat_commit(self, now_s: float) -> list[TrainerEffect]:
-        self.wake_at_s, commit = now_s + self._timeout_s, self._commit
+        self.wake_at_s, commit = now_s + self.step_timeout_s, self._commit
         silent = [peer for peer in self._path if peer not in self._answers and peer not in self._lost]
         return [] if commit is None else [SendStepMessage(peer, commit) for peer in silent]
 

@@ -36,11 +36,14 @@ class Case:
         unit: of every value, e.g. "GB/s", "us", "s", "MB".
         ours: does one repetition and returns its value in `unit`.
         reference: the same for the comparison; None: there is none.
-        larger_is_better: True for rates, False for times and sizes.
     """
 
     name: str
     unit: str
     ours: Callable[[], float]
     reference: Callable[[], float] | None
-    larger_is_better: bool
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Whether it is a rate or a share, and not a time, a size or a number."""
+        return self.unit.endswith("/s") or self.unit == "%"

@@ -38,7 +38,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
                 unit="GB/s",
                 ours=partial(rate, _SIZE_BYTES, "ours", codec),
                 reference=partial(rate, _SIZE_BYTES, "reference", theirs),
-                larger_is_better=True,
             )
             for codec, theirs in _REFERENCES.items()
         ]
@@ -47,7 +46,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
             unit="GB/s",
             ours=partial(rate, _SIZE_BYTES, "encode", "int8", 0.0, 1.0),
             reference=partial(rate, _SIZE_BYTES, "reference_encode", "uniform_8bit"),
-            larger_is_better=True,
         )
         each_way = [
             Case(
@@ -55,7 +53,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
                 unit="GB/s",
                 ours=partial(rate, _VECTOR_BYTES, way, codec, _FEEDBACK, density),
                 reference=partial(rate, _VECTOR_BYTES, "memcpy"),
-                larger_is_better=True,
             )
             for label, codec, density in _labelled()
             for way in ("encode", "decode")

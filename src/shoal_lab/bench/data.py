@@ -38,7 +38,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
                 unit="GB/s",
                 ours=partial(our_rate, batch_samples),
                 reference=partial(reference_rate, batch_samples),
-                larger_is_better=True,
             )
             for size, batch_samples in BATCHES.items()
         ]

@@ -82,14 +82,12 @@ class _Model:
             unit="samples/s",
             ours=self._turns.reader(f"rate {stages}"),
             reference=self._turns.reader("plain best"),
-            larger_is_better=True,
         )
         cpu = Case(
             name=f"cpu per sample {name}",
             unit="ms",
             ours=self._turns.reader(f"cpu {stages}"),
             reference=self._turns.reader("plain cpu"),
-            larger_is_better=False,
         )
         # With fewer cores than stages they take turns, and no schedule says how long each waits for its core.
         schedule = Schedule(schedule_of(stages, self._cores))
@@ -101,7 +99,6 @@ class _Model:
                 unit="%",
                 ours=self._turns.reader(f"busy {stages} {stage}"),
                 reference=in_theory,
-                larger_is_better=True,
             )
             for stage in range(stages)
         ]

@@ -40,7 +40,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
                     unit="GB/s",
                     ours=partial(_rate, rings[num_peers], "ours", size_mb),
                     reference=partial(_rate, rings[num_peers], "gloo", size_mb),
-                    larger_is_better=True,
                 )
                 for size_mb, num_peers in _GLOO
             ),
@@ -49,7 +48,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
                 unit="GB/s",
                 ours=partial(_rate, rings[2], "ours", _HIVEMIND_MB),
                 reference=partial(_average, averagers),
-                larger_is_better=True,
             ),
         ]
 

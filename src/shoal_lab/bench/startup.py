@@ -39,11 +39,11 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
 
         def seconds(name: str, key: str, reference: str | None = None) -> Case:
             theirs = None if reference is None else interpreters.reader(reference)
-            return Case(name, "s", sandbox.reader(key), theirs, larger_is_better=False)
+            return Case(name, "s", sandbox.reader(key), theirs)
 
         def memory(name: str, key: str, reference: str | None = None) -> Case:
             theirs = None if reference is None else interpreters.reader(reference)
-            return Case(f"{name} PSS", "MB", sandbox.reader(key), theirs, larger_is_better=False)
+            return Case(f"{name} PSS", "MB", sandbox.reader(key), theirs)
 
         others = ("launcher", "fork_server", "p2pd", *(("wandb",) if find_spec("wandb") else ()))
         yield [
@@ -52,6 +52,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
             *(memory(f"interpreter {role}", f"{role}_mb", "each_mb") for role in _ROLES),
             *(memory(name.replace("_", " "), f"{name}_mb") for name in others),
             memory("all processes", "all_mb"),
-            Case("all processes", "processes", sandbox.reader("processes"), None, larger_is_better=False),
+            Case("all processes", "processes", sandbox.reader("processes"), None),
             *(seconds(name, key) for name, key in _SECONDS.items()),
         ]

@@ -52,7 +52,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
                     unit="us",
                     ours=partial(value, "round_trip", path, _ROUND_TRIPS),
                     reference=partial(value, "raw_round_trip", _ROUND_TRIPS),
-                    larger_is_better=False,
                 )
                 for path in ("plain", "tls")
             ),
@@ -61,7 +60,6 @@ def open_cases(options: BenchmarkOptions) -> Generator[Sequence[Case], None, Non
                 unit="ms",
                 ours=partial(value, "overtaking", "plain", 64 * _MEGABYTE, _LARGE_TENSORS),
                 reference=partial(value, "raw_waiting", 64 * _MEGABYTE, _LARGE_TENSORS),
-                larger_is_better=False,
             ),
         ]
 
@@ -73,21 +71,18 @@ def _over(link: str, value: Callable[..., float]) -> list[Case]:
             unit="Mbit/s",
             ours=lambda: value("rate", "tls", _MEGABYTE, _LINK_TENSORS) * _MBIT_PER_GB,
             reference=lambda: value("raw_rate", _MEGABYTE, _LINK_TENSORS) * _MBIT_PER_GB,
-            larger_is_better=True,
         ),
         Case(
             name=f"raw tcp 64 B round trip tls {link}",
             unit="us",
             ours=partial(value, "round_trip", "tls", _LINK_ROUND_TRIPS),
             reference=partial(value, "raw_round_trip", _LINK_ROUND_TRIPS),
-            larger_is_better=False,
         ),
         Case(
             name=f"64 B during 1 MB tls p99 {link}",
             unit="ms",
             ours=partial(value, "overtaking", "tls", _MEGABYTE, _LINK_TENSORS),
             reference=partial(value, "raw_waiting", _MEGABYTE, _LINK_TENSORS),
-            larger_is_better=False,
         ),
     ]
 
@@ -102,7 +97,6 @@ def _throughput(
             unit="GB/s",
             ours=partial(value, "rate", path, size_bytes, _BYTES_OF_FAST // size_bytes),
             reference=partial(reference, size_bytes, reference_bytes // size_bytes),
-            larger_is_better=True,
         )
         for path in ("plain", "tls")
     ]

@@ -9,7 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -132,29 +132,24 @@ def swarm_of_one_host(directory: Path, num_slots: int, flags: Sequence[str]) -> 
         yield swarm
 
 
+@dataclass(eq=False, repr=False)
 class Chaos:
-    """Does the faults of a plan to a swarm that trains."""
+    """Does the faults of a plan to a swarm that trains.
 
-    def __init__(
-        self,
-        swarm: Swarm,
-        plan: Sequence[PlannedFault],
-        clock: Clock,
-        *,
-        log: Path,
-        on_change: Callable[[Injected], None] = lambda _: None,
-    ) -> None:
-        """Do nothing yet.
+    Attributes:
+        log: gets one line when a fault is done, and one when the swarm has got over it.
+        on_change: is told at the same moments.
+    """
 
-        Args:
-            log: gets one line when a fault is done, and one when the swarm has got over it.
-            on_change: is told at the same moments.
-        """
-        self._swarm = swarm
-        self._plan = list(plan)
-        self._clock = clock
-        self._log = log
-        self._on_change = on_change
+    swarm: Swarm
+    plan: Sequence[PlannedFault]
+    clock: Clock
+    _: KW_ONLY
+    log: Path
+    on_change: Callable[[Injected], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._plan = list(self.plan)
         self._injected: list[Injected] = []
         self._began_s = 0.0
         self._began_unix_s = 0.0
@@ -166,13 +161,13 @@ class Chaos:
             RecordRejected: a step log or a record is damaged.
             RunFailed: the run has ended by itself, or did not end.
         """
-        swarm = self._swarm
-        self._began_s, self._began_unix_s = self._clock.now_s(), self._clock.unix_s()
+        swarm = self.swarm
+        self._began_s, self._began_unix_s = self.clock.now_s(), self.clock.unix_s()
         try:
             self._watch(lambda: self._elapsed_s >= for_s)
             self._watch_until(lambda: all(each.is_over for each in self._injected))
             # What a fault has left out of its round is free again, and is trained in the rounds after it.
-            over_unix_s = self._clock.unix_s()
+            over_unix_s = self.clock.unix_s()
             self._watch_until(lambda: not self._injected or swarm.num_records(over_unix_s) >= ROUNDS_AFTER)
         finally:
             for each in self._injected:
@@ -191,13 +186,13 @@ class Chaos:
 
     @property
     def _elapsed_s(self) -> float:
-        return self._clock.now_s() - self._began_s
+        return self.clock.now_s() - self._began_s
 
     def _watch(self, is_enough: Callable[[], bool]) -> None:
         """Do what is due and see what comes of it. Files and processes tell nobody when they change."""
         pause = threading.Event()
         while not is_enough():
-            self._swarm.client.require_running()
+            self.swarm.client.require_running()
             if self._plan and self._elapsed_s >= self._plan[0].at_s and self._inject(self._plan[0]):
                 self._plan.pop(0)
             for each in self._injected:
@@ -206,7 +201,7 @@ class Chaos:
 
     def _inject(self, planned: PlannedFault) -> bool:
         """Do it; returns False if the victim is not there, because it has not come back from a fault before."""
-        strike = begin(KINDS[planned.kind], self._swarm, Random(planned.dice))
+        strike = begin(KINDS[planned.kind], self.swarm, Random(planned.dice))
         if strike is None:
             return False
         injected = Injected(planned, strike, strike.at_s - self._began_unix_s)
@@ -223,10 +218,10 @@ class Chaos:
             return
         strike, was_over = injected.strike, injected.is_over
         for slot in strike.hit - injected.seconds.keys():
-            if (step := strike.next_step(self._swarm, slot)) is not None:
+            if (step := strike.next_step(self.swarm, slot)) is not None:
                 injected.seconds[slot] = step.at_s - strike.at_s
         if injected.is_over and strike.healed():
-            injected.whole_s = self._clock.unix_s() - strike.at_s
+            injected.whole_s = self.clock.unix_s() - strike.at_s
         if injected.is_over and (not was_over or injected.whole_s is not None):
             self._say("chaos.recovered" if injected.whole_s is None else "chaos.whole", injected)
 
@@ -236,10 +231,10 @@ class Chaos:
             injected.strike.undo()
 
     def _say(self, event: str, injected: Injected) -> None:
-        line = {"time": utc_iso(self._clock.unix_s()), "event": event, **injected.as_json()}
-        with self._log.open("a") as file:
+        line = {"time": utc_iso(self.clock.unix_s()), "event": event, **injected.as_json()}
+        with self.log.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        self._on_change(injected)
+        self.on_change(injected)
 
 
 def kept_samples(steps: Iterable[Step], lost: Mapping[int, Collection[StepKey]]) -> float:

@@ -51,7 +51,7 @@ def make_text(num_train: int, num_holdout: int = 6) -> DataSet:
 async def run_noticed(cluster: Cluster) -> tuple[ClusterResult, list[str]]:
     """Run it to its end; return also what the user is shown."""
     notices: list[str] = []
-    cluster.client.ledger._show = notices.append
+    cluster.client.ledger.show = notices.append
     return await cluster.run(), notices
 
 

@@ -85,7 +85,7 @@ class Look:
     def _look(self) -> None:
         layouts = stage_layouts(self._config)
         for server in self._cluster.servers:
-            pairs = zip(stored_layouts(layouts[server.stage]), server.replica.member._state.base, strict=True)
+            pairs = zip(stored_layouts(layouts[server.stage]), server.replica.member.state.base, strict=True)
             self.outer.append(
                 {
                     name: view.clone()

@@ -159,7 +159,7 @@ async def test_a_replica_that_flips_a_bit_again_and_again_is_left_out_named_and_
 ) -> None:
     async with make_cluster(CONFIG) as cluster:
         server = cluster.servers[4]
-        state = server.replica.member._state
+        state = server.replica.member.state
         stage, flips = state.stage, 0
 
         def flipping(average: Any, *arguments: Any) -> Any:
@@ -182,7 +182,7 @@ async def test_a_replica_that_flips_a_bit_again_and_again_is_left_out_named_and_
 async def test_a_bit_that_flips_once_costs_nothing_and_is_named(make_cluster: MakeCluster) -> None:
     undisturbed = await run_undisturbed(make_cluster, CONFIG)
     async with make_cluster(CONFIG) as cluster:
-        state = cluster.servers[1].replica.member._state
+        state = cluster.servers[1].replica.member.state
         stage = state.stage
 
         def flipping(average: Any, *arguments: Any) -> Any:

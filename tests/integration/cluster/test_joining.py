@@ -181,7 +181,7 @@ async def test_a_replica_that_was_left_out_gets_the_state_again(
         victim = cluster.servers[2]
 
         def flip() -> None:
-            victim.replica.member._state.base.parameters_N[0] += 1
+            victim.replica.member.state.base.parameters_N[0] += 1
 
         cluster.when(Open, action=flip, receiver=victim.peer, number=6)
         hold_up(cluster, monkeypatch, 5, (victim.peer,))

@@ -251,7 +251,7 @@ async def test_a_stage_that_nobody_holds_any_more_is_named_and_no_half_of_a_mode
 ) -> None:
     notices: list[str] = []
     async with make_cluster(make_config(diloco={"inner_steps": 4, "outer_steps": 50})) as cluster:
-        cluster.client.ledger._show = notices.append
+        cluster.client.ledger.show = notices.append
 
         def end() -> None:
             for index in (1, 3):

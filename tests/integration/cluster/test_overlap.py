@@ -47,7 +47,7 @@ async def test_a_round_averages_what_was_trained_up_to_its_cut_and_the_last_one_
     cut = RoundMember.cut
 
     def tells(member: RoundMember, round: int, num_targets: int) -> None:
-        told.append((member._endpoint.peer_id, round))
+        told.append((member.endpoint.peer_id, round))
         cut(member, round, num_targets)
 
     monkeypatch.setattr(RoundMember, "cut", tells)

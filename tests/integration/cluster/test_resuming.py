@@ -57,7 +57,7 @@ def keep(cluster: Cluster, config: Config, log_dir: Path) -> None:
         unix_s=1.75e9,
         client=totals.encoded(),
     )
-    store_of(log_dir).write(checkpoint, [StagePart(stage, held[stage]._state.base) for stage in range(len(layouts))])
+    store_of(log_dir).write(checkpoint, [StagePart(stage, held[stage].state.base) for stage in range(len(layouts))])
 
 
 async def broken_off(

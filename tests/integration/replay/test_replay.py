@@ -300,7 +300,7 @@ async def test_a_replica_that_is_left_out_of_a_record_and_trains_on_is_reproduce
         victim = cluster.servers[2]
 
         def flip() -> None:
-            victim.replica.member._state.base.parameters_N[0] += 1
+            victim.replica.member.state.base.parameters_N[0] += 1
 
         # What it contributes is wrong, so it is left out; what it has trained stays in its optimizer.
         cluster.when(Open, action=flip, receiver=victim.peer, number=4)

@@ -112,7 +112,7 @@ class FollowsTheNewest(RoundMemberMachine):
     """Leaves its chain for every record of a later round, whether it names its own one or not."""
 
     def _commit(self, message: CommitRecord) -> MemberEffects:
-        if message.record is not None and self._unseal(message.record).round > self.tip.round:
+        if message.record is not None and self.unseal(message.record).round > self.tip.round:
             message = msgspec.structs.replace(message, instead_of=self.tip.hash)
         return super()._commit(message)
 

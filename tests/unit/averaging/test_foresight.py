@@ -47,7 +47,7 @@ async def train(run: Run, round: int, said: Said = lambda targets: targets) -> N
     for slot in range(len(replicas)):
         cut(run, round, slot, said)
     for replica in replicas:
-        ahead = replica.member._ahead
+        ahead = replica.member.ahead
         assert ahead is not None
         await until(lambda here=ahead: sum(each.ended.is_set() for each in here._fetches.values()) == len(replicas) - 1)
 

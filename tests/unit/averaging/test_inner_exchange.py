@@ -124,7 +124,7 @@ async def test_what_is_larger_than_a_stage_can_know_is_neither_made_room_for_nor
 
 async def test_what_is_wrong_with_a_content_is_said_in_an_answer_that_can_be_sent() -> None:
     desk = Desk()
-    desk.exchange._base = lambda: Base(1, "1" * 64, StageHashes("", "", ""))
+    desk.exchange.base = lambda: Base(1, "1" * 64, StageHashes("", "", ""))
     entry = {"dtype": "x" * (1 << 20), "shape": [], "data_offsets": [0, 0]}
     header = json.dumps({"weight": entry}).encode()
     content = torch.frombuffer(bytearray(struct.pack("<Q", len(header)) + header), dtype=torch.uint8)
@@ -151,7 +151,7 @@ async def test_a_member_that_says_it_knows_more_than_its_stage_can_is_not_read()
 @pytest.mark.parametrize("owner", ["member", ".1", "member.", "member.x", f"member.{'1' * 5000}", f"{'m' * 200}.1"])
 async def test_whose_a_content_was_has_to_be_said_in_a_form_that_can_be(owner: str) -> None:
     desk = Desk()
-    desk.exchange._base = lambda: Base(1, "record 1", StageHashes("", "", ""))
+    desk.exchange.base = lambda: Base(1, "record 1", StageHashes("", "", ""))
     content = encode_tensors({"step/weight": torch.zeros(3)}, {"replica": owner})
     inner = InnerState(0, "record 1", "1" * 64, content.nbytes)
     assert await desk.exchange._inherited(inner, content) == "it does not say whose it is"
@@ -211,7 +211,7 @@ async def test_whoever_has_asked_and_not_read_it_all_is_waited_for_unless_it_is_
 def test_an_inner_state_to_go_on_with_is_taken_of_the_client_alone() -> None:
     """Whoever gives one may give a thousand, each as large as the stage allows."""
     desk = Desk()
-    desk.exchange._is_client = lambda peer: peer == SECOND
+    desk.exchange.is_client = lambda peer: peer == SECOND
     take = TakeInner(InnerState(0, "record 1", "0" * 64, 1))
     assert not desk.exchange.receive(Received(MIRROR, take))
     assert desk.exchange.receive(Received(SECOND, take))

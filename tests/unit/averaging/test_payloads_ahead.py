@@ -31,8 +31,8 @@ RING = RingSettings(1024, codec=codec_of(CodecSettings("int8")))
 
 
 def ahead_of(replica: Replica) -> PayloadsAhead:
-    assert replica.member._ahead is not None
-    return replica.member._ahead
+    assert replica.member.ahead is not None
+    return replica.member.ahead
 
 
 def cut(run: Run, slot: int, number: int = 0) -> None:

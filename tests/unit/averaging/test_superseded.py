@@ -22,7 +22,7 @@ async def test_that_its_steps_are_in_another_round_by_now_is_logged_and_nothing_
     async def close(round: int) -> None:
         raise RoundAborted(f"round {round} cannot be closed: this replica is in round 5")
 
-    member: Any = SimpleNamespace(_steps=SimpleNamespace(close=close))
+    member: Any = SimpleNamespace(steps=SimpleNamespace(close=close))
     await RoundMember._close(member, 4)
     assert caplog.messages == ["round.close_superseded"]
 
@@ -35,10 +35,10 @@ def test_whether_a_snapshot_was_taken_up_is_logged(
     found = SimpleNamespace(log=(1, 2), generation=1, earlier=()), None
     member: Any = SimpleNamespace(
         base=None,
-        _stage=1,
+        stage=1,
         _machine=SimpleNamespace(round=3),
-        _source=SimpleNamespace(resumable=lambda _: found),
-        _steps=SimpleNamespace(resume=lambda *_: is_taken),
+        source=SimpleNamespace(resumable=lambda _: found),
+        steps=SimpleNamespace(resume=lambda *_: is_taken),
     )
     RoundMember._resume(member)
     assert caplog.messages == [event]

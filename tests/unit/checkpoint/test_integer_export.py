@@ -14,10 +14,10 @@ import shoal
 from shoal.checkpoint import integer_file
 from shoal.checkpoint.exporting import export_model, import_model
 from shoal.checkpoint.loading import open_model
+from shoal.cli.arguments import Wording
 from shoal.cli.trained import generate
 from shoal.config import Config
 from shoal.errors import ConfigError, StateMismatch
-from shoal.inference.sampling import Sampling
 
 TOKENS = torch.randint(256, (3, 32), generator=torch.Generator().manual_seed(1))
 
@@ -89,9 +89,7 @@ def test_an_export_of_integers_is_imported_and_generates_as_the_model_does(
         generate(
             folder,
             "a",
-            sampling=lambda seed: Sampling(1.0, seed=seed),
-            seed=3,
-            max_tokens=8,
+            wording=Wording(max_tokens=8, temperature=1.0, seed=3),
             stops=(),
             family=None,
             device="cpu",

@@ -11,7 +11,7 @@ from shoal.errors import ConfigError
 from shoal_lab.bench.case import BenchmarkOptions, Case
 from shoal_lab.bench.command import _chosen
 
-CASES = [Case(name, "s", lambda: 1.0, None, larger_is_better=False) for name in ("small plain", "small tls", "large")]
+CASES = [Case(name, "s", lambda: 1.0, None) for name in ("small plain", "small tls", "large")]
 
 
 def test_only_the_cases_with_that_in_their_names_are_measured() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shoal.errors import ConfigError
-from shoal.ids import MAX_STAGES
+from shoal.ids import MAX_PARTS
 from shoal.model.hf.described import INSTALL, is_before, transformers_version
 from shoal.model.stage import default_float32
 from shoal.model.valueless import WithoutValues
@@ -95,12 +95,12 @@ def _require_few_parts(kind: str, values: Mapping[str, Any]) -> None:
     many = {
         name: value
         for name, value in values.items()
-        if _NUMBER_OF_PARTS.fullmatch(name) and isinstance(value, int) and value > MAX_STAGES
+        if _NUMBER_OF_PARTS.fullmatch(name) and isinstance(value, int) and value > MAX_PARTS
     }
     if many:
         named = ", ".join(f"{name} = {value}" for name, value in many.items())
         raise ConfigError(
-            f"config.json or model.extra describe a {kind} with {named}, and {MAX_STAGES} are the most that are read"
+            f"config.json or model.extra describe a {kind} with {named}, and {MAX_PARTS} are the most that are read"
         )
 
 

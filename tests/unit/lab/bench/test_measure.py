@@ -34,7 +34,7 @@ def test_the_ratio_is_that_of_the_medians() -> None:
 
 
 def test_without_a_reference_there_is_no_ratio() -> None:
-    measured = measure(Case("x", "s", lambda: 1.0, None, larger_is_better=False), 2, lambda what: None)
+    measured = measure(Case("x", "s", lambda: 1.0, None), 2, lambda what: None)
     assert (measured.ours, measured.reference, measured.ratio) == ((1.0, 1.0), (), None)
     assert measured.reference_median is None
 
@@ -48,7 +48,7 @@ def test_ours_and_the_reference_take_turns_after_a_warm_up_of_each_that_is_not_m
         return float(next(numbers))
 
     said: list[str] = []
-    case = Case("x", "s", lambda: side("A"), lambda: side("B"), larger_is_better=False)
+    case = Case("x", "s", lambda: side("A"), lambda: side("B"))
     measured = measure(case, 3, said.append)
     assert "".join(turns) == "AB" * 4
     assert (measured.ours, measured.reference) == ((2.0, 4.0, 6.0), (3.0, 5.0, 7.0))
