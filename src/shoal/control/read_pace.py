@@ -47,7 +47,7 @@ class ReadPace:
 
         Args:
             awaited: a caller waits for a change that only the registry can tell.
-            changed: who is there, where or as what has changed since the last call.
+            changed: the view has changed since the last call.
             expires_in_s: until the next record expires, unless it is renewed.
         """
         if changed:

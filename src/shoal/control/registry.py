@@ -226,7 +226,7 @@ class Registry:
         return stored
 
     async def _watch(self) -> None:
-        pace, seen = ReadPace(), self.membership.view.without_progress
+        pace, seen = ReadPace(), self.membership.view
         holders: int | None = None
         asked_s = self._clock.now_s()
         while True:
@@ -240,7 +240,7 @@ class Registry:
             else:
                 await self._clock.sleep_s(RETRY_S)
                 continue
-            awaited, view = self.membership.awaited, self.membership.view.without_progress
+            awaited, view = self.membership.awaited, self.membership.view
             expires_in_s = self.membership.next_expiry_unix_s - self._clock.unix_s()
             pause_s = pace.pause_s(awaited=awaited, changed=view != seen, expires_in_s=expires_in_s)
             holders, seen = pace.holders, view
@@ -264,16 +264,12 @@ class Registry:
     async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
         """Wait, but not much longer once a peer is lost or found, a caller waits for a change, or the node dies.
 
-        Args:
-            seen: without progress: a server says each round what it holds, and nothing follows from that.
-
         Returns:
             Whether none of these has happened.
         """
 
         def is_calm() -> bool:
-            is_as_seen = self.membership.view.without_progress == seen
-            return self._store.alive and not self.membership.awaited and is_as_seen
+            return self._store.alive and not self.membership.awaited and self.membership.view == seen
 
         while pause_s > 0 and is_calm():
             with anyio.move_on_after(min(pause_s, SLOW_READ_S)):

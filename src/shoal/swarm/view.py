@@ -264,15 +264,6 @@ class SwarmView:
             monitor=None if self.monitor is not None and self.monitor.peer in peers else self.monitor,
         )
 
-    @cached_property
-    def without_progress(self) -> SwarmView:
-        """The view without what each round, or each step, changes: who is there, where and as what."""
-        return replace(
-            self,
-            replicas=tuple(replace(r, load=0.0, step=0, base_round=0) for r in self.replicas),
-            mirrors=tuple(replace(m, held_round=NO_BASE) for m in self.mirrors),
-        )
-
     def placed(self, stages: Mapping[PeerId, int]) -> SwarmView:
         """Return the view with replicas at the stages that they themselves have named: records come later."""
         moved = (

@@ -8,7 +8,6 @@ from collections import Counter
 import anyio
 import anyio.lowlevel
 import pytest
-from msgspec import structs
 from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
@@ -303,39 +302,6 @@ async def test_a_lost_peer_has_the_registry_read_soon_however_long_nothing_had_c
         await reads[1].receive()
     for stream in reads:
         stream.close()
-
-
-async def test_what_a_server_says_each_round_is_no_change_after_which_to_look_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shoal.control.registry.SLOW_READ_S", 0.001)
-    changes: list[bool] = []
-
-    def pause_s(_: ReadPace, *, changed: bool, **_more: object) -> float:
-        changes.append(changed)
-        return 0.001
-
-    monkeypatch.setattr(ReadPace, "pause_s", pause_s)
-    shelf: Shelf = {}
-    (mine, _, _), (theirs, _, _) = _registry(shelf), _registry(shelf)
-
-    async def seen(record: StageRecord) -> bool:
-        """Whether who reads it has taken it for a change."""
-        changes.clear()
-        theirs.advertise(record)
-        while [r.base_round for r in mine.membership.view.by_stage(record.stage or 0)] != [record.base_round]:
-            await mine.membership.changed()
-        num_reads = len(changes)
-        await until(lambda: len(changes) > num_reads + 1)
-        return any(changes)
-
-    async with alongside(theirs.run, mine.run):
-        record = StageRecord(ADDRESSES, 1.0, stage=0)
-        assert await seen(record)
-        for base_round in range(1, 4):
-            record = structs.replace(record, base_round=base_round, step=60 * base_round, load=1.0)
-            assert not await seen(record)
-        assert await seen(structs.replace(record, stage=1))
 
 
 async def test_a_read_that_does_not_end_is_given_up_and_the_next_one_begins(
