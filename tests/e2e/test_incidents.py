@@ -30,7 +30,7 @@ _RUN = (*ENDLESS, "--host-name=box1", "--diloco.inner-steps=8")
 _OPENED = re.compile(r"(?P<at>\d\d:\d\d:\d\d)  incident\.opened +WARNING (?P<what>.+)")
 _CLOSED = re.compile(
     r"(?P<at>\d\d:\d\d:\d\d)  incident\.closed +"
-    r"(?P<who>(?:server \d|client)@\w+|trainer \d on \w+|the data server on \w+|the client on \w+|the client) "
+    r"(?P<who>(?:server \d|trainer \d|data server|client)@\w+|the client) "
     r"(?P<kind>had ended|was frozen|was cut off|has left|was lost, and this client goes on in its place): "
     r"(?:noticed at once|noticed after (?P<noticed_s>[\d.]+) s), "
     r"(?:no trainer was hit|training went on after (?P<pause_s>[\d.]+) s)"
