@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_the_slot_of_a_killed_trainer_goes_on_in_its_round(tmp_path: Path) -> No
     assert failover["kind"] == "trainer"
     # Two slots, eight steps a round: none is left out.
     assert summary["steps"] >= 2 * 8 * _ROUNDS - 1
-    assert "trainer 1 has ended (killed by SIGKILL); its client replaces it" in run.output
+    assert re.search(r"trainer 1@\S+ has ended \(killed by SIGKILL\); its client replaces it", run.output)
     assert "the swarm goes on without it" not in run.output
 
 
@@ -181,7 +182,7 @@ def test_the_baseline_beside_a_swarm_goes_on_after_a_killed_data_server(tmp_path
         reached = _step_of_the_baseline(run)
         until(lambda: _step_of_the_baseline(run) > reached + 2 * 8, START_S, "two rounds of the baseline")
         summary = interrupted(run)
-    assert "baseline 0 has ended" not in run.output
+    assert "baseline@box1 has ended" not in run.output
     assert summary["eval_loss_baseline"] < summary["eval_loss_first"]
 
 
