@@ -26,6 +26,12 @@ StageIndex = NewType("StageIndex", int)
 Ordinal = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 """What is counted on from a number that a peer has said: far enough below what travels that the next ones do, too."""
 
+PREFIX_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+"""What `experiment_prefix` may be, also where others say it: users paste it, and files are named by it."""
+
+HOST_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}\Z"
+"""What a host may be called: it is shown on the terminals of other hosts, so no character of it has a meaning there."""
+
 MAX_SLOTS = 4096
 """Trainers of a run, at most: what is remembered of each has a bound."""
 

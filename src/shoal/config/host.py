@@ -11,14 +11,11 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shoal.config.base import ByteSize, NonNegativeInt, PositiveFloat, PositiveInt, Section, Words
 from shoal.config.per_server import split_values
+from shoal.ids import HOST_NAME_PATTERN
 
 MAX_PORT: Final = 65535
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?")
-PREFIX_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
-"""What `experiment_prefix` may be, also where others say it: users paste it, and files are named by it."""
-HOST_NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}\Z"
-"""What a host may be called: it is shown on the terminals of other hosts, so no character of it has a meaning there."""
 _MAX_HOST_NAME: Final = 32
 Niceness = Annotated[int, Field(ge=0, le=19)]
 

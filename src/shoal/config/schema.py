@@ -12,7 +12,6 @@ from shoal.config.base import Section
 from shoal.config.diloco import DilocoConfig
 from shoal.config.emulation import EmulationConfig
 from shoal.config.host import (
-    PREFIX_PATTERN,
     DashboardConfig,
     HealthConfig,
     NetworkConfig,
@@ -26,6 +25,7 @@ from shoal.config.per_server import length_problem
 from shoal.config.pipeline_entries import apply_pipeline
 from shoal.config.quant import QuantConfig
 from shoal.config.training import AugmentConfig, DataConfig, RunConfig, trained_size
+from shoal.ids import PREFIX_PATTERN
 
 SHARED_SECTIONS = ("run", "data", "model", "diloco", "quant", "lora", "model_pipeline")
 """Of these all hosts of a run have the same, but for a few keys (`config.shared`)."""

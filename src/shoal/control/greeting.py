@@ -15,9 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.config.host import PREFIX_PATTERN
 from shoal.identity import open_content, seal_content, swarm_key_fingerprint
-from shoal.ids import PeerId
+from shoal.ids import PREFIX_PATTERN, PeerId
 
 QUESTION_BYTES: Final = 32
 MAX_ANSWER_BYTES: Final = 512

@@ -16,9 +16,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from shoal.config.host import PREFIX_PATTERN
 from shoal.errors import MALFORMED, ConfigError
 from shoal.identity import KEY_BYTES
+from shoal.ids import PREFIX_PATTERN
 
 MARK: Final = "shoal1:"
 MAX_PEERS: Final = 5

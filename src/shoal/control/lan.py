@@ -20,9 +20,9 @@ from zeroconf import Error as ZeroconfError
 from zeroconf import IPVersion, NonUniqueNameException, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from shoal.config.host import PREFIX_PATTERN
 from shoal.errors import MALFORMED
 from shoal.identity import derived_key, open_content, seal_content
+from shoal.ids import PREFIX_PATTERN
 from shoal.transport.tcp import own_hosts
 
 SERVICE: Final = "_shoal._tcp.local."

@@ -13,12 +13,12 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from shoal.cli.arguments import SANDBOX, found
 from shoal.config.base import NonNegativeInt, PositiveInt, Section
-from shoal.config.host import HOST_NAME_PATTERN
 from shoal.config.keys import nearest
 from shoal.config.load import load_with_origins
 from shoal.config.schema import Config
 from shoal.config.sources import read_file
 from shoal.errors import ConfigError
+from shoal.ids import HOST_NAME_PATTERN
 
 OWN_VERSION: Final = "wheel"
 """Of `install`: what runs here is sent to the hosts."""

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.config.host import HOST_NAME_PATTERN
-from shoal.ids import Ballot, Ordinal, PeerId
+from shoal.ids import HOST_NAME_PATTERN, Ballot, Ordinal, PeerId
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
