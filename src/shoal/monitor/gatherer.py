@@ -115,7 +115,7 @@ class Gatherer:
         """Take over the registry's view whenever it changes."""
         while True:
             self._view = await registry.membership.changed()
-            self._named = replace(self._view, labels={**self._labels, **self._view.labels})
+            self._name_all()
             self._status.seen(self._view)
             self._changed.notify()
 
@@ -158,6 +158,9 @@ class Gatherer:
         self._labels[peer] = label
         while len(self._labels) > MAX_PEERS:
             del self._labels[next(iter(self._labels))]
+        self._name_all()
+
+    def _name_all(self) -> None:
         self._named = replace(self._view, labels={**self._labels, **self._view.labels})
 
     def _name_of(self, peer: PeerId, report: MetricReport) -> str:

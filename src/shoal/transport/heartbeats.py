@@ -60,8 +60,8 @@ async def beat(
             del activity[connection]
         for connection in activity:
             # A ping behind what is queued here would measure the queue; of whom nobody waits for, nobody wants to know.
-            measures = connection.is_waited_for and connection.meter is not None and not connection.queued_bytes
-            ping = connection.meter.ping() if measures and connection.meter is not None else 0
+            meter = connection.meter if connection.is_waited_for and not connection.queued_bytes else None
+            ping = meter.ping() if meter is not None else 0
             if ping or connection in pulse.idle:
                 connection.send(encode_frame(Heartbeat(ping=ping)) if ping else _HEARTBEAT)
                 # A heartbeat is not activity: the next tick sends the next one.
