@@ -36,7 +36,8 @@ _PIECE_S: Final = 0.05
 _PIECE_BYTES: Final = 64 * 1024
 """Small enough to leave in much less than `_STUCK_S` on a line of a few Mbit/s, which is in no way stuck."""
 _SHARE: Final = 8
-_STUCK_S: Final = 0.5
+_STUCK_S: Final = 2.0
+"""A connection that begins on a line which other frames fill takes a piece a second until it has its part of it."""
 _TIME_BYTES: Final = 8
 
 Resume = Callable[[], None]
