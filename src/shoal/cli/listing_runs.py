@@ -17,10 +17,12 @@ from typing import Any, Final, cast
 
 import anyio
 
+from shoal.cli.afterwards import how_ended, left_commands, next_lines
 from shoal.cli.output import table_lines, without_controls
-from shoal.cli.run_files import CONFIG_FILE, LOCAL_MARK, SUMMARY_FILE, written_config
+from shoal.cli.run_files import CONFIG_FILE, SUMMARY_FILE, written_config
 from shoal.cli.runs_here import ask_here, dead_dirs, living_runs
 from shoal.clock import SystemClock, utc_iso
+from shoal.config import Config
 from shoal.errors import MALFORMED, ConfigError
 from shoal.runtime.fork_servers import tag_of
 from shoal.runtime.process_control import end_tagged
@@ -199,16 +201,27 @@ def ended_lines(log_dir: Path, wanted: str = "") -> list[str]:
     if not rows:
         return []
     newest = Path(rows[-1]["log_dir"])
-    from shoal.cli.live import checkpoints_left, next_lines
-
-    # Who was killed has left no summary, and goes on like one that was interrupted.
-    summary = _read(newest / SUMMARY_FILE) or {"exit": "interrupted"}
     lines = [*_written_lines(rows[-_ENDED_SHOWN:], log_dir)]
     with suppress(ConfigError):  # its configuration is damaged, or of another version
-        config, is_local = written_config(newest), (newest / LOCAL_MARK).exists()
-        left = checkpoints_left(config, newest.name)
-        lines += next_lines(config, summary, None, newest, is_local=is_local, checkpoints=left)
+        lines += next_lines(left_commands(written_config(newest), newest.name, newest, _summary(newest)))
     return lines
+
+
+def end_of(folder: Path, config: Config) -> tuple[str, list[str]]:
+    """Return how the run in this folder has ended, as a sentence, and commands that come next.
+
+    Raises:
+        ConfigError: a runtime directory belongs to another user.
+    """
+    living = next((note for note in living_runs() if Path(note.log_dir).resolve() == folder), None)
+    state = str(_written_row(folder, 0.0, living)["state"])
+    lives = state in _LIVES.values()
+    return how_ended(state), [] if lives else left_commands(config, folder.name, folder, _summary(folder))
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    # Who was killed has left none, and goes on like one that was interrupted.
+    return _read(folder / SUMMARY_FILE) or {"exit": "interrupted"}
 
 
 def _written_rows(log_dir: Path) -> list[dict[str, Any]]:

@@ -3,9 +3,7 @@ lost on the way, and what can be done next."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -13,14 +11,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.checkpoint.places import LocalPlace, folder_of, round_of
+from shoal.cli.afterwards import left_commands, next_lines
 from shoal.cli.display import Display
 from shoal.cli.output import without_controls
-from shoal.cli.run_files import LOCAL_MARK
 from shoal.cli.run_row import RunRow, duration
 from shoal.clock import Clock
 from shoal.config import Config
-from shoal.config.named_code import naming_options, own_family
 from shoal.control.swarm_status import SwarmStatus
 from shoal.events.incidents import Cause
 
@@ -52,8 +48,6 @@ _TELLING = "stop", "no step", "these numbers"
 _BESIDE = "time", "peers", "baseline", "load cv"
 """What of the row the screen has not."""
 _SHOWN = 5
-_GENERATES = ("gpt", "hf")
-"""Families whose models go on from a text; one of the user's own may, and is not known to."""
 
 
 class LiveView(Display):
@@ -133,9 +127,8 @@ class LiveView(Display):
         if failure is not None:
             self.failed(failure)
             self.say(f"the logs of all roles are in {log_dir}")
-        is_local = (log_dir / LOCAL_MARK).exists()
-        left = checkpoints_left(self._config, str((summary or {}).get("run_id", "")))
-        for line in next_lines(self._config, summary, failure, log_dir, is_local=is_local, checkpoints=left):
+        run_id = str((summary or {}).get("run_id", self._run_id))
+        for line in next_lines(left_commands(self._config, run_id, log_dir, summary, failure)):
             self.say(line)
 
     def failed(self, failure: str | None) -> None:
@@ -212,74 +205,3 @@ def _sentence(incident: Mapping[str, Any]) -> str:
     if lost:
         parts.append(f"{lost} step{'s'[: lost != 1]} lost")
     return "; ".join(parts)
-
-
-def checkpoints_left(config: Config, run_id: str) -> str | None:
-    """Return where the checkpoints of a run lie; None: it has left none, or nobody knows what it is called."""
-    if not run_id or not config.param_mirror.enable:
-        return None
-    place = f"{config.checkpoint_location}/{run_id}"
-    return place if "://" in place or _newest(place) is not None else None
-
-
-def next_lines(
-    config: Config,
-    summary: Mapping[str, Any] | None,
-    failure: str | None,
-    log_dir: Path,
-    *,
-    is_local: bool,
-    checkpoints: str | None = None,
-) -> Iterator[str]:
-    """Yield commands that say more of a run, use what it has trained, or go on with it.
-
-    Args:
-        is_local: what its servers have logged is here, and not on other hosts.
-        checkpoints: where those of this run lie; None: it has left none.
-    """
-    title = "next: "
-    for command in _commands(config, summary or {}, failure, str(log_dir), checkpoints, is_local=is_local):
-        yield title + shlex.join(("shoal", *command))
-        title = " " * len(title)
-
-
-def _commands(
-    config: Config,
-    summary: Mapping[str, Any],
-    failure: str | None,
-    log_dir: str,
-    checkpoints: str | None,
-    *,
-    is_local: bool,
-) -> Iterator[tuple[str, ...]]:
-    model = summary.get("model")
-    if model and summary.get("samples"):
-        if config.data.messages_column is not None and config.model.family in _GENERATES:
-            yield "chat", str(model)
-        elif config.data.task_type == "llm" and config.model.family in _GENERATES:
-            yield "generate", str(model), "--prompt", "Once upon a time"
-        elif config.data.task_type == "image_gen":
-            yield "images", str(model), "--to", "images.png"
-        else:
-            yield "evaluate", str(model), *naming_options(config)
-    elif checkpoints is not None and summary.get("exit") == "done" and (newest := _newest(checkpoints)) is not None:
-        family = own_family(config)
-        yield "export", newest, "--to", "model", *(() if family is None else ("--family", family))
-    if checkpoints is not None and summary.get("exit") == "interrupted":
-        yield "run-local" if is_local else "start-trainer-client", "--resume", checkpoints
-    if summary.get("samples") and is_local:
-        yield "replay", log_dir, *naming_options(config)
-    if failure is not None:
-        yield "logs", log_dir, "--level", "warning"
-    if summary:
-        yield "events", log_dir
-
-
-def _newest(checkpoints: str) -> str | None:
-    """Return the newest checkpoint of a folder of this host; None: there is none."""
-    if "://" in checkpoints:
-        return None
-    with suppress(OSError):
-        rounds = [round for name in LocalPlace(Path(checkpoints)).folders() if (round := round_of(name)) is not None]
-        return f"{checkpoints}/{folder_of(max(rounds))}" if rounds else None
-    return None

@@ -19,6 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from shoal import log
+from shoal.cli.afterwards import how_ended, left_commands
 from shoal.cli.cuts import is_settled, log_cut, with_class_names, with_known_cut, with_profiled_cut
 from shoal.cli.devices import devices_of_servers, unused_gpus
 from shoal.cli.early import EarlyStart, ending_signals
@@ -200,7 +201,9 @@ class HostRun:
             # First what is worth most: whoever stops the run may be impatient.
             path = await in_time(writes, self._write_summary)
             curves = await in_time(writes, partial(self._written, write_curves, CurvesNotDrawn))
-            report = await in_time(writes, partial(self._written, write_page, ReportNotWritten))
+            commands = await in_time(writes, self._commands)
+            page = partial(write_page, ended=how_ended(self._exit, self.failure), commands=commands)
+            report = await in_time(writes, partial(self._written, page, ReportNotWritten))
             show = partial(view.finish, path=path, log_dir=self.log_dir, curves=curves, report=report)
             await in_time(writes, lambda: show(self.summary, self.failure))
         except TimeoutError:
@@ -208,6 +211,15 @@ class HostRun:
             view.failed(self.failure)
         finally:
             writes.end()
+
+    @property
+    def _exit(self) -> str:
+        if self.failure is not None:
+            return "failed"
+        return str((self.summary or {}).get("exit", "interrupted"))
+
+    def _commands(self) -> list[str]:
+        return left_commands(self.config, self.run_id, self.log_dir, self.summary, self.failure)
 
     async def _supervise(self, supervisor: Supervisor, early: EarlyStart, view: LiveView) -> None:
         host = SwarmHost(

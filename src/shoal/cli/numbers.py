@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.cli.event_lines import written_run
+from shoal.cli.listing_runs import end_of
 from shoal.cli.run_files import written_config
 from shoal.config import published_values
 from shoal.errors import ConfigError
@@ -116,7 +117,7 @@ def write_report(wanted: str, log_dir: Path) -> int:
     folder = written_run(wanted, log_dir, METRICS_FILE).resolve()
     config = written_config(folder)
     try:
-        path = write_page(folder, config, folder.name)
+        path = write_page(folder, config, folder.name, *end_of(folder, config))
     except OSError as error:
         raise ConfigError(f"cannot read or write {error.filename or folder} ({error.strerror or error})") from error
     if path is None:

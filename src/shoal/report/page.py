@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,8 +24,14 @@ _IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
-def write_page(log_dir: Path, config: Config, run_id: str) -> Path | None:
+def write_page(
+    log_dir: Path, config: Config, run_id: str, ended: str = "the run has ended", commands: Sequence[str] = ()
+) -> Path | None:
     """Write what the run in this folder has come to.
+
+    Args:
+        ended: how the run has ended, as a sentence without its full stop.
+        commands: what can be done next.
 
     Returns:
         The file; None if the run has left no numbers.
@@ -37,7 +43,7 @@ def write_page(log_dir: Path, config: Config, run_id: str) -> Path | None:
     if not chronicle.last_s:
         return None
     path = log_dir / FILE_NAME
-    past = msgspec.json.encode(chronicle.past(chronicle.last_s, has_ended=True))
+    past = msgspec.json.encode(chronicle.past(chronicle.last_s, ended=ended, commands=commands))
     put_whole(path, page_with(past).encode(), lasting=False)
     return path
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tests.documented import problem_of
 
+from shoal.cli.afterwards import how_ended, left_commands, next_commands, next_lines
 from shoal.cli.app import app
-from shoal.cli.live import incident_lines, next_lines
+from shoal.cli.live import incident_lines
 from shoal.config import load_config
 
 LOST: dict[str, Any] = {
@@ -66,7 +67,7 @@ def test_of_many_incidents_the_last_ones_are_told_and_all_are_counted() -> None:
 def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], command: str) -> None:
     config = load_config(None, keys, {})
     summary = {"samples": 5, "model": "/logs/a run/model"}
-    lines = list(next_lines(config, summary, None, Path("/logs/a run"), is_local=True))
+    lines = list(next_lines(next_commands(config, summary, None, Path("/logs/a run"), is_local=True)))
     assert lines[0].startswith(f"next: shoal {command} '/logs/a run/model'")
     # Code of somebody else is run where it is named alone.
     for line in lines[:2]:
@@ -78,19 +79,20 @@ def test_what_can_be_done_next_is_commands_that_there_are(keys: dict[str, Any], 
 
 def test_of_a_run_whose_servers_have_logged_elsewhere_no_replay_is_offered() -> None:
     summary = {"samples": 5, "model": None}
-    lines = list(next_lines(load_config(), summary, None, Path("/logs/r"), is_local=False))
+    lines = list(next_lines(next_commands(load_config(), summary, None, Path("/logs/r"), is_local=False)))
     assert lines == ["next: shoal events /logs/r"]
 
 
 @pytest.mark.parametrize(("is_local", "command"), [(True, "run-local"), (False, "start-trainer-client")])
-def test_a_run_that_was_interrupted_and_has_a_checkpoint_can_go_on(is_local: bool, command: str) -> None:
-    summary = {"samples": 5, "model": None, "exit": "interrupted"}
+def test_a_run_that_was_interrupted_or_has_failed_and_has_a_checkpoint_can_go_on(is_local: bool, command: str) -> None:
+    summary, folder = {"samples": 5, "model": None, "exit": "interrupted"}, Path("logs/r").absolute()
     told = [
-        list(next_lines(load_config(), summary | more, None, Path("/logs/r"), is_local=is_local, checkpoints=place))
-        for more, place in (({}, "/c/r"), ({}, None), ({"exit": "done"}, "/c/r"))
+        list(next_commands(load_config(), summary | more, None, folder, is_local=is_local, checkpoints=place))
+        for more, place in (({}, "/c/r"), ({"exit": "failed"}, "/c/r"), ({}, None), ({"exit": "done"}, "/c/r"))
     ]
     assert [[line for line in lines if "--resume" in line] for lines in told] == [
-        [f"next: shoal {command} --resume /c/r"],
+        [f"shoal {command} --resume /c/r"],
+        [f"shoal {command} --resume /c/r"],
         [],
         [],
     ]
@@ -98,7 +100,9 @@ def test_a_run_that_was_interrupted_and_has_a_checkpoint_can_go_on(is_local: boo
 
 
 def test_of_a_run_that_failed_the_warnings_come_first_and_no_model_is_offered() -> None:
-    lines = list(next_lines(load_config(), {"samples": 0, "model": None}, "no", Path("/logs/r"), is_local=True))
+    lines = list(
+        next_lines(next_commands(load_config(), {"samples": 0, "model": None}, "no", Path("/logs/r"), is_local=True))
+    )
     assert lines == ["next: shoal logs /logs/r --level warning", "      shoal events /logs/r"]
 
 
@@ -109,9 +113,46 @@ def test_of_a_run_that_is_done_and_has_left_no_model_it_is_said_how_the_last_che
         (tmp_path / f"round_{round:06d}").mkdir()
     summary = {"samples": 5, "model": None, "exit": "done"}
     config = load_config(None, {"model": {"family": "theirs.model:Mlp"}}, {})
-    [export, *_] = next_lines(config, summary, None, Path("/logs/r"), is_local=True, checkpoints=str(tmp_path))
-    assert export == f"next: shoal export {tmp_path}/round_000012 --to model --family theirs.model:Mlp"
-    assert problem_of(export.removeprefix("next:").strip()) is None
+    [export, *_] = next_commands(config, summary, None, Path("/logs/r"), is_local=True, checkpoints=str(tmp_path))
+    assert export == f"shoal export {tmp_path}/round_000012 --to model --family theirs.model:Mlp"
+    assert problem_of(export) is None
     for more, place in (({"exit": "interrupted"}, str(tmp_path)), ({}, "s3://bucket/r"), ({}, None)):
-        lines = next_lines(config, summary | more, None, Path("/logs/r"), is_local=True, checkpoints=place)
+        lines = next_commands(config, summary | more, None, Path("/logs/r"), is_local=True, checkpoints=place)
         assert not [line for line in lines if "shoal export" in line]
+
+
+def test_a_resumed_run_is_told_where_its_folder_and_its_key_are_where_that_is_not_where_they_are_by_themselves() -> (
+    None
+):
+    config = load_config(None, {"network": {"swarm_key_file": "/keys/mine"}}, {})
+    summary = {"samples": 0, "exit": "interrupted"}
+    for is_local, options in ((True, ""), (False, " --network.swarm-key-file /keys/mine")):
+        resume, *_ = next_commands(config, summary, None, Path("/my logs/r"), is_local=is_local, checkpoints="/c/r")
+        assert resume.endswith(f" --resume /c/r --log-dir '/my logs'{options}")
+        assert problem_of(resume) is None
+
+
+def test_a_run_without_a_summary_goes_on_from_its_checkpoint_and_one_that_is_whole_does_not(tmp_path: Path) -> None:
+    config = load_config(None, {"log_dir": str(tmp_path), "diloco": {"outer_steps": 12}}, {})
+    folder = tmp_path / "r"
+    assert left_commands(config, "r", folder, None, "no memory is left") == [f"shoal logs {folder} --level warning"]
+    (tmp_path / "checkpoints/r/round_000012").mkdir(parents=True)
+    resume = f"shoal start-trainer-client --resume {tmp_path}/checkpoints/r --log-dir {tmp_path}"
+    for failure in (None, "no memory is left"):
+        commands = left_commands(config, "r", folder, None, failure)
+        assert resume in commands
+        assert (f"shoal logs {folder} --level warning" in commands) == (failure is not None)
+    whole = left_commands(config, "r", folder, {"samples": 5, "model": "/m", "exit": "failed"})
+    assert not [command for command in whole if "--resume" in command]
+    assert f"shoal logs {folder} --level warning" in whole
+
+
+def test_how_a_run_has_ended_is_said_in_words() -> None:
+    assert how_ended("failed", "no memory is left") == "the run has failed: no memory is left"
+    assert [how_ended(exit) for exit in ("done", "failed", "interrupted", "runs", "broken off")] == [
+        "the run is complete",
+        "the run has failed",
+        "the run was interrupted",
+        "the run went on when this was written",
+        "the run has broken off: its launcher was killed",
+    ]

@@ -92,7 +92,10 @@ def test_of_a_run_that_has_ended_here_it_is_said_how_and_what_to_do_with_it(
     with pytest.raises(BootstrapError, match="nothing listens there"):
         print_status(_config(tmp_path), {}, as_json=False)
     (tmp_path / "over" / "summary.json").write_text('{"exit": "failed", "samples": 8}')
-    with pytest.raises(ConfigError, match=r"(?s)these have ended.*over  failed.*next: shoal events \S+/over"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)these have ended.*over  failed.*next: shoal logs \S+/over --level warning\n +shoal events \S+/over",
+    ):
         print_status(_config(tmp_path), {}, as_json=False)
     with pytest.raises(BootstrapError, match="nothing listens there"):
         print_status(_config(tmp_path, initial_peers=[TWO]), {}, as_json=False)
@@ -119,7 +122,9 @@ def test_a_run_of_one_machine_that_was_killed_is_gone_on_with_by_the_command_tha
         ["gpt-20260101-000000-aaaa", "broken", "off"],
         ["gpt-20260102-000000-bbbb", "broken", "off"],
     ]
-    assert f"next: shoal run-local --resume {tmp_path}/checkpoints/gpt-20260102-000000-bbbb" in lines
+    assert (
+        f"next: shoal run-local --resume {tmp_path}/checkpoints/gpt-20260102-000000-bbbb --log-dir {tmp_path}" in lines
+    )
 
 
 def _living(name: str, **changed: object) -> RunNote:

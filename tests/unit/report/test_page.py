@@ -46,7 +46,10 @@ def test_a_report_has_the_run_in_it_and_loads_nothing(tmp_path: Path) -> None:
     assert path == tmp_path / FILE_NAME
     html = path.read_text()
     past = data_of(html)
-    assert past["ended"] is True
+    assert past["ended"] == "the run has ended"
+    assert write_page(tmp_path, Config(), "run", "the run was interrupted", ["shoal run-local --resume /c/r"]) == path
+    told = data_of(path.read_text())
+    assert (told["ended"], told["commands"]) == ("the run was interrupted", ["shoal run-local --resume /c/r"])
     assert past["now"] == (BEGAN + timedelta(seconds=11)).timestamp()
     without_data = re.sub(r'<script id="past".*?</script>', "", html, flags=re.DOTALL)
     assert re.findall(r'(?:src|href)="(?!#|data:,)', without_data) == []

@@ -11,7 +11,7 @@ for `read_chronicle`, which makes it of the files in the run's folder.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -147,11 +147,17 @@ class Chronicle:
         self._events.append(told)
         return {"event": told}
 
-    def past(self, now_s: float, *, has_ended: bool = False) -> News:
-        """Return all of it, as of now."""
+    def past(self, now_s: float, *, ended: str = "", commands: Sequence[str] = ()) -> News:
+        """Return all of it, as of now.
+
+        Args:
+            ended: how the run has ended; empty while it goes on.
+            commands: what can be done then.
+        """
         return {
             "now": now_s,
-            "ended": has_ended,
+            "ended": ended,
+            "commands": commands,
             "info": self.info,
             "begun": self._begun_s,
             "samples": self._samples,

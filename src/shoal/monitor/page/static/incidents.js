@@ -1,6 +1,6 @@
 // What has happened, the newest first, each with why that happens, and what can be done about it.
 
-import { day, element } from "./text.js";
+import { day, element, sentence } from "./text.js";
 
 export class Incidents {
   constructor(section) {
@@ -27,8 +27,4 @@ function line(event) {
   if (event.level !== "INFO") parts.splice(1, 0, element("strong", {}, event.level.toLowerCase()));
   for (const more of [event.why, event.do]) if (more) parts.push(element("p", { class: "do" }, sentence(more)));
   return element("li", { "data-level": event.level }, ...parts);
-}
-
-function sentence(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 }

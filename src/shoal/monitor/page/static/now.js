@@ -1,7 +1,7 @@
 // How the run is at this moment: state in words, its numbers, which server does what.
 
 import { FRESH_S } from "./store.js";
-import { byName, clock, day, duration, element, loss, rate, setAge, setText, share, whole } from "./text.js";
+import { byName, clock, day, duration, element, loss, rate, sentence, setAge, setText, share, whole } from "./text.js";
 
 const QUIET_S = 10;
 const QUIET_STEPS = 5;
@@ -21,7 +21,7 @@ const TILES = [
 const ALWAYS = ["step", "loss/train", "samples_per_s"];
 
 export function stateOf(store) {
-  if (store.ended) return ["ended", "the run has ended"];
+  if (store.ended) return ["ended", store.ended];
   const missing = [...store.run].filter(([name, [value]]) => name.startsWith("replicas/") && value === 0);
   const isPaused = Boolean(store.value("paused"));
   const step = store.run.get("step");
@@ -62,13 +62,14 @@ export class Now {
     this.progress = element("progress", { "aria-label": "rounds", max: "1", value: "0" });
     this.round = element("p", { class: "round" });
     this.when = element("p", { class: "round when" });
+    this.next = element("div", { class: "next" });
     this.tiles = element("dl", { class: "tiles" });
     this.map = element("div", { class: "map", tabindex: "0", role: "region", "aria-label": "Stages and their servers" });
     this.others = element("ul", { class: "others" });
     this.noOthers = element("p", { class: "empty" }, "none has said anything");
     this.latest = element("ul", { class: "latest" });
     const head = (text) => element("h2", {}, text);
-    section.append(this.state, this.progress, this.round, this.when, this.tiles, head("Stages"), this.map);
+    section.append(this.state, this.progress, this.round, this.when, this.next, this.tiles, head("Stages"), this.map);
     section.append(head("Other peers"), this.others, this.noOthers, head("Latest"), this.latest);
     this.tile = new Map(TILES.map((each) => [each[1], this.madeTile(each[0])]));
     this.cards = new Map();
@@ -82,6 +83,7 @@ export class Now {
     setText(this.state, words);
     this.showRound(store);
     setText(this.when, whenOf(store, kind));
+    this.showNext(store);
     for (const [title, name, write, isOfStep] of TILES) this.showTile(store, title, name, write, isOfStep);
     this.showMap(store);
     this.showOthers(store);
@@ -96,6 +98,11 @@ export class Now {
     this.progress.value = Math.min(last, rounds);
     const now = round === null ? "no round has begun" : `round ${whole(Math.min(round, rounds))} of ${whole(rounds)}`;
     setText(this.round, `${now}; ${whole(last)} ${last === 1 ? "is" : "are"} over`);
+  }
+
+  showNext(store) {
+    if (this.next.childElementCount === store.commands.length) return;
+    this.next.replaceChildren(...store.commands.map((each) => element("code", {}, each)));
   }
 
   madeTile(title) {
@@ -191,9 +198,14 @@ export class Now {
     const key = events.map((each) => `${each.t}${each.says}`).join();
     if (key === this.latestKey) return;
     this.latestKey = key;
-    const lines = events.map((each) => element("li", { "data-level": each.level }, element("time", {}, clock(each.t)), " ", each.says));
+    const lines = events.map(latestLine);
     this.latest.replaceChildren(...(lines.length ? lines : [element("li", {}, "nothing to tell")]));
   }
+}
+
+function latestLine(event) {
+  const remedy = event.do ? [element("p", { class: "do" }, sentence(event.do))] : [];
+  return element("li", { "data-level": event.level }, element("time", {}, clock(event.t)), " ", event.says, ...remedy);
 }
 
 function showCard(card, peer, store) {
@@ -206,5 +218,7 @@ function showCard(card, peer, store) {
   const work = busy === undefined ? "" : `busy ${share(busy)}, `;
   const holds = held >= 0 ? `round ${whole(held)}` : "no round";
   setAge(card.node, isOld ? ageS : null);
-  setText(card.note, `${work}holds ${holds}${store.ended ? "" : `, heard ${duration(ageS)} ago`}`);
+  // What it took from the last record it had no time to say.
+  const round = store.ended ? `held ${holds} when last heard` : `holds ${holds}, heard ${duration(ageS)} ago`;
+  setText(card.note, `${work}${round}`);
 }

@@ -34,7 +34,8 @@ export class Store {
   }
 
   replace(past) {
-    Object.assign(this, { info: past.info, begunS: past.begun, samples: past.samples, ended: Boolean(past.ended) });
+    Object.assign(this, { info: past.info, begunS: past.begun, samples: past.samples, ended: past.ended ?? "" });
+    this.commands = past.commands ?? [];
     this.run = new Map(Object.entries(past.run));
     this.curves = new Map(Object.entries(past.curves).map(([name, form]) => [name, new Curve(form, OF_RUN)]));
     this.peers = new Map(Object.entries(past.peers).map(([name, form]) => [name, peerOf(form)]));
@@ -57,7 +58,7 @@ export class Store {
 
   end() {
     this.nowS = this.timeS;
-    this.ended = true;
+    this.ended = "the run has ended";
     this.freeze();
     this.heard();
   }

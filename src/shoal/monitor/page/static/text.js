@@ -49,6 +49,10 @@ export function day(unixS) {
   return `${new Date(1000 * unixS).toISOString().slice(0, 19).replace("T", " ")} UTC`;
 }
 
+export function sentence(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
+}
+
 export function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
