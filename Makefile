@@ -60,6 +60,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: setup
 	$(PY) run_local.py
+	@command -v shoal >/dev/null || echo "In this shell \`shoal\` is found after \`source $(VENV)/bin/activate\`."
 
 lint: style
 	$(VENV)/bin/pyright

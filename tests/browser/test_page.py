@@ -51,6 +51,7 @@ async def test_a_run_is_seen_live_without_a_complaint_and_without_a_word_to_anyb
         lost = event("server.lost", SystemClock().unix_s(), "WARNING", says="server 3@box0 (stage 3) is gone")
         run.happens(lost)
         await seen.says(".latest", "server 3@box0 (stage 3) is gone")
+        await seen.says(".latest .do", "Nothing, if it comes back: its launcher starts a process again that has ended.")
         rounds = await _text(seen, "rounds")
         assert "\n5\t" in rounds
         assert "\n41\t" not in rounds

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import listing_runs, main
+from shoal.cli.listing_runs import end_of
+from shoal.config import load_config
 from shoal.runtime.run_dir import RunNote
 
 
@@ -83,6 +85,20 @@ def test_what_is_damaged_or_called_otherwise_is_listed_all_the_same(
         (folder / file).write_text(text)
     [row] = told(log_dir, capsys)
     assert (row["run"], row["state"], row["round"], row["rounds"]) == (name, "broken off", 0, None)
+
+
+def test_what_comes_next_is_offered_of_a_run_that_was_killed_and_not_of_one_that_goes_on(log_dir: Path) -> None:
+    lives, killed = "gpt-20260103-000000-cccc", "gpt-20260104-000000-dddd"
+    ends = []
+    for name in (lives, killed):
+        left(log_dir, name, rounds=2)
+        (log_dir / "checkpoints" / name / "round_000002").mkdir(parents=True)
+        ends.append(end_of(log_dir / name, load_config(None, {"log_dir": str(log_dir)}, {})))
+    resume = f"shoal start-trainer-client --resume {log_dir}/checkpoints/{killed} --log-dir {log_dir}"
+    assert ends == [
+        ("the run went on when this was written", []),
+        ("the run has broken off: its launcher was killed", [resume, f"shoal events {log_dir}/{killed}"]),
+    ]
 
 
 def test_where_there_is_none_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
