@@ -18,6 +18,7 @@ from shoal.inference.generation import Continuation, require_generates
 from shoal.inference.text import tokens_of
 from shoal.model.hf.chat import ChatTemplate
 from shoal.quant.fold import fold_weights
+from shoal.runtime.own_limits import within_free_memory
 
 
 def chat(
@@ -55,25 +56,27 @@ def chat(
     fold_weights(module)
     conversation = OngoingConversation(template, tokens, context, system)
     is_terminal = sys.stdout.isatty()
-    for message in messages or _typed():
-        forgotten = conversation.num_forgotten
-        request = replace(wanted, prompt=conversation.ask(message))
-        if conversation.num_forgotten > forgotten:
-            print(f"the context of {context} tokens is full: the oldest messages are forgotten", file=sys.stderr)
-        answer = Continuation(module, tokens, request, context=context)
-        said = ""
-        for text in answer:
-            said += text
-            if not as_json:
-                print(without_controls(text) if is_terminal else text, end="", flush=True)
-        conversation.answered(said)
-        if as_json:
-            report = {"text": said, "tokens": answer.tokens, "prompt_tokens": answer.prompt_tokens}
-            print(json.dumps({**report, "finish": answer.finish, "seed": wanted.sampling.seed}), flush=True)
-        else:
-            print(flush=True)
-        if answer.finish == "context":
-            print("the context of the model is full", file=sys.stderr)
+    # As of `shoal generate`: neither tokenizer nor template is ours.
+    with within_free_memory():
+        for message in messages or _typed():
+            forgotten = conversation.num_forgotten
+            request = replace(wanted, prompt=conversation.ask(message))
+            if conversation.num_forgotten > forgotten:
+                print(f"the context of {context} tokens is full: the oldest messages are forgotten", file=sys.stderr)
+            answer = Continuation(module, tokens, request, context=context)
+            said = ""
+            for text in answer:
+                said += text
+                if not as_json:
+                    print(without_controls(text) if is_terminal else text, end="", flush=True)
+            conversation.answered(said)
+            if as_json:
+                report = {"text": said, "tokens": answer.tokens, "prompt_tokens": answer.prompt_tokens}
+                print(json.dumps({**report, "finish": answer.finish, "seed": wanted.sampling.seed}), flush=True)
+            else:
+                print(flush=True)
+            if answer.finish == "context":
+                print("the context of the model is full", file=sys.stderr)
     if wanted.sampling.temperature and wording.seed is None:
         print(f"--seed {wanted.sampling.seed} gives the same again", file=sys.stderr)
 

@@ -26,6 +26,7 @@ from shoal.inference.sampling import Sampling
 from shoal.inference.text import tokens_of
 from shoal.model.stage import StageModule
 from shoal.quant.fold import fold_weights
+from shoal.runtime.own_limits import within_free_memory
 
 _SHOWN = 5
 _ENDS: dict[Finish, str] = {"stop": "", "length": "", "context": "the context of the model is full"}
@@ -127,21 +128,23 @@ def generate(
         tokens = tokens_of(source, module)
     fold_weights(module)
     module = module.double() if dtype == "float64" else module
-    generation = Continuation(module, tokens, request, context=source.context)
-    if as_json:
-        text = "".join(generation)
-        report = {"text": text, "tokens": generation.tokens, "prompt_tokens": generation.prompt_tokens}
-        print(json.dumps({**report, "finish": generation.finish, "seed": request.sampling.seed}), flush=True)
-        return
-    is_terminal = sys.stdout.isatty()
-    for text in generation:
-        print(without_controls(text) if is_terminal else text, end="", flush=True)
-    if is_terminal:
-        print(flush=True)
-    if request.sampling.temperature and wording.seed is None:
-        print(f"--seed {request.sampling.seed} gives the same again", file=sys.stderr)
-    if generation.finish is not None and (note := _ENDS[generation.finish]):
-        print(note, file=sys.stderr)
+    # A tokenizer is of whoever has made the model: a small one makes of a word what fills the memory.
+    with within_free_memory():
+        generation = Continuation(module, tokens, request, context=source.context)
+        if as_json:
+            text = "".join(generation)
+            report = {"text": text, "tokens": generation.tokens, "prompt_tokens": generation.prompt_tokens}
+            print(json.dumps({**report, "finish": generation.finish, "seed": request.sampling.seed}), flush=True)
+            return
+        is_terminal = sys.stdout.isatty()
+        for text in generation:
+            print(without_controls(text) if is_terminal else text, end="", flush=True)
+        if is_terminal:
+            print(flush=True)
+        if request.sampling.temperature and wording.seed is None:
+            print(f"--seed {request.sampling.seed} gives the same again", file=sys.stderr)
+        if generation.finish is not None and (note := _ENDS[generation.finish]):
+            print(note, file=sys.stderr)
 
 
 def images(

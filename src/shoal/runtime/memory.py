@@ -43,6 +43,11 @@ def free_memory_bytes(root: Path = _ROOT) -> int:
     return max(1, min((available * 1024, *_allowances(root))))
 
 
+def own_data_bytes() -> int:
+    """Return the bytes of memory that this process has mapped for itself, as RLIMIT_DATA counts it; 0: not known."""
+    return (_line(_ROOT / "proc/self/status", "VmData:") or 0) * 1024
+
+
 def shortage(needed_bytes: int) -> str:
     """Say that this host has less free memory than is needed, as the end of a sentence; empty: it has it, or who knows.
 

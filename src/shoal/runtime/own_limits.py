@@ -1,6 +1,7 @@
 """Limits that a process sets itself before it works on what strangers have made, which may ask for anything.
 
-Whoever does that is a child (`runtime.child`): it ends, or says why it cannot go on, and others have what they need.
+Whoever does that is a child (`runtime.child`), or a command of a user: it ends, or says why it cannot go on, and others
+have what they need.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from shoal.errors import ChildDied, StorageError
-from shoal.runtime.memory import free_memory_bytes
+from shoal.runtime.memory import free_memory_bytes, own_data_bytes
 
 _LEAST_BYTES: Final = 4 << 30
 _SHARE: Final = 0.75
@@ -21,7 +22,8 @@ _GB: Final = 1e9
 
 @contextmanager
 def within_free_memory() -> Generator[None]:
-    """Take no more memory than most of what is free now, from now on: what asks for more gets an error.
+    """Take no more memory than most of what is free now, beside what this process has: what asks for more gets an
+    error, or ends the process, where a library knows no such error (tokenizers).
 
     Raises:
         StorageError: More was asked for.
@@ -29,16 +31,19 @@ def within_free_memory() -> Generator[None]:
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     free_bytes = free_memory_bytes()
     wanted_bytes = max(_LEAST_BYTES, int(_SHARE * free_bytes))
-    most_bytes = min(each for each in (wanted_bytes, *limits) if each != resource.RLIM_INFINITY)
+    bounds = (own_data_bytes() + wanted_bytes, *limits)
+    most_bytes = min(each for each in bounds if each != resource.RLIM_INFINITY)
     if free_bytes:  # else it is not known
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, limits[1]))
     try:
         yield
     except MemoryError as error:
         raise StorageError(
-            f"what is read unpacks to more than the {most_bytes / _GB:.1f} GB of memory that a process may take for "
+            f"what is read unpacks to more than the {wanted_bytes / _GB:.1f} GB of memory that a process may take for "
             "it: leave out the file that does, or free memory on this host if it is to be so large"
         ) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 @contextmanager

@@ -234,11 +234,14 @@ class Checks:
             raise Broken(f"{donor.peer} gives other bytes than those of record {order.record.round}")
 
     def begins(self, client: ClientHost) -> None:
-        """A client trains from D_0, or from a checkpoint: every mirror that holds what is newer was waited for, and has
-        not been heard since."""
+        """A client trains from D_0, or from a checkpoint that no replica held when it began to lead: every mirror that
+        holds what is newer was waited for, and has not been heard since."""
         tip, now_s = client.machine.tip, self.world.network.now_s
         self.goes_on(client.peer, tip.round, tip.hash)
-        is_first = tip.signed is None or (self._resumed is not None and tip.hash == self._resumed[1])
+        is_resumed = self._resumed is not None and tip.hash == self._resumed[1]
+        replicas = self.world.replica_hosts()
+        is_held = any(host.machine.tip.hash == tip.hash and host.swapped_s < client.led_s for host in replicas)
+        is_first = tip.signed is None or (is_resumed and not is_held)
         for mirror in self.world.mirrors.hosts() if is_first else ():
             newer = (stage for stage, held in mirror.machine.held.items() if is_before(tip, held, self.world.unseal))
             held_s = min((mirror.since_s[stage] for stage in newer), default=math.inf)

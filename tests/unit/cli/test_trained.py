@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.foreign_code import NAME, lay_trap
+from tests.linux_calls import needs
 from tests.unit.checkpoint.folders import make_config, write_model
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
+from shoal.checkpoint.model_folder import TOKENIZER
 from shoal.cli import main
+from shoal.model.hf.tokenizer import TOKENIZER_FILE
+from shoal.runtime.linux_calls import LinuxCall
 
 OWN = "tests.unit.data.own_sets:Pictures"
 
@@ -62,3 +71,23 @@ def test_a_class_of_ones_own_gives_the_samples_where_it_is_named(
 ) -> None:
     assert main(["evaluate", left(tmp_path, OWN), "--dataset-name", OWN]) == 0
     assert f"over 1 samples of {OWN}" in capsys.readouterr().out
+
+
+@needs(LinuxCall.PROC, "a limit on the memory that a process maps")
+@pytest.mark.parametrize("copies", [2, 15_000_000])
+def test_a_small_tokenizer_that_makes_a_text_of_gigabytes_takes_no_more_memory_than_there_is(
+    tmp_path: Path, copies: int
+) -> None:
+    model = write_model(tmp_path / "model", make_config())
+    (model / TOKENIZER).mkdir()
+    tokenizer: dict[str, Any] = json.loads(Tokenizer(BPE({"a": 0}, [])).to_str())
+    replaces = {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 3000}
+    again = {"type": "Replace", "pattern": {"String": "b"}, "content": "c" * (copies // 3000)}
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replaces, again] if copies > 3000 else []}
+    (model / TOKENIZER / TOKENIZER_FILE).write_text(json.dumps(tokenizer))
+    assert (model / TOKENIZER / TOKENIZER_FILE).stat().st_size < 10_000
+    command = [sys.executable, "-m", "tests.unit.cli.limited_command", "generate", str(model)]
+    done = subprocess.run([*command, "--prompt=a", "--max-tokens=1"], capture_output=True, check=False)
+    assert done.returncode == (-signal.SIGABRT if copies > 3000 else 0), done.stderr
+    if copies > 3000:
+        assert b"memory allocation" in done.stderr

@@ -7,6 +7,7 @@ input.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import subprocess
@@ -30,6 +31,8 @@ _OWN_FAILURE: Final = 255
 _MOST_SAID_BYTES: Final = 16 << 20
 """A host that says more at once means no good, or is broken."""
 _ENDLESS: Final = "what it says does not end"
+_BLOCK_BYTES: Final = 512
+"""Of which `ulimit -f` of a POSIX shell has so many."""
 _CAUSES: Final = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -102,9 +105,11 @@ class Ssh:
             raise HostFailed(self._cause(said))
         return Done(code, stdout, said)
 
-    async def _opened(self, options: Sequence[str], command: str, stderr: int | IO[bytes]) -> Process:
+    async def _opened(
+        self, options: Sequence[str], command: str, stderr: int | IO[bytes], before: Sequence[str] = ()
+    ) -> Process:
         # Whatever shell the user has there, a POSIX one takes the command.
-        argv = [*self.command, *options, "--", self.destination, f"exec sh -c {shlex.quote(command)}"]
+        argv = [*before, *self.command, *options, "--", self.destination, f"exec sh -c {shlex.quote(command)}"]
         try:
             return await anyio.open_process(argv, stderr=stderr, start_new_session=True)
         except FileNotFoundError:
@@ -116,16 +121,18 @@ class Ssh:
         """Yield the lines that a shell command there prints, while it runs; leaving ends it.
 
         Raises:
-            HostFailed: ssh did not get there, the command has failed, or prints a line without an end.
+            HostFailed: ssh did not get there, the command has failed, or prints a line, or errors, without an end.
         """
         async with aclosing(self._lines_of(self.own_options, command)) as lines:
             async for line in lines:
                 yield line
 
     async def _lines_of(self, options: Sequence[str], command: str) -> AsyncGenerator[str]:
-        # Into a file: nobody reads it before the end, and a pipe that is full would stop the command.
+        # Into a file: nobody reads it before the end, and a pipe that is full would stop the command. ssh may write no
+        # longer file, or a host could fill this machine's disk.
+        bounded = f'ulimit -f {_MOST_SAID_BYTES // _BLOCK_BYTES}; exec "$@"'
         with tempfile.TemporaryFile() as said:
-            async with await self._opened(options, command, said) as process:
+            async with await self._opened(options, command, said, ("sh", "-c", bounded, "sh")) as process:
                 assert process.stdout is not None
                 try:
                     begun = b""
@@ -140,6 +147,8 @@ class Ssh:
                     if process.returncode is None:
                         process.kill()
             if code:
+                if said.seek(0, os.SEEK_END) >= _MOST_SAID_BYTES:
+                    raise HostFailed(_ENDLESS)
                 said.seek(0)
                 stderr = said.read().decode(errors="replace")
                 raise HostFailed(

@@ -67,9 +67,10 @@ async def test_a_host_that_does_not_stop_speaking_is_a_line_and_its_ssh_is_ended
     for command in ("yes", "yes >&2"):
         with pytest.raises(HostFailed, match="what it says does not end"):
             await ssh.run(command, within_s=600.0)
-    async with aclosing(ssh.lines("yes | tr -d '\\n'")) as lines:
-        with pytest.raises(HostFailed, match="what it says does not end"):
-            await anext(lines)
+    for command in ("yes | tr -d '\\n'", "yes >&2"):
+        async with aclosing(ssh.lines(command)) as lines:
+            with pytest.raises(HostFailed, match="what it says does not end"):
+                await anext(lines)
 
 
 async def test_lines_come_while_a_command_speaks_and_its_errors_do_not_stop_it(tmp_path: Path) -> None:
