@@ -19,7 +19,7 @@ help:
 	@echo "make run       set up, then train the sandbox on a local swarm (a minute of training)"
 	@echo "make quick     set up, then lint, the units' tests and a slice of the simulations: for the inner loop"
 	@echo "make test      the same, types, more simulations, and most of what tells rules in several processes: before each commit"
-	@echo "make test-all  the same, and of all that takes longer the half that this commit has: what .ci/run calls"
+	@echo "make test-all  the same, and of all that takes longer the third that this commit has: what .ci/run calls"
 	@echo "make test-every  every test, with every check, which takes two hours on two cores: before a release"
 	@echo "make test-configs  every file of configs/ trained in small (--tiny), which takes ten minutes"
 	@echo "make floor     models of transformers with the oldest version of it that the extra hf allows; test-all contains it"

@@ -8,8 +8,8 @@ Left out of `usual` is what is marked `slow`, and of a test with many variants t
 One in forty of the long tests is usual: of those that tests/long.txt names, and of the seeds of simulations, which are
 many. `quick` has units but for the long ones and those of tests/not_quick.txt, and one simulation in forty. Which
 ones stay depends on a test's name alone, so they are the same everywhere. `commit` (`make test-all`, and so continuous
-integration) has what is usual, and of all the rest one in two: here the present commit decides as well, so that each
-has its own half.
+integration) has what is usual, and of all the rest one in three: here the present commit decides as well, so that each
+has its own third.
 
 The lists are measured, on a machine that does nothing else:
 
@@ -37,7 +37,7 @@ THOROUGH_SHARE = 5
 """Where not everything is checked thoroughly, one in so many is."""
 QUICK_SHARE = 40
 """The same for simulations in `quick`; a multiple, since those are a part of these."""
-COMMIT_SHARE = 2
+COMMIT_SHARE = 3
 """Of what is not usual, `commit` has one in so many."""
 SEEDS = "tests/simulation/test_worlds.py"
 """Which schedule a seed stands for changes with each draw in its world, so none of them is named."""
