@@ -92,9 +92,9 @@ def test_of_long_ones_and_of_seeds_usual_has_its_share_and_checks_one_in_five_of
     assert len(kept("all", long)) == 2000
 
 
-def test_each_commit_has_what_is_usual_and_its_own_half_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_commit_has_what_is_usual_and_its_own_third_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = [Item(f"tests/e2e/test_z.py::test_run[{number}]", pytest.mark.slow) for number in range(1000)]
-    commits = [f"{number:040x}" for number in range(12)]
+    commits = [f"{number:040x}" for number in range(20)]
     found: list[set[str]] = []
     for commit in commits:
         monkeypatch.setattr(tiers, "present_commit", lambda commit=commit: commit)
