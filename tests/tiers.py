@@ -15,7 +15,7 @@ The lists are measured, on a machine that does nothing else:
 
     pytest -n 4 --ignore=tests/e2e --durations=0 --durations-min=0.01 > times.txt
     python -m tests.tiers times.txt 0.3 > tests/long.txt     # what takes longer than that, in seconds
-    python -m tests.tiers times.txt 0.1 | comm -13 tests/long.txt - | grep ^tests/unit > tests/not_quick.txt
+    python -m tests.tiers times.txt 0.04 | comm -13 tests/long.txt - | grep ^tests/unit > tests/not_quick.txt
 """
 
 from __future__ import annotations
