@@ -62,9 +62,15 @@ class Membership:
         found = [opened for opened in self._records.values() if isinstance(opened.record, StageRecord)]
         return tuple(opened for opened in found if opened.sequence > self._lost.get(opened.peer, -1))
 
-    def is_announced(self, peer: PeerId) -> bool:
-        """Whether a peer announces itself as a server, also one that is lost to this process."""
-        return any(o.peer == peer for o in self._records.values() if isinstance(o.record, StageRecord))
+    def is_announced(self, peer: PeerId, since_unix_s: float = 0.0) -> bool:
+        """Whether a peer announces itself as a server, also one that is lost to this process.
+
+        Args:
+            since_unix_s: it has to have done so after this time; who is connected need not.
+        """
+        oldest = 0 if peer in self._connected else sequence_at(since_unix_s)
+        of_servers = (opened for opened in self._records.values() if isinstance(opened.record, StageRecord))
+        return any(opened.peer == peer and opened.sequence > oldest for opened in of_servers)
 
     @property
     def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
