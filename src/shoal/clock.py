@@ -48,7 +48,8 @@ _AGREE_S = 15.0
 class SystemClock:
     """The machine's clocks, and sleeping on the running event loop."""
 
-    _began_unix_s: ClassVar[float] = time.time() - _awake_and_asleep_s()
+    began_unix_s: ClassVar[float] = time.time() - _awake_and_asleep_s()
+    """When the machine was started, by the wall clock of then: a run tells its next fork server that of its first."""
 
     def now_s(self) -> float:
         """Return `time.monotonic()`, which all processes of one host share on Linux and macOS."""
@@ -56,7 +57,7 @@ class SystemClock:
 
     def unix_s(self) -> float:
         """Return seconds since 1970-01-01 UTC, as if nobody had set the wall clock since this program was started."""
-        return SystemClock._began_unix_s + _awake_and_asleep_s()
+        return SystemClock.began_unix_s + _awake_and_asleep_s()
 
     @staticmethod
     def catch_up(ahead_s: float) -> float:
@@ -73,7 +74,7 @@ class SystemClock:
         behind_s = time.time() - SystemClock().unix_s()
         if behind_s < _LEAST_BEHIND_S or abs(behind_s - ahead_s) > _AGREE_S:
             return 0.0
-        SystemClock._began_unix_s += behind_s
+        SystemClock.began_unix_s += behind_s
         return behind_s
 
     async def sleep_s(self, duration_s: float) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import stat
 import threading
 from collections import deque
@@ -36,9 +37,21 @@ _LEAVING_S: Final = 1.0
 _LINGERS_S: Final = 0.1
 """So long does the thread wait for more to do, which then needs no new one."""
 
+WANTED_FILES: Final = 65536
+"""That a process may have open. Connections, pools and logs need far fewer; a usual soft limit of 1024 is fewer than
+the connections alone may be."""
+
+
+def hint(error: BaseException) -> str:
+    """Return what to do about an error that says that no more files may be opened; empty for every other one."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f": this process may have {limit} files and connections open; allow more with `ulimit -n {WANTED_FILES}`"
+
 
 def said_by_disk(error: OSError, path: str | Path) -> str:
-    """Return what a disk has said; it says of want of inodes, too, that there is no space.
+    """Return what a disk has said; it says of want of inodes, too, that there is no space, and may not have been asked.
 
     Args:
         path: what was to be written, where the error does not name it; it need not be there.
@@ -49,7 +62,7 @@ def said_by_disk(error: OSError, path: str | Path) -> str:
             disk = os.statvfs(next(each for each in (place, *place.parents) if each.exists()))
             if disk.f_files and not disk.f_favail and disk.f_bavail:
                 return "there is space, and no inode for another file: remove some files there"
-    return error.strerror or str(error)
+    return (error.strerror or str(error)) + hint(error)
 
 
 _OF_NETWORKS: Final = frozenset(

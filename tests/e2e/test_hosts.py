@@ -337,6 +337,7 @@ def test_a_swarm_whose_first_peer_is_gone_for_good_trains_on_and_is_joined_throu
             until(lambda n=num_starts: len(_starts(client, "monitor:0")) == n, START_S, "another monitor")
             os.kill(client.pid_of("monitor:0"), signal.SIGKILL)
         until(lambda: "the swarm goes on without it" in client.output, START_S, "the end of the monitor")
+        assert client.output.count("however long it takes; Ctrl-C ends") == 1, "it does not wait while it trains"
         reached = client.events("client_0", "round.recorded")[-1]["round"]
         client.saw("client_0", "round.recorded", round=reached + 2)
         # The monitor was one of those who keep this file; by it the client will find back.

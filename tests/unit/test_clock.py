@@ -85,7 +85,7 @@ def test_a_count_that_others_and_the_wall_clock_are_ahead_of_catches_up_and_neve
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, right_unix_s = SystemClock(), time.time
-    monkeypatch.setattr(SystemClock, "_began_unix_s", SystemClock._began_unix_s)
+    monkeypatch.setattr(SystemClock, "began_unix_s", SystemClock.began_unix_s)
     wall_unix_s = [0.0]
     monkeypatch.setattr(time, "time", lambda: right_unix_s() + wall_unix_s[0])
     assert SystemClock.catch_up(3600.0) == 0.0, "the wall clock says nothing of it"

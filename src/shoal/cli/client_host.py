@@ -100,9 +100,9 @@ def start_trainer_client(
                 source = resumption.source
             log.configure("launcher", log_dir, config.log_level)
 
-            def invite(maddrs: Sequence[str]) -> Iterator[str]:
+            def invite(maddrs: Sequence[str], is_first: bool) -> Iterator[str]:
                 text = invitation_text(config, swarm_key, maddrs, clock) if invites else ""
-                return invitation(config, maddrs, log_dir, new_key=is_new, text=text)
+                return invitation(config, maddrs, log_dir, new_key=is_new, text=text, is_first=is_first)
 
             host = HostRun(
                 config,

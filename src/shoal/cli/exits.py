@@ -95,8 +95,7 @@ def _missing(error: MissingArgumentError) -> str:
 def _of_host(error: BaseException) -> str:
     """Return what to say if an error, or one of a group, is that no more files may be opened, that a disk takes or
     gives nothing, or that this user has no home; else nothing."""
-    from shoal.file_thread import said_by_disk
-    from shoal.runtime.file_limit import hint
+    from shoal.file_thread import hint, said_by_disk
     from shoal.runtime.role import leaves
 
     for each in leaves(error):

@@ -173,10 +173,13 @@ def _naming(config: Config) -> Iterator[str]:
         yield from ("--swarm-key-file", str(path))
 
 
-def invitation(config: Config, maddrs: Sequence[str], log_dir: Path, *, new_key: bool, text: str = "") -> Iterator[str]:
+def invitation(
+    config: Config, maddrs: Sequence[str], log_dir: Path, *, new_key: bool, text: str = "", is_first: bool = True
+) -> Iterator[str]:
     """Yield the lines that the user pastes on other hosts.
 
     Args:
+        is_first: and what else is true when a run begins.
         text: by which `shoal join` joins, if it is wanted here; it holds the swarm's key.
     """
     path = config.network.swarm_key_file
@@ -184,7 +187,7 @@ def invitation(config: Config, maddrs: Sequence[str], log_dir: Path, *, new_key:
     if text:
         yield "on every other host, `shoal join` asks for this text, within an hour; who reads it is a member for good"
         yield text
-    if new_key and not text:
+    if is_first and new_key and not text:
         yield f"made a new swarm key, {path}: copy it to the other hosts, over a way that nobody else can read"
     yield f"{'or' if text else 'on every other host'}, with the swarm key in {path}, run"
     yield f"export {PEERS_VARIABLE}={','.join(maddrs)}"
@@ -192,6 +195,8 @@ def invitation(config: Config, maddrs: Sequence[str], log_dir: Path, *, new_key:
     yield f"any address in {log_dir / PEERS_FILE} does as well: as peers come, theirs are there too"
     if not text:
         yield "or `shoal invite` here prints one text, key and addresses in it, for which `shoal join` there asks"
+    if not is_first:
+        return
     stages = f"all {config.num_stages} stages" if config.num_stages > 1 else "the one stage"
     wanted = f"{config.servers.num_servers} servers" if config.servers.num_servers else f"servers of {stages}"
     yield f"waiting for {wanted}, however long it takes; Ctrl-C ends"

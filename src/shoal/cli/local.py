@@ -137,8 +137,8 @@ class HostRun:
         baseline: whether the plain loop runs beside the swarm.
         network: how other hosts reach this one; None: there are no others.
         identity_of: see `SwarmHost`.
-        invite: returns, from the monitor's addresses, the lines to print once other hosts can join. The run then waits
-            without a limit for servers of other hosts.
+        invite: returns the lines to print once other hosts can join, from the monitor's addresses, and whether these
+            are its first ones. The run then waits without a limit for servers of other hosts.
         succeeds: a client of another host has begun the run.
         resumed: from which checkpoint the run goes on; `log_dir` is prepared for that.
     """
@@ -152,7 +152,7 @@ class HostRun:
     baseline: bool = False
     network: HostNetwork | None = None
     identity_of: Callable[[str, int], Identity] | None = None
-    invite: Callable[[tuple[str, ...]], Iterable[str]] | None = None
+    invite: Callable[[tuple[str, ...], bool], Iterable[str]] | None = None
     succeeds: bool = False
     resumed: ResumedFrom | None = None
     exit_code: int = FAILED
@@ -327,6 +327,7 @@ class HostRun:
                 case messages.MonitorReady(maddrs):
                     if before and self.invite is not None and not {*before} & {*maddrs}:
                         tell(logger, SwarmMoved(maddrs), view.notice)
+                    lines = () if self.invite is None or {*before} == {*maddrs} else self.invite(maddrs, not before)
                     ready, before = True, maddrs
                     emit(logger, SwarmOpen(maddrs))
                     host.monitor_known(maddrs)
@@ -335,7 +336,7 @@ class HostRun:
                         self._on_lan.cancel()
                         self._on_lan = anyio.CancelScope()
                         tasks.start_soon(self._announce_on_lan, maddrs, self._on_lan)
-                    for line in () if self.invite is None else self.invite(maddrs):
+                    for line in lines:
                         view.say(line)
                 case messages.StatusChanged(values, at_s):
                     self._status = values

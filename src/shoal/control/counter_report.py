@@ -6,6 +6,7 @@ What it has measured of its links a role logs as well, a server at each round bo
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +26,8 @@ from shoal.wire.messages.base import Hop
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
+SELDOM_S = 6.0
+"""Between two tries to reach a client that nobody announces: it may be cut off, and for longer than records live."""
 
 
 @asynccontextmanager
@@ -39,8 +42,7 @@ async def counters_reported(
         client: returns where the run's client is; None while that is not known. Only dialling needs the address.
     """
 
-    def report() -> None:
-        to = client()
+    def report(to: Hop | None) -> None:
         if to is None:
             return
         if to.addresses:
@@ -49,11 +51,15 @@ async def counters_reported(
 
     async def report_on() -> None:
         lag = endpoint.metrics.histogram("process.loop_lag_seconds")
-        while True:
+        known: Hop | None = None
+        for turn in itertools.count():
             asleep_s = clock.now_s()
             await clock.sleep_s(INTERVAL_S)
             lag.observe(clock.now_s() - asleep_s - INTERVAL_S)
-            report()
+            announced = client()
+            known = announced or known
+            if announced is not None or not turn % round(SELDOM_S / INTERVAL_S):
+                report(known)
 
     async with counters_logged(endpoint), anyio.create_task_group() as tasks:
         tasks.start_soon(report_on)
@@ -61,7 +67,7 @@ async def counters_reported(
             yield
         finally:
             # What is posted is written when the endpoint is closed, if the client is still there.
-            report()
+            report(client())
             tasks.cancel_scope.cancel()
 
 

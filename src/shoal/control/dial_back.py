@@ -67,10 +67,13 @@ class DialBack:
     async def _follow(self, server: Candidate) -> None:
         """Dial a server until it is reached, or is at other addresses."""
         peer, addresses = server.peer, server.hop.addresses
+        begun_unix_s = self.clock.unix_s()
         while self._dialled.get(peer) == addresses:
             async with self._places:
                 reason = await self.dial(server.hop)
-            if self._dialled.get(peer) == addresses:
+            # One that has ended is announced for a while: nothing is said of who has not been heard since.
+            is_known = not reason or self.membership.is_announced(peer, begun_unix_s)
+            if is_known and self._dialled.get(peer) == addresses:
                 self._found(peer, reason)
             if not reason:
                 return

@@ -2,7 +2,8 @@
 
 Roles wait on it (`changed`, `wait_for`); they never poll. A peer whose connection ended is out of the view at once,
 whatever its record says, until it is connected again or signs a record that is younger than the loss. One that is
-connected stays in the view if its record expires as well: where the DHT is slow or gone, a run goes on as it is.
+connected stays in the view if its record expires as well: where the DHT is slow or gone, a run goes on as it is. One
+whose record has expired is back by it with the next connection: after a cut the DHT may take much longer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_LABELS = 4096
 """A peer must not fill this process's memory: beyond, what was seen first is forgotten."""
+_MAX_EXPIRED = 1024
+"""Likewise: of so many peers that are gone it is known where they were."""
 _MAX_RECORDS = 8192
 """Nor keep it busy with records under names without end: beyond, who comes waits until others have gone."""
 
@@ -36,6 +39,7 @@ class Membership:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._records: dict[tuple[PeerId, str], VerifiedRecord] = {}
+        self._expired: dict[tuple[PeerId, str], VerifiedRecord] = {}
         self._lost: dict[PeerId, int] = {}
         self._connected: set[PeerId] = set()
         self._view = SwarmView()
@@ -58,9 +62,15 @@ class Membership:
         found = [opened for opened in self._records.values() if isinstance(opened.record, StageRecord)]
         return tuple(opened for opened in found if opened.sequence > self._lost.get(opened.peer, -1))
 
-    def is_announced(self, peer: PeerId) -> bool:
-        """Whether a peer announces itself as a server, also one that is lost to this process."""
-        return any(o.peer == peer for o in self._records.values() if isinstance(o.record, StageRecord))
+    def is_announced(self, peer: PeerId, since_unix_s: float = 0.0) -> bool:
+        """Whether a peer announces itself as a server, also one that is lost to this process.
+
+        Args:
+            since_unix_s: it has to have done so after this time; who is connected need not.
+        """
+        oldest = 0 if peer in self._connected else sequence_at(since_unix_s)
+        of_servers = (opened for opened in self._records.values() if isinstance(opened.record, StageRecord))
+        return any(opened.peer == peer and opened.sequence > oldest for opened in of_servers)
 
     @property
     def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
@@ -121,17 +131,20 @@ class Membership:
         )
 
     def update(self, records: Iterable[VerifiedRecord]) -> None:
-        """Add verified records, and forget the expired ones of peers that are not connected; used by the registry."""
+        """Add verified records, and put away the expired ones of peers that are not connected; used by the registry."""
         for opened in records:
             known = self._records.get((opened.peer, opened.topic))
             if known.sequence < opened.sequence if known is not None else self._has_room_for(opened.peer):
                 self._records[opened.peer, opened.topic] = opened
         now_unix_s = self._clock.unix_s()
+        known = self._expired | self._records
         self._records = {
             (peer, topic): opened
             for (peer, topic), opened in self._records.items()
             if opened.expires_unix_s > now_unix_s or peer in self._connected
         }
+        expired = [each for each in known.items() if each[0] not in self._records]
+        self._expired = dict(expired[-_MAX_EXPIRED:])
         self._forget_losses(now_unix_s)
         self._note_other_versions()
         self._note_labels()
@@ -150,9 +163,11 @@ class Membership:
         self._connected.discard(peer)
 
     def found(self, peer: PeerId) -> None:
-        """Believe a peer's records, also when they expire, until it is lost: there is a connection with it."""
+        """Believe a peer's records, also expired ones, until it is lost: there is a connection with it."""
         self._connected.add(peer)
-        if self._lost.pop(peer, None) is not None:
+        expired = {each: self._expired.pop(each) for each in [*self._expired] if each[0] == peer}
+        self._records = expired | self._records
+        if self._lost.pop(peer, None) is not None or expired:
             self._rebuild()
 
     def _has_room_for(self, peer: PeerId) -> bool:

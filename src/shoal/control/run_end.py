@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from shoal.clock import Clock
+from shoal.control.counter_report import SELDOM_S
 from shoal.control.membership import Membership
 from shoal.errors import RemoteProtocolError
 from shoal.events.base import emit
@@ -26,6 +27,7 @@ from shoal.swarm.client_turn import ASK_AGAIN_S
 from shoal.swarm.view import SwarmView
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.dispatch import Handler
+from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import MAX_FAILURE_CHARS, AskRun, RunOver, TellRun
 
 logger = logging.getLogger(__name__)
@@ -112,6 +114,7 @@ class RunWatch:
         self._clock = clock
         self._changed = Signal()
         self._asked_at_s: dict[PeerId, float] = {}
+        self._known: tuple[Hop, ...] = ()
         self._end = RunEndListener(run_id, lambda: membership.view, self._run_over, lambda: self.client)
 
     def receive(self, event: Received) -> bool:
@@ -148,9 +151,11 @@ class RunWatch:
 
     def _ask(self) -> None:
         now_s = self._clock.now_s()
-        clients = [client.hop for client in self._membership.view.clients if not client.waits]
+        announced = tuple(client.hop for client in self._membership.view.clients if not client.waits)
+        clients = self._known = announced or self._known
         for hop in clients if self.client is None else ():
-            if self._asked_at_s.get(hop.peer, float("-inf")) + ASK_AGAIN_S <= now_s:
+            pause_s = ASK_AGAIN_S if announced else SELDOM_S
+            if self._asked_at_s.get(hop.peer, float("-inf")) + pause_s <= now_s:
                 self._asked_at_s[hop.peer] = now_s
                 self._endpoint.introduce(hop)
                 self._endpoint.post(hop.peer, AskRun())

@@ -15,9 +15,14 @@ TAG_NAME = "SHOAL_PROCESS_TAG"
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """What to import before the next fork: the first request, and again when it is known what a run needs besides."""
+    """What to import before the next fork: the first request, and again when it is known what a run needs besides.
+
+    Attributes:
+        began_unix_s: from which time this host's roles count on (`SystemClock`), also if the wall clock was set since.
+    """
 
     preload: list[str]
+    began_unix_s: float
 
 
 class ForkRole(msgspec.Struct, frozen=True, tag=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 
+from shoal.clock import SystemClock
 from shoal.runtime.clean_interpreter import allocator_settings, start_interpreter
 from shoal.runtime.fork_messages import Configure, Forked, Reply, Request
 from shoal.runtime.frames import FrameReader, framed
@@ -68,7 +69,7 @@ class ForkServerProcess:
         Raises:
             OSError: the fork server is gone.
         """
-        self._requests.sendall(framed(Configure(list(modules))))
+        self._requests.sendall(framed(Configure(list(modules), SystemClock.began_unix_s)))
 
     async def send(self, request: Request, fd: int | None = None) -> None:
         """Send one request, with a descriptor if it takes one; one task at a time.

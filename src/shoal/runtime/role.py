@@ -21,8 +21,9 @@ from shoal import log
 from shoal.errors import BootstrapError, ConfigError, ShoalError
 from shoal.events.base import emit
 from shoal.events.processes import RoleCrashed, RoleEndedByError
+from shoal.file_thread import hint
 from shoal.runtime.control_pipe import RoleControl, open_role_control
-from shoal.runtime.file_limit import hint, raise_file_limit
+from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.launcher_messages import RoleFailed
 from shoal.runtime.lifeline import watch_in_thread
 

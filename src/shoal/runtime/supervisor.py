@@ -24,8 +24,8 @@ from shoal.clock import Clock, Deadline, SystemClock
 from shoal.errors import ConnectionLost, RemoteError, ShoalError
 from shoal.events.base import emit
 from shoal.events.processes import RoleProcessEnded, RoleRestartFailed, RoleStarted, SupervisorKilling
+from shoal.file_thread import hint
 from shoal.runtime.control_pipe import ControlPipe
-from shoal.runtime.file_limit import hint
 from shoal.runtime.fork_messages import ForkRole
 from shoal.runtime.fork_server_keeper import ForkServerKeeper
 from shoal.runtime.fork_servers import ForkServers

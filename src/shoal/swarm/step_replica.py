@@ -220,7 +220,7 @@ class StepReplica:
                 f"{type(message).__name__} {message.microbatch} of {message.key} does not come from {sender}"
             )
         own.note(message)
-        if self.room is not None and own.num_held > self.room:
+        if self.room is not None and max(each.num_held for each in step.passes) > self.room:
             # Its trainer has sent more than this replica says that it holds, or said before it had less memory.
             self._remove(step)
             return [SendStepMessage(step.trainer, Busy(message.key))]

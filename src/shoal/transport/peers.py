@@ -22,7 +22,7 @@ from typing import Final, Self
 import anyio
 
 from shoal.clock import SystemClock
-from shoal.errors import ConfigError, HandshakeError, Offence
+from shoal.errors import HandshakeError, Offence
 from shoal.events.base import emit
 from shoal.events.links import TransportUp
 from shoal.ids import PeerId, RunId
@@ -95,13 +95,14 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._refusals = Refusals(self._metrics)
 
     async def __aenter__(self) -> Self:
+        # Before it listens: who waits for this process connects while the next socket is still being opened.
+        await self._tasks.__aenter__()
         try:
             for carrier in self._carriers:
                 await carrier.listen(lambda: Connection(self, self._limits))
-        except ConfigError:
-            self._stop_listening()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
             raise
-        await self._tasks.__aenter__()
         self._tasks.start_soon(beat, self._standing, self._on_silent, self._limits, self._clock, self._on_stall)
         self._tasks.start_soon(keep_trimmed, self._inbound.pool, self._limits.pool_trim_s, self._clock)
         self._tasks.start_soon(self._keep_listening)

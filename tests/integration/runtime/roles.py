@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+from shoal.clock import SystemClock
 from shoal.errors import ConfigError
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import (
@@ -33,6 +34,12 @@ async def steady(payload: bytes, control: RoleControl) -> None:
     _serves(control, payload=payload.decode(), threads=threads)
     await control.stopping.wait()
     control.tell(UserNotice("left"))
+
+
+async def dated(_payload: bytes, control: RoleControl) -> None:
+    """Say what time it is, and serve until told to stop."""
+    _serves(control, unix_s=SystemClock().unix_s())
+    await control.stopping.wait()
 
 
 async def stubborn(_payload: bytes, control: RoleControl) -> None:

@@ -24,6 +24,7 @@ from tests.integration.runtime.supervised import (
 from tests.linux_calls import needs
 from tests.windows import fork_server_pid
 
+from shoal.clock import SystemClock
 from shoal.errors import ConnectionLost, RemoteError
 from shoal.runtime import fork_server_keeper
 from shoal.runtime.fork_messages import TAG_NAME
@@ -99,6 +100,20 @@ async def test_roles_outlive_their_fork_server_and_the_next_one_serves_requests_
         assert (echo.restarts, steady.restarts) == (0, 0)
     assert notices == ["the fork server has ended (killed by SIGKILL); it is started again, roles go on"]
     assert gone_within([pid, echo.pid, steady.pid, later.pid], 0) == []
+
+
+async def test_roles_of_the_next_fork_server_have_the_time_of_the_others_though_the_wall_clock_was_set_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hour_s = 3600.0
+    # As if it had been set back by an hour since this program was started.
+    monkeypatch.setattr(SystemClock, "began_unix_s", SystemClock.began_unix_s + hour_s)
+    async with Supervisor(preload=["json"]) as supervisor:
+        told = await told_by(await supervisor.start(RoleSpec("server", 0, "roles:dated")))
+        assert told["unix_s"] == pytest.approx(SystemClock().unix_s(), abs=hour_s / 2)
+        await _replaced(supervisor, _lose(supervisor))
+        told = await told_by(await supervisor.start(RoleSpec("server", 1, "roles:dated")))
+        assert told["unix_s"] == pytest.approx(SystemClock().unix_s(), abs=hour_s / 2)
 
 
 async def test_the_user_is_told_why_it_has_ended_also_where_the_next_one_starts_at_the_second_try(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from tests.linux_calls import needs
 
@@ -12,13 +15,15 @@ from shoal.ids import RunId
 from shoal.runtime.linux_calls import LinuxCall
 from shoal.transport import unix
 from shoal.transport.base import PeerLost, PeerUp, Received
+from shoal.transport.connection import Connection
 from shoal.transport.limits import TransportLimits
+from shoal.transport.tcp import TcpCarrier
 from shoal.wire.frame import FRAME_VERSION, HEADER, encode_frame
 from shoal.wire.handshake import Hello, Refusal
 from shoal.wire.limits import WireLimits
 from shoal.wire.messages.step import Forward, Opened
 
-from .samples import MIB, A, B, C, step, take, tensor
+from .samples import ALICE, MIB, A, B, C, step, take, tensor
 from .strangers import Stranger
 
 BAD_FRAMES = {
@@ -84,6 +89,23 @@ async def test_silent_and_too_many_connections_are_closed(endpoint: Any, strange
 
 
 @needs(LinuxCall.PEER_CREDENTIALS, "the mode is all that keeps others out, or getpeereid(3), which Linux lacks")
+async def test_who_connects_before_an_endpoint_is_open_is_heard_like_any_other(
+    host: Any, folder: Path, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, listen = folder / "early.sock", TcpCarrier.listen
+
+    async def listen_later(carrier: TcpCarrier, make: Callable[[], Connection]) -> None:
+        strangers.append(Stranger(socket.socket(socket.AF_UNIX)))
+        strangers[0].socket.connect(str(path))
+        await anyio.wait_all_tasks_blocked()
+        await listen(carrier, make)
+
+    monkeypatch.setattr(TcpCarrier, "listen", listen_later)
+    opened = await host(ALICE, path=path, limits=TransportLimits(handshake_timeout_s=0.2))
+    assert await strangers[0].is_closed(), "it has said nothing in time"
+    assert opened.counters["transport.refused"] == 1
+
+
 async def test_the_socket_is_private_and_peers_of_other_users_are_refused(
     endpoint: Any, strangers: list[Stranger], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

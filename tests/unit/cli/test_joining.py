@@ -141,6 +141,10 @@ def test_the_invitation_repeats_what_other_hosts_cannot_guess() -> None:
     assert f"\n{expected}\n" in special
     assert "made a new swarm key" in special
     assert "waiting for servers of all 2 stages" in special
+    later = "\n".join(invitation(load_config(None, own, {}), [TWO], Path("/logs/r"), new_key=True, is_first=False))
+    assert f"export INITIAL_PEERS={TWO}\n{expected}\n" in later
+    assert "made a new swarm key" not in later
+    assert "waiting" not in later
 
 
 def test_of_many_addresses_the_first_ones_are_named_and_the_others_counted() -> None:

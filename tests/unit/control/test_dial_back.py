@@ -44,7 +44,9 @@ class Scene:
         self.dialled.append(hop.addresses)
         return self.reasons.get(hop.addresses[0], "")
 
-    def comes(self, peer: str, address: str, stage: int | None = 0) -> None:
+    def comes(self, peer: str, address: str, stage: int | None = 0, *, connects: bool = True) -> None:
+        if connects:
+            self.membership.found(PeerId(peer))
         record = StageRecord((address,), 1.0, stage=stage, host="box2", index=1)
         self.says(peer, "candidates" if stage is None else f"stage.{stage}", record)
 
@@ -90,6 +92,19 @@ async def test_one_that_cannot_be_dialled_is_told_with_the_remedy_and_again_when
         await until(lambda: len(scene.announced) >= 2)
     assert scene.announced[1] == ()
     assert scene.notices[2:] == ["server 1@box2 can be dialled from this host now"]
+
+
+async def test_one_that_has_ended_and_is_announced_for_a_while_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial_back, "RETRY_S", 0.0)
+    scene = Scene(reasons={"tcp:1.1.1.1:1": "refused"})
+    async with running(scene):
+        scene.comes("server", "tcp:1.1.1.1:1", connects=False)
+        await until(lambda: len(scene.dialled) >= 5)
+        assert not scene.notices
+        await anyio.sleep(0.002)  # records are told apart by milliseconds
+        scene.comes("server", "tcp:1.1.1.1:1", connects=False)
+        await until(lambda: scene.announced)
+    assert scene.announced == [(Undialled(PeerId("server"), "refused"),)], "it lives, and renews its record"
 
 
 async def test_a_server_at_other_addresses_is_dialled_there_at_once() -> None:

@@ -133,6 +133,27 @@ def test_a_peer_that_takes_its_record_back_is_gone() -> None:
     assert membership.view.num_peers == 0
 
 
+def test_who_is_connected_again_is_there_by_what_it_has_said_before_its_record_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership_module, "_MAX_EXPIRED", 2)
+    clock = SetClock()
+    membership = Membership(clock)
+    membership.update([_opened("s0", _stage(0)), _opened("s1", _stage(1)), _opened("s2", _stage(1))])
+    for peer in ("s0", "s1", "s2"):
+        membership.lost(PeerId(peer))
+    clock.now = 1030.1
+    membership.update([])
+    for peer in ("s0", "s1", "s2"):
+        membership.found(PeerId(peer))
+    assert [(r.peer, r.stage) for r in membership.view.replicas] == [("s1", 1), ("s2", 1)], "those of which it has room"
+    membership.update([_opened("s1", _stage(0), sequence=2, expires=1060.0)])
+    assert [(r.peer, r.stage) for r in membership.view.replicas] == [("s1", 0), ("s2", 1)]
+    membership.lost(PeerId("s2"))
+    membership.lost(PeerId("s1"))
+    assert not membership.view.replicas
+
+
 def test_a_record_that_is_not_renewed_expires() -> None:
     clock = SetClock()
     membership = Membership(clock)

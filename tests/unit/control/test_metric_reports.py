@@ -120,10 +120,10 @@ def test_a_process_says_what_it_has_measured_and_no_more_than_fits_into_a_report
 
 
 class _Steps(SystemClock):
-    """Sleeps three times, and then until it is cancelled."""
+    """Sleeps so many times, and then until it is cancelled."""
 
-    def __init__(self) -> None:
-        self._left, self.over = 3, anyio.Event()
+    def __init__(self, times: int = 3) -> None:
+        self._left, self.over = times, anyio.Event()
 
     async def sleep_s(self, duration_s: float) -> None:
         if not self._left:
@@ -150,3 +150,22 @@ async def test_a_role_says_everything_again_and_again_so_that_silence_shows() ->
     assert [report.counters["transport.lost"] for report in heard] == [1] * 4
     lags = [sum(report.histograms["process.loop_lag_seconds"].values()) for report in heard]
     assert lags == [1, 2, 3, 3], "at each look, how much too late it was"
+
+
+@pytest.mark.anyio
+async def test_a_client_that_is_announced_no_more_is_tried_again_now_and_then() -> None:
+    network = MemoryNetwork()
+    server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
+    announced, clock = [client.hop], _Steps(times=7)
+    with anyio.fail_after(240):
+        async with counters_reported(
+            server, PeerLabel("server", "box2", 1), lambda: announced.pop() if announced else None, clock
+        ):
+            await clock.over.wait()
+        heard: list[float] = []
+        async for event in client.events():
+            if isinstance(event, Received) and isinstance(event.message, MetricReport):
+                heard.append(sum(event.message.histograms["process.loop_lag_seconds"].values()))
+            if len(heard) == 3:
+                break
+    assert heard == [1, 4, 7], "each third time"

@@ -194,7 +194,7 @@ async def test_who_has_not_counted_for_an_hour_announces_itself_anew_once_it_kno
     monkeypatch.setattr("shoal.control.registry.RENEW_S", 3600.0)
     mine, store, _ = _registry({})
     right_unix_s = time.time()
-    monkeypatch.setattr(SystemClock, "_began_unix_s", SystemClock._began_unix_s - 3600.0)
+    monkeypatch.setattr(SystemClock, "began_unix_s", SystemClock.began_unix_s - 3600.0)
     async with alongside(mine.run):
         mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
         await until(lambda: store.num_stored["stage.0"])

@@ -186,6 +186,27 @@ async def test_nothing_that_the_registry_says_makes_a_host_leave(said: Record, b
         assert [said for said in scene.told.events if not isinstance(said, RunAnnounced)] == []
 
 
+async def test_a_client_that_is_announced_no_more_is_found_again_though_the_registry_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_end, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(run_end, "SELDOM_S", 0.02)
+    async with watching() as scene:
+        scene.start_client()
+        await anyio.wait_all_tasks_blocked()
+        scene.hear("client", GoneRecord())
+        scene.hear("run", GoneRecord())
+        scene.network.kill(CLIENT)
+        await anyio.wait_all_tasks_blocked()
+        assert scene.told.events == [RunAnnounced(False)]
+        client = scene.network.endpoint(CLIENT)
+        scene.tasks.start_soon(dispatch, client, (RunTeller(client, {}, lambda: CLIENT),))
+        while scene.watch.client is None:
+            await scene.watch.changed()
+        await anyio.wait_all_tasks_blocked()
+    assert scene.told.events == [RunAnnounced(False), RunAnnounced(True)]
+
+
 async def test_a_run_is_left_for_another_when_that_ones_client_says_so_and_this_ones_is_gone() -> None:
     async with watching() as scene:
         scene.start_client()

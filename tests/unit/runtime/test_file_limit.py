@@ -7,7 +7,8 @@ import resource
 
 import pytest
 
-from shoal.runtime.file_limit import WANTED, hint, raise_file_limit
+from shoal.file_thread import WANTED_FILES, hint, said_by_disk
+from shoal.runtime.file_limit import raise_file_limit
 
 INFINITY = resource.RLIM_INFINITY
 
@@ -15,10 +16,10 @@ INFINITY = resource.RLIM_INFINITY
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ((1024, 524288), (WANTED, 524288)),
+        ((1024, 524288), (WANTED_FILES, 524288)),
         ((1024, 4096), (4096, 4096)),
-        ((1024, INFINITY), (WANTED, INFINITY)),
-        ((WANTED + 1, 524288), None),
+        ((1024, INFINITY), (WANTED_FILES, INFINITY)),
+        ((WANTED_FILES + 1, 524288), None),
         ((INFINITY, INFINITY), None),
         ((100, 100), None),
     ],
@@ -35,6 +36,8 @@ def test_the_soft_limit_goes_up_to_what_is_wanted_or_allowed_and_never_down(
 
 def test_only_the_lack_of_files_is_explained() -> None:
     for number in (errno.EMFILE, errno.ENFILE):
-        assert "ulimit -n" in hint(OSError(number, "Too many open files"))
+        error = OSError(number, "Too many open files")
+        assert "ulimit -n" in hint(error)
+        assert said_by_disk(error, "log") == f"Too many open files{hint(error)}"
     assert hint(OSError(errno.ENOSPC, "No space left on device")) == ""
     assert hint(ValueError("24")) == ""

@@ -16,7 +16,7 @@ from shoal.runtime.frames import FrameReader, framed
 from shoal.runtime.role_spec import RestartPolicy, RoleSpec
 
 _REQUESTS = [
-    Configure(["json"]),
+    Configure(["json"], 1.5),
     ForkRole(1, RoleSpec("server", 2, "a.b:c", b"\x00secret", RestartPolicy(3))),
     ForkRole(2, RoleSpec("trainer", 0, "a.b:d", output_path="/tmp/trainer_0.out")),
 ]
@@ -43,4 +43,4 @@ def test_a_reply_is_not_taken_for_a_request() -> None:
 def test_a_payload_beyond_the_limit_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "_MAX_BODY_BYTES", 100)
     with pytest.raises(LocalProtocolError, match="at most 100"):
-        framed(Configure(["x" * 100]))
+        framed(Configure(["x" * 100], 0.0))

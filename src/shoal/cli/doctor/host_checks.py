@@ -25,9 +25,9 @@ from shoal.cli.doctor.facts import (
     WantedDevices,
 )
 from shoal.control.initial_peers import parse
+from shoal.file_thread import WANTED_FILES
 from shoal.identity import KEY_BYTES
 from shoal.ids import PeerId
-from shoal.runtime.file_limit import WANTED
 from shoal.swarm.view import Candidate
 from shoal.wire.messages.base import Hop
 
@@ -205,8 +205,8 @@ def open_files(max_files: int) -> Judged:
     if max_files >= _FEW_FILES:
         return ok(evidence)
     remedy = (
-        f"allow more in the shell that starts shoal: ulimit -n {WANTED}; where that is refused, raise the hard limit "
-        "(nofile in /etc/security/limits.conf, LimitNOFILE= of a unit of systemd)"
+        f"allow more in the shell that starts shoal: ulimit -n {WANTED_FILES}; where that is refused, raise the hard "
+        "limit (nofile in /etc/security/limits.conf, LimitNOFILE= of a unit of systemd)"
     )
     return failed(evidence, remedy) if max_files < _TOO_FEW_FILES else warning(evidence, remedy)
 

@@ -51,9 +51,9 @@ from shoal.control.initial_peers import parse
 from shoal.control.lan import FoundSwarm, find_on_lan, hears_itself
 from shoal.control.maddrs import check_port_free
 from shoal.errors import ConfigError, DeadlineExceeded, ShoalError
+from shoal.file_thread import WANTED_FILES
 from shoal.identity import KEY_BYTES, swarm_key_fingerprint
 from shoal.model.cpp_compiler import require_compiler
-from shoal.runtime.file_limit import WANTED
 from shoal.runtime.hardware import installed_version, usable_processors
 from shoal.runtime.memory import free_memory_bytes
 from shoal.runtime.run_dir import require_socket_room
@@ -211,7 +211,7 @@ def checkpoint_folder(config: Config) -> Folder | Judged:
 def max_files() -> int:
     """Return how many files a role may have open: a launcher raises the limit as far as it may."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return WANTED if hard == resource.RLIM_INFINITY else hard
+    return WANTED_FILES if hard == resource.RLIM_INFINITY else hard
 
 
 def wanted_cores(config: Config, num_servers: int | None) -> WantedCores | Judged:
