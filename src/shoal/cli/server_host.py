@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,9 +55,8 @@ from shoal.events.hosts import (
 from shoal.events.links import ServerDialled, ServerUndialled
 from shoal.events.mirror import MirrorServes
 from shoal.events.processes import RoleIsRestarting, RoleLost, RoleRestartFailed
-from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent
+from shoal.events.registry import IdentityCopied, RunHasEnded, RunIsAnnounced, RunIsSilent
 from shoal.file_thread import FileThread
-from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import read_stat
@@ -109,7 +108,7 @@ def _serve(
     try:
 
         async def run() -> int:
-            host = ServerHost(what, config, origins, swarm_key, devices, identities.identity, SystemClock(), early)
+            host = ServerHost(what, config, origins, swarm_key, devices, identities, SystemClock(), early)
             return await host.run()
 
         early.require_uninterrupted()
@@ -127,7 +126,7 @@ class ServerHost:
     origins: Mapping[str, str]
     swarm_key: bytes
     devices: Sequence[str]
-    identity_of: Callable[[str, int], Identity]
+    identities: LastingIdentities
     clock: Clock
     early: EarlyStart
     exit_code: int = FAILED
@@ -238,7 +237,7 @@ class ServerHost:
             run_dir=self.early.run_dir,
             supervisor=supervisor,
             network=HostNetwork(config.network),
-            identity_of=self.identity_of,
+            identity_of=self.identities.identity,
         )
         host.initial_peers_known(config.network.initial_peers)
         return host
@@ -349,6 +348,10 @@ class ServerHost:
                 self._tell(RoleIsRestarting(name, role.last_error or str(status)))
             case messages.RoleRestarted():
                 host.restarted(role)
+            case messages.IdentityIsCopied(by, yields):
+                self._tell(IdentityCopied(name, by, yields))
+                if yields:
+                    self._renew(role, host)
             case messages.DialledBack(reason) if reason:
                 self._tell(ServerUndialled(name, reason, dialled_from=_CLIENTS_HOST))
             case messages.DialledBack():
@@ -363,6 +366,14 @@ class ServerHost:
                 self._peers_file.write(maddrs)
             case _:
                 pass
+
+    def _renew(self, role: RoleHandle, host: SwarmHost) -> None:
+        """Start a role again as somebody else: it has its identity in common with one of another host."""
+        with suppress(OSError):  # a disk that takes nothing: it is noticed once more
+            self.identities.forget(role.spec.role, role.spec.index)
+            host.is_another(role)
+            if role in self._servers:
+                self._servers[role] = host.hop("server", role.spec.index).peer
 
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals], tasks: TaskGroup) -> None:
         async for number in signals:

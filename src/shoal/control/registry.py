@@ -54,6 +54,10 @@ _OLD_SHARE, _MAX_OLD_S = 0.5, 1.0
 """What another process of the host has got may be as old as a share of the time since this one has asked, and at most
 so old: what is read has two seconds to spare before it looks as if it would expire (`read_pace`)."""
 _FAREWELL_TIMEOUT_S = 1.0
+_SET_BACK_S = 5.0
+"""So far may the clock have been set back since an earlier process of this peer has signed its last record."""
+_YIELD_S = 60.0
+"""Where two processes are one peer the younger one takes another identity, which takes it no longer."""
 # Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
 _EXPIRY_STEP_S = 0.001
 
@@ -118,6 +122,7 @@ class Registry:
         clock: Clock,
         membership: Membership | None = None,
         addresses: Callable[[], tuple[str, ...]] | None = None,
+        copied: Callable[[VerifiedRecord, bool], None] = lambda by, yields: None,
     ) -> None:
         """Prepare; `run` does the work.
 
@@ -125,6 +130,8 @@ class Registry:
             num_stages: gives the number of topics to watch.
             membership: the registry feeds it; None: a new one.
             addresses: returns where this peer can be dialled now; None: always where its records say.
+            copied: is told of a record that another process has signed with the key of this peer, and lives; and
+                whether this one is to be somebody else. At most once for each of both.
         """
         self.membership = membership or Membership(clock)
         self._store = store
@@ -133,6 +140,9 @@ class Registry:
         self._topics = topics(num_stages)
         self._clock = clock
         self._addresses = addresses
+        self._copied = copied
+        self._copied_at: int | None = None
+        self._yields = False
         self._own: dict[str, Record] = {}
         self._dirty: set[str] = set()
         self._wake = Signal()
@@ -251,7 +261,10 @@ class Registry:
 
     async def _read(self, holders: int | None, age_s: float) -> None:
         with anyio.move_on_after(READ_TIMEOUT_S) as timer:
-            self.membership.update(await self._store.get(self._topics, holders, age_s))
+            found = await self._store.get(self._topics, holders, age_s)
+            for opened in found:
+                self._look_for_copy(opened)
+            self.membership.update(found)
             self.membership.clocks(self._store.clock_differences)
         if timer.cancelled_caught:
             emit(logger, RegistryReadGivenUp(READ_TIMEOUT_S))
@@ -260,6 +273,21 @@ class Registry:
             emit(logger, ClockCaughtUp(round(behind_s)))
             self._dirty |= set(self._own)
             self._wake.notify()
+
+    def _look_for_copy(self, opened: VerifiedRecord) -> None:
+        """Notice a process of another host that has this peer's key. An earlier one of this host has signed nothing
+        since this one began; nobody else can sign."""
+        own = next((record for record in self._own.values() if type(record) is type(opened.record)), None)
+        theirs, ours = (getattr(record, "join_unix_s", None) for record in (opened.record, own))
+        if opened.peer != self._identity.peer_id or theirs is None or ours is None or theirs == ours or self._yields:
+            return
+        if opened.sequence < sequence_at(ours + _SET_BACK_S):
+            return
+        is_first, self._copied_at = self._copied_at is None, self._copied_at or opened.sequence
+        # Where their clocks differ one of two may see the other one alone.
+        self._yields = theirs < ours or opened.sequence > self._copied_at + sequence_at(_YIELD_S)
+        if is_first or self._yields:
+            self._copied(opened, self._yields)
 
     async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
         """Wait, but not much longer once a peer is lost or found, a caller waits for a change, or the node dies.
