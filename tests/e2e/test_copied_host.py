@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.hosts import end_whole, hosts_of, invited
-from tests.e2e.launched import ENDLESS, START_S, until
+from tests.e2e.launched import ENDLESS, START_S, Launched, until
 
 from shoal_lab.observed import Swarm
 
@@ -28,17 +29,30 @@ def test_of_two_hosts_with_the_same_identities_one_takes_others_and_both_serve(t
         # As where a virtual machine was cloned: what a machine is known by is the same too.
         shutil.copytree(hosts.home("original") / ".config", hosts.home("copy") / ".config")
         copy = hosts.run("copy", *command, environment=variable)
-        until(lambda: copy.output.count("have the same identity") == 2, 2 * START_S, "a word on both servers")
-        for index in (0, 1):
-            name = f"server_{index}"
-            known = original.saw(name, "server.ready")["peer"]
-            peers = until(
-                lambda name=name: [e["peer"] for e in copy.events(name, "server.ready")][1:], START_S, "again"
-            )
-            assert known not in peers
-            until(lambda name=name: copy.events(name, "round.swapped"), 2 * START_S, "a round with a new identity")
+        both = [(host, f"server_{index}") for host in (original, copy) for index in (0, 1)]
+        until(lambda: len({_newest_peer(*each) for each in both} - {""}) == 4, 3 * START_S, "four servers")
+        assert "have the same identity" in original.output + copy.output
+        until(lambda: all(_swaps(*each) for each in both), 2 * START_S, "a round in which all of them are")
         end_whole(Swarm(client, [original, copy], 1))
-        [one, other] = [sorted(host.glob("**/*.key")) for host in (hosts.home("original"), hosts.home("copy"))]
-        assert not {path.read_bytes() for path in one if "server_" in path.name} & {
-            path.read_bytes() for path in other if "server_" in path.name
-        }
+        kept = [_keys(hosts.home(host)) for host in ("original", "copy")]
+        assert [len(keys) for keys in kept] == [3, 3], "two servers and a scout"
+        assert not kept[0] & kept[1]
+
+
+def _newest_peer(host: Launched, name: str) -> str:
+    """Who a server was when it was ready last; empty: it was not yet."""
+    return next((event["peer"] for event in reversed(_events(host, name)) if event["event"] == "server.ready"), "")
+
+
+def _swaps(host: Launched, name: str) -> bool:
+    """Whether a server has been given a record since it was ready last."""
+    kinds = [event["event"] for event in _events(host, name)]
+    return "round.swapped" in kinds[len(kinds) - kinds[::-1].index("server.ready") :]
+
+
+def _events(host: Launched, name: str) -> list[dict[str, Any]]:
+    return [] if host.log_dir is None or not (host.log_dir / f"{name}.log").exists() else host.log(name).read()
+
+
+def _keys(home: Path) -> set[bytes]:
+    return {path.read_bytes() for path in (home / _IDENTITIES).glob("*/*.key")}

@@ -141,6 +141,7 @@ class ServerHost:
     _mirror: RoleHandle | None = None
     _farewell: Farewell = field(default_factory=Farewell)
     _servers: dict[RoleHandle, PeerId] = field(default_factory=dict[RoleHandle, PeerId])
+    _renewed: set[RoleHandle] = field(default_factory=set[RoleHandle])
 
     def __post_init__(self) -> None:
         self._leaves = HostLeaves(self._say, self.clock)
@@ -368,12 +369,16 @@ class ServerHost:
                 pass
 
     def _renew(self, role: RoleHandle, host: SwarmHost) -> None:
-        """Start a role again as somebody else: it has its identity in common with one of another host."""
-        with suppress(OSError):  # a disk that takes nothing: it is noticed once more
-            self.identities.forget(role.spec.role, role.spec.index)
-            host.is_another(role)
-            if role in self._servers:
-                self._servers[role] = host.hop("server", role.spec.index).peer
+        """Start a role again as somebody else, whose identity one of another host has too; and the scout, which
+        announces itself nowhere, and so hears of no such thing."""
+        scouts = [each for each in host.supervisor.roles if each.spec.role == "scout" and each.running]
+        for each in {role, *scouts} - self._renewed:
+            self._renewed.add(each)
+            with suppress(OSError):  # a disk that takes nothing: it is noticed at the next start
+                self.identities.forget(each.spec.role, each.spec.index)
+            host.is_another(each)
+        if role in self._servers:
+            self._servers[role] = host.hop("server", role.spec.index).peer
 
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals], tasks: TaskGroup) -> None:
         async for number in signals:

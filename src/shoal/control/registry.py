@@ -7,6 +7,7 @@ as often as `read_pace` says, which depends on whether somebody waits for others
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -56,8 +57,8 @@ so old: what is read has two seconds to spare before it looks as if it would exp
 _FAREWELL_TIMEOUT_S = 1.0
 _SET_BACK_S = 5.0
 """So far may the clock have been set back since an earlier process of this peer has signed its last record."""
-_YIELD_S = 60.0
-"""Where two processes are one peer the younger one takes another identity, which takes it no longer."""
+_YIELD_S = TTL_S
+"""Where two processes are one peer the younger one takes another identity, if it sees the other one in time."""
 # Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
 _EXPIRY_STEP_S = 0.001
 
@@ -142,11 +143,11 @@ class Registry:
         self._addresses = addresses
         self._copied = copied
         self._copied_at: int | None = None
-        self._yields = False
+        self._is_copied = self._yields = False
         self._own: dict[str, Record] = {}
         self._dirty: set[str] = set()
         self._wake = Signal()
-        self._sequence = 0
+        self._sequence = self._first_sequence = 0
         self._last_expiry_unix_s: dict[str, float] = {}
         self._gate = FloodGate(logger, clock)
 
@@ -218,6 +219,7 @@ class Registry:
     async def _publish(self, topic: str, record: Record) -> bool:
         now_unix_s = self._clock.unix_s()
         self._sequence = max(self._sequence + 1, sequence_at(now_unix_s))
+        self._first_sequence = self._first_sequence or self._sequence
         expires_unix_s = max(now_unix_s + TTL_S, self._last_expiry_unix_s.get(topic, 0.0) + _EXPIRY_STEP_S)
         self._last_expiry_unix_s[topic] = expires_unix_s
         peer = self._identity.peer_id
@@ -264,7 +266,9 @@ class Registry:
             found = await self._store.get(self._topics, holders, age_s)
             for opened in found:
                 self._look_for_copy(opened)
-            self.membership.update(found)
+            # What it has said itself is known; the rest is of a process that is another one.
+            me, begun = self._identity.peer_id, self._first_sequence or math.inf
+            self.membership.update(each for each in found if each.peer != me or each.sequence < begun)
             self.membership.clocks(self._store.clock_differences)
         if timer.cancelled_caught:
             emit(logger, RegistryReadGivenUp(READ_TIMEOUT_S))
@@ -283,11 +287,14 @@ class Registry:
             return
         if opened.sequence < sequence_at(ours + _SET_BACK_S):
             return
-        is_first, self._copied_at = self._copied_at is None, self._copied_at or opened.sequence
-        # Where their clocks differ one of two may see the other one alone.
+        self._copied_at = self._copied_at or opened.sequence
+        if opened.sequence == self._copied_at:
+            return  # it is once more that one has signed which lives
+        # Of two the one that announces itself less often, or whose clock is behind, may see the other one alone.
         self._yields = theirs < ours or opened.sequence > self._copied_at + sequence_at(_YIELD_S)
-        if is_first or self._yields:
+        if self._yields or not self._is_copied:
             self._copied(opened, self._yields)
+        self._is_copied = True
 
     async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
         """Wait, but not much longer once a peer is lost or found, a caller waits for a change, or the node dies.

@@ -207,8 +207,8 @@ class IdentityCopied(Event, frozen=True, tag="identity.copied"):
     level = WARNING
     why = "a home folder, a disk or an image with the identities of one host was copied to another one"
     do = (
-        "nothing where servers or mirrors are meant: one of the two takes another identity, and the run goes on. Of "
-        "two clients end one, remove ~/.config/shoal/identities on its host, and start it again"
+        "nothing where servers or mirrors are meant: one of two takes another identity by itself, and the run goes on. "
+        "Of two clients end one, remove ~/.config/shoal/identities on its host, and start it again"
     )
     says = "{who} and {by} have the same identity"
     who: str
