@@ -311,8 +311,8 @@ def _scout_of(servers: Launched) -> int:
 
 
 def _key_files(hosts: Hosts, host: str) -> dict[Path, bytes]:
-    folder = hosts.home(host) / ".config/shoal/identities/servers"
-    return {path: path.read_bytes() for path in sorted(folder.glob("*.key"))}
+    folder = hosts.home(host) / ".config/shoal/identities"
+    return {path: path.read_bytes() for path in sorted(folder.glob("servers@*/*.key"))}
 
 
 def _swaps_like_the_client(client: Launched, servers: Launched) -> bool:

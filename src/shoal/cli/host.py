@@ -324,6 +324,15 @@ class SwarmHost:
             with suppress(ConnectionLost):
                 handle.send(messages.InitialPeers(tuple(dict.fromkeys(others))))
 
+    def is_another(self, handle: RoleHandle) -> None:
+        """Have a role go on under another identity, which is new if the one that it had was forgotten."""
+        role, index = handle.spec.role, handle.spec.index
+        self._identities.pop((role, index), None)
+        told = msgspec.msgpack.decode(handle.spec.payload)
+        told["identity_key"] = self._identity(role, index).private_bytes
+        handle.spec = replace(handle.spec, payload=msgspec.msgpack.encode(told))
+        self.supervisor.kill(handle)
+
     def joined(self, handle: RoleHandle, maddrs: Sequence[str]) -> None:
         """Remember by which addresses a role takes part in the DHT."""
         self._joined[handle] = tuple(maddrs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,9 @@ from shoal.config.load import load_with_origins
 from shoal.control.maddrs import outward
 from shoal.control.peers_file import PEERS_FILE
 from shoal.errors import ConfigError
-from shoal.file_thread import always_answers
 from shoal.identity import Identity, create_swarm_key, load_swarm_key
 from shoal.runtime.file_locks import lock
+from shoal.runtime.hardware import lasting_machine_name
 
 PEERS_VARIABLE: Final = "INITIAL_PEERS"
 _STATE_DIR: Final = Path("~/.config/shoal/identities")
@@ -34,8 +33,8 @@ class LastingIdentities:
     """The key files of a launcher, so that its roles are the same peers after a restart.
 
     Two launchers at a time never share one: each takes the first folder that nobody has locked. The lock is held until
-    `close`, or until the process ends. On a disk of a network, which other hosts may have too and which need not tell
-    them of locks, each host has folders of its own.
+    `close`, or until the process ends. Each machine has folders of its own, by its name: others may have the same disk,
+    which need not tell them of locks, or a copy of it.
     """
 
     def __init__(self, command: str, root: Path = _STATE_DIR) -> None:
@@ -49,7 +48,7 @@ class LastingIdentities:
             ConfigError: it cannot be made, or too many are taken.
         """
         root = root.expanduser()
-        own = command if always_answers(root / command / "lock") else f"{command}@{platform.node()}"
+        own = f"{command}@{lasting_machine_name()}"
         for number in range(1, _MAX_LAUNCHERS + 1):
             self._folder = root / (own if number == 1 else f"{own}-{number}")
             try:
@@ -72,6 +71,10 @@ class LastingIdentities:
             IdentityError: its file cannot be read or written, or others may read it.
         """
         return Identity.load_or_create(self._folder / f"{role}_{index}.key")
+
+    def forget(self, role: str, index: int) -> None:
+        """Have the role's next identity be a new one; raises OSError if the file of the old one cannot be removed."""
+        (self._folder / f"{role}_{index}.key").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let the next launcher have the folder."""

@@ -46,7 +46,7 @@ from shoal.errors import ConfigError, ShoalError
 from shoal.events.base import Event, emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmMoved, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
-from shoal.events.registry import LanUnannounced
+from shoal.events.registry import IdentityCopied, LanUnannounced
 from shoal.file_thread import FileThread, said_by_disk
 from shoal.identity import Identity, create_swarm_key
 from shoal.ids import RunId
@@ -444,6 +444,8 @@ class HostRun:
                 host.joined(role, maddrs)
             case messages.UserNotice(text):
                 view.notice(text)
+            case messages.IdentityIsCopied(by, yields):
+                tell(logger, IdentityCopied(host.name_of(role), by, yields), view.notice)
             case _:
                 pass
 

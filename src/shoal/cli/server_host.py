@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,9 +55,8 @@ from shoal.events.hosts import (
 from shoal.events.links import ServerDialled, ServerUndialled
 from shoal.events.mirror import MirrorServes
 from shoal.events.processes import RoleIsRestarting, RoleLost, RoleRestartFailed
-from shoal.events.registry import RunHasEnded, RunIsAnnounced, RunIsSilent
+from shoal.events.registry import IdentityCopied, RunHasEnded, RunIsAnnounced, RunIsSilent
 from shoal.file_thread import FileThread
-from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import read_stat
@@ -109,7 +108,7 @@ def _serve(
     try:
 
         async def run() -> int:
-            host = ServerHost(what, config, origins, swarm_key, devices, identities.identity, SystemClock(), early)
+            host = ServerHost(what, config, origins, swarm_key, devices, identities, SystemClock(), early)
             return await host.run()
 
         early.require_uninterrupted()
@@ -127,7 +126,7 @@ class ServerHost:
     origins: Mapping[str, str]
     swarm_key: bytes
     devices: Sequence[str]
-    identity_of: Callable[[str, int], Identity]
+    identities: LastingIdentities
     clock: Clock
     early: EarlyStart
     exit_code: int = FAILED
@@ -142,6 +141,7 @@ class ServerHost:
     _mirror: RoleHandle | None = None
     _farewell: Farewell = field(default_factory=Farewell)
     _servers: dict[RoleHandle, PeerId] = field(default_factory=dict[RoleHandle, PeerId])
+    _renewed: set[RoleHandle] = field(default_factory=set[RoleHandle])
 
     def __post_init__(self) -> None:
         self._leaves = HostLeaves(self._say, self.clock)
@@ -238,7 +238,7 @@ class ServerHost:
             run_dir=self.early.run_dir,
             supervisor=supervisor,
             network=HostNetwork(config.network),
-            identity_of=self.identity_of,
+            identity_of=self.identities.identity,
         )
         host.initial_peers_known(config.network.initial_peers)
         return host
@@ -349,6 +349,10 @@ class ServerHost:
                 self._tell(RoleIsRestarting(name, role.last_error or str(status)))
             case messages.RoleRestarted():
                 host.restarted(role)
+            case messages.IdentityIsCopied(by, yields):
+                self._tell(IdentityCopied(name, by, yields))
+                if yields:
+                    self._renew(role, host)
             case messages.DialledBack(reason) if reason:
                 self._tell(ServerUndialled(name, reason, dialled_from=_CLIENTS_HOST))
             case messages.DialledBack():
@@ -363,6 +367,18 @@ class ServerHost:
                 self._peers_file.write(maddrs)
             case _:
                 pass
+
+    def _renew(self, role: RoleHandle, host: SwarmHost) -> None:
+        """Start a role again as somebody else, whose identity one of another host has too; and the scout, which
+        announces itself nowhere, and so hears of no such thing."""
+        scouts = [each for each in host.supervisor.roles if each.spec.role == "scout" and each.running]
+        for each in {role, *scouts} - self._renewed:
+            self._renewed.add(each)
+            with suppress(OSError):  # a disk that takes nothing: it is noticed at the next start
+                self.identities.forget(each.spec.role, each.spec.index)
+            host.is_another(each)
+        if role in self._servers:
+            self._servers[role] = host.hop("server", role.spec.index).peer
 
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals], tasks: TaskGroup) -> None:
         async for number in signals:

@@ -16,12 +16,14 @@ from shoal.control.host_node import HostNode, NodePlace, beside, served
 from shoal.control.maddrs import peer_in
 from shoal.control.membership import Membership
 from shoal.control.record_checker import RecordChecker
+from shoal.control.records import VerifiedRecord, hop_of
 from shoal.control.registry import Registry
 from shoal.control.role_start import RoleStart
+from shoal.control.view_builder import label_of
 from shoal.errors import BootstrapError, ConfigError
 from shoal.identity import namespace
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import InitialPeers, JoinedDht
+from shoal.runtime.launcher_messages import IdentityIsCopied, InitialPeers, JoinedDht
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.base import Endpoint
 
@@ -93,13 +95,17 @@ async def join_swarm(
         control.tell(JoinedDht(maddrs))
 
     directory, identity = Path(start.socket_path).parent, start.identity
+
+    def copied(by: VerifiedRecord, yields: bool) -> None:
+        control.tell(IdentityIsCopied(f"{label_of(by.record)} at {', '.join(hop_of(by).addresses)}", yields))
+
     checker = RecordChecker(swarm, str.encode, clock, endpoint.metrics)
     async with HostNode(
         directory, identity.peer_id, checker, clock, start_own, initial_peers, lambda: membership.view.maddrs, tell
     ) as node:
         await node.join(config.network.bootstrap_timeout_s)
         stages = config.num_stages
-        registry = Registry(node, identity, swarm, stages, clock, membership, lambda: endpoint.addresses)
+        registry = Registry(node, identity, swarm, stages, clock, membership, lambda: endpoint.addresses, copied)
         with _named(registry):
             async with taking_part(registry):
                 yield registry

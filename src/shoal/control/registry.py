@@ -7,6 +7,7 @@ as often as `read_pace` says, which depends on whether somebody waits for others
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -54,6 +55,10 @@ _OLD_SHARE, _MAX_OLD_S = 0.5, 1.0
 """What another process of the host has got may be as old as a share of the time since this one has asked, and at most
 so old: what is read has two seconds to spare before it looks as if it would expire (`read_pace`)."""
 _FAREWELL_TIMEOUT_S = 1.0
+_SET_BACK_S = 5.0
+"""So far may the clock have been set back since an earlier process of this peer has signed its last record."""
+_YIELD_S = TTL_S
+"""Where two processes are one peer the younger one takes another identity, if it sees the other one in time."""
 # Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
 _EXPIRY_STEP_S = 0.001
 
@@ -118,6 +123,7 @@ class Registry:
         clock: Clock,
         membership: Membership | None = None,
         addresses: Callable[[], tuple[str, ...]] | None = None,
+        copied: Callable[[VerifiedRecord, bool], None] = lambda by, yields: None,
     ) -> None:
         """Prepare; `run` does the work.
 
@@ -125,6 +131,8 @@ class Registry:
             num_stages: gives the number of topics to watch.
             membership: the registry feeds it; None: a new one.
             addresses: returns where this peer can be dialled now; None: always where its records say.
+            copied: is told of a record that another process has signed with the key of this peer, and lives; and
+                whether this one is to be somebody else. At most once for each of both.
         """
         self.membership = membership or Membership(clock)
         self._store = store
@@ -133,10 +141,13 @@ class Registry:
         self._topics = topics(num_stages)
         self._clock = clock
         self._addresses = addresses
+        self._copied = copied
+        self._copied_at: int | None = None
+        self._is_copied = self._yields = False
         self._own: dict[str, Record] = {}
         self._dirty: set[str] = set()
         self._wake = Signal()
-        self._sequence = 0
+        self._sequence = self._first_sequence = 0
         self._last_expiry_unix_s: dict[str, float] = {}
         self._gate = FloodGate(logger, clock)
 
@@ -208,6 +219,7 @@ class Registry:
     async def _publish(self, topic: str, record: Record) -> bool:
         now_unix_s = self._clock.unix_s()
         self._sequence = max(self._sequence + 1, sequence_at(now_unix_s))
+        self._first_sequence = self._first_sequence or self._sequence
         expires_unix_s = max(now_unix_s + TTL_S, self._last_expiry_unix_s.get(topic, 0.0) + _EXPIRY_STEP_S)
         self._last_expiry_unix_s[topic] = expires_unix_s
         peer = self._identity.peer_id
@@ -251,7 +263,12 @@ class Registry:
 
     async def _read(self, holders: int | None, age_s: float) -> None:
         with anyio.move_on_after(READ_TIMEOUT_S) as timer:
-            self.membership.update(await self._store.get(self._topics, holders, age_s))
+            found = await self._store.get(self._topics, holders, age_s)
+            for opened in found:
+                self._look_for_copy(opened)
+            # What it has said itself is known; the rest is of a process that is another one.
+            me, begun = self._identity.peer_id, self._first_sequence or math.inf
+            self.membership.update(each for each in found if each.peer != me or each.sequence < begun)
             self.membership.clocks(self._store.clock_differences)
         if timer.cancelled_caught:
             emit(logger, RegistryReadGivenUp(READ_TIMEOUT_S))
@@ -260,6 +277,24 @@ class Registry:
             emit(logger, ClockCaughtUp(round(behind_s)))
             self._dirty |= set(self._own)
             self._wake.notify()
+
+    def _look_for_copy(self, opened: VerifiedRecord) -> None:
+        """Notice a process of another host that has this peer's key. An earlier one of this host has signed nothing
+        since this one began; nobody else can sign."""
+        own = next((record for record in self._own.values() if type(record) is type(opened.record)), None)
+        theirs, ours = (getattr(record, "join_unix_s", None) for record in (opened.record, own))
+        if opened.peer != self._identity.peer_id or theirs is None or ours is None or theirs == ours or self._yields:
+            return
+        if opened.sequence < sequence_at(ours + _SET_BACK_S):
+            return
+        self._copied_at = self._copied_at or opened.sequence
+        if opened.sequence == self._copied_at:
+            return  # it is once more that one has signed which lives
+        # Of two the one that announces itself less often, or whose clock is behind, may see the other one alone.
+        self._yields = theirs < ours or opened.sequence > self._copied_at + sequence_at(_YIELD_S)
+        if self._yields or not self._is_copied:
+            self._copied(opened, self._yields)
+        self._is_copied = True
 
     async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
         """Wait, but not much longer once a peer is lost or found, a caller waits for a change, or the node dies.

@@ -6,7 +6,8 @@ that was downloaded before opens from its cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -14,12 +15,13 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import numpy as np
 
 from shoal.config.training import DataConfig
+from shoal.data.archives import require_small_zip, unpack_few_bytes
 from shoal.data.fields import Fields
 from shoal.data.image_reader import BUILTIN_NAMES, ImageReader, hub_package, pixels_of
 from shoal.data.parquet_files import open_parquet
 from shoal.data.places import require_here
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ShoalError
 from shoal.model.hf.described import is_before
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -225,10 +227,8 @@ def load_table(data: DataConfig, split: str) -> HubTable:
     """
     _require_two_splits(data)
     datasets = _datasets(data)
-    try:
+    with _told(data, split):
         loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=split, token=_token(data))
-    except (OSError, ValueError) as error:
-        raise _not_loaded(data, split, error) from error
     return cast("HubTable", loaded)
 
 
@@ -242,19 +242,15 @@ def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
     builder = _builder(data, split)
     if data.dataset_name != data.eval_split:
         require_apart(data, builder)
-    try:
+    with _told(data, split):
         return builder.as_streaming_dataset(split=split), str(builder.hash)
-    except (OSError, ValueError) as error:
-        raise _not_loaded(data, split, error) from error
 
 
 def _builder(data: DataConfig, split: str | None = None) -> Any:
     """Return what reads a data set, before it reads it."""
     datasets = _datasets(data)
-    try:
+    with _told(data, split or data.dataset_split):
         return datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=_token(data))
-    except (OSError, ValueError) as error:
-        raise _not_loaded(data, split or data.dataset_split, error) from error
 
 
 def _datasets(data: DataConfig) -> Any:
@@ -268,9 +264,12 @@ def _datasets(data: DataConfig) -> Any:
             f"data.dataset_name = {data.dataset_name}: datasets {found} is installed, which runs a script that a data "
             f"set brings; {least} and newer do not: pip install 'shoal[hf]'"
         )
+    unpack_few_bytes(hub_package("datasets.utils.extract", data).Extractor)
     folder = Path(data.dataset_name).expanduser()
     for path in sorted(folder.rglob("*.parquet")) if folder.is_dir() else ():
         open_parquet(path).close()
+    for path in sorted(folder.rglob("*.zip")) if folder.is_dir() else ():
+        require_small_zip(path, folder)
     return package
 
 
@@ -286,15 +285,25 @@ def _token(data: DataConfig) -> str | None:
     return data.hf_token.get_secret_value() if data.hf_token else None
 
 
+@contextmanager
+def _told(data: DataConfig, split: str) -> Generator[None]:
+    """Make one error of whatever the library says: of files that are not what they are called it may be anything."""
+    try:
+        yield
+    except (MemoryError, ShoalError):
+        raise
+    except Exception as error:
+        raise _not_loaded(data, split, error) from error
+
+
 def _not_loaded(data: DataConfig, split: str, error: Exception) -> ConfigError:
-    # OSError: no network, no such data set (DatasetNotFoundError), gated; ValueError: no such subset or split.
     is_local = Path(data.dataset_name).is_dir()
     hub = "the Hugging Face hub, which needs a network (no folder here is called so)"
     tried = "this folder" if is_local else hub
     check = "its files" if is_local else "the name and the connection"
     return ConfigError(
         f"data.dataset_name = {data.dataset_name} (dataset_config {data.dataset_config}, dataset_split "
-        f"{split}) could not be loaded from {tried}: {error}. "
+        f"{split}) could not be loaded from {tried}: {error.__cause__ or error}. "
         f"Check {check}, or use a data set that needs no network: {BUILTIN_NAMES}"
     )
 

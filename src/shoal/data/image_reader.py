@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -21,6 +22,12 @@ from shoal.runtime.inside import places_of, require_inside
 
 _LONGEST_SIDE: Final = 65_535
 """The most that JPEG has; of a PNG of a few kilobytes it may be a thousand million."""
+_MOST_SCANNED: Final = 1 << 31
+"""Pixels of all scans of a JPEG: twelve times those that the largest image may have, some seconds of work."""
+_OF_SCANS: Final = ("JPEG", "MPO")
+_MARKER: Final = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
+"""Of a part of a JPEG, which says how long it is, or of the end."""
+_BEGIN, _END, _SCAN = b"\xff\xd8", b"\xd9", b"\xda"
 BUILTIN_NAMES = " and ".join(f'"{name}"' for name in BUILTINS)
 
 
@@ -66,13 +73,37 @@ class ImageReader:
             place = path.rpartition("::")[2]
             if not place.startswith(self._hub):
                 require_inside(Path(place), self._places)
-        if content is not None or "://" not in path:
-            with self._images.open(path if content is None else io.BytesIO(content)) as header:
-                width, height = header.size
-            # What makes it small has a table of 32 bytes for each pixel of a side.
-            if max(width, height) > _LONGEST_SIDE:
-                raise ValueError(f"it has {width} x {height} pixels, and at most {_LONGEST_SIDE} of a side are read")
-        return cast("PilImage", self._feature.decode_example(found))
+        if content is None and "://" not in path:
+            content = Path(path).read_bytes()
+        if content is not None:
+            _require_fast(self._images, content)
+        return cast("PilImage", self._feature.decode_example({"bytes": content, "path": found["path"]}))
+
+
+def _require_fast(images: Any, content: bytes) -> None:
+    """Refuse an image that is not decoded in seconds, or not made small in little memory, by what it says of itself.
+
+    Raises:
+        ValueError: It is such an image.
+        Exception: As its decoder says.
+    """
+    with images.open(io.BytesIO(content)) as header:
+        (width, height), form = header.size, header.format
+    # What makes it small has a table of 32 bytes for each pixel of a side.
+    if max(width, height) > _LONGEST_SIDE:
+        raise ValueError(f"it has {width} x {height} pixels, and at most {_LONGEST_SIDE} of a side are read")
+    # Each scan goes over all pixels, and one that adds nothing to them takes some bytes.
+    if form in _OF_SCANS and (scans := _num_scans(content)) * width * height > _MOST_SCANNED:
+        raise ValueError(f"it has {scans} scans of {width} x {height} pixels, more than any photo")
+
+
+def _num_scans(content: bytes) -> int:
+    """Count the scans of a JPEG up to its end, behind which cameras put other things."""
+    found, at = 0, len(_BEGIN)
+    while (marker := _MARKER.search(content, at)) and marker[1] != _END:
+        found += marker[1] == _SCAN
+        at = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
+    return found
 
 
 def table_places(data: DataConfig) -> list[Path]:
@@ -110,10 +141,12 @@ def image_in(content: bytes, data: DataConfig) -> NDArray[np.float32]:
         ConfigError: A package is not installed.
         SampleError: It is no image.
     """
-    _without_postscript(hub_package("PIL.Image", data))
+    images = hub_package("PIL.Image", data)
+    _without_postscript(images)
     unknown: type[Exception] = hub_package("PIL", data).UnidentifiedImageError
     feature = hub_package("datasets", data).Image()
     try:
+        _require_fast(images, content)
         image = feature.decode_example({"bytes": content, "path": None})
         return pixels_of(image, data.img_size, data.num_channels, is_cropped=data.task_type == "image_gen")
     except MemoryError:

@@ -194,3 +194,23 @@ class RunOverIgnored(Event, frozen=True, tag="run.over_ignored"):
     level = WARNING
     run: str
     peer: PeerId
+
+
+class IdentityCopied(Event, frozen=True, tag="identity.copied"):
+    """A process of another host has the identity of one of this host, and both take part in the swarm.
+
+    Attributes:
+        who, by: the one of this host, and the other one.
+        yields: whether the one of this host takes another identity; else that is expected of the other one.
+    """
+
+    level = WARNING
+    why = "a home folder, a disk or an image with the identities of one host was copied to another one"
+    do = (
+        "nothing where servers or mirrors are meant: one of two takes another identity by itself, and the run goes on. "
+        "Of two clients end one, remove ~/.config/shoal/identities on its host, and start it again"
+    )
+    says = "{who} and {by} have the same identity"
+    who: str
+    by: str
+    yields: bool

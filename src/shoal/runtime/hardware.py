@@ -88,15 +88,37 @@ def machine_name(root: Path = _ROOT) -> str:
     Args:
         root: of the file system that holds /etc and /proc.
     """
-    told: list[str] = []
-    for path in ("etc/machine-id", "proc/sys/kernel/random/boot_id"):
-        with suppress(OSError):
-            told.append((root / path).read_text().strip())
+    told = _told(root, "etc/machine-id", "proc/sys/kernel/random/boot_id")
     with suppress(OSError):
         told.append(os.readlink(root / "proc/self/ns/net"))
     # Elsewhere than on Linux its name has to do.
     told = told or [platform.node()]
-    return hashlib.sha3_256("\n".join(["shoal machine 1", *told]).encode()).hexdigest()[:_NAME_CHARACTERS]
+    return _name_of("shoal machine 1", *told)
+
+
+def lasting_machine_name(root: Path = _ROOT) -> str:
+    """Return a name that this machine keeps when it is started again.
+
+    One that is made of a copy of its disk has another, unless the machine id and what it is called were left as they
+    are. Containers mostly have no machine id, and are known by what they are called.
+
+    Args:
+        root: of the file system that holds /etc.
+    """
+    return _name_of("shoal lasting machine 1", platform.node(), *_told(root, "etc/machine-id"))
+
+
+def _told(root: Path, *paths: str) -> list[str]:
+    """Return what stands in those of the files that can be read."""
+    told: list[str] = []
+    for path in paths:
+        with suppress(OSError):
+            told.append((root / path).read_text().strip())
+    return told
+
+
+def _name_of(*told: str) -> str:
+    return hashlib.sha3_256("\n".join(told).encode()).hexdigest()[:_NAME_CHARACTERS]
 
 
 def program_versions() -> dict[str, str]:

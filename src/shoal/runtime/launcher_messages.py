@@ -46,6 +46,11 @@ class JoinedDht(PipeMessage, frozen=True):
     maddrs: tuple[str, ...]  # of the role
 
 
+class IdentityIsCopied(PipeMessage, frozen=True):
+    by: str  # who has it too, and where
+    yields: bool  # whether this role is to take another one
+
+
 class UserNotice(PipeMessage, frozen=True):
     text: str
 
@@ -215,7 +220,7 @@ class RoleGivenUp(msgspec.Struct, frozen=True):
 FromRole = (
     (RoleReady | ServerReady | MonitorReady | ScoutReady | RoleFailed | JoinedDht | UserNotice | InitialPeers)
     | (DialledBack | WorkDone | PeerSilent | PeerHeard | LastOfStage | ServerMayLeave | RunAnnounced | RunConcluded)
-    | (CostsFound | StatusChanged | RoleLeaving | RunUnwanted | RunSummary | RoleAsks)
+    | (IdentityIsCopied | CostsFound | StatusChanged | RoleLeaving | RunUnwanted | RunSummary | RoleAsks)
 )
 ToRole = StopRole | InitialPeers | LeaveTogether | LauncherReplies
 RoleEvent = FromRole | RoleExited | RoleRestarting | RoleRestarted | RoleGivenUp

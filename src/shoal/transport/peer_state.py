@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 import anyio
 
@@ -11,6 +13,8 @@ from shoal.transport.connection import Connection
 from shoal.transport.link_meter import LinkMeter
 from shoal.wire.frame import EncodedFrame
 from shoal.wire.handshake import Hello
+
+_MAX_EARLIER: Final = 8
 
 
 @dataclass(slots=True)
@@ -25,6 +29,7 @@ class PeerState:
         dial: the attempt that is under way while `dialling`.
         previous: number of the last connection that ended.
         generation: random number of the peer's process.
+        earlier: of the processes whose place another one has taken, the last ones.
         waiting, waiting_bytes: frames for the connection to come.
         decided: set when the dialling ended, with a connection or without.
     """
@@ -37,6 +42,7 @@ class PeerState:
     dialling: bool = False
     previous: int = 0
     generation: int = 0
+    earlier: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_EARLIER))
     waiting: list[EncodedFrame] = field(default_factory=list[EncodedFrame])
     waiting_bytes: int = 0
     decided: anyio.Event = field(default_factory=anyio.Event)
@@ -61,6 +67,19 @@ class PeerState:
     def queued_bytes(self) -> int:
         """Bytes for this peer that no socket has taken yet."""
         return self.waiting_bytes + (self.connection.queued_bytes if self.connection is not None else 0)
+
+    def is_copied(self, theirs: Hello) -> bool:
+        """Whether this is of a process whose place another one has taken, and still has: both live. One that is
+        started again is never heard of again."""
+        return self.connection is not None and theirs.generation in self.earlier
+
+    def met(self, theirs: Hello) -> None:
+        """Note the process with which there is a connection now."""
+        if self.generation not in (0, theirs.generation):
+            self.earlier.append(self.generation)
+        if theirs.generation in self.earlier:
+            self.earlier.remove(theirs.generation)
+        self.generation = theirs.generation
 
     def duplicate(self, theirs: Hello, own_peer: PeerId) -> str | None:
         """Return why a connection that the peer dialled is one too many, or None if it is to be used."""

@@ -272,6 +272,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                 f"the certificate is for {connection.proven}, the hello is of {said.peer}", Offence.IDENTITY
             )
         state = self._peers[said.peer]
+        if state.is_copied(said):
+            why = f"two processes use the peer id {said.peer}, as where a disk was copied, and the other one is here"
+            raise HandshakeError(why, Offence.IDENTITY)
         if connection.dialled is None:
             duplicate = state.duplicate(said, self._peer_id)
             if duplicate is not None:
@@ -319,7 +322,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._admission.introduced(connection)
         if state.generation:
             self._metrics.counter("transport.reconnected").add()
-        state.connection, state.generation = connection, theirs.generation
+        state.met(theirs)
+        state.connection = connection
         if state.dial is not None and state.dial is not connection:
             state.dial.close("the peer's own connection is used")
         self._metrics.counter("transport.accepted" if connection.dialled is None else "transport.dialled").add()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +199,35 @@ def test_a_folder_of_images_is_a_stream_too_without_those_that_are_damaged(tmp_p
     assert len(set(_numbers(holdout)) & set(range(200, 220))) == 3
     said = opened(tmp_path, "./photos", "cv", eval_split="./birds", **stream)
     assert "with 2 classes birds, cats, and what is trained on of" in said
+
+
+def test_an_archive_that_says_that_it_holds_a_terabyte_is_not_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "PNG")
+    packed = tmp_path / "photos" / "train.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in ("a/1.png", "b/2.png"):
+            archive.writestr(name, content.getvalue())
+        archive.filelist[0].file_size = 1 << 40
+    assert "train.zip unpacks to more than" in opened(tmp_path, "./photos", "cv")
+    assert not [path for path in (tmp_path / "cache").rglob("*.png")]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_folder_of_which_the_library_makes_nothing_is_one_error(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    if kind == "zip":
+        content = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(content, "PNG")
+        with zipfile.ZipFile(folder / "train.zip", "w") as archive:
+            for name in ("a/1.png", "b/2.png"):
+                archive.writestr(name, content.getvalue())
+    else:
+        member = tarfile.TarInfo("a/1.png")
+        member.size = 1 << 40
+        (folder / "train.tar").write_bytes(member.tobuf() + bytes(10_240))
+    told = opened(tmp_path, "./photos", "cv")
+    assert "could not be loaded from this folder" in told
+    assert "An error occurred" not in told

@@ -15,14 +15,14 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from tests.integration.transport.samples import CAROL, KEY, RUN, step
+from tests.integration.transport.samples import ALICE, CAROL, KEY, RUN, over_tcp, step, take
 from tests.integration.transport.scene import refusals, talking
 from tests.integration.transport.strangers import TIMEOUT_S, Stranger
 from tests.linux_calls import needs
 
 from shoal.errors import Offence
 from shoal.runtime.linux_calls import LinuxCall
-from shoal.transport.base import PeerLost
+from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.tls import tls_contexts
 from shoal.wire.handshake import PROTOCOL_VERSION, Hello, Refusal, encode_handshake
 from shoal.wire.messages import Hop
@@ -125,3 +125,30 @@ async def test_another_user_of_this_host_gets_nothing_even_if_the_mode_let_it_in
         await scene.has_refused(Offence.USER)
         assert "user 65534" in refusals(caplog)[0]["reason"]
         assert scene.others == []
+
+
+async def test_of_two_processes_with_one_identity_neither_takes_the_other_s_place_again_and_again(
+    host: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = await host(ALICE)
+    copies = [await host(CAROL, path=folder / name) for name in ("original", "copy")]
+    for number, one in enumerate(copies):
+        one.introduce(over_tcp(target))
+        one.post(ALICE.peer_id, Opened(step(number)))
+        assert await take(one, 1) == [PeerUp(ALICE.peer_id)]
+    original, copy = copies
+    assert isinstance((await take(original, 1))[0], PeerLost)
+    original.post(ALICE.peer_id, Opened(step(2)))
+    [lost] = await take(original, 1)
+    assert isinstance(lost, PeerLost)
+    assert f"two processes use the peer id {CAROL.peer_id}" in lost.reason
+    copy.post(ALICE.peer_id, Opened(step(3)))
+    up, gone = PeerUp(CAROL.peer_id), PeerLost(CAROL.peer_id, "the peer connected anew", 0.0)
+    first, second, last = (Received(CAROL.peer_id, Opened(step(number))) for number in (0, 1, 3))
+    assert await take(target, 6) == [up, first, gone, up, second, last]
+    assert [refused["offence"] for refused in refusals(caplog)] == ["identity"]
+    # Where the copy is gone the original is no stranger.
+    await copy.aclose()
+    assert isinstance((await take(target, 1))[0], PeerLost)
+    original.post(ALICE.peer_id, Opened(step(4)))
+    assert await take(target, 2) == [up, Received(CAROL.peer_id, Opened(step(4)))]

@@ -12,10 +12,12 @@ from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from shoal.cli import local, run_files
 from shoal.cli.host import SwarmHost
+from shoal.cli.joining import LastingIdentities
 from shoal.cli.local import HostRun
 from shoal.cli.run_row import ServersRow
 from shoal.cli.server_host import ServerHost
@@ -24,7 +26,8 @@ from shoal.config import Config
 from shoal.errors import RemoteError
 from shoal.ids import PeerId, RunId
 from shoal.runtime import launcher_messages as messages
-from shoal.runtime.role_spec import ExitStatus
+from shoal.runtime.role_handle import RoleHandle
+from shoal.runtime.role_spec import ExitStatus, RoleSpec
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +59,43 @@ def test_a_role_that_is_started_again_is_said(caplog: pytest.LogCaptureFixture) 
     host._hear(messages.RoleRestarting(ExitStatus(-9)), role, _host())
     assert caplog.messages == ["role.restarting"]
     assert "killed by SIGKILL" in said[0]
+
+
+def test_a_role_whose_identity_another_host_has_too_is_said_and_started_again_as_somebody_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, said = _servers("servers")
+    host.identities = LastingIdentities("servers", tmp_path)
+    known = host.identities.identity("server", 0).private_bytes
+    killed: list[RoleHandle] = []
+    scout = RoleHandle(RoleSpec("scout", 0, "", msgspec.msgpack.encode({"identity_key": known})))
+    swarm = SwarmHost(
+        config=Config(),
+        run_id="r",
+        log_dir=tmp_path,
+        swarm_key=b"",
+        run_dir=cast(Any, SimpleNamespace(socket_path=tmp_path.joinpath)),
+        supervisor=cast(Any, SimpleNamespace(kill=killed.append, roles=[scout])),
+        identity_of=host.identities.identity,
+    )
+    assert swarm._identity("server", 0).private_bytes == known
+    payload = msgspec.msgpack.encode({"role": "server", "identity_key": known})
+    role = RoleHandle(RoleSpec("server", 0, "", payload))
+    host._servers[role] = swarm.hop("server").peer
+    host._hear(messages.IdentityIsCopied("server@box2 at tcp:10.0.0.2:5", yields=False), role, swarm)
+    assert not killed
+    for _ in range(2):
+        host._hear(messages.IdentityIsCopied("server@box2 at tcp:10.0.0.2:5", yields=True), role, swarm)
+    assert sorted(each.spec.role for each in killed) == ["scout", "server"]
+    assert msgspec.msgpack.decode(scout.spec.payload)["identity_key"] != known
+    assert caplog.messages == ["identity.copied"] * 3
+    assert "server@box2 at tcp:10.0.0.2:5 have the same identity" in said[0]
+    told = msgspec.msgpack.decode(role.spec.payload)
+    new = host.identities.identity("server", 0)
+    assert told == {"role": "server", "identity_key": new.private_bytes}
+    assert new.private_bytes != known
+    assert host._servers[role] == new.peer_id
+    host.identities.close()
 
 
 def test_a_peer_that_a_server_does_not_hear_any_more_is_said_once_and_so_is_that_it_is_back(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.unit.runtime.lockless import without_locks
 
-from shoal.cli import joining
 from shoal.cli.joining import (
     LastingIdentities,
     addresses,
@@ -39,10 +38,7 @@ def test_identities_last_and_two_launchers_share_none(tmp_path: Path) -> None:
     second.close()
 
 
-def test_hosts_with_one_home_share_no_identity_though_its_disk_tells_neither_of_the_other_s_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(joining, "always_answers", lambda _: False)
+def test_hosts_with_one_home_or_copies_of_it_share_no_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[PeerId] = []
     for host in ("box1", "box2", "box1"):
         monkeypatch.setattr(platform, "node", lambda host=host: host)

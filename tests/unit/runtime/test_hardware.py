@@ -13,7 +13,13 @@ import pytest
 from tests.e2e.namespaces import lan, why_impossible
 
 from shoal.runtime import hardware
-from shoal.runtime.hardware import machine_name, num_usable_cores, processor_name, usable_processors
+from shoal.runtime.hardware import (
+    lasting_machine_name,
+    machine_name,
+    num_usable_cores,
+    processor_name,
+    usable_processors,
+)
 
 _IMPOSSIBLE = why_impossible()
 _SAY_NAME = "from shoal.runtime.hardware import machine_name; print(machine_name())"
@@ -40,6 +46,23 @@ def test_a_machine_is_known_by_its_id_its_boot_and_its_network_and_tells_none_of
     }
     assert len({known, *others}) == 4
     assert re.fullmatch(r"[0-9a-f]{16}", known)
+
+
+def test_a_machine_keeps_one_name_when_it_is_started_again_and_a_copy_of_its_disk_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    machine_id = tmp_path / "etc/machine-id"
+    machine_id.write_text("a" * 32)
+    name = lasting_machine_name(tmp_path)
+    assert name == lasting_machine_name(tmp_path)
+    machine_id.write_text("b" * 32)
+    copied = lasting_machine_name(tmp_path)
+    machine_id.unlink()
+    assert len({name, copied, lasting_machine_name(tmp_path)}) == 3
+    machine_id.write_text("a" * 32)
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert lasting_machine_name(tmp_path) not in (name, "")
 
 
 def test_a_system_that_tells_nothing_has_a_name_all_the_same(tmp_path: Path) -> None:

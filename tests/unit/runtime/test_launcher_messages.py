@@ -23,6 +23,7 @@ FROM_ROLE: list[FromRole] = [
     messages.RoleFailed("why"),
     messages.JoinedDht(("/a", "/b")),
     messages.UserNotice("a\nb"),
+    messages.IdentityIsCopied("server@box at tcp:10.0.0.2:5", yields=True),
     messages.InitialPeers(()),
     messages.DialledBack(""),
     messages.WorkDone({"steps": 7.0, "share": 0.1}),
