@@ -48,6 +48,21 @@ class ElementFile:
             raise StorageError(f"{self._path} is shorter than when it was opened: start the run again")
         return np.frombuffer(content, self.dtype).reshape(len(starts), count)
 
+    def read_cached(self, starts: list[int], count: int) -> Array | None:
+        """As `read`, of what the system has in its memory; None: not all is there, or that cannot be asked."""
+        if not has(LinuxCall.READ_CACHED):
+            return None
+        size_bytes, num_bytes = self.dtype.itemsize, count * self.dtype.itemsize
+        content = memoryview(bytearray(len(starts) * num_bytes))
+        try:
+            for number, start in enumerate(starts):
+                part = content[number * num_bytes : (number + 1) * num_bytes]
+                if os.preadv(self._fd, (part,), start * size_bytes, os.RWF_NOWAIT) != num_bytes:
+                    return None
+        except OSError:
+            return None  # it would have to wait, or the file system does not know; whoever may wait finds out
+        return np.frombuffer(content, self.dtype).reshape(len(starts), count)
+
     def advise(self, start: int, count: int, *, is_needed: bool) -> None:
         """Have the system read elements before they are asked for, or (`is_needed` false) give up its copy of them."""
         if has(LinuxCall.CACHE_ADVICE):

@@ -74,20 +74,26 @@ def indices_of(content: Content, order: PassOrder) -> Indices:
     return np.concatenate([np.arange(item.start, item.stop, dtype=np.int64) for item in content.samples])
 
 
-def prepare(dataset: DataSet, content: Content, indices: Indices, batch: Fields[Array]) -> None:
-    """Write a batch into its arrays (n, ...).
+def prepare(
+    dataset: DataSet, content: Content, indices: Indices, batch: Fields[Array], *, at_once: bool = False
+) -> bool:
+    """Write a batch into its arrays (n, ...); return whether it is there.
 
     Args:
         indices: which samples (n,) it has, see `indices_of`.
+        at_once: nothing is waited for, and nothing altered.
 
     Raises:
         SampleError: one of them cannot be read, decoded or written.
     """
     source = dataset.holdout if content.is_holdout else dataset.train
     try:
+        if at_once:
+            return source.read_at_once(indices, batch)
         source.read_into(indices, batch)
         if dataset.augmentation is not None and not content.is_holdout:
             dataset.augmentation.apply(batch.inputs, indices, _passes_of(content))
+        return True
     except (SampleError, StorageError):
         raise
     except Exception as error:  # what a decoder raises is its own business; whoever runs the data set needs the sample

@@ -93,6 +93,13 @@ class Source(ABC):
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         """Write samples `indices` (n) into the arrays (n, ...) of a batch, of the types and shapes of `fields`."""
 
+    def read_at_once(self, indices: Indices, batch: Fields[Array]) -> bool:
+        """As `read_into`, if nothing has to be waited for; return whether that was so. Otherwise the arrays hold
+        anything."""
+        if self.in_memory:
+            self.read_into(indices, batch)
+        return self.in_memory
+
     def read(self, indices: Indices) -> Fields[Array]:
         """Return samples `indices` (n) as new arrays (n, ...)."""
         batch = self.fields.each(lambda spec: spec.empty(len(indices)))

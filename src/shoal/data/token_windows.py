@@ -11,6 +11,8 @@ from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, holdout_size
 from shoal.errors import ConfigError
 
+_MOST_AT_ONCE: Final = 128
+"""Each is a call of 1 us and more."""
 _SMALL: Final = ("uint8", "uint16", "int32")
 
 
@@ -39,9 +41,21 @@ class TokenWindows(KnownSamples):
 
     def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
         starts = (self._start + indices * self._seq_len).tolist()
-        windows = self._file.read(starts, self._seq_len + 1)
-        batch.inputs[...] = windows[:, :-1]
-        batch.labels[...] = windows[:, 1:]
+        _put(self._file.read(starts, self._seq_len + 1), batch)
+
+    def read_at_once(self, indices: Indices, batch: Fields[Array]) -> bool:
+        if len(indices) > _MOST_AT_ONCE:
+            return False
+        starts = (self._start + indices * self._seq_len).tolist()
+        windows = self._file.read_cached(starts, self._seq_len + 1)
+        if windows is not None:
+            _put(windows, batch)
+        return windows is not None
+
+
+def _put(windows: Array, batch: Fields[Array]) -> None:
+    batch.inputs[...] = windows[:, :-1]
+    batch.labels[...] = windows[:, 1:]
 
 
 def windows_dataset(

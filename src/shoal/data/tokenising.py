@@ -16,6 +16,7 @@ from shoal.clock import SystemClock
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.documents import Documents, TextPiece, Unreadable
+from shoal.data.remembered_tokens import RememberedTokens, cuts_of
 from shoal.data.source import Array
 from shoal.data.text import BYTE_VALUES
 from shoal.data.token_cache import CachedTokens, TokenCache
@@ -24,11 +25,14 @@ from shoal.errors import ConfigError
 from shoal.events.base import Event
 from shoal.events.data import TokensAwaited, TokensBuilt, TokensDamaged, TokensProgress
 from shoal.model.hf.tokenizer import TOKENIZER_FILE, KeptTokenizer, read_tokenizer
+from shoal.runtime.hardware import num_usable_cores
 
 _BATCH_CHARACTERS: Final = 4 << 20
 _SAY_EVERY_S: Final = 5.0
 _NAMED: Final = 5
 _MB: Final = 1e6
+_FEW_CORES: Final = 6
+"""On more of them the package's threads are faster together than one that remembers, though each is slower."""
 
 
 class EncodedTexts(NamedTuple):
@@ -89,12 +93,18 @@ class TokenizerEncoder:
         content = (kept.folder / TOKENIZER_FILE).read_bytes()
         self._tokenizer: Any = read_tokenizer(content, f"the tokenizer in {kept.folder}")
         self._end = kept.facts.end
+        cuts = cuts_of(self._tokenizer) if num_usable_cores() <= _FEW_CORES else None
+        self._remembered = None if cuts is None else RememberedTokens(self._tokenizer, cuts, self._end)
         self.vocabulary = kept.facts.vocabulary
         self.identity = kept.hash
         self.dtype = token_dtype(self.vocabulary)
 
     def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
         texts = [str(piece.content) for piece in pieces]
+        num_bytes = sum(map(_num_bytes, texts))
+        if self._remembered is not None:
+            marked = [(text, piece.ends) for text, piece in zip(texts, pieces, strict=True)]
+            return EncodedTexts(self._remembered.tokens(marked, self.dtype), num_bytes)
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         parts: list[Array] = []
         end = np.array([self._end], self.dtype) if self._end is not None else None
@@ -102,7 +112,7 @@ class TokenizerEncoder:
             parts.append(np.array(encoding.ids, self.dtype))
             if piece.ends and end is not None:
                 parts.append(end)
-        return EncodedTexts(np.concatenate(parts), sum(map(_num_bytes, texts)))
+        return EncodedTexts(np.concatenate(parts), num_bytes)
 
 
 class GivenTokens:

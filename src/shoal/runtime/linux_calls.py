@@ -28,6 +28,7 @@ class LinuxCall(Enum):
     PEER_CREDENTIALS = "SO_PEERCRED"  # getpeereid(3), or the socket's mode alone
     EXCHANGE = "renameat2(2) with RENAME_EXCHANGE"  # two renames
     CACHE_ADVICE = "posix_fadvise(2)"  # nothing: what is read back may come from memory
+    READ_CACHED = "preadv2(2) with RWF_NOWAIT"  # a thread reads, which may wait
     AFFINITY = "sched_getaffinity(2)"  # all processors
     LONG_TURNS = "sched_setattr(2)"  # turns as the system has them
     INTERFACE_ADDRESS = "the ioctl SIOCGIFADDR of netdevice(7)"  # psutil
@@ -55,6 +56,7 @@ def available_calls() -> frozenset[LinuxCall]:
         LinuxCall.PEER_CREDENTIALS: is_linux,
         LinuxCall.EXCHANGE: is_linux,
         LinuxCall.CACHE_ADVICE: hasattr(os, "posix_fadvise"),
+        LinuxCall.READ_CACHED: hasattr(os, "RWF_NOWAIT"),
         LinuxCall.AFFINITY: hasattr(os, "sched_getaffinity"),
         LinuxCall.LONG_TURNS: is_linux,
         LinuxCall.INTERFACE_ADDRESS: is_linux,

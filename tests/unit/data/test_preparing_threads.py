@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import anyio
 import numpy as np
 import pytest
 from tests.alongside import alongside, until
+from tests.linux_calls import needs
 from tests.unit.data.host import Numbers
 
 from shoal.data import preparing_threads
+from shoal.data.element_file import ElementFile
 from shoal.data.fields import Fields
 from shoal.data.layout import BatchLayout
 from shoal.data.pool import Pool
 from shoal.data.preparation import Content, Job
 from shoal.data.preparing_threads import QUICK_BYTES, PreparingThreads
 from shoal.data.shuffle import PassOrder
-from shoal.data.source import Array, DataSet, Indices
+from shoal.data.source import Array, DataSet, Indices, Source
+from shoal.data.token_windows import TokenWindows
+from shoal.errors import StorageError
+from shoal.runtime.linux_calls import LinuxCall
 from shoal.wire.messages.base import SampleRange
 
 NUM_SAMPLES = QUICK_BYTES // 20 + 1  # one more than what is copied at once
@@ -31,8 +38,16 @@ class InMemory(Numbers):
     in_memory = True
 
 
+class OfAFile(TokenWindows):
+    """Sample i is the number i, and its label the one behind it, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        np.arange(NUM_SAMPLES + 1, dtype=np.int32).tofile(path)
+        super().__init__(ElementFile(path, "int32"), 1, 0, NUM_SAMPLES + 1)
+
+
 @contextmanager
-def preparing(source: Numbers) -> Iterator[tuple[PreparingThreads, list[Job], anyio.Event]]:
+def preparing(source: Source) -> Iterator[tuple[PreparingThreads, list[Job], anyio.Event]]:
     dataset = DataSet("numbers", source, source, num_classes=NUM_SAMPLES)
     layout = BatchLayout.of(dataset, NUM_SAMPLES)
     filled: list[Job] = []
@@ -41,6 +56,8 @@ def preparing(source: Numbers) -> Iterator[tuple[PreparingThreads, list[Job], an
     def on_filled(job: Job) -> None:
         labels = layout.arrays(pool.memory(job.place), job.content.num_samples)[1]
         expected = order.indices(job.content.samples)
+        if isinstance(source, OfAFile):
+            expected, labels = expected + 1, labels[:, 0]
         assert np.array_equal(labels, expected)
         filled.append(job)
         any_filled.set()
@@ -79,6 +96,62 @@ async def test_what_is_large_or_has_to_be_waited_for_is_prepared_in_the_thread(
         await run_until_filled(thread, any_filled)
         thread.begin(Job(content, 1))
         assert len(filled) == 1
+
+
+def cached(monkeypatch: pytest.MonkeyPatch, *, places: int) -> list[int]:
+    """As if the system had so many places of a file in its memory, whatever the file system; returns what was asked."""
+    asked: list[int] = []
+
+    def preadv(fd: int, parts: Sequence[memoryview], start: int, flags: int) -> int:
+        assert flags == os.RWF_NOWAIT
+        asked.append(start)
+        if len(asked) > places:
+            raise BlockingIOError
+        return real(fd, parts, start)
+
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", preadv)
+    return asked
+
+
+@needs(LinuxCall.READ_CACHED, "a thread reads all files")
+@pytest.mark.parametrize(("places", "at_once"), [(6, True), (5, False), (0, False)])
+async def test_a_file_that_the_system_has_in_memory_is_read_at_once_and_otherwise_in_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: int, at_once: bool
+) -> None:
+    source = OfAFile(tmp_path / "numbers")
+    with preparing(source) as (thread, filled, any_filled):
+        first = Job(FEW, 0)
+        thread.begin(first)
+        assert filled == []
+        await run_until_filled(thread, any_filled)
+        asked = cached(monkeypatch, places=places)
+        second = Job(FEW, 1)
+        thread.begin(second)
+        assert len(asked) == min(places + 1, 6)
+        assert filled == ([first, second] if at_once else [first])
+        async with alongside(thread.run):
+            await until(lambda: filled == [first, second])
+        assert len(asked) == min(places + 1, 6)
+
+
+@needs(LinuxCall.READ_CACHED, "a thread reads all files")
+def test_many_windows_of_a_file_are_left_to_the_thread_and_so_is_a_file_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = cached(monkeypatch, places=1000)
+    path = tmp_path / "numbers"
+    source = OfAFile(path)
+    batch = source.fields.each(lambda spec: spec.empty(128))
+    assert source.read_at_once(np.arange(128), batch)
+    assert batch.labels[:, 0].tolist() == list(range(1, 129))
+    assert len(asked) == 128
+    assert not source.read_at_once(np.arange(129), source.fields.each(lambda spec: spec.empty(129)))
+    assert len(asked) == 128
+    os.truncate(path, 4 * 100)
+    assert not source.read_at_once(np.arange(128), batch)
+    with pytest.raises(StorageError, match="shorter than when it was opened"):
+        source.read_into(np.arange(128), batch)
 
 
 async def test_a_batch_that_a_disk_does_not_give_is_said_once_and_waited_for(
