@@ -215,7 +215,7 @@ class _Merger:
         if lora is None:
             raise ConfigError("--merge: this model has no adapters, since its run had no section lora; leave it out")
         self._lora = lora
-        self._numbers = {family.unit_name(index): index for index in range(family.num_units)}
+        self._numbers = family.unit_numbers
 
     def merge(self, stage: StageModule) -> None:
         """Change a stage in place."""
