@@ -57,7 +57,7 @@ class HfForm:
 
 
 def open_hf(
-    folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None, named: str | None = None
+    folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None, named: str | None
 ) -> ModelSource:
     """Open a folder of transformers as a model of the family hf.
 
