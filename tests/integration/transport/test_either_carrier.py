@@ -85,8 +85,8 @@ async def test_closing_flushes_and_leaves_no_socket(ends: Ends, folder: Path) ->
     a.post(b.peer_id, Forward(step(), 0), [tensor(4 * MIB)])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(a.aclose)
-        events = await take(b, 2)
-    assert isinstance(events[0], Received)
-    assert events[1] == PeerLost(a.peer_id, "connection closed by the peer")
+        received, lost = await take(b, 2)
+        assert isinstance(received, Received)
+        assert lost == PeerLost(a.peer_id, "connection closed by the peer")
     assert not (folder / f"{a.peer_id[-8:]}.sock").exists()
     assert [event async for event in a.events()] == []
