@@ -41,6 +41,8 @@ places, and every retry has a deadline. A message holds the values and the next 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Final
 
 MALFORMED: Final = (ValueError, RecursionError)
@@ -52,6 +54,15 @@ All errors of msgspec and json are of the first kind, and so is what is no text 
 
 class ShoalError(Exception):
     """Root of the tree; nothing raises it itself."""
+
+
+@contextmanager
+def os_error_as(say: Callable[[OSError], ShoalError]) -> Generator[None]:
+    """Inside, an OSError becomes what `say` makes of it."""
+    try:
+        yield
+    except OSError as error:
+        raise say(error) from error
 
 
 class Transient:

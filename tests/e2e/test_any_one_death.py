@@ -12,16 +12,13 @@ from random import Random
 import pytest
 from tests.e2e.hosts import end_whole, two_server_hosts
 from tests.e2e.launched import END_S, ENDLESS, START_S, launched, until
-from tests.e2e.namespaces import why_impossible
+from tests.e2e.needs import needs_namespaces
 
 from shoal_lab.faults.deaths import KINDS, inflict
 from shoal_lab.observed import Swarm
 from shoal_lab.verdict import require_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-_IMPOSSIBLE = why_impossible()
-needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
 
 _FLAGS = (*ENDLESS, "--log-level=debug", "--diloco.inner-steps=8")
 _FROZEN_AND_NOT_WAITED_FOR = ("server-stopped", "data-server-stopped")

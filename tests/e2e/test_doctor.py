@@ -9,17 +9,13 @@ import msgspec
 import pytest
 from tests.e2e.hosts import Hosts, hosts_of, invited
 from tests.e2e.launched import END_S, ENDLESS, START_S
-from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.namespaces import lan
+from tests.e2e.needs import needs_namespaces
 from tests.integration import patient_doctor
 
 from shoal.cli.doctor.diagnosis import CheckResult, Condition, Diagnosis
 
-_IMPOSSIBLE = why_impossible()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_namespaces]
 HEALTHY_RUNS = 3
 
 

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.launched import END_S, ROOT, START_S, until
-from tests.e2e.namespaces import why_impossible
+from tests.e2e.needs import needs_namespaces
 
 from shoal.runtime.process_info import with_environment
 
 pytestmark = pytest.mark.slow
 
-_IMPOSSIBLE = why_impossible()
 _NAMESPACES = Path("/run/netns")
 
 
@@ -90,7 +89,7 @@ def test_a_benchmark_that_is_terminated_ends_its_swarm(tmp_path: Path) -> None:
         _ends_everything(benchmark, signal.SIGTERM, benchmark.runs_a_swarm)
 
 
-@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+@needs_namespaces
 def test_a_benchmark_that_is_interrupted_ends_its_hosts(tmp_path: Path) -> None:
     with measuring("link-down", tmp_path) as benchmark:
         until(benchmark.runs_a_swarm, START_S, "a swarm that is being measured")

@@ -15,14 +15,12 @@ import pytest
 from safetensors import safe_open
 from tests.e2e.hosts import Hosts, hosts_of, invited
 from tests.e2e.launched import END_S, ENDLESS, SMALL, START_S, Launched, until
-from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.namespaces import lan
+from tests.e2e.needs import needs_namespaces
 
 from shoal.config import load_config
 
 pytestmark = pytest.mark.timeout(600)
-
-_IMPOSSIBLE = why_impossible()
-needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
 
 _HIDDEN, _SEQ_LEN, _STEPS, _ROUNDS = 96, 128, 4, 2
 _WIDE = (

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from tests.e2e.hosts import Hosts, hosts_of, invited, two_server_hosts
 from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, Launched, launched, until
-from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.namespaces import lan
+from tests.e2e.needs import needs_namespaces
 from tests.e2e.test_continuing import _address_of
 from tests.e2e.test_faults import summed_up
 
@@ -25,7 +26,6 @@ from shoal_lab.told import require_told, told_incidents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-_IMPOSSIBLE = why_impossible()
 _RUN = (*ENDLESS, "--host-name=box1", "--diloco.inner-steps=8")
 _OPENED = re.compile(r"(?P<at>\d\d:\d\d:\d\d)  incident\.opened +WARNING (?P<what>.+)")
 _CLOSED = re.compile(
@@ -181,7 +181,7 @@ def _waiting(hosts: Hosts, servers: Launched, host: str = "second") -> Launched:
     return second
 
 
-@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+@needs_namespaces
 def test_a_host_whose_cable_was_out_was_cut_off_and_not_frozen(tmp_path: Path) -> None:
     with two_server_hosts(tmp_path, (*ENDLESS, "--log-level=debug", "--diloco.inner-steps=8"), 2) as (swarm, network):
         client = swarm.client
@@ -227,7 +227,7 @@ def test_a_host_of_another_time_is_told_so_at_once_and_the_run_goes_on(tmp_path:
     assert told_incidents(client.require_log_dir()) == {}
 
 
-@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+@needs_namespaces
 def test_two_sides_that_have_trained_apart_are_told_when_they_meet(tmp_path: Path) -> None:
     with lan("here", "there") as network, hosts_of(tmp_path, network) as hosts:
         first = hosts.run("here", "start_trainer_client.py", *ENDLESS, "--num-servers=4")

@@ -15,10 +15,10 @@ import pytest
 from tests.documented import quick_start
 from tests.e2e.hosts import Hosts, hosts_of, invited
 from tests.e2e.launched import END_S, ENDLESS, ROOT, START_S, until
-from tests.e2e.namespaces import Lan, lan, why_impossible
+from tests.e2e.namespaces import Lan, lan
+from tests.e2e.needs import needs_namespaces
 from tests.e2e.terminals import terminal
 
-_IMPOSSIBLE = why_impossible()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -132,7 +132,7 @@ def _started(hosts: Hosts, network: Lan, host: str, output: Path, *command: str)
         process.communicate()
 
 
-@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+@needs_namespaces
 def test_on_a_local_network_a_host_that_has_nothing_joins_by_a_code(tmp_path: Path) -> None:
     with lan("desk", "box") as network, hosts_of(tmp_path, network) as hosts:
         # As in the quick start of a system that does the same.
@@ -162,7 +162,7 @@ def test_on_a_local_network_a_host_that_has_nothing_joins_by_a_code(tmp_path: Pa
             assert box.wait(END_S) == 0, heard.read_text()
 
 
-@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+@needs_namespaces
 def test_on_a_local_network_a_host_that_has_the_key_needs_no_argument(tmp_path: Path) -> None:
     with lan("desk", "box") as network, hosts_of(tmp_path, network) as hosts:
         own_name = "--experiment-prefix=herd"

@@ -10,16 +10,12 @@ import msgspec
 import pytest
 from tests.e2e.hosts import Hosts, hosts_of, invited
 from tests.e2e.launched import END_S, ENDLESS, FEW, START_S, Launched, until
-from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.namespaces import lan
+from tests.e2e.needs import needs_namespaces
 
 from shoal.control.swarm_status import SwarmStatus
 
-_IMPOSSIBLE = why_impossible()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_namespaces]
 
 
 def test_a_join_that_cannot_succeed_says_why_and_what_to_do(tmp_path: Path) -> None:

@@ -14,18 +14,14 @@ import pytest
 from tests.e2e.deaths import LINK_KINDS
 from tests.e2e.hosts import end_whole, two_server_hosts
 from tests.e2e.launched import ENDLESS
-from tests.e2e.namespaces import Lan, why_impossible
+from tests.e2e.namespaces import Lan
+from tests.e2e.needs import needs_namespaces
 
 from shoal_lab.event_log import time_of
 from shoal_lab.faults.deaths import Kind, Strike, inflict
 from shoal_lab.observed import Swarm
 
-_IMPOSSIBLE = why_impossible()
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.slow,
-    pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
-]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow, needs_namespaces]
 logger = logging.getLogger(__name__)
 
 _FLAGS = (*ENDLESS, "--log-level=debug", "--diloco.inner-steps=8")

@@ -9,14 +9,10 @@ import pytest
 import yaml
 from tests.e2e.hosts import hosts_of, invited
 from tests.e2e.launched import completed, run_shoal
-from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.namespaces import lan
+from tests.e2e.needs import needs_namespaces
 
-_IMPOSSIBLE = why_impossible()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_namespaces]
 
 _SIZES = {
     "model_type": "llama",

@@ -11,18 +11,12 @@ from pathlib import Path
 import pytest
 from tests.documented import quick_start
 from tests.e2e.launched import END_S, ROOT, until
-from tests.e2e.namespaces import why_impossible
+from tests.e2e.needs import needs_ssh_hosts
 from tests.e2e.operators import Operator, operator_of
-from tests.e2e.ssh_hosts import why_no_sshd
 
 GENERATE = 'shoal generate logs/sandbox --prompt "Once upon a time" --max-tokens 50'
 """Needs the model on this machine; tests/e2e/test_tasks.py does it."""
-_IMPOSSIBLE = why_impossible() or why_no_sshd()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_ssh_hosts]
 
 
 @contextlib.contextmanager

@@ -19,17 +19,11 @@ from typing import Any
 import pytest
 from tests import fake_podman
 from tests.e2e.launched import END_S, ROOT, until
-from tests.e2e.namespaces import why_impossible
+from tests.e2e.needs import needs_ssh_hosts
 from tests.e2e.operators import MACHINES, Operator, operator_of
-from tests.e2e.ssh_hosts import why_no_sshd
 
 IMAGE = "registry.example/shoal:1.2"
-_IMPOSSIBLE = why_impossible() or why_no_sshd()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE)),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_ssh_hosts]
 
 
 @contextlib.contextmanager

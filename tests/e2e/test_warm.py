@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 from tests.e2e.launched import END_S, FEW, START_S, Launched, launched, until
-from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.namespaces import lan
+from tests.e2e.needs import needs_namespaces
 from tests.e2e.warm import WarmProcess
 
 from shoal.runtime.process_info import descendants, with_environment
 
 pytestmark = pytest.mark.timeout(600)
-
-_IMPOSSIBLE = why_impossible()
-needs_namespaces = pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
 
 
 @contextlib.contextmanager

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field
 
 import pytest
+from tests.set_clock import ManualClock
 
 from shoal.clock import Backoff, Deadline, SystemClock, utc_iso, utc_stamp
-
-
-@dataclass
-class ManualClock:
-    time_s: float = 100.0
-    slept_s: list[float] = field(default_factory=list)
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    def unix_s(self) -> float:
-        return self.time_s
-
-    async def sleep_s(self, duration_s: float) -> None:
-        self.slept_s.append(duration_s)
-        self.time_s += duration_s
 
 
 def test_a_deadline_counts_down_and_then_stays_expired() -> None:
     clock = ManualClock()
     deadline = Deadline.after(clock, 2.0)
-    clock.time_s += 1.5
+    clock.now += 1.5
     assert deadline.remaining_s() == pytest.approx(0.5)
     assert not deadline.expired()
-    clock.time_s += 1.5
+    clock.now += 1.5
     assert deadline.remaining_s() == 0.0
     assert deadline.expired()
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from shoal.errors import MALFORMED, RecordRejected, StorageError
+from shoal.errors import MALFORMED, RecordRejected, StorageError, os_error_as
 from shoal.file_thread import said_by_disk
 from shoal.ids import PeerId
 from shoal.runtime.durable_files import put_whole, sync_directory
@@ -153,14 +154,12 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
     """
     steps = _steps_file(directory, record.round)
     prepared = _prepared_file(directory, record.round, record_hash(signed))
-    try:
+    with os_error_as(partial(_cannot_write, steps)):
         if prepared.exists():
             prepared.replace(steps)
             sync_directory(steps.parent)
         for path in steps.parent.glob(f"{steps.stem}.*.prepared"):
             path.unlink()
-    except OSError as error:
-        raise _cannot_write(steps, error) from error
     content = {"record": _readable(record), **signed_to_json(signed)}
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
 
@@ -334,11 +333,9 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         StorageError: It could not be written to the disk in full.
     """
-    try:
+    with os_error_as(partial(_cannot_write, path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         put_whole(path, content, lasting=True)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
 
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:

@@ -23,7 +23,7 @@ from shoal.checkpoint.model_layout import StageLayout, stage_layouts
 from shoal.checkpoint.model_source import ModelSource
 from shoal.checkpoint.peft_folder import ADAPTER, ADAPTER_CONFIG, PeftForm
 from shoal.checkpoint.tensor_file import OutFile, TensorFileWriter
-from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
+from shoal.checkpoint.whole_folder import WholeFolder, writing_to
 from shoal.config.schema import Config
 from shoal.errors import ConfigError, StateMismatch
 from shoal.model.hf.lora import lora_of
@@ -72,24 +72,21 @@ def export_model(source: ModelSource, to: Path, format: Format | None = None, *,
     if format is None:
         format = _usual_format(config)
     form = _IntegerForm(source, config) if format == "integers" else _form(config, format, _ends(source))
-    try:
+    with writing_to(to):
         folder = WholeFolder(to)
-    except OSError as error:
-        raise cannot_write(to, error) from error
     try:
-        digests = _write_tensors(source, folder.create(_FILES[format][0]), form, merger)
-        folder.write(YAML, yaml.safe_dump(_published(config), sort_keys=False, allow_unicode=True).encode())
-        if form.described is not None:
-            folder.write_json(_FILES[format][1], form.described)
-            for name, content in _tokenizer_files(source).items():
-                folder.write(name, content)
-        elif source.tokenizer is not None:
-            for name, content in _tokenizer_files(source).items():
-                folder.write(f"{TOKENIZER}/{name}", content)
-        _require_equal(folder.aside, config, digests)
-        folder.put_into_place()
-    except OSError as error:
-        raise cannot_write(to, error) from error
+        with writing_to(to):
+            digests = _write_tensors(source, folder.create(_FILES[format][0]), form, merger)
+            folder.write(YAML, yaml.safe_dump(_published(config), sort_keys=False, allow_unicode=True).encode())
+            if form.described is not None:
+                folder.write_json(_FILES[format][1], form.described)
+                for name, content in _tokenizer_files(source).items():
+                    folder.write(name, content)
+            elif source.tokenizer is not None:
+                for name, content in _tokenizer_files(source).items():
+                    folder.write(f"{TOKENIZER}/{name}", content)
+            _require_equal(folder.aside, config, digests)
+            folder.put_into_place()
     finally:
         folder.discard()
     return format
@@ -218,7 +215,7 @@ class _Merger:
         if lora is None:
             raise ConfigError("--merge: this model has no adapters, since its run had no section lora; leave it out")
         self._lora = lora
-        self._numbers = {family.unit_name(index): index for index in range(family.num_units)}
+        self._numbers = family.unit_numbers
 
     def merge(self, stage: StageModule) -> None:
         """Change a stage in place."""

@@ -42,7 +42,6 @@ class HfForm:
 
     def __init__(self, config: Config, ends: Mapping[str, int | None]) -> None:
         self._family = hf_family(config)
-        self._numbers = {self._family.unit_name(index): index for index in range(self._family.num_units)}
         self.described: dict[str, Any] | None = {**self._family.file_config, **ends}
         self.entries: list[FlatEntry] = []
         for index in range(self._family.num_units):
@@ -53,12 +52,12 @@ class HfForm:
     def tensors(self, stage: StageModule) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of a stage as the file has them."""
         for name, unit in stage.units.items():
-            for stored, values in self._family.stored_state(self._numbers[name], unit).items():
+            for stored, values in self._family.stored_state(self._family.unit_numbers[name], unit).items():
                 yield stored, values.detach().contiguous()
 
 
 def open_hf(
-    folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None, named: str | None = None
+    folder: Path, described: Mapping[str, Any], configuration: Mapping[str, Any] | None, named: str | None
 ) -> ModelSource:
     """Open a folder of transformers as a model of the family hf.
 
@@ -82,15 +81,14 @@ def open_hf(
     stored = StoredModel(Repository(str(folder)), family)
     for index in range(family.num_units):
         stored.require_size(index)
-    numbers = {family.unit_name(index): index for index in range(family.num_units)}
 
     @lru_cache(maxsize=1)
     def state_of(index: int) -> dict[str, Tensor]:
         return dict(stored.unit(index).state_dict())
 
     def read(name: str) -> Tensor:
-        unit, _, inner = name.removeprefix("units.").partition(".")
-        return state_of(numbers[unit])[inner]
+        index, inner = family.unit_of(name)
+        return state_of(index)[inner]
 
     shapes = {entry.name: entry.shape for layout in stage_layouts(config) for entry in layout.entries}
     return ModelSource(

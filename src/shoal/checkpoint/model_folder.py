@@ -23,7 +23,7 @@ from torch import Tensor
 from shoal.checkpoint.model_layout import StageLayout, hashes_of, require_hashes
 from shoal.checkpoint.peft_folder import write_adapter
 from shoal.checkpoint.tensor_file import TensorFileWriter
-from shoal.checkpoint.whole_folder import WholeFolder, cannot_write
+from shoal.checkpoint.whole_folder import WholeFolder, writing_to
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.errors import MALFORMED
@@ -53,15 +53,13 @@ class ModelFolder:
         self._layouts = layouts
         self._hashes: dict[int, StageHashes] = {}
         entries = [entry for each in layouts for entry in each.entries]
-        try:
+        with writing_to(path):
             self._folder = WholeFolder(path)
             try:
                 self._tensors = TensorFileWriter(self._folder.create(TENSORS), entries)
             except OSError:
                 self._folder.discard()
                 raise
-        except OSError as error:
-            raise cannot_write(path, error) from error
 
     def write_stage(self, stage: int, vectors: Sequence[Tensor], record: Record | None) -> None:
         """Write the tensors of a stage, in its flat form: parameters, floating buffers, integer buffers.
@@ -78,12 +76,10 @@ class ModelFolder:
             require_hashes(stage, vectors, outcome.hashes)
         elif record is None:
             self._hashes[stage] = hashes_of(vectors)
-        try:
+        with writing_to(self._path):
             for layout, vector in zip(self._layouts[stage], vectors, strict=True):
                 for entry, values in zip(layout.entries, layout.views(vector), strict=True):
                     self._tensors.write(entry.name, values)
-        except OSError as error:
-            raise cannot_write(self._path, error) from error
 
     def write_tokenizer(self, name: str, content: bytes) -> None:
         """Write a file of the tokenizer.
@@ -91,10 +87,8 @@ class ModelFolder:
         Raises:
             StorageError: It cannot be written.
         """
-        try:
+        with writing_to(self._path):
             self._folder.write(f"{TOKENIZER}/{name}", content)
-        except OSError as error:
-            raise cannot_write(self._path, error) from error
 
     def commit(self, config: Config, run_id: str, record: Record, signed: SignedRecord) -> None:
         """Force everything to the disk and put the folder into place.
@@ -123,7 +117,7 @@ class ModelFolder:
         self._commit(config, {"imported_from": origin, "hashes": hashes, **more}, None)
 
     def _commit(self, config: Config, described: dict[str, Any], signed: SignedRecord | None) -> None:
-        try:
+        with writing_to(self._path):
             self._tensors.finish()
             if config.lora is not None:
                 write_adapter(self._folder, self._folder.aside / TENSORS, config)
@@ -132,8 +126,6 @@ class ModelFolder:
             if signed is not None:
                 self._folder.write_json(RECORD, signed_to_json(signed))
             self._folder.put_into_place()
-        except OSError as error:
-            raise cannot_write(self._path, error) from error
 
     def discard(self) -> None:
         """Leave nothing behind; nothing happens after `commit`."""

@@ -46,12 +46,8 @@ class PeftForm:
         lora = lora_of(config, family)
         if lora is None:
             raise ConfigError("--format peft: this model has no adapters, since its run had no section lora")
-        numbers = {family.unit_name(index): index for index in range(family.num_units)}
         native = [entry for layout in stage_layouts(config) for entry in layout.entries]
-        self.names: dict[str, str] = {}
-        for entry in native:
-            unit, _, inner = entry.name.removeprefix("units.").partition(".")
-            self.names[entry.name] = lora.file_name(numbers[unit], inner)
+        self.names = {entry.name: lora.file_name(*family.unit_of(entry.name)) for entry in native}
         self.entries: list[FlatEntry] = [replace(entry, name=self.names[entry.name]) for entry in native]
         base = config.model.name_or_path if config.model.pretrained else None
         self.described: dict[str, Any] | None = lora.file_config(base)

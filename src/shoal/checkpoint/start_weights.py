@@ -36,7 +36,6 @@ class StartWeights:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._family = hf_family(config)
-        self._numbers = {self._family.unit_name(index): index for index in range(self._family.num_units)}
 
     def digests(self) -> tuple[str, ...]:
         """Read all of them, unit by unit, and return what each hashes to.
@@ -63,7 +62,7 @@ class StartWeights:
         """
         try:
             for name, unit in module.units.items():
-                self._stored.fill(self._numbers[name], unit)
+                self._stored.fill(self._family.unit_numbers[name], unit)
             self.check({name: unit.state_dict() for name, unit in module.units.items()})
         except (ConfigError, StateMismatch, OSError) as error:
             raise WeightsMissing(str(error)) from error
@@ -95,8 +94,8 @@ class StartWeights:
         units: dict[str, dict[str, Tensor]] = {}
         for part, vector in zip(layout, vectors, strict=True):
             for entry, view in zip(part.entries, part.views(vector), strict=True):
-                unit, _, inner = entry.name.removeprefix("units.").partition(".")
-                units.setdefault(unit, {})[inner] = view.to(entry.dtype)
+                index, inner = self._family.unit_of(entry.name)
+                units.setdefault(self._family.unit_name(index), {})[inner] = view.to(entry.dtype)
         try:
             self.check(units)
         except StateMismatch:
@@ -112,8 +111,8 @@ class StartWeights:
         named = self._config.model.weights
         if named is None or len(named) != self._family.num_units:
             raise LocalProtocolError("nobody has said what the weights of the run hash to")
-        found = {name: _digest(self._family, self._numbers[name], state) for name, state in units.items()}
-        if odd := [name for name, digest in found.items() if digest != named[self._numbers[name]]]:
+        found = {name: _digest(self._family, self._family.unit_numbers[name], state) for name, state in units.items()}
+        if odd := [name for name, digest in found.items() if digest != named[self._family.unit_numbers[name]]]:
             raise StateMismatch(f"{', '.join(odd)} of {self._differing()}")
 
     def _differing(self) -> str:

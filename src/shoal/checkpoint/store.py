@@ -9,8 +9,8 @@ A crash anywhere leaves the checkpoints that were good before: what is unfinishe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,9 @@ from shoal.checkpoint.model_layout import StageLayout, require_hashes
 from shoal.checkpoint.places import CheckpointPlace, Draft, folder_of, inside, place_of, round_of
 from shoal.checkpoint.stored import StageVectors, StoredCheckpoint, Unseal, kept_record
 from shoal.checkpoint.tensor_file import TensorFile, TensorFileWriter
-from shoal.checkpoint.whole_folder import cannot_write
+from shoal.checkpoint.whole_folder import writing_to
 from shoal.codec.raw import to_wire
-from shoal.errors import ConfigError, RecordRejected, StateMismatch, StorageError
+from shoal.errors import ConfigError, RecordRejected, StateMismatch, StorageError, os_error_as
 from shoal.identity import verify
 from shoal.ids import PeerId
 from shoal.optim.flat import FlatEntry
@@ -214,7 +214,7 @@ class CheckpointStore:
         stages = dict(enumerate(checkpoint.layouts))
         if not len(stages) == len(checkpoint.cut) == len(checkpoint.members) == len(record.stages):
             raise StateMismatch(f"record {record.round} is of {len(record.stages)} stages, the checkpoint of others")
-        with self._writing():
+        with writing_to(self._place.location), self._place.alone():
             self._place.remove_leftovers()
             self._require_room(sum(map(_num_bytes, stages.values())))
             draft = self._place.draft(folder)
@@ -273,10 +273,8 @@ class CheckpointStore:
             StateMismatch: It does not say what it is, or is of another run.
             StorageError: It cannot be read.
         """
-        try:
+        with _reading(self._place.location):
             checkpoint = StoredCheckpoint(self._place, folder_of(round), self.unsealer)
-        except OSError as error:
-            raise _cannot_read(self._place.location, error) from error
         if checkpoint.manifest.run_id != self.run_id:
             raise StateMismatch(f"{MANIFEST} is of run {checkpoint.manifest.run_id}")
         return checkpoint
@@ -313,10 +311,8 @@ class CheckpointStore:
         Raises:
             StorageError: It cannot be read.
         """
-        try:
+        with _reading(self._place.location):
             rounds = map(round_of, self._place.folders())
-        except OSError as error:
-            raise _cannot_read(self._place.location, error) from error
         return sorted(round for round in rounds if round is not None)
 
     # -- parts
@@ -413,14 +409,6 @@ class CheckpointStore:
             return None, [f"{MANIFEST} is of run {checkpoint.manifest.run_id}"]
         return checkpoint, checkpoint.problems()
 
-    @contextmanager
-    def _writing(self) -> Generator[None]:
-        try:
-            with self._place.alone():
-                yield
-        except OSError as error:
-            raise cannot_write(self._place.location, error) from error
-
 
 def stores_at(location: str) -> list[CheckpointStore]:
     """The runs that have checkpoints at a place: a run's own folder, or one with the folders of runs.
@@ -433,10 +421,8 @@ def stores_at(location: str) -> list[CheckpointStore]:
         location = os.path.abspath(location)
         if not os.path.isdir(location):
             raise ConfigError(f"{location} is no folder: give one with checkpoints, or s3://bucket/prefix")
-    try:
+    with _reading(location):
         folders = place_of(location).folders()
-    except OSError as error:
-        raise _cannot_read(location, error) from error
     if any(round_of(folder) is not None for folder in folders):
         parent, _, run_id = location.rstrip("/").rpartition("/")
         return [CheckpointStore(parent, run_id)]
@@ -448,8 +434,8 @@ def _named(layout: StageLayout) -> tuple[NamedTensors, NamedTensors, NamedTensor
     return NamedTensors.of(layout.parameters), NamedTensors.of(layout.floats), NamedTensors.of(layout.integers)
 
 
-def _cannot_read(location: str, error: OSError) -> StorageError:
-    return StorageError(f"cannot read {location}: {error.strerror or error}")
+def _reading(location: str) -> AbstractContextManager[None]:
+    return os_error_as(lambda error: StorageError(f"cannot read {location}: {error.strerror or error}"))
 
 
 def _num_bytes(layout: StageLayout) -> int:

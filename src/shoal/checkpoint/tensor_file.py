@@ -110,7 +110,7 @@ class TensorFileWriter:
         self._file.write(_content(values.to(entry.dtype)), self._places[name])
         self._missing.discard(name)
 
-    def write_all(self, tensors: Mapping[str, Tensor], reached: Callable[[str], None] = lambda _: None) -> FileDigest:
+    def write_all(self, tensors: Mapping[str, Tensor], reached: Callable[[str], None]) -> FileDigest:
         """Write all tensors from the file's beginning to its end, and finish it.
 
         Args:

@@ -12,10 +12,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import ConfigError, StorageError
+from shoal.errors import ConfigError, StorageError, os_error_as
 from shoal.runtime.durable_files import DurableFile, FileDigest, exchange, make_directory, sync_directory
 
 if TYPE_CHECKING:
@@ -151,9 +152,9 @@ def require_place(path: Path, *, force: bool, known_by: tuple[str, ...]) -> None
         raise ConfigError(f"--to {path}: there is a model already; --force replaces it, or choose another place")
 
 
-def cannot_write(path: Path | str, error: OSError) -> StorageError:
-    """The error of a folder that could not be written."""
-    return StorageError(f"cannot write {path} ({error.strerror or error}): free space there")
+def writing_to(path: Path | str) -> AbstractContextManager[None]:
+    """Give a context for what writes a folder: an OSError in it becomes a StorageError."""
+    return os_error_as(lambda error: StorageError(f"cannot write {path} ({error.strerror or error}): free space there"))
 
 
 def _beside(path: Path, kind: str) -> Path:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,7 +18,7 @@ import anyio
 from shoal import log
 from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, os_error_as
 from shoal.file_thread import FileThread, said_by_disk
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
@@ -78,11 +79,9 @@ def take_log_dir(config: Config, run_id: RunId, claim: Callable[[Path], bool], *
     path = config.log_dir.absolute() / run_id
 
     def take() -> bool:
-        try:
+        with os_error_as(partial(_cannot_write, path)):
             path.mkdir(parents=True, exist_ok=True)
             is_ours = claim(path)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
         if is_ours:
             _fill(path, config, is_local=is_local)
         return is_ours
@@ -94,12 +93,10 @@ def take_log_dir(config: Config, run_id: RunId, claim: Callable[[Path], bool], *
 
 def _fill(path: Path, config: Config, *, is_local: bool) -> None:
     link = path.parent / config.experiment_prefix
-    try:
+    with os_error_as(partial(_cannot_write, path)):
         if is_local:
             (path / LOCAL_MARK).touch()
         put_private(path / CONFIG_FILE, dump_config(config).encode())
-    except OSError as error:
-        raise _cannot_write(path, error) from error
     # Some disks know no links, as those of Windows and of memory sticks: the run does without.
     with suppress(OSError):
         if link.is_symlink() or not link.exists():
@@ -117,10 +114,8 @@ def write_config(config: Config, log_dir: Path) -> None:
         ConfigError: it cannot be written.
     """
     path = log_dir / CONFIG_FILE
-    try:
+    with os_error_as(partial(_cannot_write, path)):
         put_private(path, dump_config(config).encode())
-    except OSError as error:
-        raise _cannot_write(path, error) from error
 
 
 def written_config(log_dir: Path) -> Config:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ import msgspec
 
 from shoal.client.totals import RunTotals
 from shoal.control.records import VerifiedRecord
-from shoal.errors import MALFORMED, RecordRejected, StorageError
+from shoal.errors import MALFORMED, RecordRejected, StorageError, os_error_as
 from shoal.events.incidents import IncidentClosed, LossExplained, TroubleOver, TroubleSeen
 from shoal.events.losses import (
     ClientReplaced,
@@ -218,15 +218,13 @@ def _put(path: Path, content: bytes) -> int:
     return file
 
 
-@contextmanager
-def _storing(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
+def _storing(path: Path) -> AbstractContextManager[None]:
+    return os_error_as(
+        lambda error: StorageError(
             f"cannot write {path} ({error.strerror or error}): without it a client that is killed could not be started "
             "again, so the run ends; free space there, or start again with --log-dir on another disk"
-        ) from error
+        )
+    )
 
 
 def _framed(what: Saved | DiaryEvent) -> bytes:

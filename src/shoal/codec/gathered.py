@@ -68,7 +68,7 @@ class GatheredCodec:
             except StopIteration as done:
                 return done.value
 
-    def pieces(self, values_N: Tensor, state: CodecState = NO_STATE) -> Generator[None, None, Encoded]:
+    def pieces(self, values_N: Tensor, state: CodecState) -> Generator[None, None, Encoded]:
         """`encode` in pieces of a few milliseconds each, between which others may compute; raises as that does."""
         values = _floats(values_N)
         before = _floats(state[0]) if state and self.feedback else None

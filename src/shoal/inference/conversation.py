@@ -27,7 +27,7 @@ class OngoingConversation:
         num_forgotten: So many messages were forgotten.
     """
 
-    def __init__(self, template: ChatTemplate, tokens: Tokens, context: int, system: str = "") -> None:
+    def __init__(self, template: ChatTemplate, tokens: Tokens, context: int, system: str) -> None:
         self.num_forgotten = 0
         self._template = template
         self._tokens = tokens

@@ -15,7 +15,7 @@ _GAP = 2
 
 
 @torch.no_grad()
-def image_grid(model: StageModule, classes: range, num_rows: int, seed: int, scale: int = 1) -> NDArray[np.uint8]:
+def image_grid(model: StageModule, classes: range, num_rows: int, seed: int, scale: int) -> NDArray[np.uint8]:
     """Make images of some classes.
 
     Args:

@@ -21,7 +21,8 @@ from shoal.errors import LocalProtocolError
 from shoal.model.chunked_loss import chunk_tokens
 from shoal.model.decoding import KeyValues, Span, enough_rows, positions
 from shoal.model.gpt_shape import GptShape
-from shoal.model.stage import Family, TensorSpec
+from shoal.model.layered import LayeredFamily
+from shoal.model.stage import TensorSpec
 
 if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
@@ -144,12 +145,14 @@ class Head(nn.Module):
         return self.forward(enough_rows(rows[last]))[: len(last)]
 
 
-class GptFamily(Family):
+class GptFamily(LayeredFamily):
     """Units: the embedding, each block, the head.
 
     Args:
         loss_chunk: `model.loss_chunk_tokens`.
     """
+
+    first_units = ("embedding",)
 
     def __init__(self, shape: GptShape, loss_chunk: int | None = None) -> None:
         self.shape = shape
@@ -162,11 +165,6 @@ class GptFamily(Family):
     @property
     def num_units(self) -> int:
         return self.shape.num_layers + 2
-
-    def unit_name(self, index: int) -> str:
-        if index == 0:
-            return "embedding"
-        return "head" if index == self.num_units - 1 else f"block_{index - 1}"
 
     def build_unit(self, index: int) -> nn.Module:
         if index == 0:
@@ -182,11 +180,6 @@ class GptFamily(Family):
     def boundary_spec(self, index: int) -> TensorSpec:
         last = self.shape.vocab_size if index == self.num_units - 1 else self.shape.width
         return TensorSpec("float32", (self.shape.seq_len, last))
-
-    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token of logits (B, T, V) and next tokens (B, T)."""
-        logits = output if output.dtype == torch.float64 else output.float()
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     @property
     def loss_chunk_tokens(self) -> int | None:

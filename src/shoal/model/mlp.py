@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.model.layered import LayeredFamily
 from shoal.model.mlp_shape import MlpShape
-from shoal.model.stage import Family, TensorSpec
+from shoal.model.stage import TensorSpec
 
 if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
@@ -41,8 +41,10 @@ class MlpHead(nn.Module):
         return self.logits(hidden_BW)
 
 
-class MlpFamily(Family):
+class MlpFamily(LayeredFamily):
     """`model.family: mlp`. Units: the stem, which takes the image, each block, the head."""
+
+    first_units = ("stem",)
 
     def __init__(self, shape: MlpShape) -> None:
         self.shape = shape
@@ -54,11 +56,6 @@ class MlpFamily(Family):
     @property
     def num_units(self) -> int:
         return self.shape.num_layers + 2
-
-    def unit_name(self, index: int) -> str:
-        if index == 0:
-            return "stem"
-        return "head" if index == self.num_units - 1 else f"block_{index - 1}"
 
     def build_unit(self, index: int) -> nn.Module:
         if index == self.num_units - 1:
@@ -73,10 +70,6 @@ class MlpFamily(Family):
 
     def boundary_spec(self, index: int) -> TensorSpec:
         return TensorSpec("float32", (self.shape.num_classes if index == self.num_units - 1 else self.shape.width,))
-
-    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of logits (B, K) and classes (B)."""
-        return F.cross_entropy(output if output.dtype == torch.float64 else output.float(), labels)
 
     def activation_bytes(self, index: int) -> int:
         # A layer what follows its ReLU; the head its logits, and their logarithms for the loss.

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.model.layered import LayeredFamily
 from shoal.model.resnet_shape import BlockPlan, ResNetShape, Stem, halved
-from shoal.model.stage import Family, TensorSpec
+from shoal.model.stage import TensorSpec
 
 if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
@@ -97,8 +97,10 @@ class HeadUnit(nn.Module):
         return self.logits(x.mean(dim=(2, 3)))
 
 
-class ResNetFamily(Family):
+class ResNetFamily(LayeredFamily):
     """`model.family: resnet18`, `resnet50`, `resnet101`. Units: the stem, each residual block, the head."""
+
+    first_units = ("stem",)
 
     def __init__(self, shape: ResNetShape) -> None:
         self.shape = shape
@@ -112,11 +114,6 @@ class ResNetFamily(Family):
     @property
     def num_units(self) -> int:
         return len(self._blocks) + 2
-
-    def unit_name(self, index: int) -> str:
-        if index == 0:
-            return "stem"
-        return "head" if index == self.num_units - 1 else f"block_{index - 1}"
 
     def build_unit(self, index: int) -> nn.Module:
         if index == 0:
@@ -139,10 +136,6 @@ class ResNetFamily(Family):
             return TensorSpec("float32", (self.shape.num_classes,))
         plan = self._blocks[index - 1]
         return TensorSpec("float32", (plan.outputs, plan.size_out, plan.size_out))
-
-    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of logits (B, K) and classes (B)."""
-        return F.cross_entropy(output if output.dtype == torch.float64 else output.float(), labels)
 
     def activation_bytes(self, index: int) -> int:
         # Of each convolution what it puts out and what follows its norm, but the last one's, which the block's output

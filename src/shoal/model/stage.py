@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import torch
@@ -206,6 +207,16 @@ class Family(ABC):
     def unit_name(self, index: int) -> str:
         """The unit's name in parameter names: unique, without dots."""
         return f"unit_{index}"
+
+    def unit_of(self, parameter: str) -> tuple[int, str]:
+        """The index of the unit that a parameter of a stage is of, by its name, and its name in the unit."""
+        unit, _, inner = parameter.removeprefix("units.").partition(".")
+        return self.unit_numbers[unit], inner
+
+    @cached_property
+    def unit_numbers(self) -> dict[str, int]:
+        """The indices of all units, by name."""
+        return {self.unit_name(index): index for index in range(self.num_units)}
 
 
 class _Chain:

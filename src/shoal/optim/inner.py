@@ -39,7 +39,7 @@ class InnerOptimizer:
     """
 
     def __init__(
-        self, named: Iterable[tuple[str, Tensor]], config: InnerOptimConfig, transposed: Collection[str] = ()
+        self, named: Iterable[tuple[str, Tensor]], config: InnerOptimConfig, transposed: Collection[str]
     ) -> None:
         """Takes the parameters as they are.
 

@@ -86,7 +86,7 @@ def kill_descendants() -> None:
         kill(stat.pid)
 
 
-def end_descendants(known: Iterable[int] = ()) -> None:
+def end_descendants(known: Iterable[int]) -> None:
     """Kill and reap all descendants until none is left; this process must be a subreaper.
 
     A process that is forked between the look and the kill becomes our child when its parent dies; we look again then.

@@ -106,80 +106,96 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     # A wrapped first stage computes twice for each microbatch: what goes through its own units, and through the head.
     parts = [part for part in units if part]
     tallies = [_tally(config, family, stage, part, built) for part in parts]
+    replica = _replica(config, built, tallies)
+    buffer_bytes = replica.averaged.floats.num_bytes + replica.averaged.integers.num_bytes
+    # Until all are there, a parameter that both share has a gradient from each.
+    gradient_bytes = sum(each.nbytes for tally in tallies for each in _once(tally.parameters))
+    # Each commit makes a version. A step keeps the casts of the versions with which its microbatches went forward: one,
+    # where trainers are about equally fast.
+    cast_bytes = sum(tally.cast_bytes for tally in tallies) if _casts_once(config) else 0
     frozen = _once([each for tally in tallies for each in tally.frozen])
+    constant_bytes = sum(tally.constant_bytes for tally in tallies) + sum(each.nbytes for each in frozen)
+    largest_bytes = max(tally.largest_activation_bytes for tally in tallies)
+    own_bytes, sample_bytes = _in_flight(config, family, parts, tallies, further=0)
+    more_bytes, more_sample_bytes = _in_flight(config, family, parts, tallies, further=1)
+    microbatches = config.model_pipeline.microbatches
+    max_samples = -(-config.diloco.batch_size_per_step // microbatches)
+    return StageNeed(
+        device_bytes=replica.num_bytes + constant_bytes,
+        step_bytes=gradient_bytes + 2 * buffer_bytes + cast_bytes,
+        open_bytes=own_bytes + sum(tally.chunk_bytes for tally in tallies),
+        sample_bytes=largest_bytes + sample_bytes,
+        further_bytes=more_bytes - own_bytes,
+        further_sample_bytes=more_sample_bytes - sample_bytes,
+        max_further=_max_further(config),
+        eval_sample_bytes=largest_bytes,
+        host_bytes=_host_bytes(config, replica) + buffer_bytes,
+        round_bytes=_round_bytes(config, replica.averaged.parameters.layout.numel) + 2 * buffer_bytes,
+        max_samples=max_samples,
+        min_samples=within([max_samples] * microbatches * config.diloco.gradient_accumulation_steps),
+        max_steps=MAX_OPEN_STEPS,
+    )
+
+
+def _replica(config: Config, built: nn.ModuleDict, tallies: Sequence[_Tally]) -> ReplicaParts:
+    """The parts of a replica, on the meta device."""
     parameters = list(_once([each for tally in tallies for each in tally.parameters]))
     buffers = [each for tally in tallies for each in tally.buffers]
     averaged = AveragedParts.of(_numbered(parameters), _numbered(buffers))
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     named = ((names[id(parameter)], parameter) for parameter in parameters)
-    replica = ReplicaParts(averaged, build_inner_optimizer(named, config.diloco.inner_optim))
-    num_elements = averaged.parameters.layout.numel
-    buffer_bytes = averaged.floats.num_bytes + averaged.integers.num_bytes
-    # Until all are there, a parameter that both share has a gradient from each.
-    gradient_bytes = sum(each.nbytes for tally in tallies for each in _once(tally.parameters))
-    largest_bytes = max(tally.largest_activation_bytes for tally in tallies)
-    # Autocast casts a weight once for a version; compiled code does so in each forward, and then each keeps its own.
-    is_cast_once = not config.model_pipeline.compile
+    return ReplicaParts(averaged, build_inner_optimizer(named, config.diloco.inner_optim))
 
-    def held(further: int) -> tuple[int, int]:
-        """Return the bytes of all microbatches in flight, with so many further ones: by themselves, and by sample."""
-        own_bytes, sample_bytes = 0, largest_bytes
-        for part, tally in zip(parts, tallies, strict=True):
-            is_last = part.stop == family.num_units
-            in_flight, kept = _kept(config, further, is_last=is_last)
-            received = family.boundary_spec(part.start - 1) if part.start else family.input_spec()
-            each_bytes = tally.quantised_bytes + tally.frozen_cast_bytes
-            own_bytes += kept * (each_bytes + (0 if is_cast_once else tally.cast_bytes))
-            sample_bytes += kept * tally.activation_bytes + in_flight * received.num_bytes
-            # What the stage puts out waits for a line, or its gradient for the device.
-            sample_bytes += 0 if is_last else further * family.boundary_spec(part.stop - 1).num_bytes
-        return own_bytes, sample_bytes
 
-    (own_bytes, sample_bytes), (more_bytes, more_sample_bytes) = held(0), held(1)
-    # Each commit makes a version. A step keeps the casts of the versions with which its microbatches went forward: one,
-    # where trainers are about equally fast.
-    cast_bytes = sum(tally.cast_bytes for tally in tallies) if is_cast_once else 0
-    batch, num_parts = config.diloco.batch_size_per_step, config.model_pipeline.microbatches
-    device_bytes = replica.num_bytes + sum(tally.constant_bytes for tally in tallies)
-    device_bytes += sum(parameter.nbytes for parameter in frozen)
+def _casts_once(config: Config) -> bool:
+    """Whether a weight is cast once for a version, as by autocast; compiled code does so in each forward, and then each
+    keeps its own."""
+    return not config.model_pipeline.compile
+
+
+def _in_flight(
+    config: Config, family: Family, parts: Sequence[range], tallies: Sequence[_Tally], further: int
+) -> tuple[int, int]:
+    """Return the bytes of all microbatches in flight, with so many further ones than the window says: by themselves,
+    and by sample."""
+    own_bytes, sample_bytes = 0, 0
+    for part, tally in zip(parts, tallies, strict=True):
+        is_last = part.stop == family.num_units
+        in_flight, kept = _kept(config, further, is_last=is_last)
+        received = family.boundary_spec(part.start - 1) if part.start else family.input_spec()
+        each_bytes = tally.quantised_bytes + tally.frozen_cast_bytes
+        own_bytes += kept * (each_bytes + (0 if _casts_once(config) else tally.cast_bytes))
+        sample_bytes += kept * tally.activation_bytes + in_flight * received.num_bytes
+        # What the stage puts out waits for a line, or its gradient for the device.
+        sample_bytes += 0 if is_last else further * family.boundary_spec(part.stop - 1).num_bytes
+    return own_bytes, sample_bytes
+
+
+def _round_bytes(config: Config, num_elements: int) -> int:
+    """Return what an outer round adds for a moment, without buffers."""
     codec = averaging_codec(config.diloco)
-    residual_bytes = num_elements * _FLOAT_BYTES if config.diloco.feedback else 0
-    # The copy of its own state that is on its way to a buddy.
-    snapshot_bytes = replica.num_bytes + residual_bytes if config.diloco.snapshot_every_steps else 0
-    # What codecs have left out, and the copy of this and of what the inner optimizer knew at the newest record, or at
-    # the one of which a checkpoint was wanted last (`averaging.inner_exchange`).
-    kept_bytes = replica.inner.state_bytes + 2 * residual_bytes
-    round_bytes = _ROUND_VECTORS * num_elements * _FLOAT_BYTES + 2 * buffer_bytes
+    round_bytes = _ROUND_VECTORS * num_elements * _FLOAT_BYTES
     if not codec.is_elementwise:
         round_bytes += _GATHER_VECTORS * num_elements * _FLOAT_BYTES
         round_bytes += _GATHERED_MEMBERS * codec.max_size_bytes(num_elements)
-    ahead_bytes = 0
+    return round_bytes
+
+
+def _host_bytes(config: Config, replica: ReplicaParts) -> int:
+    """Return what a server has beside its device's memory, without buffers."""
+    vector_bytes = replica.averaged.parameters.layout.numel * _FLOAT_BYTES
+    residual_bytes = vector_bytes if config.diloco.feedback else 0
+    # What codecs have left out, and the copy of this and of what the inner optimizer knew at the newest record, or at
+    # the one of which a checkpoint was wanted last (`averaging.inner_exchange`).
+    host_bytes = PROCESS_BYTES + _HELD_VECTORS * vector_bytes + replica.inner.state_bytes + 2 * residual_bytes
+    if config.diloco.snapshot_every_steps:
+        # The copy of its own state that is on its way to a buddy.
+        host_bytes += replica.num_bytes + residual_bytes
     if config.diloco.overlap_steps:
         # Payloads of the other members lie beside steps too.
-        ahead_bytes = (_CUT_VECTORS + _FORESEEN_VECTORS) * num_elements * _FLOAT_BYTES
-        ahead_bytes += _GATHERED_MEMBERS * codec.max_size_bytes(num_elements)
-    compiler_bytes = COMPILER_BYTES if config.model_pipeline.compile else 0
-    return StageNeed(
-        device_bytes=device_bytes,
-        step_bytes=gradient_bytes + 2 * buffer_bytes + cast_bytes,
-        open_bytes=own_bytes + sum(tally.chunk_bytes for tally in tallies),
-        sample_bytes=sample_bytes,
-        further_bytes=more_bytes - own_bytes,
-        further_sample_bytes=more_sample_bytes - sample_bytes,
-        max_further=_max_further(config),
-        eval_sample_bytes=largest_bytes,
-        host_bytes=PROCESS_BYTES
-        + compiler_bytes
-        + ahead_bytes
-        + _HELD_VECTORS * num_elements * _FLOAT_BYTES
-        + buffer_bytes
-        + snapshot_bytes
-        + kept_bytes,
-        round_bytes=round_bytes,
-        max_samples=-(-batch // num_parts),
-        min_samples=within([-(-batch // num_parts)] * num_parts * config.diloco.gradient_accumulation_steps),
-        max_steps=MAX_OPEN_STEPS,
-    )
+        host_bytes += (_CUT_VECTORS + _FORESEEN_VECTORS) * vector_bytes
+        host_bytes += _GATHERED_MEMBERS * averaging_codec(config.diloco).max_size_bytes(vector_bytes // _FLOAT_BYTES)
+    return host_bytes + (COMPILER_BYTES if config.model_pipeline.compile else 0)
 
 
 def _once(tensors: Sequence[Tensor]) -> Iterable[Tensor]:

@@ -30,7 +30,7 @@ from shoal.averaging.state_donor import StateDonor
 from shoal.averaging.state_source import StateSource
 from shoal.averaging.state_sync import StateSync
 from shoal.checkpoint.start_weights import fill_start
-from shoal.clock import Clock, SystemClock
+from shoal.clock import Clock
 from shoal.config.schema import Config
 from shoal.config.shared import shared_configuration
 from shoal.ids import PeerId, RunId
@@ -43,7 +43,7 @@ from shoal.optim.merge import Merge
 from shoal.pipeline.configured_stage import Fill, configured_stage, tell_if_in_vain
 from shoal.pipeline.host_memory import page_locked
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
-from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
+from shoal.pipeline.role_hooks import RoleHooks
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import CapLowered, RoundCuts, StageWorker, StepLimits, StepRights
 from shoal.runtime.device_thread import DeviceThread
@@ -82,7 +82,7 @@ class LocalReplica:
     events: MemoryObjectReceiveStream[ReplicaEvent]
     snapshots: SnapshotExchange | None
     _sender: MemoryObjectSendStream[ReplicaEvent]
-    _log: ReplicaLog | None
+    _log: ReplicaLog
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
@@ -94,8 +94,7 @@ class LocalReplica:
         """Give back what a replica that does not run any more, or never did, has opened."""
         self._sender.close()
         self.events.close()
-        if self._log is not None:
-            self._log.close()
+        self._log.close()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -118,13 +117,13 @@ async def build_replica(
     device_name: str,
     endpoint: Endpoint,
     view: Callable[[], SwarmView],
-    log_dir: Path | None = None,
-    max_microbatch_samples: int | None = None,
+    log_dir: Path,
+    max_microbatch_samples: int | None,
     max_open_steps: int = MAX_OPEN_STEPS,
-    further_microbatches: int = 0,
-    clock: Clock | None = None,
+    further_microbatches: int,
+    clock: Clock,
     transfer: TransferSettings | None = None,
-    hooks: RoleHooks = NO_HOOKS,
+    hooks: RoleHooks,
     snapshot_key: bytes = b"",
     snapshot_room_bytes: int = UNKNOWN_ROOM_BYTES,
     fill: Fill | None = fill_start,
@@ -138,7 +137,7 @@ async def build_replica(
         authority: of the swarm; warrants the signers of the run's records.
         device_name: as torch names it.
         view: returns the swarm as it is now.
-        log_dir: holds the replica's own log, without which a run cannot be replayed; None keeps none.
+        log_dir: holds the replica's own log, without which a run cannot be replayed.
         max_microbatch_samples: the most that it takes at a time; None: any number.
         max_open_steps: for which it has memory.
         further_microbatches: of each of these, in flight beside those of the window, for which it has memory.
@@ -155,22 +154,18 @@ async def build_replica(
     tell_if_in_vain(config, stage, max_microbatch_samples)
     if device_name != "cpu":
         endpoint.receive_into(page_locked)
-    log: ReplicaLog | None = None
-    if log_dir is not None:
-        place = await device.run(_place, device_name)
-        started = Started(run_id, endpoint.peer_id, stage, place)
-        log = ReplicaLog(log_dir, started, lambda: state.hashes, endpoint.metrics)
+    started = Started(run_id, endpoint.peer_id, stage, await device.run(_place, device_name))
+    log = ReplicaLog(log_dir, started, lambda: state.hashes, endpoint.metrics)
     transfer = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
-    contents, cuts = Contents(endpoint, clock or SystemClock(), transfer.chunk_bytes), CutRule.of(config.diloco)
+    contents, cuts = Contents(endpoint, clock, transfer.chunk_bytes), CutRule.of(config.diloco)
     owner, snapshots = None, None
     if config.diloco.snapshot_every_steps:
         every_steps = config.diloco.snapshot_every_steps
         settings = SnapshotSettings(every_steps, snapshot_room_bytes, snapshot_key, cuts)
-        generation = None if log is None else log.generation
         owner = SnapshotOwner(
             contents,
             stage,
-            generation=generation,
+            generation=log.generation,
             settings=settings,
             view=view,
             device=device,
@@ -182,8 +177,8 @@ async def build_replica(
             stage,
             owner=owner,
             settings=settings,
-            generation=generation,
-            follows=log is not None and log.follows,
+            generation=log.generation,
+            follows=log.follows,
             view=view,
         )
     sender, receiver = anyio.create_memory_object_stream[ReplicaEvent](math.inf)
@@ -229,7 +224,7 @@ async def build_replica(
     inner = InnerExchange(
         contents,
         stage,
-        generation=None if log is None else log.generation,
+        generation=log.generation,
         device=device,
         num_parameters=compute.averaged.parameters.layout.numel,
         capture=compute.parts.inner_state,

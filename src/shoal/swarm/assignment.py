@@ -172,7 +172,7 @@ def assign(view: SwarmView, num_stages: int, needs: Sequence[StageNeed] = ()) ->
 
 
 def fitting_stages(
-    server: Candidate, num_stages: int, needs: Sequence[StageNeed], *, cut: bool = False
+    server: Candidate, num_stages: int, needs: Sequence[StageNeed], *, cut: bool
 ) -> tuple[StageIndex, ...]:
     """Return the stages that a server's memory suffices for; with `cut` also those that need smaller microbatches."""
     return tuple(

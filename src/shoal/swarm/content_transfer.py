@@ -40,7 +40,7 @@ class ChunkPlan:
         chunk_bytes: the last chunk of a vector may be shorter.
     """
 
-    def __init__(self, vector_bytes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, vector_bytes: Sequence[int], chunk_bytes: int) -> None:
         self._vector_bytes = tuple(vector_bytes)
         self._chunk_bytes = chunk_bytes
         self._counts = [-(-size // chunk_bytes) for size in vector_bytes]

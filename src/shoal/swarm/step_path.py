@@ -113,7 +113,7 @@ class Avoidance:
         return self._suspected.get(who, now_s) > now_s
 
 
-def candidates(home: Sequence[Hop], replicas: Replicas, without: Collection[PeerId] = ()) -> list[list[PeerId]]:
+def candidates(home: Sequence[Hop], replicas: Replicas, without: Collection[PeerId]) -> list[list[PeerId]]:
     """Of each stage: the home replica, then the others in their order; home comes last where it is no replica now.
 
     Args:
@@ -160,7 +160,7 @@ def choose_path(
         width *= 4
 
 
-def is_undoubted(path: Sequence[PeerId], avoidance: Avoidance, now_s: float, *, closes: bool = False) -> bool:
+def is_undoubted(path: Sequence[PeerId], avoidance: Avoidance, now_s: float, *, closes: bool) -> bool:
     """Whether nothing is known against the peers of a path, nor against any two neighbours; `closes`: see above."""
     is_sound = all(avoidance.is_usable(peer, now_s) and not avoidance.is_doubted(peer, now_s) for peer in path)
     return is_sound and _are_neighbours(path, avoidance, now_s, closes=closes)

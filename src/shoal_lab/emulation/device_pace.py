@@ -50,7 +50,7 @@ class DevicePace(msgspec.Struct, kw_only=True):
         return max(took_s, least_s * share) * factor
 
 
-def emulated_pace(call_s: float, sample_times: Sequence[SampleTime] = ()) -> DevicePace | None:
+def emulated_pace(call_s: float, sample_times: Sequence[SampleTime]) -> DevicePace | None:
     """Return the pace of an emulated device; None if nothing is emulated.
 
     Args:

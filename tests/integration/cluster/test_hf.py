@@ -36,6 +36,13 @@ EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
+ZERO_BUBBLE: dict[str, Any] = {
+    "stages": 3,
+    "microbatches": 2,
+    "schedule": "zero_bubble",
+    "activation_checkpointing": True,
+}
+IN_BF16: dict[str, Any] = {"seq_len": SEQ_LEN, "precision": "bf16-mixed"}
 
 
 def hf_config(extra: dict[str, Any] = QWEN, **sections: dict[str, Any]) -> Config:
@@ -53,29 +60,16 @@ def hf_config(extra: dict[str, Any] = QWEN, **sections: dict[str, Any]) -> Confi
 CASES: dict[str, Config] = {
     "qwen3": hf_config(),
     "experts": hf_config(EXPERTS),
-    "zero_bubble and bf16": hf_config(
-        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
-        model_pipeline={
-            "stages": 3,
-            "microbatches": 2,
-            "schedule": "zero_bubble",
-            "activation_checkpointing": True,
-        },
-    ),
+    "zero_bubble and bf16": hf_config(data=IN_BF16, model_pipeline=ZERO_BUBBLE),
     "experts, all at once": hf_config(
         {**EXPERTS, "router_aux_loss_coef": 0.1},
-        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
-        model_pipeline={
-            "stages": 3,
-            "microbatches": 2,
-            "schedule": "zero_bubble",
-            "activation_checkpointing": True,
-        },
+        data=IN_BF16,
+        model_pipeline=ZERO_BUBBLE,
     ),
     "experts, in float16, in chunks and all at once": hf_config(
         data={"seq_len": SEQ_LEN, "precision": "fp16-mixed"},
         model={"family": "hf", "extra": {**EXPERTS, "router_aux_loss_coef": 0.1}, "loss_chunk_tokens": 7},
-        model_pipeline={"stages": 3, "microbatches": 2, "schedule": "zero_bubble", "activation_checkpointing": True},
+        model_pipeline=ZERO_BUBBLE,
     ),
     "quantised": hf_config(quant={"base": {"activation_quant": "off"}}),
     "quantised experts": hf_config(
@@ -84,19 +78,14 @@ CASES: dict[str, Config] = {
             "base": {"weight_quant": {"per_channel": True}},
             "rules": [{"class_names": ["Embedding"], "weight_quant": {}}],
         },
-        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
-        model_pipeline={"stages": 3, "microbatches": 2, "schedule": "zero_bubble", "activation_checkpointing": True},
+        data=IN_BF16,
+        model_pipeline=ZERO_BUBBLE,
     ),
     "in chunks": hf_config(model={"family": "hf", "extra": QWEN, "loss_chunk_tokens": 7}),
     "tied, in chunks and all at once": hf_config(
         model={"family": "hf", "extra": TIED, "loss_chunk_tokens": 7},
-        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
-        model_pipeline={
-            "stages": 3,
-            "microbatches": 2,
-            "schedule": "zero_bubble",
-            "activation_checkpointing": True,
-        },
+        data=IN_BF16,
+        model_pipeline=ZERO_BUBBLE,
     ),
     "quantised, in chunks": hf_config(model={"family": "hf", "extra": QWEN, "loss_chunk_tokens": 7}, quant={}),
     "tied in one stage": hf_config(TIED, model_pipeline={"stages": 1, "microbatches": 2}),
@@ -110,16 +99,7 @@ CASES: dict[str, Config] = {
     ),
     "experts, tied": hf_config({**EXPERTS, "tie_word_embeddings": True, "router_aux_loss_coef": 0.1}),
     "tied, gpipe": hf_config(TIED, model_pipeline={"stages": 3, "microbatches": 2, "schedule": "gpipe"}),
-    "tied, zero_bubble and bf16": hf_config(
-        TIED,
-        data={"seq_len": SEQ_LEN, "precision": "bf16-mixed"},
-        model_pipeline={
-            "stages": 3,
-            "microbatches": 2,
-            "schedule": "zero_bubble",
-            "activation_checkpointing": True,
-        },
-    ),
+    "tied, zero_bubble and bf16": hf_config(TIED, data=IN_BF16, model_pipeline=ZERO_BUBBLE),
 }
 
 

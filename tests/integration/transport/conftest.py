@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,7 @@ from shoal.transport.endpoint import open_endpoint
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
 from shoal.transport.unix import open_unix_endpoint
+from shoal.wire.messages import Hop
 from shoal.wire.messages.step import Opened
 
 
@@ -91,10 +92,16 @@ def strangers() -> Iterator[list[Stranger]]:
 
 
 @pytest.fixture(params=["unix", "tcp"])
-async def ends(host: HostOpener, request: pytest.FixtureRequest) -> tuple[StreamEndpoint, StreamEndpoint]:
+def seen(request: pytest.FixtureRequest) -> Callable[[StreamEndpoint], Hop]:
+    """How an endpoint is seen: from its own host, or from another one."""
+    return over_tcp if request.param == "tcp" else lambda endpoint: endpoint.hop
+
+
+@pytest.fixture
+async def ends(host: HostOpener, seen: Callable[[StreamEndpoint], Hop]) -> tuple[StreamEndpoint, StreamEndpoint]:
     """Return two endpoints with a connection between them; both PeerUp are taken."""
     a, b = await host(ALICE), await host(BOB)
-    a.introduce(over_tcp(b) if request.param == "tcp" else b.hop)
+    a.introduce(seen(b))
     a.post(b.peer_id, Opened(step()))
     assert await take(b, 2) == [PeerUp(a.peer_id), Received(a.peer_id, Opened(step()))]
     assert await take(a, 1) == [PeerUp(b.peer_id)]

@@ -8,6 +8,7 @@ import anyio
 import pytest
 import torch
 from tests.alongside import alongside, until
+from tests.set_clock import SetClock
 from torch import Tensor, nn
 
 from shoal.averaging.contents import Contents
@@ -119,18 +120,10 @@ async def test_what_is_withdrawn_is_not_given() -> None:
     assert swarm.read == []
 
 
-class _Clock(SystemClock):
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def now_s(self) -> float:
-        return self.now
-
-
 async def test_that_nobody_has_the_weights_is_said_once_after_a_while_and_that_they_are_late_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock, notices = _Clock(), list[str]()
+    clock, notices = SetClock(0.0), list[str]()
     contents = Contents(MemoryNetwork(seed=0).endpoint(PeerId("server")), clock, chunk_bytes=8)
     name = ContentName(ContentKind.START, 1, "genesis")
     fetch = StartFetch(contents, name, WEIGHTS, SETTINGS, SwarmView, lambda _: True)

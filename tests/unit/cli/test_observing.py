@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from tests.alongside import alongside
+from tests.set_clock import ManualClock
 from tests.unit.control.test_seen_peers import VIEW
-from tests.unit.test_clock import ManualClock
 
 from shoal.cli.observing import ClientTarget, SwarmObserver
 from shoal.config import Config

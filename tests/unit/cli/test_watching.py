@@ -13,9 +13,9 @@ import anyio.lowlevel
 import msgspec
 import pytest
 from tests.alongside import alongside, until
+from tests.set_clock import ManualClock
 from tests.unit.control.test_seen_peers import VIEW
 from tests.unit.control.test_swarm_status import ANSWER
-from tests.unit.test_clock import ManualClock
 
 from shoal.cli.observing import ClientTarget
 from shoal.cli.watching import FoundClient, WatchedRun, look_once

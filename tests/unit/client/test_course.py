@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.unit.test_clock import ManualClock
+from tests.set_clock import ManualClock
 
 from shoal.client.course import Course, LossCurve
 from shoal.events.incidents import Cause, IncidentOpened
@@ -59,7 +59,7 @@ def test_events_of_one_moment_and_of_the_next_start_of_the_client_have_greater_n
         course.take(LOST, LOST.say())
     numbers = [event.number for event in course.events(0)]
     assert numbers == sorted(set(numbers))
-    clock.time_s += 1.0
+    clock.now += 1.0
     again = Course(clock)
     again.take(LOST, LOST.say())
     assert again.events(numbers[-1])
@@ -86,9 +86,9 @@ def test_what_is_left_is_as_many_typical_rounds_less_what_has_passed_of_this_one
         course.take(recorded(round, duration_s), "")
     course.take(begun(4), "")
     assert course.left_s(4, 9) == 60.0
-    clock.time_s += 4.0
+    clock.now += 4.0
     assert course.left_s(4, 9) == 56.0
-    clock.time_s += 400.0
+    clock.now += 400.0
     assert course.left_s(4, 9) == 50.0
     course.take(recorded(9, 10.0), "")
     assert course.left_s(9, 9) == 0.0

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from msgspec import structs
+from tests.set_clock import PassingClock
 from tests.unit.client.noted import NotedLedger
 from tests.unit.client.present import present_trainers
 
@@ -39,25 +40,6 @@ from shoal.wire.messages.base import Hop, RouterReport
 from shoal.wire.messages.control import EvalReport, Metrics, StepReport, TrainerDone, TrainerStuck, UpdateReplicas
 
 pytestmark = pytest.mark.anyio
-
-
-class _Clock(SystemClock):
-    """Time passes when the test says so."""
-
-    time_s = 100.0
-
-    def __init__(self) -> None:
-        self._passed = anyio.Event()
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    def pass_s(self, duration_s: float) -> None:
-        self.time_s += duration_s
-        self._passed.set()
-
-    async def sleep_s(self, duration_s: float) -> None:
-        await self._passed.wait()
 
 
 class _Enough(Exception):
@@ -99,7 +81,7 @@ class _Swarm:
 @dataclass
 class Desk:
     reports: Reports
-    clock: _Clock
+    clock: PassingClock
     slots: TrainerSlots
     monitor: MemoryEndpoint
     client: MemoryEndpoint
@@ -139,7 +121,7 @@ class Desk:
 async def desk() -> Desk:
     network = MemoryNetwork()
     endpoint, monitor = network.endpoint(PeerId("client")), network.endpoint(PeerId("monitor"))
-    clock, ledger, slots = _Clock(), NotedLedger(), present_trainers(2)
+    clock, ledger, slots = PassingClock(), NotedLedger(), present_trainers(2)
     swarm: Any = _Swarm()
     reports = Reports(
         endpoint=endpoint,
@@ -307,7 +289,7 @@ async def test_the_last_evaluation_is_no_round(desk: Desk) -> None:
 async def test_a_monitor_that_was_lost_is_left_alone_for_a_while(desk: Desk) -> None:
     desk.reports.peer_lost(PeerId("monitor"))
     desk.reports.post({"early": 1.0})
-    desk.clock.time_s += 1.0
+    desk.clock.now += 1.0
     desk.reports.post({"late": 1.0})
     assert await desk.metrics() == [{"late": 1.0}]
 
@@ -353,7 +335,7 @@ async def test_what_routers_have_come_to_is_noted_by_layer_and_told_in_two_numbe
     assert (metrics["loss/router"], metrics["router/load_cv"]) == (1.5, 0.5)
     [noted] = [event for event in desk.ledger.noted if isinstance(event, StepReported)]
     assert (noted.router_losses, noted.router_load_cvs) == ((1.25, 1.75), (0.5, 0.25))
-    desk.clock.time_s += STEPS_TOGETHER_S
+    desk.clock.now += STEPS_TOGETHER_S
     desk.hear(0, step(0, 1))
     [metrics] = await desk.metrics()
     assert metrics.keys().isdisjoint({"loss/router", "router/load_cv"})

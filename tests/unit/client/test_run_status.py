@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.test_clock import ManualClock
+from tests.set_clock import ManualClock
 
 from shoal.client.course import Course
 from shoal.client.progress import Progress
@@ -109,11 +109,11 @@ def test_the_rate_of_a_time_that_is_over_is_not_told_as_if_it_were_now() -> None
     assert (asked.answers.status().loss, asked.answers.status().last_step_s) == (None, None)
     for number in range(3):
         asked.step(number)
-        asked.clock.time_s += 1.0
+        asked.clock.now += 1.0
     status = asked.answers.status()
     assert (status.steps, status.samples, status.loss, status.samples_per_s) == (3, 12, 0.5, 4.0)
     assert status.last_step_s == 1.0
-    asked.clock.time_s += 60.0
+    asked.clock.now += 60.0
     assert (asked.answers.status().samples_per_s, asked.answers.status().last_step_s) == (0.0, 61.0)
 
 
@@ -137,7 +137,7 @@ def test_each_server_is_told_with_its_own_numbers_and_their_age_and_what_is_old_
         counters = {"step.committed{stage=0}": 40, "step.samples{stage=0}": samples, "device.busy_us{stage=0}": busy_us}
         report = MetricReport("server", counters, gauges, {"step.open_seconds{stage=0}": {0: 40}})
         asked.numbers.take(PeerId("a"), report, asked.clock.now_s())
-        asked.clock.time_s += 2.0
+        asked.clock.now += 2.0
     asked.numbers.take(PeerId("idle"), MetricReport("server", {}, {}, {}), asked.clock.now_s())
     asked.numbers.take(PeerId("trainer"), report, asked.clock.now_s())
     step_s = pytest.approx(2**0.125)
@@ -146,5 +146,5 @@ def test_each_server_is_told_with_its_own_numbers_and_their_age_and_what_is_old_
         ServerNumbers(PeerId("a"), 2.0, samples_per_s=30.0, busy=0.75, step_s=step_s, **of_start),
         ServerNumbers(PeerId("idle"), 0.0),
     )
-    asked.clock.time_s += 4.0
+    asked.clock.now += 4.0
     assert asked.answers.status().servers[0] == ServerNumbers(PeerId("a"), 6.0, step_s=step_s, **of_start)

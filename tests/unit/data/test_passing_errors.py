@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
+from tests.set_clock import ManualClock
 
-from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.data import passing_errors
 from shoal.data.catalog import open_source
@@ -26,14 +26,9 @@ from shoal.errors import ConfigError, StorageError
 from shoal.events.base import Event
 
 
-class AtOnce(SystemClock):
-    async def sleep_s(self, duration_s: float) -> None:
-        return
-
-
 @pytest.fixture(autouse=True)
 def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
-    monkeypatch.setattr(passing_errors, "SystemClock", AtOnce)
+    monkeypatch.setattr(passing_errors, "SystemClock", ManualClock)
 
 
 def raiser(times: int) -> Callable[[object], None]:

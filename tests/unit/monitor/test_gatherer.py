@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.set_clock import PassingClock
 
 from shoal.clock import Clock, SystemClock
 from shoal.errors import RemoteProtocolError
@@ -116,7 +117,7 @@ async def test_who_does_not_announce_itself_has_the_name_that_its_report_says_an
 
 
 async def test_the_launcher_is_told_at_once_what_has_changed_and_then_no_more_often_than_it_shows_it() -> None:
-    clock = _Clock()
+    clock = PassingClock(1.0)
     gatherer = await _gatherer(clock=clock)
     told: list[float] = []
     control: Any = SimpleNamespace(tell=lambda status: told.append(status.values["step"]))
@@ -194,35 +195,13 @@ async def test_what_each_peer_has_measured_last_is_left_in_the_log(caplog: pytes
 
 
 async def test_who_looks_when_they_like_gets_the_newest_numbers_of_those_that_are_there() -> None:
-    clock = _Clock()
+    clock = PassingClock(1.0)
     gatherer = await _gatherer(clock=clock)
     gatherer.receive(Received(CLIENT, Metrics("client", CLIENT, 1, {"step": 7.0})))
     gatherer.receive(Received(CLIENT, _passed_on(SERVER, "server", 3)))
-    clock.time_s = 20.0
+    clock.now = 20.0
     gatherer.receive(Received(CLIENT, _passed_on(TRAINER, "trainer", 4)))
     assert gatherer.newest().run["step"] == 7.0
     assert [who for who, _ in gatherer.newest().peers] == ["server 1@box2", "trainer ...trainer0"]
-    clock.time_s = 35.0
+    clock.now = 35.0
     assert [who for who, _ in gatherer.newest().peers] == ["trainer ...trainer0"], "the server has said nothing since"
-
-
-class _Clock(SystemClock):
-    """Its time passes when the test says so."""
-
-    time_s = 1.0
-
-    def __init__(self) -> None:
-        self._passed = anyio.Event()
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    async def sleep_s(self, duration_s: float) -> None:
-        until_s = self.time_s + duration_s
-        while self.time_s < until_s:
-            await self._passed.wait()
-
-    def pass_s(self, duration_s: float) -> None:
-        self.time_s += duration_s
-        self._passed.set()
-        self._passed = anyio.Event()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.set_clock import SetClock
+
 from shoal.ids import StepKey
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.swarm.step_operations import OperationKind
@@ -9,24 +11,8 @@ from shoal.telemetry.registry import MetricRegistry
 from shoal.wire.messages.step import StepEntry
 
 
-class Hands:
-    """A clock that is set."""
-
-    def __init__(self) -> None:
-        self.time_s = 5.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    def unix_s(self) -> float:
-        return self.time_s
-
-    async def sleep_s(self, duration_s: float) -> None:
-        self.time_s += duration_s
-
-
 def test_work_is_counted_by_kind_and_open_steps_as_one_time_however_many_there_are() -> None:
-    metrics, clock = MetricRegistry(), Hands()
+    metrics, clock = MetricRegistry(), SetClock(5.0)
     meter = DeviceMeter(metrics, 2, clock)
     meter.worked(OperationKind.FORWARD, 0.25)
     meter.worked(OperationKind.FORWARD, 0.5)
@@ -42,7 +28,7 @@ def test_work_is_counted_by_kind_and_open_steps_as_one_time_however_many_there_a
         (21.5, set()),
     ]
     for time_s, steps in opened:
-        clock.time_s = time_s
+        clock.now = time_s
         meter.open(steps)
     assert metrics.counts() == {
         "device.busy_us{kind=forward,stage=2}": 750_000,
@@ -55,7 +41,7 @@ def test_work_is_counted_by_kind_and_open_steps_as_one_time_however_many_there_a
 
 def test_a_clock_that_does_not_move_counts_nothing() -> None:
     metrics = MetricRegistry()
-    meter = DeviceMeter(metrics, 0, Hands())
+    meter = DeviceMeter(metrics, 0, SetClock(5.0))
     meter.worked(OperationKind.COMMIT, -1e-9)
     meter.open({StepKey(0, 0, 0, 0)})
     meter.open(set())
@@ -64,7 +50,7 @@ def test_a_clock_that_does_not_move_counts_nothing() -> None:
 
 def test_steps_are_counted_and_of_those_that_were_not_skipped_the_samples() -> None:
     metrics = MetricRegistry()
-    meter = DeviceMeter(metrics, 2, Hands())
+    meter = DeviceMeter(metrics, 2, SetClock(5.0))
     meter.committed(())
     for num_samples, skipped in ((4, False), (3, True)):
         meter.committed([StepEntry(StepKey(0, 0, 0, 0), (), 0, (), num_samples, num_samples, 1.0, 0.1, skipped)])

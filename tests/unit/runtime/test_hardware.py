@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.namespaces import lan, why_impossible
+from tests.e2e.namespaces import lan
+from tests.e2e.needs import needs_namespaces
 
 from shoal.runtime import hardware
 from shoal.runtime.hardware import (
@@ -21,7 +22,6 @@ from shoal.runtime.hardware import (
     usable_processors,
 )
 
-_IMPOSSIBLE = why_impossible()
 _SAY_NAME = "from shoal.runtime.hardware import machine_name; print(machine_name())"
 
 
@@ -69,7 +69,7 @@ def test_a_system_that_tells_nothing_has_a_name_all_the_same(tmp_path: Path) -> 
     assert machine_name(tmp_path) == machine_name(tmp_path) != machine_name()
 
 
-@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+@needs_namespaces
 def test_processes_of_one_host_agree_and_hosts_with_one_address_differ() -> None:
     def name(*prefix: str) -> str:
         return subprocess.run(

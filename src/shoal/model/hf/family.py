@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from shoal.config.training import POSITIONS
 from shoal.errors import ConfigError
@@ -22,8 +20,9 @@ from shoal.model.hf.library import model_config
 from shoal.model.hf.skeleton import Skeleton
 from shoal.model.hf.stored import StoredUnits
 from shoal.model.hf.twin import CHUNK_TOKENS, TOKENS, difference
-from shoal.model.hf.verdicts import Verdicts, twin_key
-from shoal.model.stage import Family, TensorSpec
+from shoal.model.hf.verdicts import Verdicts, exactness_problem, twin_key
+from shoal.model.layered import LayeredFamily
+from shoal.model.stage import TensorSpec
 
 if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
@@ -43,7 +42,7 @@ _DELTA_VERSION: Final = (5, 23)
 _TOUCHED: Final = 10
 
 
-class HfFamily(Family):
+class HfFamily(LayeredFamily):
     """Units: the embedding, each layer, the head.
 
     Args:
@@ -58,6 +57,8 @@ class HfFamily(Family):
     Raises:
         ConfigError: The values describe no model.
     """
+
+    first_units = ("embedding",)
 
     def __init__(
         self,
@@ -153,11 +154,6 @@ class HfFamily(Family):
     def num_units(self) -> int:
         return self.config.num_hidden_layers + 2
 
-    def unit_name(self, index: int) -> str:
-        if index == 0:
-            return "embedding"
-        return "head" if index == self.num_units - 1 else f"block_{index - 1}"
-
     def build_unit(self, index: int) -> nn.Module:
         return self._skeleton.unit(index)
 
@@ -178,12 +174,7 @@ class HfFamily(Family):
     def exactness_problem(self) -> str | None:
         """As a small twin shows that is cut; what was found before is not found again."""
         key = twin_key({"packs": True, **self.values} if self._packs else self.values)
-        found = None if self._verdicts is None else self._verdicts.load(key)
-        if found is None:
-            found = difference(self.values, self._twin)
-            if self._verdicts is not None:
-                self._verdicts.store(key, found)
-        return found or None
+        return exactness_problem(key, self._verdicts, lambda: difference(self.values, self._twin))
 
     def _twin(self, values: dict[str, Any]) -> HfFamily:
         return HfFamily(values, TOKENS, loss_chunk=CHUNK_TOKENS, packs=self._packs)
@@ -201,11 +192,6 @@ class HfFamily(Family):
     def boundary_spec(self, index: int) -> TensorSpec:
         last = self.config.vocab_size if index == self.num_units - 1 else self.config.hidden_size
         return TensorSpec("float32", (self._seq_len, last))
-
-    def loss(self, output: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token of logits (B, T, V) and next tokens (B, T)."""
-        logits = output if output.dtype == torch.float64 else output.float()
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     @property
     def loss_chunk_tokens(self) -> int | None:

@@ -28,9 +28,10 @@ from shoal.errors import ConfigError
 from shoal.model.hf.described import SPEECH, config_values, transformers_version
 from shoal.model.hf.library import give_initial_values, model_config, speech_modules
 from shoal.model.hf.twin import SEED, run_stages
-from shoal.model.hf.verdicts import Verdicts, twin_key
+from shoal.model.hf.verdicts import Verdicts, exactness_problem, twin_key
+from shoal.model.layered import LayeredFamily
 from shoal.model.seeding import seeded
-from shoal.model.stage import Family, StageModule, TensorSpec, build_stage
+from shoal.model.stage import StageModule, TensorSpec, build_stage
 
 if TYPE_CHECKING:
     from shoal.config.model import ModelConfig
@@ -61,7 +62,7 @@ _TWIN_FRAMES: Final = (14, 9)
 _TWIN_LABELS: Final = ((3, 5, 5, 1), (2, 7, _IGNORED, _IGNORED))
 
 
-class Wav2Vec2Family(Family):
+class Wav2Vec2Family(LayeredFamily):
     """Units: the features, their projection, each layer, the head.
 
     Args:
@@ -74,6 +75,8 @@ class Wav2Vec2Family(Family):
     Raises:
         ConfigError: The values describe no wav2vec2, or one that is not trained here.
     """
+
+    first_units = ("features", "projection")
 
     def __init__(
         self,
@@ -120,11 +123,6 @@ class Wav2Vec2Family(Family):
     @property
     def num_units(self) -> int:
         return self.config.num_hidden_layers + 3
-
-    def unit_name(self, index: int) -> str:
-        if index < 2:
-            return ("features", "projection")[index]
-        return "head" if index == self.num_units - 1 else f"block_{index - 2}"
 
     @cached_property
     def _modules(self) -> Any:
@@ -205,13 +203,7 @@ class Wav2Vec2Family(Family):
 
     def exactness_problem(self) -> str | None:
         """As a small twin shows that is cut; what was found before is not found again."""
-        key = twin_key(self.values)
-        found = None if self._verdicts is None else self._verdicts.load(key)
-        if found is None:
-            found = self.twin().difference()
-            if self._verdicts is not None:
-                self._verdicts.store(key, found)
-        return found or None
+        return exactness_problem(twin_key(self.values), self._verdicts, self.twin().difference)
 
     def twin(self, dropout: float = 0.0) -> Wav2Vec2Family:
         """Return the family of a small model of the same kind.
@@ -260,10 +252,9 @@ class Wav2Vec2Family(Family):
         return dict(self._named(stage, lambda parameter: parameter.detach()))
 
     def _named(self, stage: StageModule, of: Callable[[nn.Parameter], Any]) -> Iterator[tuple[str, Any]]:
-        indices = {self.unit_name(index): index for index in range(self.num_units)}
         for unit_name, unit in stage.units.items():
             inner = dict(unit.named_parameters())
-            names = self.whole_names(indices[unit_name], list(inner))
+            names = self.whole_names(self.unit_numbers[unit_name], list(inner))
             yield from zip(names, map(of, inner.values()), strict=True)
 
     def is_frame(self, lengths_B: Tensor, num_frames: int) -> Tensor:

@@ -47,7 +47,7 @@ class StoredUnits:
         parts: Where files have no output embeddings, those of a model that is not tied begin as the input embeddings.
     """
 
-    def __init__(self, skeleton: Skeleton, *, parts: bool = False) -> None:
+    def __init__(self, skeleton: Skeleton, *, parts: bool) -> None:
         self._skeleton = skeleton
         self._begins_alike = parts or skeleton.is_tied
         self._loading = importlib.import_module("transformers.core_model_loading")

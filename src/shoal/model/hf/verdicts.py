@@ -7,7 +7,7 @@ the reason against it, which is empty if the model is exact.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -70,3 +70,18 @@ class Verdicts:
         """Keep a verdict, whole or not at all; where that is not possible, the next start finds out again."""
         with suppress(OSError):
             keep(cached_file(self.folder, key), msgspec.json.encode(_Verdict(key, reason)))
+
+
+def exactness_problem(key: str, verdicts: Verdicts | None, compare: Callable[[], str]) -> str | None:
+    """Return the reason against a model; None: it is exact.
+
+    Args:
+        verdicts: Asked first, and told what is found; None: there are none.
+        compare: Finds out; returns the reason, empty if there is none.
+    """
+    found = None if verdicts is None else verdicts.load(key)
+    if found is None:
+        found = compare()
+        if verdicts is not None:
+            verdicts.store(key, found)
+    return found or None
