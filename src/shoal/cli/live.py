@@ -118,6 +118,8 @@ class LiveView(Display):
             self._print(_results(summary, self._config.diloco.outer_steps))
         elif summary is not None and failure is None:
             self.say("no round was completed, so nothing was trained for good")
+        elif failure is None:
+            self.say("ended before its client had said what was reached; what is recorded stays")
         for line in () if summary is None else incident_lines(summary):
             self.say(line)
         if summary is not None and summary.get("model"):

@@ -352,6 +352,12 @@ async def test_numbers_stand_and_are_said_to_be_old_while_the_monitor_is_started
         assert "eval loss 3.500" in screen.text.splitlines()[-1], "a monitor that starts anew knows less"
 
 
+def test_of_a_run_whose_client_was_ended_at_once_it_is_said_that_its_results_are_not_known() -> None:
+    screen = _Screen(terminal=False)
+    screen.view.finish(None, None, Path("/logs/test-run/summary.json"), Path("/logs/test-run"))
+    assert "ended before its client had said what was reached; what is recorded stays" in screen.text.splitlines()
+
+
 def test_a_run_that_is_interrupted_in_its_first_round_has_no_results() -> None:
     screen = _Screen(terminal=False)
     screen.view.finish(
