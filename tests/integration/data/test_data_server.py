@@ -111,10 +111,12 @@ async def test_while_it_opens_a_folder_it_says_how_many_files_that_has_and_for_h
                 line = await anyio.to_thread.run_sync(lines.readline)
                 return msgspec.json.decode(line, type=RoleDoes).text
 
-            assert await said() == "making tokens of many: 1.0 MB/s, 7.5 %, 3 s left"
-            while not (text := await said()).startswith(f"opening the data set {folder}, 3 files (for "):
-                assert text.startswith(f"opening the data set {folder}, ")
-            may_go_on.set()
+            try:
+                assert await said() == "making tokens of many: 1.0 MB/s, 7.5 %, 3 s left"
+                while not (text := await said()).startswith(f"opening the data set {folder}, 3 files (for "):
+                    assert text.startswith(f"opening the data set {folder}, ")
+            finally:
+                may_go_on.set()
             while b"RoleReady" not in await anyio.to_thread.run_sync(lines.readline):
                 pass
             ours.sendall(msgspec.json.encode(StopRole("")) + b"\n")
