@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from shoal.cli.observing import ClientTarget
@@ -71,8 +72,9 @@ async def test_it_says_what_its_data_server_does_until_that_serves_or_the_run_is
                 assert [each.request for each in ours] == [StartDataServer()]
                 assert await state() == "starting: waiting for the data server"
                 launcher.send(RoleDoes("making tokens of ./texts: 7 %"))
-                while await state() != "starting: making tokens of ./texts: 7 %":
-                    pass
+                while not control.doing:
+                    await anyio.lowlevel.checkpoint()
+                assert await state() == "starting: making tokens of ./texts: 7 %"
                 answer, _ = await target.asked(AskRun(), TellRun, 0.05)
                 assert answer is None, "it has nothing to tell of the run, and does not end of that"
                 order: ToRole = end if isinstance(end, StopRole) else LauncherReplies(ours[0].id, end)
