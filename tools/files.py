@@ -37,7 +37,8 @@ the user and not to a run is in `~/.config/shoal` (key, identities, swarms that 
 """
 FILES = {
     "summary.json": "Losses, samples per second, duplicates, missing samples, hashes, processes, memory, counters of "
-    "refusals, and each loss of a process: who, when, how long, at what cost.",
+    "refusals, and each loss of a process: who, when, how long, at what cost. `exit` is done, interrupted or failed; "
+    "then `failure` has the kind of error, the sentence, and the commands that come next.",
     CURVES: "How the run has learned, as far as it has got: training and held-out loss over the samples, with rounds "
     "and incidents.",
     REPORT: "What the dashboard has shown, in one page that opens from the disk.",

@@ -35,7 +35,7 @@ def how_ended(exit: str, failure: str | None = None) -> str:
         case "runs":
             return "the run went on when this was written"
         case _:
-            return "the run has broken off: its launcher was killed"
+            return "the run has broken off: its launcher was killed, or its disk took no summary"
 
 
 def left_commands(

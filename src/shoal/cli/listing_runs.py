@@ -19,11 +19,11 @@ import anyio
 
 from shoal.cli.afterwards import how_ended, left_commands, next_lines
 from shoal.cli.output import table_lines, without_controls
-from shoal.cli.run_files import CONFIG_FILE, SUMMARY_FILE, written_config
+from shoal.cli.run_files import CONFIG_FILE, SUMMARY_FILE, read_object, written_config
 from shoal.cli.runs_here import ask_here, dead_dirs, living_runs
 from shoal.clock import SystemClock, utc_iso
 from shoal.config import Config
-from shoal.errors import MALFORMED, ConfigError
+from shoal.errors import ConfigError
 from shoal.runtime.fork_servers import tag_of
 from shoal.runtime.process_control import end_tagged
 from shoal.runtime.process_info import with_environment
@@ -202,6 +202,8 @@ def ended_lines(log_dir: Path, wanted: str = "") -> list[str]:
         return []
     newest = Path(rows[-1]["log_dir"])
     lines = [*_written_lines(rows[-_ENDED_SHOWN:], log_dir)]
+    how = how_ended(rows[-1]["state"], rows[-1]["failure"])
+    lines.append(f"{newest.name}, {_short(rows[-1]['ended'])} UTC: {how}")
     with suppress(ConfigError):  # its configuration is damaged, or of another version
         lines += next_lines(left_commands(written_config(newest), newest.name, newest, _summary(newest)))
     return lines
@@ -214,14 +216,16 @@ def end_of(folder: Path, config: Config) -> tuple[str, list[str]]:
         ConfigError: a runtime directory belongs to another user.
     """
     living = next((note for note in living_runs() if Path(note.log_dir).resolve() == folder), None)
-    state = str(_written_row(folder, 0.0, living)["state"])
-    lives = state in _LIVES.values()
-    return how_ended(state), [] if lives else left_commands(config, folder.name, folder, _summary(folder))
+    row = _written_row(folder, 0.0, living)
+    lives = row["state"] in _LIVES.values()
+    return how_ended(row["state"], row["failure"]), [] if lives else left_commands(
+        config, folder.name, folder, _summary(folder)
+    )
 
 
 def _summary(folder: Path) -> dict[str, Any]:
     # Who was killed has left none, and goes on like one that was interrupted.
-    return _read(folder / SUMMARY_FILE) or {"exit": "interrupted"}
+    return read_object(folder / SUMMARY_FILE) or {"exit": "interrupted"}
 
 
 def _written_rows(log_dir: Path) -> list[dict[str, Any]]:
@@ -232,7 +236,7 @@ def _written_rows(log_dir: Path) -> list[dict[str, Any]]:
 
 
 def _written_row(folder: Path, begun_unix_s: float, note: RunNote | None) -> dict[str, Any]:
-    summary = _read(folder / SUMMARY_FILE)
+    summary = read_object(folder / SUMMARY_FILE)
     joined = _JOINED.search(folder.name)
     hosts = joined[1] if joined else "client"
     if note is not None:
@@ -242,17 +246,25 @@ def _written_row(folder: Path, begun_unix_s: float, note: RunNote | None) -> dic
     else:
         # Who is killed writes no summary.
         state = str(summary.get("exit", "broken off"))
+    failure = cast("dict[str, Any]", summary.get("failure") or {})
     rounds = [path.name for path in (folder / "rounds").glob("round_*.json")]
     return {
         "run": folder.name,
         "state": state,
         "begun": utc_iso(begun_unix_s),
+        "ended": None if note is not None else str(summary.get("ended") or utc_iso(_written_unix_s(folder))),
+        "failure": failure.get("text"),
         "round": max((int(found[1]) for name in rounds if (found := _ROUND.fullmatch(name))), default=0),
-        "rounds": _num_rounds(_read(folder / "rounds/round_0000.json")),
+        "rounds": _num_rounds(read_object(folder / "rounds/round_0000.json")),
         "hosts": hosts,
         "model": summary.get("model"),
         "log_dir": str(folder),
     }
+
+
+def _written_unix_s(folder: Path) -> float:
+    """When something was last written there, which is all that is known of a run that was killed."""
+    return max(path.lstat().st_mtime for path in folder.iterdir())
 
 
 def _num_rounds(first: Any) -> Any:
@@ -270,15 +282,6 @@ def _begun_unix_s(folder: Path) -> float:
         if stamp is not None:
             return datetime.strptime(stamp[1], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
     return (folder / CONFIG_FILE).stat().st_mtime
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return what a JSON object of a run holds; nothing where there is none, or it is damaged."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, *MALFORMED):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _written_cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -81,6 +81,10 @@ class LiveView(Display):
         """Show newer numbers, by name as in `monitor.status.Status`, and when each came."""
         self._row.update(status, at_s or {}, self._clock.now_s())
 
+    def starting(self, doing: str) -> None:
+        """Show what is done before the first round can begin, and how far it is; empty: that is over."""
+        self._row.doing = doing
+
     def outdated(self) -> None:
         """Nobody gathers numbers for the moment: those that are shown are old until `update`."""
         self._row.is_outdated = True
@@ -111,9 +115,11 @@ class LiveView(Display):
         """
         # A run that ended in its first round has no results: without a record, what was trained is gone.
         if summary is not None and summary.get("samples"):
-            self._print(_results(summary))
+            self._print(_results(summary, self._config.diloco.outer_steps))
         elif summary is not None and failure is None:
             self.say("no round was completed, so nothing was trained for good")
+        elif failure is None:
+            self.say("ended before its client had said what was reached; what is recorded stays")
         for line in () if summary is None else incident_lines(summary):
             self.say(line)
         if summary is not None and summary.get("model"):
@@ -145,14 +151,15 @@ class LiveView(Display):
         return Text(beside, no_wrap=True, overflow="ellipsis")
 
 
-def _results(summary: Mapping[str, Any]) -> Table:
+def _results(summary: Mapping[str, Any], num_rounds: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for title, key in _RESULTS:
         value = _shown(key, summary.get(key))
         if value is not None:
-            table.add_row(title, _written(key, value))
+            of = f" of {num_rounds:,}" if key == "outer_rounds" and value != num_rounds else ""
+            table.add_row(title, _written(key, value) + of)
     return table
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,19 +31,21 @@ from shoal.cli.host_network import HostNetwork
 from shoal.cli.live import LiveView
 from shoal.cli.run_files import (
     LOCAL_KEY,
+    SUMMARY_FILE,
     in_time,
     make_log_dir,
     new_run_id,
+    read_object,
     remove_empty_outputs,
     write_config,
     write_summary,
 )
-from shoal.clock import Clock, SystemClock
+from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.config import Config
 from shoal.control.maddrs import outward
 from shoal.control.role_start import ResumedFrom
 from shoal.data.places import require_here
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, ConnectionLost, ShoalError
 from shoal.events.base import Event, emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmMoved, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
@@ -158,6 +161,7 @@ class HostRun:
     exit_code: int = FAILED
     is_unwanted: bool = False
     failure: str | None = None
+    failure_kind: str = ""
     summary: Mapping[str, Any] | None = None
     usage: _PeakUsage = field(default_factory=_PeakUsage)
     _status: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -187,7 +191,7 @@ class HostRun:
                         ) as supervisor:
                             await self._supervise(supervisor, early, view)
                     except ShoalError as error:
-                        self._fail(str(error))
+                        self._fail(str(error), kind=type(error).__name__)
                 tasks.cancel_scope.cancel()
         if self.summary is None and self.exit_code == DONE:
             self._fail("the client has ended without a summary; its log says why")
@@ -207,7 +211,9 @@ class HostRun:
             show = partial(view.finish, path=path, log_dir=self.log_dir, curves=curves, report=report)
             await in_time(writes, lambda: show(self.summary, self.failure))
         except TimeoutError:
-            self._fail(f"{self.log_dir} does not answer, so that summary and report are not written there")
+            self._fail(
+                f"{self.log_dir} does not answer, so that summary and report are not written there", kind="StorageError"
+            )
             view.failed(self.failure)
         finally:
             writes.end()
@@ -266,14 +272,16 @@ class HostRun:
         await self._farewell.take(mirror)
         if mirror.last_error and self.exit_code == DONE:
             # The model may be there all the same; whoever goes on from the checkpoint is to know that it is not.
-            self._fail(f"the last checkpoint is not written: {mirror.last_error}")
+            self._fail(f"the last checkpoint is not written: {mirror.last_error}", kind="StorageError")
 
     async def _start_roles(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         with self._starting:
             try:
                 await self._start_each(tasks, host, view)
             except ShoalError as error:
-                self._fail(str(error), USER_ERROR if isinstance(error, ConfigError) else FAILED)
+                self._fail(
+                    str(error), USER_ERROR if isinstance(error, ConfigError) else FAILED, kind=type(error).__name__
+                )
 
     async def _start_each(self, tasks: TaskGroup, host: SwarmHost, view: LiveView) -> None:
         await host.supervisor.preloaded()
@@ -358,7 +366,7 @@ class HostRun:
                     if started is not None:
                         tasks.start_soon(self._follow, started, host, view)
                     if isinstance(event.request, messages.StartDataServer):
-                        tasks.start_soon(self._follow_data_server, client, event, host)
+                        tasks.start_soon(self._follow_data_server, client, event, host, view)
                 case messages.RunUnwanted():
                     self._end_as_wanted(DONE)
                 case messages.RunSummary(values):
@@ -389,8 +397,11 @@ class HostRun:
         view.watch(lambda: watched.status)
         await watched.run()
 
-    async def _follow_data_server(self, client: RoleHandle, request: messages.RoleAsks, host: SwarmHost) -> None:
+    async def _follow_data_server(
+        self, client: RoleHandle, request: messages.RoleAsks, host: SwarmHost, view: LiveView
+    ) -> None:
         await host.answer_when_ready(client, request)
+        view.starting("")
         self._data_ready.set()
 
     async def _follow_baseline(self, baseline: RoleHandle, host: SwarmHost, view: LiveView) -> None:
@@ -417,7 +428,8 @@ class HostRun:
         ):
             name = host.name_of(role)
             lost = f"{name} has ended ({role.last_error or status})"
-            self._fail(f"{left} of the {self.config.num_stages} servers that it takes are left, and none comes: {lost}")
+            wanted = f"{left} of the {self.config.num_stages} servers that it takes are left, and none comes: {lost}"
+            self._fail(wanted, kind="NoPipeline")
         elif not status.ok or role.spec.role in _STAY:
             tell(logger, RoleLost(host.name_of(role), str(status), role.last_error or str(status)), view.notice)
 
@@ -446,6 +458,13 @@ class HostRun:
                 view.notice(text)
             case messages.IdentityIsCopied(by, yields):
                 tell(logger, IdentityCopied(host.name_of(role), by, yields), view.notice)
+            case messages.RoleDoes(text) if role.was_ready:
+                view.notice(text)
+            case messages.RoleDoes(text):
+                view.starting(text)
+                if self._client is not None:
+                    with suppress(ConnectionLost):
+                        self._client.send(event)
             case _:
                 pass
 
@@ -454,12 +473,14 @@ class HostRun:
         if self._ended.is_set():
             return
         code = USER_ERROR if status.code == USER_ERROR else FAILED
-        self._fail(f"{host.name_of(role)} ended early: {role.last_error or status}", code)
+        message = f"{host.name_of(role)} ended early: {role.last_error or status}"
+        self._fail(message, code, role.last_kind or "ChildDied")
 
-    def _fail(self, message: str, exit_code: int = FAILED) -> None:
+    def _fail(self, message: str, exit_code: int = FAILED, kind: str = "RunFailed") -> None:
+        """The run has failed, for the first of the reasons that are given; `kind` is one of `shoal.errors`."""
         if self.failure is None:
             emit(logger, RunEndedByError(message))
-            self.failure, self.exit_code = message, exit_code
+            self.failure, self.failure_kind, self.exit_code = message, kind, exit_code
         self._ended.set()
 
     async def _watch_signals(self, signals: AsyncIterator[signal.Signals]) -> None:
@@ -502,24 +523,28 @@ class HostRun:
 
     def _write_summary(self) -> Path | None:
         remove_empty_outputs(self.log_dir)
-        if self.summary is None:
-            return None
         own: dict[str, Any] = {
             "processes": self.usage.processes,
             "peak_pss_bytes": self.usage.pss_bytes,
             "seconds_total": round(process_age_s(os.getpid()), 3),
-        }
-        if self.failure is not None:
+            "ended": utc_iso(self.clock.unix_s()),
             # To the client, a run that the launcher ends looks interrupted.
-            own["exit"] = "failed"
+            "exit": self._exit,
+            "failure": None,
+        }
         if self.baseline:
             own |= {
                 "loss_baseline": self._status.get("loss/baseline"),
                 "eval_loss_baseline": self._status.get("loss/baseline_eval"),
             }
-        self.summary = {**self.summary, **own}
+        if self.summary is not None:
+            self.summary = {**self.summary, **own}
+        if self.failure is not None:
+            own["failure"] = {"kind": self.failure_kind, "text": self.failure, "remedy": self._commands()}
+        # A client that has not got so far as to say anything has changed nothing of what it was resumed from.
+        left = self.summary or {**read_object(self.log_dir / SUMMARY_FILE), "run_id": self.run_id}
         try:
-            return write_summary(self.log_dir, self.summary)
+            return write_summary(self.log_dir, {**left, **own})
         except OSError as error:
             where = error.filename or self.log_dir
             self._fail(f"cannot write the summary to {where} ({said_by_disk(error, self.log_dir)}): free space there")

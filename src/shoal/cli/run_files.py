@@ -11,14 +11,14 @@ from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 
 from shoal import log
 from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
-from shoal.errors import ConfigError, os_error_as
+from shoal.errors import MALFORMED, ConfigError, os_error_as
 from shoal.file_thread import FileThread, said_by_disk
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
@@ -203,6 +203,15 @@ def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
     content = json.dumps(log.without_nan(summary), indent=2, allow_nan=False) + "\n"
     put_whole(path, content.encode(), lasting=True)
     return path
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return what a JSON object of a run holds; nothing where there is none, or it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, *MALFORMED):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 async def in_time(writes: FileThread, write: Callable[[], _Result]) -> _Result:

@@ -88,10 +88,12 @@ class RunRow:
     Attributes:
         is_stopping: the run's processes are ending.
         is_outdated: no process gathers numbers for the moment.
+        doing: what the first round waits for beside servers, in words.
     """
 
     def __init__(self, num_rounds: int, started_s: float) -> None:
         self.is_stopping = self.is_outdated = False
+        self.doing = ""
         self._num_rounds = num_rounds
         self._started_s = started_s
         self._values: dict[str, float] = {}
@@ -132,6 +134,8 @@ class RunRow:
 
     def _doing(self, now_s: float) -> str:
         """Return what the run does unless a user wants something else of it."""
+        if self.doing:
+            return f"starting: {self.doing}"
         if self._missing_since_s:
             stages = sorted(self._missing_since_s)
             since_s = min(self._missing_since_s.values())

@@ -37,18 +37,21 @@ def print_status(config: Config, origins: Mapping[str, str], wanted: str = "", *
         wanted: a run of this host, or how its name begins; empty: the newest.
 
     Raises:
-        ConfigError: there is no such run, or it has ended, no swarm key, or nothing says where the swarm is.
+        ConfigError: there is no such run, no swarm key, or nothing says where the swarm is; for JSON also if the runs
+            that are meant have ended, which is said else.
         BootstrapError: the swarm cannot be joined, or announces no run; says why.
         RemoteError: the client of a run of this host does not answer.
     """
     log.configure("status", None)
-    finder = finder_of(config, origins, wanted)
+    found = _found(config, origins, wanted)
+    if isinstance(found, str):
+        return _told_ended(found, as_json=as_json)
     try:
-        status = anyio.run(look_once, finder, backend_options={"use_uvloop": True})
+        status = anyio.run(look_once, found, backend_options={"use_uvloop": True})
     except BootstrapError:
         if wanted or config.network.initial_peers or not _ended_here(config):
             raise
-        raise ConfigError(_only_ended(config)) from None
+        return _told_ended(_only_ended(config), as_json=as_json)
     if as_json:
         print(plain_json(msgspec.json.encode(status).decode()))
     else:
@@ -67,8 +70,10 @@ def watch_status(
 
     log.configure("status", None)
     try:
-        finder = finder_of(config, origins, wanted)
-        return anyio.run(watch, finder, interval_s, as_json, backend_options={"use_uvloop": True})
+        found = _found(config, origins, wanted)
+        if isinstance(found, str):
+            return _told_ended(found, as_json=as_json)
+        return anyio.run(watch, found, interval_s, as_json, backend_options={"use_uvloop": True})
     except KeyboardInterrupt:
         return DONE  # before it has begun to look
 
@@ -80,10 +85,20 @@ def finder_of(config: Config, origins: Mapping[str, str], wanted: str = "") -> F
         wanted: its name, or how it begins; empty: the newest.
 
     Raises:
-        ConfigError: there is no such run, no swarm key, or nothing says where the swarm is.
+        ConfigError: there is no such run or it has ended, no swarm key, or nothing says where the swarm is.
     """
+    found = _found(config, origins, wanted)
+    if isinstance(found, str):
+        raise ConfigError(found)
+    return found
+
+
+def _found(config: Config, origins: Mapping[str, str], wanted: str) -> Finder | str:
+    """Return as `finder_of`, or if all runs that are meant have ended what to say of them; raises as it else."""
     if wanted:
         note = _named_here(wanted, config)
+        if note is None:
+            return _only_ended(config, wanted)
     else:
         note = None if config.network.initial_peers else _newest_here(config, origins)
     if note is not None and note.hosts == "client":
@@ -93,7 +108,7 @@ def finder_of(config: Config, origins: Mapping[str, str], wanted: str = "") -> F
     except ConfigError:
         if note is not None or not (ended := _only_ended(config)):
             raise
-        raise ConfigError(ended) from None
+        return ended
     return SwarmFinder(SwarmObserver(config, load_swarm_key(config.network.swarm_key_file), SystemClock()))
 
 
@@ -112,13 +127,22 @@ def _only_ended(config: Config, wanted: str = "") -> str:
     return "\n".join((f"{which}; for one of other hosts give --initial-peers", *lines))
 
 
-def _named_here(wanted: str, config: Config) -> RunNote:
-    """Return the living run of this host that has this name."""
+def _told_ended(said: str, *, as_json: bool) -> int:
+    """Print it; raises ConfigError for a program, which gets the status of a run or none."""
+    if as_json:
+        raise ConfigError(said)
+    print(without_controls(said))
+    return DONE
+
+
+def _named_here(wanted: str, config: Config) -> RunNote | None:
+    """Return the living run of this host that has this name; None: it has ended."""
     if config.network.initial_peers:
         raise ConfigError(f"{wanted} and initial peers: a swarm has one run, so leave one of them out")
     runs = living_runs()
-    if (note := choose(wanted, runs)) is None:
-        raise ConfigError(_only_ended(config, wanted) or nothing_here(wanted, runs))
+    note = choose(wanted, runs)
+    if note is None and not _only_ended(config, wanted):
+        raise ConfigError(nothing_here(wanted, runs))
     return note
 
 

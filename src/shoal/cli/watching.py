@@ -38,12 +38,13 @@ _AGAIN_S: Final = 2.0
 
 @dataclass(frozen=True)
 class FoundClient:
-    """Where a run is: its client (None: it has none), what the registry says (None: that was not asked), and if it has
-    ended how, in words."""
+    """Where a run is: its client (None: it has none), what the registry says (None: that was not asked), if it has
+    ended how, in words, and if its client cannot answer yet why."""
 
     target: ClientTarget | None = None
     view: SwarmView | None = None
     ended: str = ""
+    problem: str = ""
 
 
 class Finder(Protocol):
@@ -124,8 +125,12 @@ class FinderHere:
 
     async def again(self) -> FoundClient:
         if any(note.run_id == self.note.run_id for note in living_runs()):
-            return FoundClient(target_here(self.note))
+            return FoundClient(target_here(self.note), problem=self._why_silent())
         return FoundClient(ended=f"run {self.note.run_id} has ended; its folder is {self.note.log_dir}")
+
+    def _why_silent(self) -> str:
+        is_there = Path(self.note.socket).exists()
+        return "" if is_there else "it is being started; ask again in some seconds"
 
     def answered(self, view: SwarmView) -> None:
         pass
@@ -167,7 +172,7 @@ async def look_once(finder: Finder) -> SwarmStatus:
             return _status(finder, target, answer)
         problem = await target.why_unreachable() or problem
     if found.view is None:
-        raise RemoteError(found.ended or f"the client of this run does not answer: {problem}")
+        raise RemoteError(found.ended or f"the client of this run does not answer: {found.problem or problem}")
     return swarm_status(finder.prefix, found.view, None, problem)
 
 

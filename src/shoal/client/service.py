@@ -21,6 +21,7 @@ from shoal.client.client import Beginning, Client, ClientRun
 from shoal.client.diary import FILE_NAME as DIARY_FILE
 from shoal.client.diary import Diary
 from shoal.client.ledger import Ledger
+from shoal.client.opening import data_server_started
 from shoal.client.resuming import needed_checkpoint
 from shoal.clock import Clock, SystemClock
 from shoal.control.counter_report import counters_logged
@@ -32,7 +33,7 @@ from shoal.control.records import ClientRecord, RunRecord, Undialled
 from shoal.control.registry import Registry
 from shoal.control.role_start import ClientSpec, open_role_endpoint
 from shoal.control.run_end import say_run_is_over
-from shoal.errors import ControlError, StorageError
+from shoal.errors import StorageError
 from shoal.events.base import tell
 from shoal.events.run import DiskAwaited
 from shoal.file_thread import FileThread
@@ -42,7 +43,7 @@ from shoal.optim.inner import require_matches
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import RoleReady, RunSummary, RunUnwanted, StartDataServer
+from shoal.runtime.launcher_messages import RoleReady, RunSummary, RunUnwanted
 from shoal.runtime.patient_thread import run_in_thread
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
@@ -78,9 +79,8 @@ async def main(payload: bytes, control: RoleControl) -> None:
     require_matches(config.diloco.inner_optim, trained_names(config))
     async with open_role_endpoint(spec) as endpoint, counters_logged(endpoint):
         diary = await opened_diary(Path(spec.log_dir), spec.run_id, control)
-        answer = await control.request(StartDataServer())
-        if answer.error:
-            raise ControlError(f"the data server could not be started: {answer.error}")
+        if not await data_server_started(control, endpoint, config, is_new=not diary.is_resumed):
+            return
         membership = Membership(clock)
         joined, trained = anyio.Event(), anyio.Event()
         signer = Signer(spec.identity, swarm_authority(spec.swarm_key), spec.run_id)

@@ -105,5 +105,9 @@ def _unknown_flag(flag: str, other_flags: Iterable[str]) -> str:
     ]
     short = [alias.replace("_", "-") for alias in ALIASES]
     suggestion = nearest(flag.removeprefix("--"), [*candidates, *short, *other_flags])
-    advice = f"did you mean --{suggestion}?" if suggestion else "`shoal config keys` lists all flags."
+    advice = (
+        f"did you mean --{suggestion}?"
+        if suggestion
+        else "--help lists the command's flags, `shoal config keys` those of all keys"
+    )
     return f"unknown flag {flag}; {advice}"

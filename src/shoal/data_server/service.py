@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 
 from shoal.clock import SystemClock
 from shoal.config.schema import Config
@@ -16,11 +16,12 @@ from shoal.control.counter_report import counters_reported
 from shoal.control.role_start import DataServerSpec, open_role_endpoint
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.server import DataService
+from shoal.data_server.opening import OpeningProgress
 from shoal.events.base import Event, emit, tell
-from shoal.events.data import DatasetOpened
+from shoal.events.data import DatasetOpened, TokensProgress
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import RoleReady
+from shoal.runtime.launcher_messages import RoleDoes, RoleReady
 from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop
 
@@ -44,15 +45,22 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
     loop = asyncio.get_running_loop()
 
     def show(event: Event) -> None:
-        tell(logger, event, control.notice)
+        if isinstance(event, TokensProgress):
+            opening.told()
+            does(event)
+        else:
+            tell(logger, event, control.notice)
+
+    def does(event: Event) -> None:
+        tell(logger, event, lambda text: control.tell(RoleDoes(text)))
 
     def say(event: Event) -> None:
         # Of a thread that nobody waits for any more, nobody hears.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(show, event)
 
-    # A download, or making tokens of text, may take long: stopping does not wait for it.
-    dataset = await anyio.to_thread.run_sync(open_source, config, say, abandon_on_cancel=True)
+    opening = OpeningProgress(config.data.dataset_name, does, SystemClock())
+    dataset = await opening.through(partial(open_source, config, say))
     socket_path = Path(start.socket_path)
     emit(logger, DatasetOpened(dataset.name, dataset.train.num_samples, dataset.holdout.num_samples))
     # The client dials its data server: no address is needed.

@@ -31,6 +31,24 @@ class DatasetWanted(Event, frozen=True, tag="dataset.wanted"):
         return f"nothing here is called {self.dataset}: asking the Hugging Face hub for it{meant}"
 
 
+class DatasetOpening(Event, frozen=True, tag="dataset.opening"):
+    """The data server is still opening the data set: said again and again, until it can be trained on.
+
+    Attributes:
+        files: in the folder, as far as they are counted (`counted`: all of them); None: it is no folder of this host.
+    """
+
+    dataset: str
+    files: int | None
+    counted: bool
+    elapsed_s: int
+
+    def say(self) -> str:
+        """Return the sentence."""
+        files = "" if self.files is None else f", {self.files:,} files{'' if self.counted else ' and more'}"
+        return f"opening the data set {self.dataset}{files} (for {self.elapsed_s} s)"
+
+
 class ClassesAsked(Event, frozen=True, tag="classes.asked"):
     """The images that are here are looked at for the names of their classes, by a package that is slow to load."""
 

@@ -107,13 +107,14 @@ class RoleControl:
     Attributes:
         stopping: set when the role is to leave gracefully, by SIGTERM or by a message.
         stop_reason: the reason in that message; empty: the user wishes it.
-        orders: messages from the launcher, except the order to stop and replies to requests.
+        doing: what the data server that this role waits for does, and how far it is.
+        orders: messages from the launcher, except those that are named here and replies to requests.
     """
 
     def __init__(self) -> None:
         """Used by `open_role_control`."""
         self.stopping = anyio.Event()
-        self.stop_reason = ""
+        self.stop_reason = self.doing = ""
         self._pipe = ControlPipe(self._deliver, messages.ToRole)
         self.orders = Mailbox[messages.ToRole]()
         self._request_ids = itertools.count()
@@ -173,6 +174,8 @@ class RoleControl:
         if isinstance(message, messages.StopRole):
             self.stop_reason = message.reason
             self.stopping.set()
+        elif isinstance(message, messages.RoleDoes):
+            self.doing = message.text
         elif isinstance(message, messages.LauncherReplies):
             # Nobody waits any more when the task that asked was cancelled.
             if (answered := self._answered.get(message.id)) is not None:

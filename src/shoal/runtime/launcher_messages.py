@@ -1,7 +1,7 @@
 """What a launcher and its roles say to each other, one JSON object a line on a control pipe, and how a role ends.
 
 role -> launcher    something that happened, or a request in `RoleAsks`
-launcher -> role    `StopRole`, `InitialPeers`, `LeaveTogether`, or in `LauncherReplies` the reply to a request
+launcher -> role    `StopRole`, `InitialPeers`, `LeaveTogether`, another's `RoleDoes`, replies in `LauncherReplies`
 supervisor          `RoleExited` and what follows it, which travels nowhere
 """
 
@@ -40,6 +40,7 @@ class ScoutReady(RoleReady, frozen=True):
 
 class RoleFailed(PipeMessage, frozen=True):
     reason: str
+    kind: str = ""  # of error, as `shoal.errors` calls it
 
 
 class JoinedDht(PipeMessage, frozen=True):
@@ -53,6 +54,10 @@ class IdentityIsCopied(PipeMessage, frozen=True):
 
 class UserNotice(PipeMessage, frozen=True):
     text: str
+
+
+class RoleDoes(PipeMessage, frozen=True):
+    text: str  # what a data server does before it serves, and how far it is; the launcher tells the client as well
 
 
 class DialledBack(PipeMessage, frozen=True):
@@ -220,7 +225,7 @@ class RoleGivenUp(msgspec.Struct, frozen=True):
 FromRole = (
     (RoleReady | ServerReady | MonitorReady | ScoutReady | RoleFailed | JoinedDht | UserNotice | InitialPeers)
     | (DialledBack | WorkDone | PeerSilent | PeerHeard | LastOfStage | ServerMayLeave | RunAnnounced | RunConcluded)
-    | (IdentityIsCopied | CostsFound | StatusChanged | RoleLeaving | RunUnwanted | RunSummary | RoleAsks)
+    | (IdentityIsCopied | CostsFound | StatusChanged | RoleLeaving | RunUnwanted | RunSummary | RoleAsks | RoleDoes)
 )
-ToRole = StopRole | InitialPeers | LeaveTogether | LauncherReplies
+ToRole = StopRole | InitialPeers | LeaveTogether | LauncherReplies | RoleDoes
 RoleEvent = FromRole | RoleExited | RoleRestarting | RoleRestarted | RoleGivenUp

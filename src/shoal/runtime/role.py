@@ -86,7 +86,7 @@ def _report(error: Exception, control: RoleControl) -> int:
     else:
         emit(_logger, RoleCrashed(), error=error)
     first = causes[0]
-    control.tell(RoleFailed(str(first) + hint(first)))
+    control.tell(RoleFailed(str(first) + hint(first), type(first).__name__))
     return EXIT_USER_ERROR if isinstance(first, ConfigError | BootstrapError) else EXIT_FAILED
 
 

@@ -22,6 +22,7 @@ class RoleHandle:
         restarts: how often it has been started again.
         was_ready: whether any of its processes has ever said that it serves.
         last_error: its last word on why it failed; empty: it said nothing.
+        last_kind: what kind of error that was.
     """
 
     def __init__(self, spec: RoleSpec) -> None:
@@ -35,7 +36,7 @@ class RoleHandle:
         self._generation = 0
         self._ready: messages.RoleReady | None = None
         self._status: ExitStatus | None = None
-        self.last_error = ""
+        self.last_error = self.last_kind = ""
         self._changed = Signal()
 
     @property
@@ -87,7 +88,7 @@ class RoleHandle:
         """Note the control pipe of a process that is about to be forked; used by the supervisor."""
         self._pipe = pipe
         self._generation += 1
-        self.last_error = ""
+        self.last_error = self.last_kind = ""
 
     def deliver(self, message: messages.FromRole) -> None:
         """Take in a message of the role; used by its control pipe."""
@@ -98,7 +99,7 @@ class RoleHandle:
             self.was_ready = True
             self._changed.notify()
         elif isinstance(message, messages.RoleFailed):
-            self.last_error = message.reason
+            self.last_error, self.last_kind = message.reason, message.kind
         self.events.put(message)
 
     def exited(self, status: ExitStatus) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -26,12 +27,15 @@ from shoal.data.catalog import open_source
 from shoal.data.feed import Feed
 from shoal.data.pool import Pool
 from shoal.data.shuffle import permutation
+from shoal.data.source import DataSet
+from shoal.data.text_corpus import Say
 from shoal.data_server.service import main
 from shoal.errors import ConfigError
+from shoal.events.data import TokensProgress
 from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.control_pipe import open_role_control
-from shoal.runtime.launcher_messages import RoleReady, StopRole
+from shoal.runtime.launcher_messages import RoleDoes, RoleReady, StopRole
 from shoal.transport.dispatch import dispatch
 from shoal.transport.peers import StreamEndpoint
 from shoal.transport.unix import open_unix_endpoint
@@ -76,6 +80,45 @@ async def data_server(tmp_path: Path, client: PeerId | None, data: dict[str, Any
             line = await anyio.to_thread.run_sync(ours.makefile("rb").readline)
             assert msgspec.json.decode(line, type=RoleReady) == RoleReady()
             yield hop_of(start)
+            ours.sendall(msgspec.json.encode(StopRole("")) + b"\n")
+
+
+async def test_while_it_opens_a_folder_it_says_how_many_files_that_has_and_for_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, may_go_on = tmp_path / "many", threading.Event()
+    (folder / "inner").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "inner/c.txt"):
+        (folder / name).write_text("a text, long enough for a sample " * 200)
+    opened = open_source
+
+    def slow(config: Config, say: Say) -> DataSet:
+        say(TokensProgress("many", 7.5, 1.0, 3))
+        may_go_on.wait()
+        return opened(config, say)
+
+    monkeypatch.setattr("shoal.data_server.service.open_source", slow)
+    for name in ("FIRST_S", "_EVERY_S", "_QUIET_S"):
+        monkeypatch.setattr(f"shoal.data_server.opening.{name}", 0.01)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        async with open_role_control(theirs) as control, anyio.create_task_group() as group:
+            start = spec(tmp_path, None, config({"dataset_name": str(folder), "seq_len": 64}))
+            group.start_soon(main, start, control)
+            lines = ours.makefile("rb")
+
+            async def said() -> str:
+                line = await anyio.to_thread.run_sync(lines.readline)
+                return msgspec.json.decode(line, type=RoleDoes).text
+
+            try:
+                assert await said() == "making tokens of many: 1.0 MB/s, 7.5 %, 3 s left"
+                while not (text := await said()).startswith(f"opening the data set {folder}, 3 files (for "):
+                    assert text.startswith(f"opening the data set {folder}, ")
+            finally:
+                may_go_on.set()
+            while b"RoleReady" not in await anyio.to_thread.run_sync(lines.readline):
+                pass
             ours.sendall(msgspec.json.encode(StopRole("")) + b"\n")
 
 

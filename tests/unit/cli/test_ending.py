@@ -154,5 +154,5 @@ def test_how_a_run_has_ended_is_said_in_words() -> None:
         "the run has failed",
         "the run was interrupted",
         "the run went on when this was written",
-        "the run has broken off: its launcher was killed",
+        "the run has broken off: its launcher was killed, or its disk took no summary",
     ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -221,6 +223,22 @@ async def test_a_mirror_that_somebody_has_told_to_leave_is_said(tmp_path: Any, r
     assert [line.partition(";")[0] for line in said] == says
 
 
+@pytest.mark.parametrize("serves", [False, True])
+async def test_how_far_a_data_server_is_stands_in_the_state_and_its_client_can_tell_it(
+    tmp_path: Any, serves: bool
+) -> None:
+    run: Any = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
+    state, notices, told = list[str](), list[str](), list[object]()
+    view: Any = SimpleNamespace(starting=state.append, notice=notices.append)
+    role: Any = SimpleNamespace(was_ready=serves, spec=SimpleNamespace(role="data_server"))
+    run._lives_on(messages.RoleDoes("making tokens: 7 %"), role, _host(), view)  # there is no client yet
+    run._client = SimpleNamespace(send=told.append)
+    run._lives_on(messages.RoleDoes("making tokens: 8 %"), role, _host(), view)
+    said = ["making tokens: 7 %", "making tokens: 8 %"]
+    assert (state, notices) == (([], said) if serves else (said, []))
+    assert told == ([] if serves else [messages.RoleDoes("making tokens: 8 %")])
+
+
 def test_when_a_process_has_ended_is_told_by_the_clock_of_its_client(tmp_path: Any) -> None:
     clock, nothing = SystemClock(), cast(Any, None)
     host = SwarmHost(Config(), "mine-1", tmp_path, b"", nothing, nothing, clock=clock)
@@ -269,3 +287,43 @@ async def test_a_disk_that_does_not_answer_when_a_run_is_over_is_named_and_keeps
     [failure] = said
     assert failure is not None
     assert failure.startswith(f"{tmp_path} does not answer")
+
+
+@pytest.mark.parametrize("summary", [None, {"run_id": "mine-1", "exit": "interrupted", "samples": 8, "model": None}])
+async def test_why_a_run_has_failed_is_in_its_summary_with_what_the_end_screen_offers_also_where_the_client_left_none(
+    tmp_path: Path, summary: dict[str, Any] | None
+) -> None:
+    host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
+    host.summary = summary
+    role: Any = _Gone()
+    role.spec, role.last_error = SimpleNamespace(role="data_server", index=0), "no such folder"
+    role.last_kind = "ConfigError"
+
+    async def wait() -> ExitStatus:
+        return ExitStatus(2)
+
+    role.wait = wait
+    await host._ended_early(role, _host())
+    host._fail("what follows from it")
+    assert host._write_summary() == tmp_path / "summary.json"
+    written = json.loads((tmp_path / "summary.json").read_text())
+    logs, events = f"shoal logs {tmp_path} --level warning", f"shoal events {tmp_path}"
+    assert written["failure"] == {
+        "kind": "ConfigError",
+        "text": "mirror 0 ended early: no such folder",
+        "remedy": [logs] if summary is None else [logs, events],
+    }
+    assert (written["exit"], written["run_id"], written.get("samples")) == (
+        *("failed", "mine-1"),
+        None if summary is None else 8,
+    )
+    assert datetime.fromisoformat(written["ended"]).tzinfo is not None
+    assert host._exit == "failed"
+
+
+async def test_a_run_that_is_resumed_and_interrupted_at_once_keeps_the_numbers_that_it_had(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"samples": 8, "exit": "failed", "failure": {"kind": "NoPipeline"}}')
+    host = HostRun(Config(), RunId("mine-1"), tmp_path, SystemClock(), b"")
+    host._write_summary()
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert (written["samples"], written["exit"], written["failure"]) == (8, "interrupted", None)

@@ -249,6 +249,14 @@ def test_the_end_shows_results_and_where_the_summary_is(tmp_path: Path) -> None:
     ]
 
 
+def test_of_a_run_that_has_ended_before_its_last_round_it_is_said_how_many_it_was_to_have() -> None:
+    rounds = load_config().diloco.outer_steps
+    for done, shown in ((2, f"outer rounds  2 of {rounds}"), (rounds, f"outer rounds  {rounds}")):
+        screen = _Screen(terminal=False)
+        screen.view.finish({"samples": 1, "outer_rounds": done}, None, None, Path("/logs/test-run"))
+        assert shown.split() in [line.split() for line in screen.text.splitlines()]
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_run_that_was_interrupted_says_how_it_goes_on_if_it_has_left_a_checkpoint(
     tmp_path: Path, is_there: bool
@@ -342,6 +350,12 @@ async def test_numbers_stand_and_are_said_to_be_old_while_the_monitor_is_started
         await screen.wait()
         assert "these numbers are old" not in screen.text.splitlines()[-1]
         assert "eval loss 3.500" in screen.text.splitlines()[-1], "a monitor that starts anew knows less"
+
+
+def test_of_a_run_whose_client_was_ended_at_once_it_is_said_that_its_results_are_not_known() -> None:
+    screen = _Screen(terminal=False)
+    screen.view.finish(None, None, Path("/logs/test-run/summary.json"), Path("/logs/test-run"))
+    assert "ended before its client had said what was reached; what is recorded stays" in screen.text.splitlines()
 
 
 def test_a_run_that_is_interrupted_in_its_first_round_has_no_results() -> None:

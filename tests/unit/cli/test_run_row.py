@@ -28,6 +28,17 @@ def test_a_run_that_trains_says_so() -> None:
     )
 
 
+def test_what_a_run_waits_for_before_its_first_round_is_said_before_that_servers_come() -> None:
+    row = RunRow(12, 0.0)
+    row.update({"replicas/0": 0.0}, {}, 1.0)
+    row.doing = "opening the data set ./clips, 7 files (for 2 s)"
+    assert row.state(2.0) == "starting: opening the data set ./clips, 7 files (for 2 s)"
+    row.is_stopping = True
+    assert row.state(2.0) == "stopping"
+    row.is_stopping, row.doing = False, ""
+    assert row.state(2.0) == "starting: stage 0 has no server yet"
+
+
 def test_a_model_with_experts_says_how_uneven_their_loads_are() -> None:
     line = plain_line(_row(**{"router/load_cv": 0.312}), 104.0)
     assert "  load cv 0.312 (4 s ago)  samples/s" in line

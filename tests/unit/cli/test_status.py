@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,11 @@ import pytest
 from shoal.cli import main
 from shoal.cli.known_peers import with_known_peers
 from shoal.cli.run_files import LOCAL_MARK, make_log_dir
-from shoal.cli.status import finder_of, print_status
+from shoal.cli.status import finder_of, print_status, watch_status
 from shoal.cli.watching import FinderHere
 from shoal.config import Config, load_config
 from shoal.config.dump import dump_config
-from shoal.errors import BootstrapError, ConfigError
+from shoal.errors import BootstrapError, ConfigError, RemoteError
 from shoal.ids import RunId
 from shoal.runtime.run_dir import RunNote
 
@@ -78,8 +80,8 @@ def test_without_either_the_user_is_told_what_to_give(tmp_path: Path) -> None:
         with_known_peers(_config(tmp_path), {})
 
 
-def test_of_a_run_that_has_ended_here_it_is_said_how_and_what_to_do_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_of_a_run_that_has_ended_here_it_is_said_how_when_and_why_and_what_to_do_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def refused(finder: object) -> None:
         raise BootstrapError("nothing listens there")
@@ -91,23 +93,33 @@ def test_of_a_run_that_has_ended_here_it_is_said_how_and_what_to_do_with_it(
     _left(tmp_path, "over", ONE, 0)
     with pytest.raises(BootstrapError, match="nothing listens there"):
         print_status(_config(tmp_path), {}, as_json=False)
-    (tmp_path / "over" / "summary.json").write_text('{"exit": "failed", "samples": 8}')
-    with pytest.raises(
-        ConfigError,
-        match=r"(?s)these have ended.*over  failed.*next: shoal logs \S+/over --level warning\n +shoal events \S+/over",
-    ):
-        print_status(_config(tmp_path), {}, as_json=False)
+    failure = {"kind": "NoPipeline", "text": "stage 1 had no server", "remedy": []}
+    summary = {"exit": "failed", "samples": 8, "ended": "2026-01-02T03:04:05.000+00:00", "failure": failure}
+    (tmp_path / "over" / "summary.json").write_text(json.dumps(summary))
+    how = (
+        r"(?s)these have ended.*over  failed.*over, 2026-01-02 03:04 UTC: the run has failed: stage 1 had no server\n"
+        r"next: shoal logs \S+/over --level warning\n +shoal events \S+/over"
+    )
+    # It was asked how the runs are, and that is the answer; a program gets the status of a run, or none.
+    assert print_status(_config(tmp_path), {}, as_json=False) == 0
+    assert re.search(how, capsys.readouterr().out)
+    with pytest.raises(ConfigError, match=how):
+        print_status(_config(tmp_path), {}, as_json=True)
     with pytest.raises(BootstrapError, match="nothing listens there"):
         print_status(_config(tmp_path, initial_peers=[TWO]), {}, as_json=False)
     for wanted in ("ov", str(tmp_path / "over")):
+        assert print_status(_config(tmp_path), {}, wanted, as_json=False) == 0
+        assert re.search(rf"(?s)run {wanted} has ended.*over  failed", capsys.readouterr().out)
+        assert watch_status(_config(tmp_path), {}, wanted, interval_s=1.0, as_json=False) == 0
+        assert re.search(rf"(?s)run {wanted} has ended.*over  failed", capsys.readouterr().out)
         with pytest.raises(ConfigError, match=rf"(?s)run {wanted} has ended.*over  failed"):
-            print_status(_config(tmp_path), {}, wanted, as_json=False)
+            finder_of(_config(tmp_path), {}, wanted)
     with pytest.raises(ConfigError, match="no run else of yours lives on this host"):
         print_status(_config(tmp_path), {}, "else", as_json=False)
 
 
 def test_a_run_of_one_machine_that_was_killed_is_gone_on_with_by_the_command_that_began_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("shoal.cli.status.living_runs", list)
     monkeypatch.setattr("shoal.cli.listing_runs.living_runs", list)
@@ -115,9 +127,8 @@ def test_a_run_of_one_machine_that_was_killed_is_gone_on_with_by_the_command_tha
     for name in ("gpt-20260101-000000-aaaa", "gpt-20260102-000000-bbbb"):
         make_log_dir(config, RunId(name), is_local=True)
     (tmp_path / "checkpoints/gpt-20260102-000000-bbbb/round_000003").mkdir(parents=True)
-    with pytest.raises(ConfigError) as told:
-        print_status(config, {}, as_json=False)
-    lines = str(told.value).splitlines()
+    assert print_status(config, {}, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines[2:4]] == [
         ["gpt-20260101-000000-aaaa", "broken", "off"],
         ["gpt-20260102-000000-bbbb", "broken", "off"],
@@ -141,6 +152,16 @@ def test_a_run_is_named_or_it_is_the_newest(tmp_path: Path, monkeypatch: pytest.
         finder_of(config, {}, "else")
     with pytest.raises(ConfigError, match="older and initial peers: a swarm has one run"):
         finder_of(_config(tmp_path, initial_peers=[TWO]), {}, "older")
+
+
+def test_a_run_whose_client_does_not_listen_yet_is_said_to_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = _living("new-1", client="A", socket=str(tmp_path / "client.sock"))
+    monkeypatch.setattr("shoal.cli.status.living_runs", lambda: [note])
+    monkeypatch.setattr("shoal.cli.watching.living_runs", lambda: [note])
+    with pytest.raises(RemoteError, match="does not answer: it is being started; ask again in some seconds"):
+        print_status(_config(tmp_path), {}, as_json=False)
 
 
 def test_a_flag_is_told_from_a_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

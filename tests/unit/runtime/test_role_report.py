@@ -26,6 +26,6 @@ def test_an_error_of_ours_is_named_and_a_bug_has_its_traceback(
     told: list[object] = []
     control: Any = SimpleNamespace(tell=told.append)
     assert _report(ExceptionGroup("several", errors), control) == code
-    assert told == [RoleFailed(str(errors[0]))]
+    assert told == [RoleFailed(str(errors[0]), type(errors[0]).__name__)]
     assert caplog.messages == [event]
     assert (caplog.records[0].exc_info is not None) == (event == "role.crashed")
