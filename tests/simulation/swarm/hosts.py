@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -429,10 +429,17 @@ class Client(ClientHost):
             return
         if network.manners.slow_rate or self.world.loses_frames:
             return  # what is lost may be noticed late
+        if not all(self._reaches_one_of(hops) for hops in self.world.hops):
+            return  # what a trainer has committed is known when servers of all stages have said so
         for slot, generation in self.world.launcher.generations.items():
             trainer = network.hosts.get(f"T{slot}.{generation}")
             if not self.slots.is_done(slot) and not (isinstance(trainer, Trainer) and trainer.told >= round):
                 raise Broken(f"slot {slot} is without a trainer in round {round}, {CALM_S} s after the last fault")
+
+    def _reaches_one_of(self, hops: Iterable[Hop]) -> bool:
+        """Whether a server of a stage was there and could be reached for a while."""
+        since_s, now_s = self.now_s - CALM_S, self.now_s
+        return any(self.world.network.reachable(self.peer, hop.peer, since_s, now_s) for hop in hops)
 
     # -- what the machine of its trainers wants
 
