@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.fake_hub import use_in_place_of_datasets
 from tests.unit.data.corpora import make_tokens_here
 
 from shoal.config import Config
@@ -243,7 +244,7 @@ class FakeTable(dict[str, list[Any]]):
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, table: Any) -> FakeHub:
     hub = FakeHub(table)
-    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    use_in_place_of_datasets(monkeypatch, hub)
     return hub
 
 
@@ -348,7 +349,7 @@ def images(*said: tuple[Any, ...]) -> FakeTable:
 def use_pillow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stand in for the library that decodes images."""
     pillow = SimpleNamespace(
-        init=lambda: None, ID=["PNG", "EPS"], open=lambda _: nullcontext(SimpleNamespace(size=(4, 4)))
+        init=lambda: None, ID=["PNG", "EPS"], open=lambda _: nullcontext(SimpleNamespace(size=(4, 4), format="PNG"))
     )
     monkeypatch.setitem(sys.modules, "PIL.Image", pillow)  # type: ignore[arg-type]
     return pillow

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tests.fake_hub import use_in_place_of_datasets
 from tests.linux_calls import needs
 from tests.unit.data.corpora import make_tokens_here, of_folder, write_json_lines, write_parquet
 from tokenizers import Tokenizer
@@ -463,7 +464,7 @@ def test_of_the_hub_only_the_first_documents_are_fetched_where_a_number_is_given
     asked: list[object] = []
     builder = SimpleNamespace(hash="version 1", as_streaming_dataset=lambda split: [asked.append(split), rows()][1])
     hub = SimpleNamespace(load_dataset_builder=lambda *names, token: [asked.append((*names, token)), builder][1])
-    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    use_in_place_of_datasets(monkeypatch, hub)
     data = {"dataset_name": "web", "text_column": "body", "max_documents": 4, "seq_len": 1, "hf_token": "secret"}
     dataset = open_source(of_folder(tmp_path / "none", data))
     assert asked == [("web", None, "secret"), "train"]
