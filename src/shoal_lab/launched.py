@@ -305,6 +305,9 @@ class Launched:
         """Kill what is left, also what was being forked at the last look; returns whether nothing was."""
         processes = self.processes()
         for pid in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)  # nobody notices that the others are gone
+        for pid in processes:
             kill(pid)
         return not processes
 

@@ -20,7 +20,8 @@ from shoal.report.learning import read_learning
 
 pytestmark = pytest.mark.timeout(600)
 
-NUM_ROUNDS = 10
+NUM_ROUNDS = 14
+"""The mirror of a busy machine has two checkpoints long before."""
 BEGUN = (
     *SMALL,
     # A mirror of a busy machine gets whole records only if rounds are not too short.
