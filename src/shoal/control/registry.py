@@ -14,6 +14,7 @@ from typing import Protocol
 import anyio
 
 from shoal.clock import Clock, SystemClock
+from shoal.control.copied_key import CopyWatch
 from shoal.control.membership import Membership, sequence_at
 from shoal.control.read_pace import SLOW_READ_S, ReadPace
 from shoal.control.records import (
@@ -55,10 +56,6 @@ _OLD_SHARE, _MAX_OLD_S = 0.5, 1.0
 """What another process of the host has got may be as old as a share of the time since this one has asked, and at most
 so old: what is read has two seconds to spare before it looks as if it would expire (`read_pace`)."""
 _FAREWELL_TIMEOUT_S = 1.0
-_SET_BACK_S = 5.0
-"""So far may the clock have been set back since an earlier process of this peer has signed its last record."""
-_YIELD_S = TTL_S
-"""Where two processes are one peer the younger one takes another identity, if it sees the other one in time."""
 # Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
 _EXPIRY_STEP_S = 0.001
 
@@ -142,8 +139,7 @@ class Registry:
         self._clock = clock
         self._addresses = addresses
         self._copied = copied
-        self._copied_at: int | None = None
-        self._is_copied = self._yields = False
+        self._copies = CopyWatch(identity.peer_id)
         self._own: dict[str, Record] = {}
         self._dirty: set[str] = set()
         self._wake = Signal()
@@ -279,22 +275,10 @@ class Registry:
             self._wake.notify()
 
     def _look_for_copy(self, opened: VerifiedRecord) -> None:
-        """Notice a process of another host that has this peer's key. An earlier one of this host has signed nothing
-        since this one began; nobody else can sign."""
         own = next((record for record in self._own.values() if type(record) is type(opened.record)), None)
-        theirs, ours = (getattr(record, "join_unix_s", None) for record in (opened.record, own))
-        if opened.peer != self._identity.peer_id or theirs is None or ours is None or theirs == ours or self._yields:
-            return
-        if opened.sequence < sequence_at(ours + _SET_BACK_S):
-            return
-        self._copied_at = self._copied_at or opened.sequence
-        if opened.sequence == self._copied_at:
-            return  # it is once more that one has signed which lives
-        # Of two the one that announces itself less often, or whose clock is behind, may see the other one alone.
-        self._yields = theirs < ours or opened.sequence > self._copied_at + sequence_at(_YIELD_S)
-        if self._yields or not self._is_copied:
-            self._copied(opened, self._yields)
-        self._is_copied = True
+        yields = self._copies.look(opened, own)
+        if yields is not None:
+            self._copied(opened, yields)
 
     async def _pause(self, pause_s: float, seen: SwarmView) -> bool:
         """Wait, but not much longer once a peer is lost or found, a caller waits for a change, or the node dies.

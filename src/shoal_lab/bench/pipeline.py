@@ -15,11 +15,11 @@ from typing import Any
 from shoal.errors import MachineBusy
 from shoal.runtime.hardware import num_usable_cores
 from shoal.swarm.step_operations import Schedule
+from shoal_lab.bench.bubble import bubble_of
 from shoal_lab.bench.case import BenchmarkOptions, Case
 from shoal_lab.bench.measure import Turns
 from shoal_lab.bench.peers import PeerProcesses
 from shoal_lab.bench.pipeline_models import WORKLOADS, Workload, schedule_of
-from shoal_lab.bench.stages import bubble_of
 
 _STAGES = (2, 4)
 _THREADS = (1, 2)

@@ -9,7 +9,7 @@ from tests.unit.pipeline.emulated_swarm import emulate
 
 from shoal.pipeline import schedule
 from shoal.swarm.step_operations import OperationKind, Schedule
-from shoal_lab.bench.stages import bubble_of
+from shoal_lab.bench.bubble import bubble_of
 
 GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE
 
