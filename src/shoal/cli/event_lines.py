@@ -110,26 +110,27 @@ def explain(name: str) -> int:
     return 0
 
 
-def written_run(wanted: str, log_dir: Path, pattern: str) -> Path:
-    """Return the folder of the run that is meant, which has such files.
+def written_run(wanted: str, log_dir: Path, *patterns: str) -> Path:
+    """Return the folder of the run that is meant, which has a file like one of these.
 
     Raises:
         ConfigError: there is no such run, or more than one.
     """
-    if wanted and any(Path(wanted).glob(pattern)):
+    if wanted and any(path for pattern in patterns for path in Path(wanted).glob(pattern)):
         return Path(wanted)
     # `logs/sandbox` is a link to the newest run of that name.
     found: dict[Path, float] = {}
-    for path in log_dir.glob(f"*/{pattern}"):
+    for path in (path for pattern in patterns for path in log_dir.glob(f"*/{pattern}")):
         folder = path.parent.resolve()
         found[folder] = max(found.get(folder, 0.0), path.stat().st_mtime)
     folders = sorted((each for each in found if each.name.startswith(wanted)), key=lambda each: -found[each])
     named = [each for each in folders if each.name == wanted or not wanted]
     if not folders:
         which = f"no run called {wanted}" if wanted else "no run"
-        where = "" if pattern == _LOGS else "; it is on the host of the run's client"
+        where = "" if patterns == (_LOGS,) else "; it is on the host of the run's client"
+        left = " or ".join(patterns)
         raise ConfigError(
-            f"{which} has left {pattern} in a folder in {log_dir.absolute()}{where}: give its folder, or --log-dir"
+            f"{which} has left {left} in a folder in {log_dir.absolute()}{where}: give its folder, or --log-dir"
         )
     if not named and len(folders) > 1:
         names = ", ".join(each.name for each in folders[:_SHOWN_RUNS])

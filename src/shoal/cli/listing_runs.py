@@ -255,7 +255,7 @@ def _written_row(folder: Path, begun_unix_s: float, note: RunNote | None) -> dic
         "ended": None if note is not None else str(summary.get("ended") or utc_iso(_written_unix_s(folder))),
         "failure": failure.get("text"),
         "round": max((int(found[1]) for name in rounds if (found := _ROUND.fullmatch(name))), default=0),
-        "rounds": _num_rounds(read_object(folder / "rounds/round_0000.json")),
+        "rounds": _num_rounds(folder) if hosts == "client" else None,
         "hosts": hosts,
         "model": summary.get("model"),
         "log_dir": str(folder),
@@ -267,12 +267,15 @@ def _written_unix_s(folder: Path) -> float:
     return max(path.lstat().st_mtime for path in folder.iterdir())
 
 
-def _num_rounds(first: Any) -> Any:
-    """How many rounds a run was to have, by its first record; None: that does not say it."""
-    try:
+def _num_rounds(folder: Path) -> int | None:
+    """How many rounds a run was to have: by its first record, which costs little, or by what it was told; None: neither
+    can be read."""
+    first: Any = read_object(folder / "rounds/round_0000.json")
+    with suppress(KeyError, TypeError):
         return first["configuration"]["diloco"]["outer_steps"]
-    except (KeyError, TypeError):
-        return None
+    with suppress(ConfigError):
+        return written_config(folder).diloco.outer_steps
+    return None
 
 
 def _begun_unix_s(folder: Path) -> float:

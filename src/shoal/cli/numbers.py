@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from shoal.cli.event_lines import written_run
 from shoal.cli.listing_runs import end_of
-from shoal.cli.run_files import written_config
+from shoal.cli.run_files import SUMMARY_FILE, written_config
 from shoal.config import published_values
 from shoal.errors import ConfigError
 from shoal.events.base import EVENTS_FILE
@@ -20,6 +21,12 @@ from shoal.report.rows import write_csv, write_tensorboard
 from shoal.report.trace import trace_of
 from shoal.runtime.durable_files import put_whole
 from shoal.telemetry.rows import METRICS_FILE, MetricRow
+
+_LACKS: Final = {
+    METRICS_FILE: "curves have a point for each round",
+    EVENTS_FILE: "nothing is known of its rounds and of what has happened",
+}
+"""What a report lacks without a file of the run."""
 
 Form = Literal["csv", "tensorboard", "wandb"]
 
@@ -106,7 +113,7 @@ def _write_wandb(source: Path, rows: Iterable[MetricRow], folder: Path) -> list[
 
 
 def write_report(wanted: str, log_dir: Path) -> int:
-    """Write the report of a run and print where it is; return the exit code.
+    """Write the report of a run and print where it is, and what of the run was missing; return the exit code.
 
     Args:
         wanted: folder or name of the run, or how its name begins; empty: the newest one.
@@ -114,13 +121,20 @@ def write_report(wanted: str, log_dir: Path) -> int:
     Raises:
         ConfigError: there is no such run, or more than one; or its files cannot be read, or the report not be written.
     """
-    folder = written_run(wanted, log_dir, METRICS_FILE).resolve()
+    folder = written_run(wanted, log_dir, *_LACKS, SUMMARY_FILE).resolve()
     config = written_config(folder)
+    ended, commands = end_of(folder, config)
+    missing = [f"{name} is missing, so {lack}" for name, lack in _LACKS.items() if not (folder / name).exists()]
     try:
-        path = write_page(folder, config, folder.name, *end_of(folder, config))
+        path = write_page(folder, config, folder.name, "; ".join((ended, *missing)), commands)
     except OSError as error:
         raise ConfigError(f"cannot read or write {error.filename or folder} ({error.strerror or error})") from error
     if path is None:
-        raise ConfigError(f"{folder} has no numbers of a run: give the folder of a run on its client's host")
+        raise ConfigError(
+            f"{folder}: its files say nothing of a round, so there is nothing to report: give the folder of a run that "
+            "has begun to train, on its client's host"
+        )
+    for line in missing:
+        print(line, file=sys.stderr)
     print(path)
     return 0

@@ -12,9 +12,11 @@ from typing import Any, cast
 
 from shoal.config.base import Section
 from shoal.config.distqat_names import FILES_ELSEWHERE, REMOVED, is_of_distqat
-from shoal.config.keys import ALIASES, Key, flag_names, item_section_of, keys, plain, section_of, unknown_key
+from shoal.config.keys import ALIASES, Key, flag_names, item_section_of, keys, nearest, plain, section_of, unknown_key
 from shoal.config.yaml_text import parsed_yaml
 from shoal.errors import ConfigError
+
+_SHIPPED = Path(__file__).parents[1] / "configs"
 
 ENV_PREFIX = "SHOAL_"
 ENV_SEPARATOR = "__"
@@ -109,8 +111,14 @@ def read_file(path: Path) -> Mapping[Any, Any]:
 
 
 def _other_files(path: Path) -> str:
-    """Return a hint at the configuration files that do exist where the user looked."""
-    others = sorted(other.name for other in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    """Return a hint at the file that the user may have meant, there or of those that come with shoal, or at those that
+    do exist there."""
+    shipped = {file.stem: f"configs/{file.name}" for file in _SHIPPED.glob("*.yaml")}
+    there = {file.stem: str(file) for file in path.parent.glob("*.yaml")}
+    meant = shipped | there
+    if path.stem not in FILES_ELSEWHERE and (near := nearest(path.stem, meant)) is not None:
+        return f"; did you mean {meant[near]}?"
+    others = sorted(map("{}.yaml".format, there))
     return f"; {path.parent} holds {', '.join(others)}" if others else f"; there is none in {path.parent.resolve()}"
 
 

@@ -83,8 +83,20 @@ def test_what_is_damaged_or_called_otherwise_is_listed_all_the_same(
     folder = left(log_dir, name, rounds=0)
     for file in ("summary.json", "rounds/round_0000.json"):
         (folder / file).write_text(text)
+    (folder / "config.yaml").write_text("diloco: [")
     [row] = told(log_dir, capsys)
     assert (row["run"], row["state"], row["round"], row["rounds"]) == (name, "broken off", 0, None)
+
+
+def test_a_run_without_a_record_was_to_have_as_many_rounds_as_it_was_told(
+    log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = left(log_dir, "gpt-20260101-000000-aaaa")
+    (folder / "config.yaml").write_text("diloco: {outer_steps: 7}")
+    [row] = told(log_dir, capsys)
+    assert (row["round"], row["rounds"]) == (0, 7)
+    assert main(["runs", "--log-dir", str(log_dir)]) == 0
+    assert "0/7" in capsys.readouterr().out
 
 
 def test_what_comes_next_is_offered_of_a_run_that_was_killed_and_not_of_one_that_goes_on(log_dir: Path) -> None:

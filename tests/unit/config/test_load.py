@@ -209,7 +209,22 @@ def test_a_missing_file_names_those_that_exist(tmp_path: Path) -> None:
     _write(tmp_path, "")
     message = _refused(tmp_path / "other.yaml")
     assert "there is no configuration file" in message
-    assert "config.yaml" in message
+    assert "holds config.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("sandbx", "configs/sandbox.yaml"),
+        ("sandbox", "configs/sandbox.yaml"),
+        ("resnet-18.yaml", "configs/resnet18.yaml"),
+        ("confg.yml", "{folder}/config.yaml"),
+    ],
+)
+def test_a_missing_file_with_a_name_like_another_is_told_which(tmp_path: Path, given: str, meant: str) -> None:
+    _write(tmp_path, "")
+    told = f"there is no configuration file {tmp_path / given}; did you mean {meant.format(folder=tmp_path)}?"
+    assert _refused(tmp_path / given) == told
 
 
 def test_what_is_wrong_in_file_variables_and_flags_is_told_at_once(tmp_path: Path) -> None:

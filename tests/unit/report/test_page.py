@@ -14,6 +14,8 @@ import pytest
 from shoal.cli import main
 from shoal.config import Config
 from shoal.config.dump import dump_config
+from shoal.events.base import Event
+from shoal.events.run import EvaluationDone, LossPart, RoundBegun, RoundRecorded
 from shoal.monitor.exporters.metrics_file import MetricsFile
 from shoal.monitor.page.chronicle import DRAWN, DRAWN_OF_PEERS
 from shoal.monitor.page.files import MODULES, OF_OPERATORS, PLOT, STATIC, static_files
@@ -117,7 +119,56 @@ def test_shoal_report_writes_it_for_a_run_that_is_named_or_the_newest(
     assert main(["report", str(folder)]) == 0
     assert (folder / FILE_NAME).exists()
     assert main(["report", "another", "--log-dir", str(tmp_path)]) == 2
-    assert "no run called another has left metrics.jsonl" in capsys.readouterr().err
+    assert "no run called another has left metrics.jsonl or events.jsonl or summary.json" in capsys.readouterr().err
+
+
+def noted(folder: Path, *events: Event) -> None:
+    """Leave these events as a client notes them, one a second."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump_config(Config()))
+    lines: list[str] = []
+    for second, event in enumerate(events):
+        head = {"time": (BEGAN + timedelta(seconds=second)).isoformat(), "level": "INFO", "event": event.name}
+        lines.append(json.dumps(head | event.fields()))
+    (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_a_run_without_numbers_is_reported_by_its_events_and_its_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sandbox-1"
+    curve = (LossPart(8, 2.0, 2.5, 3.0), LossPart(8, 1.0, 1.5, 2.0))
+    recorded = RoundRecorded(1, 2.0, {}, True, {}, 4.0, curve=curve)
+    noted(folder, RoundBegun(1, 2, 1, 1, 2), recorded, EvaluationDone(1, 1.75))
+    end = {"exit": "done", "ended": "2026-01-01T00:01:00.000+00:00", "samples": 16, "loss_last": 1.5, "outer_rounds": 1}
+    (folder / "summary.json").write_text(json.dumps(end))
+    assert main(["report", "--log-dir", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert told.out.strip() == str(folder / FILE_NAME)
+    lack = "metrics.jsonl is missing, so curves have a point for each round"
+    assert told.err.strip() == lack
+    past = data_of((folder / FILE_NAME).read_text())
+    assert past["ended"] == f"the run is complete; {lack}"
+    assert past["now"] == (BEGAN + timedelta(minutes=1)).timestamp()
+    values = {name: value for name, (value, _) in past["run"].items()}  # type: ignore[attr-defined]
+    assert values == {"round": 1.0, "samples": 16.0, "loss/train": 1.5, "loss/eval": 1.75}
+    assert past["curves"].keys() == {"loss/train", "loss/eval"}  # type: ignore[attr-defined]
+
+
+def test_a_run_of_which_only_the_summary_is_left_is_reported_with_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sandbox-1"
+    noted(folder)
+    (folder / "events.jsonl").unlink()
+    (folder / "summary.json").write_text('{"exit": "done"}')
+    assert main(["report", str(folder)]) == 2
+    assert "nothing to report" in capsys.readouterr().err
+    (folder / "summary.json").write_text('{"exit": "done", "ended": "2026-01-01T00:01:00Z", "samples": 16, "steps": 4}')
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().err.count(" is missing, so ") == 2
+    values = {name: value for name, (value, _) in data_of((folder / FILE_NAME).read_text())["run"].items()}  # type: ignore[attr-defined]
+    assert values == {"samples": 16.0, "step": 4.0}
 
 
 def test_a_run_without_numbers_has_no_report(tmp_path: Path) -> None:
