@@ -75,7 +75,11 @@ def _environment(pid: int) -> list[str]:
 
 
 def _open_files(pid: int) -> list[str]:
-    return [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    found: list[str] = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            found.append(str(link.readlink()))
+    return found
 
 
 def _mounts(pid: int) -> list[list[str]]:
