@@ -218,7 +218,7 @@ def test_a_missing_file_names_those_that_exist(tmp_path: Path) -> None:
         ("sandbx", "configs/sandbox.yaml"),
         ("sandbox", "configs/sandbox.yaml"),
         ("resnet-18.yaml", "configs/resnet18.yaml"),
-        ("confg.yml", "{folder}/config.yaml"),
+        ("configg.yml", "{folder}/config.yaml"),
     ],
 )
 def test_a_missing_file_with_a_name_like_another_is_told_which(tmp_path: Path, given: str, meant: str) -> None:
