@@ -26,6 +26,7 @@ from shoal.clock import Clock
 from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory
 from shoal.runtime.waking import Mailbox
 from shoal.swarm.content_transfer import CHUNK_BYTES, ChunkPlan
 from shoal.swarm.view import NO_BASE
@@ -50,6 +51,7 @@ class Offered:
     Args:
         vectors: must not change any more.
         hashes: of the chunks, where they are known already.
+        memory: where the vectors may lie: a chunk of a file is left when the next one is looked at.
     """
 
     def __init__(
@@ -58,16 +60,21 @@ class Offered:
         chunk_bytes: int,
         asked: Asked | None = None,
         hashes: bytes | None = None,
+        memory: VectorMemory = IN_MEMORY,
     ) -> None:
         self.plan = ChunkPlan([vector.nbytes for vector in vectors], chunk_bytes)
         self.asked = asked
+        self._memory = memory
+        self._looked_at = torch.empty(0)
         self._vectors = [vector.view(torch.uint8) if vector.numel() else vector for vector in vectors]
         self._hashes = hashes
 
     def chunk(self, number: int) -> WireTensor:
         """Raises IndexError: there is no such chunk."""
         place = self.plan.place(number)
-        return to_wire(self._vectors[place.vector][place.start : place.stop])
+        before, self._looked_at = self._looked_at, self._vectors[place.vector][place.start : place.stop]
+        self._memory.leave(before)
+        return to_wire(self._looked_at)
 
     @property
     def is_hashed(self) -> bool:
@@ -79,6 +86,7 @@ class Offered:
         if self._hashes is None:
             chunks = (self.chunk(number) for number in range(len(self.plan)))
             self._hashes = b"".join(hashlib.sha256(chunk.data).digest() for chunk in chunks)
+            self._memory.leave(self._looked_at)
         return self._hashes
 
 
@@ -87,13 +95,17 @@ class Contents:
 
     Args:
         chunk_bytes: of states and averages; the same on all replicas.
+        memory: where what comes and is kept for others lies.
 
     Attributes:
         offered: what others may have, by name.
         base_rounds: of each stage the newest record whose state is given.
     """
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, chunk_bytes: int = CHUNK_BYTES, memory: VectorMemory = IN_MEMORY
+    ) -> None:
+        self.memory = memory
         self.endpoint = endpoint
         self.clock = clock
         self.chunk_bytes = chunk_bytes

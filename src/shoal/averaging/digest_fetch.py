@@ -12,6 +12,7 @@ from torch import Tensor
 from shoal.averaging.content_fetch import ContentFetch
 from shoal.averaging.contents import Asked, Contents, Offered
 from shoal.ids import PeerId
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory
 from shoal.swarm.content_transfer import Distrust, Late, Nobody, TransferSettings
 from shoal.swarm.snapshots import CHUNK_BYTES
 from shoal.wire.messages.transfer import ContentName
@@ -22,9 +23,11 @@ _SLOW_S = 0.5
 """After so long without a chunk the others help: well before a search gives up all who are silent."""
 
 
-def offered(content: Tensor, asked: Asked | None = None, hashes: bytes | None = None) -> Offered:
-    """Return a content as `Contents` offers it."""
-    return Offered((content,), CHUNK_BYTES, asked, hashes)
+def offered(
+    content: Tensor, asked: Asked | None = None, hashes: bytes | None = None, memory: VectorMemory = IN_MEMORY
+) -> Offered:
+    """Return a content as `Contents` offers it; it may lie in `memory`."""
+    return Offered((content,), CHUNK_BYTES, asked, hashes, memory)
 
 
 def digest_of(chunk_hashes: bytes) -> str:

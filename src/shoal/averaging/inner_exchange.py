@@ -127,8 +127,9 @@ class InnerExchange:
             return
         self._forget()  # before the next copy is made: two of them would take twice the memory
         owner = owned_by(self._endpoint.peer_id, self.generation)
-        content = await self.device.run(lambda: encode_tensors(self.capture(), owner))
-        self._kept = _Kept(round, record_hash, content, offered(content, self._read), is_wanted)
+        memory = self.contents.memory
+        content = await self.device.run(lambda: encode_tensors(self.capture(), owner, memory))
+        self._kept = _Kept(round, record_hash, content, offered(content, self._read, memory=memory), is_wanted)
         emit(logger, InnerKept(round, self.stage, content.nbytes))
 
     # -- events

@@ -83,7 +83,7 @@ class Starts:
         Args:
             vectors: Parameters, floating and integer buffers, flat; must not change any more.
         """
-        self.contents.offer(self._name(stage), Offered(vectors, self.contents.chunk_bytes))
+        self.contents.offer(self._name(stage), Offered(vectors, self.contents.chunk_bytes, memory=self.contents.memory))
 
     def withdraw(self) -> None:
         """A record stands: give nothing any more."""

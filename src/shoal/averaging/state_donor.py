@@ -68,7 +68,8 @@ class StateDonor:
         self._contents.base_rounds.pop(self._stage, None)
 
     def _offer(self, key: PieceKey, vectors: Sequence[Tensor]) -> None:
-        offered = Offered(vectors, self._contents.chunk_bytes, partial(self._asked, key))
+        chunk_bytes, memory = self._contents.chunk_bytes, self._contents.memory
+        offered = Offered(vectors, chunk_bytes, partial(self._asked, key), memory=memory)
         self._contents.offer(content_of(self._stage, *key), offered)
 
     def _asked(self, key: PieceKey, peer: PeerId, request: Request, num_chunks: int) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 import anyio.to_thread
-import torch
 
 from shoal.averaging.content_fetch import ContentFetch
 from shoal.averaging.contents import Contents
@@ -70,9 +69,9 @@ class _PieceFetch(ContentFetch):
         like = template if base is None else template.averages_like(self._fragment)
         contents = sync.contents
         name = content_of(sync.stage, piece.order.record_hash, piece.is_average)
-        self._vectors = tuple(torch.empty_like(vector) for vector in like)
+        self._vectors = tuple(contents.memory.empty(vector.numel(), vector.dtype) for vector in like)
         ends = (contents.endpoint, contents.clock)
-        super().__init__(*ends, name, self._vectors, sync.settings, contents.chunk_bytes)
+        super().__init__(*ends, name, self._vectors, sync.settings, contents.chunk_bytes, contents.memory)
         self.state: OuterState | None = None
         self._sync = sync
         self._chain = chain
@@ -98,7 +97,8 @@ class _PieceFetch(ContentFetch):
             self.state = OuterState(*self._vectors)
         else:
             self.state = await self._successor(self._base, Contribution(*self._vectors), self._fragment)
-        return await anyio.to_thread.run_sync(self.state.hashes) == self._piece.order.hashes
+        found = await anyio.to_thread.run_sync(self.state.hashes, self._sync.contents.memory)
+        return found == self._piece.order.hashes
 
     def is_lost(self, is_offered: bool, base_round: int) -> bool:
         """The whole state of the newest record is waited for, and who gives it wrong is asked for nothing more."""

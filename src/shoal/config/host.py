@@ -209,8 +209,9 @@ class ServersConfig(Section):
     max_memory_bytes: ByteSize | None = Field(
         default=None,
         description="The most memory that each server may plan with, of its GPU or, on the CPU, of this host: 4GiB, "
-        "800MB or bytes. A stage that needs more is taken in smaller microbatches, or not at all. null: what is free, "
-        "shared evenly.",
+        "800MB or bytes. Of a stage that needs more, what rounds alone need lies in files of log_dir's disk; then it "
+        "is taken in smaller microbatches; then, on the CPU, moments of the inner optimizer lie in files too, which "
+        "each step reads and writes; or it is not taken. null: what is free, shared evenly.",
     )
 
 

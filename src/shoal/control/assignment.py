@@ -103,8 +103,10 @@ def require_fit(server: Candidate, needs: Sequence[StageNeed], stages: Sequence[
 
 def _demand(stage: int, need: StageNeed, server: Candidate) -> str:
     samples = "sample" if need.min_samples == 1 else "samples"
-    amounts = _amounts(*need.of(server, need.min_samples))
-    return f"stage {stage} needs {amounts} with {need.min_samples} {samples} at a time"
+    files = need.files_of(server)
+    amounts = _amounts(*need.of(server, need.min_samples, files=files))
+    in_files = " and all in files that may lie there" if files else ""
+    return f"stage {stage} needs {amounts} with {need.min_samples} {samples} at a time{in_files}"
 
 
 def _amounts(host_bytes: int, device_bytes: int) -> str:

@@ -30,6 +30,27 @@ class ServerTakesLess(Event, frozen=True, tag="server.takes_less"):
     memory: dict[str, Any]
 
 
+class ServerUsesDisk(Event, frozen=True, tag="server.uses_disk"):
+    """This server's memory has no room for all of its stage: what rounds alone need lies in files, or also what the
+    inner optimizer knows, which each step reads and writes."""
+
+    level = WARNING
+    do = "give the server more memory (servers.max_memory_bytes, if it is set), or nothing, if its disk is fast"
+    stage: int
+    files: str
+    file_bytes: int
+    memory: dict[str, Any]
+
+
+class ServerDiskIsFull(Event, frozen=True, tag="server.disk_full"):
+    """The disk has no room for what was to lie in a file: it lies in memory, of which there may be too little."""
+
+    level = WARNING
+    do = "free space on the disk of the run's folder"
+    num_bytes: int
+    reason: str
+
+
 class UnitBuilt(Event, frozen=True, tag="unit.built"):
     """A unit of the model could not be built without memory, and was built for real to see its size."""
 

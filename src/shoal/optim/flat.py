@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import StateMismatch
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory, parts_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -124,15 +125,25 @@ class FlatLayout:
         return out
 
     @torch.no_grad()
-    def unflatten(self, flat_N: Tensor, into: Sequence[Tensor]) -> None:
+    def unflatten(self, flat_N: Tensor, into: Sequence[Tensor], memory: VectorMemory = IN_MEMORY) -> None:
         """Copies the vector back into `into` (in the layout's order), which it changes in place.
+
+        Args:
+            memory: Where the vector may lie; it is left.
 
         Raises:
             StateMismatch: As `flatten`.
         """
         self._check(into)
         for view, tensor in zip(self.views(flat_N), into, strict=True):
-            tensor.copy_(view)
+            if not tensor.is_contiguous():
+                tensor.copy_(view)
+                memory.leave(view)
+                continue
+            values, own = view.view(-1), tensor.view(-1)
+            for part in parts_of(values):
+                own[part].copy_(values[part])
+                memory.leave(values[part])
 
     def views(self, flat_N: Tensor) -> Iterator[Tensor]:
         """Views of the vector in the shapes of the layout, in its order.
@@ -175,16 +186,18 @@ def state_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, buffer) for name, buffer in module.named_buffers() if name not in constants)
 
 
-def tensor_sha256(tensor: Tensor) -> str:
+def tensor_sha256(tensor: Tensor, memory: VectorMemory = IN_MEMORY) -> str:
     """SHA-256 of the tensor's elements as contiguous bytes, in hex. Neither dtype nor shape are part of it.
 
     Bytes are little-endian, as on every platform that torch has wheels for. Copies only what is not contiguous on the
-    CPU.
+    CPU. Where it may lie is left.
     """
     flat = tensor.detach().to("cpu").contiguous().view(-1)
-    if flat.numel() == 0:
-        return hashlib.sha256(b"").hexdigest()
-    return hashlib.sha256(cast("Buffer", flat.view(torch.uint8).numpy())).hexdigest()
+    digest = hashlib.sha256()
+    for part in parts_of(flat):
+        digest.update(cast("Buffer", flat[part].view(torch.uint8).numpy()))
+        memory.leave(flat[part])
+    return digest.hexdigest()
 
 
 def buffers_sha256(floats_F: Tensor, integers_I: Tensor) -> str:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, packed, state_buffers, trained_parameters, unpack
 from shoal.optim.inner import InnerOptimizer, InnerStates
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory
 
 _RESIDUAL = "residual"
 
@@ -47,9 +48,9 @@ class FlatPart:
         """A copy as one vector."""
         return self.layout.flatten(self.tensors, out)
 
-    def load(self, flat: Tensor) -> None:
-        """Replace the values."""
-        self.layout.unflatten(flat, self.tensors)
+    def load(self, flat: Tensor, memory: VectorMemory = IN_MEMORY) -> None:
+        """Replace the values. The vector may lie in `memory`, and is left."""
+        self.layout.unflatten(flat, self.tensors, memory)
         if self._loaded is not None:
             self._loaded()
 

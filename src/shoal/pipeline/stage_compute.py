@@ -42,6 +42,7 @@ from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import InnerOptimizer
 from shoal.optim.norm import squared_norm
 from shoal.optim.parts import AveragedParts, ReplicaParts
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory
 from shoal.pipeline.host_memory import to_host
 from shoal.pipeline.split_backward import SplitBackward, split
 from shoal.pipeline.step_buffers import LiveBuffers
@@ -102,6 +103,7 @@ class StageCompute:
         activation_checkpointing: Keep only the input of a forward, and compute the forward again for the backward.
         module: Its part of the model. Its parameters change in `commit`; loaders change them between rounds.
         version: Commits since the round started, including skipped ones.
+        memory: Where what `base_parameters` returns may lie.
         base_parameters: Returns the flat parameters (N) of the round's record, for evaluation after the first commit.
         cut: A copy (N, on the CPU) of what the parameters were at the round's cut (`swarm.cut_rule`), from there on;
             whoever averages it forgets it.
@@ -116,6 +118,7 @@ class StageCompute:
     stage: int
     schedule: Schedule = Schedule.ONE_F_ONE_B
     activation_checkpointing: bool = False
+    memory: VectorMemory = IN_MEMORY
 
     def __post_init__(self) -> None:
         self.version = 0
@@ -430,7 +433,10 @@ class StageCompute:
         layout = self.parts.averaged.parameters.layout
         base = dict(zip(layout.names, layout.views(self.base_parameters().to(self._device)), strict=True))
         typed = {name: base[name].to(p.dtype) for name, p in trained_parameters(self.module)}
-        return functional_call(self.module, typed, taken, options)
+        try:
+            return functional_call(self.module, typed, taken, options)
+        finally:
+            self.memory.leave(self.base_parameters())
 
     # ---- between rounds
 
@@ -471,7 +477,7 @@ class StageCompute:
             return
         values = self.base_parameters(), *self.base_buffers()
         for part, vector in zip(self.averaged, values, strict=True):
-            part.load(vector)
+            part.load(vector, self.memory)
         self._casts.forget()
 
     def _buffers_of_base(self) -> list[Tensor]:

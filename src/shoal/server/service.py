@@ -30,7 +30,7 @@ from shoal.control.run_question import RunTeller
 from shoal.control.view_builder import server_of
 from shoal.errors import ConfigError
 from shoal.events.base import emit
-from shoal.events.servers import ServerIsReady, ServerTakesLess
+from shoal.events.servers import ServerIsReady, ServerTakesLess, ServerUsesDisk
 from shoal.identity import swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.model.registry import load_exact_family
@@ -39,6 +39,7 @@ from shoal.pipeline.role_hooks import role_hooks
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.file_memory import file_room_bytes
 from shoal.runtime.launcher_messages import DialledBack, RunConcluded, ServerReady
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
@@ -96,6 +97,8 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             free_memory_bytes=memory.host_bytes,
             device_memory_bytes=memory.device_bytes,
             max_microbatch_samples=config.servers.max_microbatch_samples,
+            # What a GPU of a Mac computes with is the host's memory, and cannot lie in a file.
+            free_disk_bytes=0 if spec.device == "mps" else file_room_bytes(Path(spec.log_dir), spec.device_sharers),
             host=config.network.shown_host_name,
             index=min(spec.index, MAX_INDEX),
         )
@@ -120,6 +123,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             require_fit(server, needs, (stage,))
             cap = needs[stage].cap_of(server)
             steps = needs[stage].steps_of(server, cap)
+            files = needs[stage].files_of(server)
+            if files:
+                emit(logger, ServerUsesDisk(stage, files.name.lower(), needs[stage].disk_bytes, asdict(memory)))
             if cap != server.max_microbatch_samples or steps < needs[stage].max_steps:
                 emit(logger, ServerTakesLess(stage, cap, steps, asdict(memory)))
             if weights is None:
@@ -127,7 +133,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             return await weights.built(stage, partial(build_from, stage, cap, steps))
 
         async def build_from(stage: int, cap: int | None, steps: int, fill: Fill | None) -> LocalReplica:
-            further = needs[stage].further_of(server, cap, steps)
+            further, files = needs[stage].further_of(server, cap, steps), needs[stage].files_of(server)
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
@@ -144,8 +150,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 clock=clock,
                 hooks=hooks,
                 snapshot_key=hmac.digest(spec.identity_key, b"shoal snapshot", "sha256"),
-                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap, steps, further)[0]),
+                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap, steps, further, files)[0]),
                 fill=fill,
+                files=files,
             )
 
         def recorded(record: Record) -> None:
