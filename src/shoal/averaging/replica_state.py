@@ -357,6 +357,7 @@ class ReplicaState:
             gradient_M: Is overwritten with the pseudo-gradient. None makes a new vector.
             scale: A second factor on the pseudo-gradient, in an operation of its own; 1: no operation.
         """
+        self.memory.make_room()  # also of what was measured
         floats_F, integers_I = self.buffers(weight, total_weight, fragment)
         base_N = self._base.parameters_N
         if gradient_M is None:

@@ -59,7 +59,8 @@ class VectorMemory:
         """Nobody looks at these, or at these parts of vectors, for a while. What lies elsewhere stays where it is."""
 
     def make_room(self) -> None:
-        """Something long is coming, where memory is short: give back what was freed and is kept for what comes."""
+        """Something long is coming that is not like what was freed before: give that back to the system."""
+        give_back_freed()
 
 
 IN_MEMORY: Final = VectorMemory()
@@ -96,9 +97,6 @@ class FileVectorMemory(VectorMemory):
         for tensor in tensors:
             if tensor.device.type == "cpu" and tensor.nbytes:
                 self._files.leave(tensor.data_ptr(), tensor.nbytes)
-
-    def make_room(self) -> None:
-        give_back_freed()
 
     def _in_file(self, count: int, dtype: torch.dtype) -> Tensor | None:
         num_bytes = count * dtype.itemsize

@@ -448,7 +448,7 @@ def test_others_snapshots_have_the_room_that_the_stage_leaves() -> None:
 ALONE: dict[str, Any] = {
     "device": "cpu",
     "model": {"num_layers": 6, "hidden_size": 512},
-    "data": {"seq_len": 32},
+    "data": {"seq_len": 8},
     "model_pipeline": {"stages": 1, "microbatches": 2},
     "diloco": {"batch_size_per_step": 2},
 }
