@@ -137,7 +137,8 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     return StageNeed(
         device_bytes=replica.num_bytes + constant_bytes,
         step_bytes=gradient_bytes + 2 * buffer_bytes + cast_bytes,
-        open_bytes=own_bytes + sum(tally.chunk_bytes for tally in tallies),
+        # A gradient of a cast is there before that of its weight, and leaves a gap where the next one has no room.
+        open_bytes=own_bytes + sum(tally.chunk_bytes + tally.cast_bytes for tally in tallies),
         sample_bytes=largest_bytes + sample_bytes,
         further_bytes=more_bytes - own_bytes,
         further_sample_bytes=more_sample_bytes - sample_bytes,
