@@ -3,11 +3,15 @@
 
     python benchmarks/memory.py                             about ten minutes
     python benchmarks/memory.py --models gpt --json memory.json
+    python benchmarks/memory.py --models gpt,gpt-bf16 --max-memory 800MB
 
 Each model is cut into two stages with two replicas each, one for each of two trainers, and trained for a few rounds on
 the CPU. Planned is what `server.memory` says of the stage, with one open step, by which servers choose it. Measured is
 the memory (PSS) of a server and its libp2p daemon: the most that was seen from its first committed step on, looked for
 every 50 ms.
+
+With --max-memory each model is one stage, and has as many layers as servers take that may use so much: what they can
+lies in files then, of the disk with the temporary folder.
 
 Exit code: 0 if the plan is within 10 % of the largest replica of every stage, else 1.
 """
@@ -29,8 +33,12 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.config.load import load_config
+from shoal.config.schema import Config
 from shoal.errors import RunFailed
 from shoal.ids import PeerId
+from shoal.model.registry import load_family
+from shoal.model.stage import build_stage
+from shoal.runtime.file_memory import file_room_bytes
 from shoal.runtime.process_info import tree_usage
 from shoal.server.memory import stage_needs
 from shoal.swarm.view import Candidate
@@ -79,6 +87,8 @@ class Stage:
     stage: int
     planned_bytes: int
     measured_bytes: int
+    num_parameters: int
+    files: str
 
     @property
     def ratio(self) -> float:
@@ -86,9 +96,9 @@ class Stage:
         return self.planned_bytes / self.measured_bytes
 
 
-def config_of(model: str, folder: Path) -> Path:
+def config_of(model: str, folder: Path, limit: str | None) -> Path:
     """Write the configuration of a model's run, and return where it is."""
-    values = {
+    values: dict[str, Any] = {
         "experiment_prefix": f"memory_{model}",
         **MODELS[model],
         "diloco": _SHORT,
@@ -96,14 +106,47 @@ def config_of(model: str, folder: Path) -> Path:
         "servers": {"replicas": 2},
     }
     path = folder / f"{model}.yaml"
+    if limit is not None:
+        values["data"] = MODELS[model]["data"] | {"seq_len": 32}
+        values["model_pipeline"] = {"stages": 1, "microbatches": 4}
+        values["servers"]["max_memory_bytes"] = limit
+        num_layers = 1
+        while _fits(path, values, num_layers + 1):
+            num_layers += 1
+        _fits(path, values, num_layers)
     path.write_text(yaml.safe_dump(values))
     return path
 
 
-def planned(config: Path) -> list[int]:
-    """Return the bytes that each stage needs of a server that computes in the host's memory."""
-    nobody = Candidate(Hop(peer=PeerId("nobody"), addresses=()), 0.0)
-    return [need.of(nobody, None)[0] for need in stage_needs(load_config(config))]
+def _fits(path: Path, values: dict[str, Any], num_layers: int) -> bool:
+    """Whether a server takes the model with so many layers, which it has from then on."""
+    values["model"] = values["model"] | {"num_layers": num_layers}
+    path.write_text(yaml.safe_dump(values))
+    config = load_config(path)
+    [need] = stage_needs(config)
+    return need.fits_cut(_server(config, path.parent))
+
+
+def _server(config: Config, folder: Path) -> Candidate:
+    limit = config.servers.max_memory_bytes or 0
+    disk_bytes = file_room_bytes(folder, config.num_servers) if limit else 0
+    return Candidate(Hop(peer=PeerId("any"), addresses=()), 0.0, limit, free_disk_bytes=disk_bytes)
+
+
+def planned(path: Path) -> list[tuple[int, int, str]]:
+    """Return of each stage the bytes that it needs of a server that computes in the host's memory, its parameters, and
+    what lies in files."""
+    config = load_config(path)
+    family, server = load_family(config.model, config.data), _server(config, path.parent)
+    found: list[tuple[int, int, str]] = []
+    for stage, need in enumerate(stage_needs(config)):
+        files = need.files_of(server)
+        num_parameters = sum(p.numel() for p in build_stage(family, stage, config.num_stages, seed=0).parameters())
+        cap = need.cap_of(server)
+        found.append(
+            (need.of(server, cap, need.steps_of(server, cap), files=files)[0], num_parameters, files.name.lower())
+        )
+    return found
 
 
 def measured(config: Path, directory: Path) -> dict[int, int]:
@@ -131,11 +174,12 @@ def measured(config: Path, directory: Path) -> dict[int, int]:
 def table(found: Sequence[Stage]) -> Table:
     """Return what a reader wants to see."""
     shown = Table(title="Memory of a server", caption="planned over measured")
-    for column in ("model", "stage", "planned", "measured", "ratio"):
+    for column in ("model", "stage", "parameters", "in files", "planned", "measured", "ratio"):
         shown.add_column(column, justify="left" if column == "model" else "right")
     for each in found:
         sizes = (f"{size / 1e6:.0f} MB" for size in (each.planned_bytes, each.measured_bytes))
-        shown.add_row(each.model, str(each.stage), *sizes, f"{each.ratio:.3f}")
+        parameters = f"{each.num_parameters / 1e6:.1f} M"
+        shown.add_row(each.model, str(each.stage), parameters, each.files, *sizes, f"{each.ratio:.3f}")
     return shown
 
 
@@ -143,6 +187,7 @@ def main() -> int:
     """Measure what was asked for, print it, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}, with commas")
+    parser.add_argument("--max-memory", help="what each server may use (800MB): find the largest models for it")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     arguments = parser.parse_args()
     models = arguments.models.split(",")
@@ -151,9 +196,12 @@ def main() -> int:
     console, found = Console(), list[Stage]()
     with tempfile.TemporaryDirectory(prefix="memory-") as temporary:
         for model in models:
-            config = config_of(model, Path(temporary))
+            config = config_of(model, Path(temporary), arguments.max_memory)
             took = measured(config, Path(temporary) / model)
-            found += [Stage(model, stage, plan, took[stage]) for stage, plan in enumerate(planned(config))]
+            found += [
+                Stage(model, stage, plan, took[stage], num_parameters, files)
+                for stage, (plan, num_parameters, files) in enumerate(planned(config))
+            ]
             console.print(table([each for each in found if each.model == model]))
     console.print(table(found))
     if arguments.json:

@@ -51,7 +51,7 @@ class Offered:
     Args:
         vectors: must not change any more.
         hashes: of the chunks, where they are known already.
-        memory: where the vectors may lie: a chunk of a file is left when the next one is looked at.
+        memory: where the vectors may lie: of a file, chunks are copied.
     """
 
     def __init__(
@@ -65,16 +65,19 @@ class Offered:
         self.plan = ChunkPlan([vector.nbytes for vector in vectors], chunk_bytes)
         self.asked = asked
         self._memory = memory
-        self._looked_at = torch.empty(0)
         self._vectors = [vector.view(torch.uint8) if vector.numel() else vector for vector in vectors]
         self._hashes = hashes
 
     def chunk(self, number: int) -> WireTensor:
         """Raises IndexError: there is no such chunk."""
         place = self.plan.place(number)
-        before, self._looked_at = self._looked_at, self._vectors[place.vector][place.start : place.stop]
-        self._memory.leave(before)
-        return to_wire(self._looked_at)
+        part = self._vectors[place.vector][place.start : place.stop]
+        if not self._memory.is_short:
+            return to_wire(part)
+        # The connection writes it when it can: its pages would come back then, and stay.
+        copied = part.clone()
+        self._memory.leave(part)
+        return to_wire(copied)
 
     @property
     def is_hashed(self) -> bool:
@@ -86,7 +89,6 @@ class Offered:
         if self._hashes is None:
             chunks = (self.chunk(number) for number in range(len(self.plan)))
             self._hashes = b"".join(hashlib.sha256(chunk.data).digest() for chunk in chunks)
-            self._memory.leave(self._looked_at)
         return self._hashes
 
 

@@ -67,17 +67,12 @@ IN_MEMORY: Final = VectorMemory()
 
 
 class FileVectorMemory(VectorMemory):
-    """Files of one disk. What is short, or of another device, or has no room there, lies in memory.
-
-    Args:
-        least_bytes: Of a vector that is long.
-    """
+    """Files of one disk. What is short, or of another device, or has no room there, lies in memory."""
 
     is_short = True
 
-    def __init__(self, files: FileMemory, least_bytes: int = LONG_BYTES) -> None:
+    def __init__(self, files: FileMemory) -> None:
         self._files = files
-        self._least_bytes = least_bytes
         self._is_full = False
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -100,7 +95,7 @@ class FileVectorMemory(VectorMemory):
 
     def _in_file(self, count: int, dtype: torch.dtype) -> Tensor | None:
         num_bytes = count * dtype.itemsize
-        if num_bytes < self._least_bytes:
+        if num_bytes < LONG_BYTES:
             return None
         try:
             mapping = self._files.map(num_bytes)
