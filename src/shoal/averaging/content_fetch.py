@@ -159,7 +159,8 @@ class ContentFetch(ABC):
             return
         match event.message:
             case Have(_, chunk_hashes):
-                self._do(self.machine.offered(event.peer, chunk_hashes, self._clock.now_s()))
+                is_here = self._endpoint.is_here(event.peer)
+                self._do(self.machine.offered(event.peer, chunk_hashes, self._clock.now_s(), is_here=is_here))
             case Missing(_, base_round):
                 self._base_round = max(self._base_round, base_round)
                 self._do(self.machine.refused(event.peer, self._clock.now_s()))

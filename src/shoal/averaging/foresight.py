@@ -9,7 +9,6 @@ Foresight saves time, and nothing else: it comes to the bits that the quorum com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -20,17 +19,7 @@ from shoal.averaging.payloads_ahead import PayloadsAhead
 from shoal.averaging.replica_state import Foreseen
 from shoal.errors import MemberFault
 from shoal.ids import PeerId
-from shoal.wire.messages.round import Payload
-
-
-class MemberShare(NamedTuple):
-    """A member that counts: what it has encoded, its weight over the sum of all weights, and the factor on its
-    pseudo-gradient. The same ones in the same order come to the same average."""
-
-    member: PeerId
-    payload: Payload
-    share: float
-    scale: float
+from shoal.swarm.round_quorums import MemberShare
 
 
 class Foresight:
@@ -67,6 +56,13 @@ class Foresight:
                 self._foreseen = await self._computed(base.round + 1, counted, [each.payload_P for each in encoded])
                 self._is_known.set()
             await coming.wait()
+
+    @property
+    def known(self) -> tuple[Sequence[MemberShare], Foreseen] | None:
+        """What is foreseen of the round that is under way, and of which quorum; None: nothing yet."""
+        base, shares = self._of
+        is_of_now = base == self._ahead.base().record_hash
+        return (shares, self._foreseen) if is_of_now and self._foreseen is not None else None
 
     async def of(self, quorum: Sequence[MemberShare]) -> Foreseen | None:
         """Return what these come to if that is known, or is being computed; None: it is not."""

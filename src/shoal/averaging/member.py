@@ -302,7 +302,8 @@ class RoundMember:
             return
         self._give(round)
         links = tuple(self.links())[:MAX_LINK_REPORTS]
-        brought = replace(closed, links=links, gradient_norm=norm, payload=payload)
+        foretold = self._averages.foretold(round)
+        brought = replace(closed, links=links, gradient_norm=norm, payload=payload, foretold=foretold)
         self._do(self._machine.steps_closed(brought))
 
     async def _encode(self, round: int, num_targets: int) -> None:

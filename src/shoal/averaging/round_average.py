@@ -18,7 +18,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from shoal.averaging.foresight import Foresight, MemberShare
+from shoal.averaging.foresight import Foresight
 from shoal.averaging.gathered import Gathered, brought_by, gathered_average, gathered_weights, payload_of
 from shoal.averaging.payloads_ahead import Fetching, PayloadsAhead
 from shoal.averaging.replica_state import Contribution, Foreseen, ReplicaState
@@ -36,8 +36,9 @@ from shoal.events.base import emit
 from shoal.events.rounds import RingRefused
 from shoal.ids import PeerId
 from shoal.optim.fragments import Fragment
+from shoal.swarm.round_quorums import MemberShare, digest_of
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import Propose, QuorumTag
+from shoal.wire.messages.round import Foretold, Propose, QuorumTag, StageHashes
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,18 @@ class RoundAverage:
     def receive(self, event: Received) -> bool:
         """Take a part of a ring; see `transport.dispatch.Handler`."""
         return self._inbox.receive(event)
+
+    def foretold(self, round: int) -> Foretold | None:
+        """What this replica will stage in the quorum that it expects; None: that is not known, or buffers, which are
+        averaged as they are at the join, are part of it."""
+        found = None if self.foresight is None else self.foresight.known
+        _, floats_F, integers_I = self.state.base.values
+        has_buffers = self.state.fragment(round).has_buffers and floats_F.numel() + integers_I.numel() > 0
+        if found is None or has_buffers:
+            return None
+        shares, foreseen = found
+        hashes = StageHashes(foreseen.parameters_hash, foreseen.momentum_hash, self.state.hashes.buffers)
+        return Foretold(digest_of(shares), hashes)
 
     def end(self) -> None:
         """What still arrives for the last quorum is of no use."""

@@ -6,7 +6,8 @@
 The name says what the whole must hash to; what the chunks must hash to is a donor's word. So a chunk that differs
 from what its sender had offered convicts the sender at once and costs only itself. Offers that contradict each other
 are tried in turn, the most frequent first; one whose whole is not what is named convicts all who made it.
-A donor that is lost or slow is replaced in the middle; what is stored stays, whoever sent it.
+A donor that is lost or slow is replaced in the middle; what is stored stays, whoever sent it. While one of this host
+gives what is wanted, no line to another one carries any of it.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ class _Donor:
     asked_at_s: float
     answered: bool = False
     offer: bytes | None = None
+    is_here: bool = False
     wrong: str = ""
     requested: dict[int, None] = field(default_factory=dict[int, None])
     active_at_s: float = 0.0
@@ -219,8 +221,13 @@ class ContentTransfer:
                 effects.append(AskDonor(peer))
         return effects + self._advance(now_s)
 
-    def offered(self, peer: PeerId, digests: bytes, now_s: float) -> Effects:
-        """A peer has the content; `digests` are the SHA-256 of its chunks, one after the other."""
+    def offered(self, peer: PeerId, digests: bytes, now_s: float, *, is_here: bool = False) -> Effects:
+        """A peer has the content.
+
+        Args:
+            digests: the SHA-256 of its chunks, one after the other.
+            is_here: the peer is of this host.
+        """
         donor = self._donors.get(peer)
         if donor is None or donor.wrong or donor.offer is not None:
             return []
@@ -228,7 +235,7 @@ class ContentTransfer:
         if len(digests) != self._num_chunks * DIGEST_BYTES:
             size = len(digests) // DIGEST_BYTES
             return [*self._distrust(peer, f"it offers {size} chunks of {self._num_chunks}"), *self._advance(now_s)]
-        donor.offer, donor.active_at_s = digests, now_s
+        donor.offer, donor.is_here, donor.active_at_s = digests, is_here, now_s
         if self._deadline_s is None:
             self._deadline_s = now_s + self._settings.timeout_s
         return self._advance(now_s)
@@ -331,13 +338,18 @@ class ContentTransfer:
             self._todo = deque(chunk for chunk in range(self._num_chunks) if chunk in self._left)
 
     def _assign(self, now_s: float) -> Effects:
-        """Request chunks that are missing: from whoever has least to do, slow donors last."""
+        """Request chunks that are missing: from whoever has least to do, slow donors last, those of other hosts only if
+        none of this one does."""
         effects: Effects = []
+        donors = {peer: donor for peer, donor in self._donors.items() if donor.offer is not None}
+        here = {peer: donor for peer, donor in donors.items() if donor.is_here and donor.offer == self._offer}
+        if any(not donor.slow for donor in here.values()):
+            donors = here
         while self._todo:
             ranked = sorted(
                 (donor.slow, len(donor.requested), peer)
-                for peer, donor in self._donors.items()
-                if donor.offer is not None and len(donor.requested) < (1 if donor.slow else self._settings.window)
+                for peer, donor in donors.items()
+                if len(donor.requested) < (1 if donor.slow else self._settings.window)
             )
             pairs = ((peer, self._next_for(self._donors[peer])) for _, _, peer in ranked)
             request = next((Request(peer, chunk) for peer, chunk in pairs if chunk is not None), None)

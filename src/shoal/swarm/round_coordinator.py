@@ -212,10 +212,10 @@ class RoundCoordinatorMachine:
         self._replicas.repeat_offers()
         if self.phase is RoundPhase.JOINING:
             effects += self._send_close()
-        elif self.phase is RoundPhase.STAGING and now_s - self._since_s > self.settings.stage_timeout_s:
+        elif self._is_staging and now_s - self._since_s > self.settings.stage_timeout_s:
             self._since_s = now_s
             for quorum in self._quorums.values():
-                if not quorum.agreed:
+                if quorum.foretold or not quorum.agreed:
                     effects += self._new_epoch(quorum, frozenset())
         return effects + self._advance(now_s)
 
@@ -387,11 +387,21 @@ class RoundCoordinatorMachine:
         if is_new or self._judgement.is_unheard(state, self.tip, self.ballot):
             return self.lead(now_s)  # choose once more, having heard everyone
         effects = self._say() if tip.hash == self.tip.hash else []
-        effects += self._quorums.again(peer, state.stage) if self.phase is RoundPhase.STAGING else []
+        effects += self._told_in_vain(peer, state.stage)
         effects += self._reconsider(peer) + self._replicas.tell(self.ballot, self.tip)
         effects += self._replicas.compare_starts(self.tip)
         comes_in = self._ready and not was_in and self._replicas.takes_part(peer, self.tip)
         return [*effects, ReplicaIn(peer)] if comes_in else effects
+
+    def _told_in_vain(self, peer: PeerId, stage: int) -> Effects:
+        """A member that was told only what is different in its quorum may not have what it differs from."""
+        if self.phase is RoundPhase.STAGING:
+            return [*self._quorums.again(peer, stage)]
+        quorum = self._quorums.get(stage)
+        if self.phase is not RoundPhase.PREPARING or quorum is None or peer not in quorum.foretold:
+            return []
+        # A record was built of what it has foretold, and does not stage now: all begin anew.
+        return self._new_epoch(quorum, frozenset()) if self._quorums.again(peer, stage) else []
 
     def _refused(self, peer: PeerId, reason: str, now_s: float) -> Effects:
         """A replica cannot do what it was told, and is out. But if its stage goes on from the very bytes that it has,
@@ -424,6 +434,12 @@ class RoundCoordinatorMachine:
             return effects + self._replicas.mark_out(peer, "it swapped other bytes than its stage goes on from")
         effects += [ReplicaIn(peer)] if was_out or message.stage in self._restoration.bases else []
         return effects + (self._send_close() if self.phase is RoundPhase.JOINING else [])
+
+    @property
+    def _is_staging(self) -> bool:
+        """Whether a member has not staged yet, though a record may be under way of what it has foretold."""
+        is_foretold = self.phase is RoundPhase.PREPARING and any(each.foretold for each in self._quorums.values())
+        return self.phase is RoundPhase.STAGING or is_foretold
 
     @property
     def _is_early(self) -> bool:

@@ -119,6 +119,7 @@ class RoundMemberMachine:
         self.quorum: Propose | None = None
         self.staged: dict[tuple[Ballot, int], StageHashes] = {}
         self.pinned: StageHashes | None = None
+        self.foretold: PrepareRecord | None = None  # until the bytes that it names are staged here
         self.prepared: SignedRecord | None = None
         self.swapping: SignedRecord | None = None
         self.fetching: SignedRecord | None = None
@@ -199,7 +200,12 @@ class RoundMemberMachine:
         # Only the newest bytes and those of a prepared record are kept (see `Pin`).
         self.staged = {tag: kept for tag, kept in self.staged.items() if kept == self.pinned}
         self.staged[quorum.ballot, quorum.epoch] = hashes
-        return [self._report(quorum, hashes)] if quorum == self.quorum else []
+        if quorum != self.quorum:
+            return []
+        foretold, self.foretold = self.foretold, None
+        # A promise given meanwhile counts.
+        is_led = foretold is not None and foretold.ballot == self.promised
+        return [self._report(quorum, hashes), *(self._prepare(foretold) if foretold is not None and is_led else [])]
 
     def state_broken(self, reason: str) -> Effects:
         """The replica's own bytes are not what the record says: it leaves the ring."""
@@ -309,6 +315,9 @@ class RoundMemberMachine:
         if record.round < self.round or self.swapping is not None or self._is_superseded(record):
             return []
         hashes = self._staged_for(record)
+        if hashes is None and record.previous == self.tip.hash and self._is_to_stage(record):
+            self.foretold = message  # as if it were still on its way; its quorum may be, too
+            return []
         if record.round != self.round or record.previous != self.tip.hash or hashes is None:
             return [self._state(f"the bytes of record {record.round} are not staged here")]
         self.prepared, self.pinned = signed, hashes
@@ -412,6 +421,13 @@ class RoundMemberMachine:
             and quorum is not None
             and (record.ballot, outcome.epoch) < (quorum.ballot, quorum.epoch)
         )
+
+    def _is_to_stage(self, record: Record) -> bool:
+        """Whether the record is of the first quorum, which this replica has foretold and not staged yet. If it was told
+        that quorum in vain it has said so, and another one follows."""
+        outcome, joined = outcome_of(record, self.stage), self.joined
+        has_foretold = joined is not None and joined.foretold is not None
+        return has_foretold and outcome is not None and outcome.epoch == 0 and (record.ballot, 0) not in self.staged
 
     def _staged_for(self, record: Record) -> StageHashes | None:
         """The hashes of the staged bytes that are the record's, if there are any."""

@@ -17,6 +17,7 @@ from shoal.wire.messages.round import (
     Basis,
     Close,
     CommitRecord,
+    Foretold,
     Join,
     LinkReport,
     Move,
@@ -136,7 +137,7 @@ def move_refusal(message: Move, stage: int, round: int) -> str | None:
 @dataclass(frozen=True, slots=True)
 class StepsClosed:
     """What the replica has committed in the round, in apply order, what it cannot decide alone, its links, the length
-    of its pseudo-gradient, what that is encoded as, and what it has trained earlier (see `Join`)."""
+    of its pseudo-gradient, what that is encoded as, what it has trained earlier, and what it foresees (see `Join`)."""
 
     num_samples: int
     in_doubt: tuple[StepKey, ...]
@@ -145,11 +146,12 @@ class StepsClosed:
     gradient_norm: float = 0.0
     payload: Payload | None = None
     earlier: tuple[StepsTrained, ...] = ()
+    foretold: Foretold | None = None
 
     def join(self, ballot: Ballot, round: int, stage: int, aborted: tuple[StepKey, ...]) -> Join:
         """What the replica joins with; `aborted` are the steps that a Resolve has aborted here."""
         known = self.num_samples, self.in_doubt, self.log, aborted, self.links, self.gradient_norm, self.payload
-        return Join(ballot, round, stage, *known, self.earlier)
+        return Join(ballot, round, stage, *known, self.earlier, self.foretold)
 
 
 def check_quorum(quorum: Propose, stage: int, me: PeerId) -> None:

@@ -149,7 +149,7 @@ class SharedDeal:
             return
         between = sum(other not in self._sizes for other in range(step, self._num_fixed))
         steps_left = between + self._inner_steps - max(step, self._num_fixed)
-        self._latest = self._step_sizes.next(self._standings(now_s), steps_left, self._inner_steps)
+        self._latest = self._step_sizes.next(self._standings(now_s), steps_left)
         self._sizes[step] = self._latest
         self._num_fixed = max(self._num_fixed, step + 1)
         for place, size in zip(self._slots, self._latest, strict=True):

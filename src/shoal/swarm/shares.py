@@ -22,7 +22,8 @@ WINDOW = 5
 """The speed is the median of so many steps: one that was replayed, or interrupted, does not count."""
 
 TOLERANCE = 0.03
-"""Sizes stay as they are while all are expected to end within this part of the round's length."""
+"""Sizes stay as they are while all are expected to end within this part of the time that is left, or within that of a
+sample: early in a round noise moves nothing, and in the end nobody waits for much more than a sample."""
 
 OVERDUE = 1.5
 """A step that takes longer than expected by this factor makes its slot count as slower, before it has ended."""
@@ -120,7 +121,7 @@ class StepSizes:
         # What rounding has kept from a slot so far: 7.5 samples are 7 and 8 in turns.
         self._owed = [0.0] * num_slots
 
-    def next(self, standings: Sequence[Standing], steps_left: int, num_steps: int) -> tuple[int, ...]:
+    def next(self, standings: Sequence[Standing], steps_left: int) -> tuple[int, ...]:
         """Return how many samples of the next step each slot gets: at least 1, and always the same sum.
 
         Args:
@@ -130,8 +131,8 @@ class StepSizes:
             (each.pending + size * steps_left) / each.samples_per_s
             for each, size in zip(standings, self._sizes, strict=True)
         ]
-        round_s = self._total * num_steps / sum(each.samples_per_s for each in standings)
-        if max(ends_s) - min(ends_s) > TOLERANCE * round_s:
+        sample_s = max(1 / each.samples_per_s for each in standings)
+        if max(ends_s) - min(ends_s) > max(TOLERANCE * max(ends_s), sample_s):
             dealt = even_finish(standings, self._total * steps_left, steps_left, self._highest * steps_left)
             self._sizes = [samples / steps_left for samples in dealt]
         return self._rounded()

@@ -6,6 +6,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.simulation.safety import Broken
@@ -38,6 +39,7 @@ from shoal.swarm.round_effects import (
 )
 from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_orders import StepsClosed
+from shoal.swarm.round_quorums import MemberShare, digest_of
 from shoal.swarm.round_settings import CloseRequest, RoundPhase
 from shoal.swarm.run_client import RunClient
 from shoal.swarm.run_effects import (
@@ -56,7 +58,7 @@ from shoal.swarm.trainer_slots import TrainerSlots
 from shoal.swarm.view import Replica, SwarmView
 from shoal.wire.messages.base import Hop
 from shoal.wire.messages.control import TrainerHello
-from shoal.wire.messages.round import Propose, Record, StageHashes
+from shoal.wire.messages.round import Foretold, Payload, Propose, Record, StageHashes
 from shoal.wire.messages.step import StepEntry
 
 if TYPE_CHECKING:
@@ -156,7 +158,7 @@ class ReplicaHost:
                     tag = self._tag(quorum)
                     # In a ring of other members it would have another weight.
                     peers = tuple(hop.peer for hop in quorum.members)
-                    contribution = (digest(self.theta, [entry.key for entry in self.log], self.peer), self.theta, peers)
+                    contribution = (self._learnt(), self.theta, peers)
                     for hop in quorum.members:
                         self.world.send(self.peer, hop.peer, (tag, contribution))
                 case Pin(hashes):
@@ -171,7 +173,30 @@ class ReplicaHost:
                     pass
 
     def _steps_closed(self) -> list[MemberEffect]:
-        return self.machine.steps_closed(StepsClosed(len(self.log), tuple(self.doubts), tuple(self.log)))
+        closed = StepsClosed(len(self.log), tuple(self.doubts), tuple(self.log))
+        if self.world.foretells:
+            closed = replace(closed, payload=self._payload(), foretold=self._foretold())
+        return self.machine.steps_closed(closed)
+
+    def _learnt(self) -> str:
+        return digest(self.theta, [entry.key for entry in self.log], self.peer)
+
+    def _payload(self) -> Payload:
+        return Payload(self._learnt() * 4, 1)
+
+    def _foretold(self) -> Foretold | None:
+        """What the stage comes to if the quorum is the last one again, and nobody learns or settles anything more."""
+        last = self.machine._last
+        hosts = [] if last is None else [self.world.network.hosts.get(hop.peer) for hop in last.members]
+        members = [host for host in hosts if isinstance(host, ReplicaHost) and holds(host, self.machine.tip)]
+        if not members or len(members) < len(hosts) or not all(host.log for host in members):
+            return None
+        targets = [sum(entry.num_targets for entry in host.log) for host in members]
+        shares = [
+            MemberShare(host.peer, host._payload(), weight / sum(targets), 1.0)
+            for host, weight in zip(members, targets, strict=True)
+        ]
+        return Foretold(digest_of(shares), hashes_of(digest([host._learnt() for host in members])))
 
     def _tag(self, quorum: Propose) -> tuple[object, ...]:
         """What marks the frames of a ring."""

@@ -130,6 +130,7 @@ class World:
         self.num_steps = 0
         own_rng = random.Random(f"start {seed}")
         self._odd_start = own_rng.randrange(self.num_slots) if faults and own_rng.random() < 0.05 else None
+        self.foretells = own_rng.random() < 0.4  # replicas have each other's pseudo-gradients before a round is closed
         self._unsealed: dict[bytes, Record] = {}
         self.replicas = [
             PeerId(f"R{stage}.{slot}") for stage in range(self.num_stages) for slot in range(self.num_slots)

@@ -73,6 +73,31 @@ def test_chunks_are_asked_of_all_donors_a_window_at_a_time() -> None:
     assert transfer.wake_at_s == math.inf
 
 
+def test_while_a_donor_of_this_host_gives_all_nobody_else_is_asked_for_any() -> None:
+    transfer = begin(5, A, B, C)
+    assert requests(transfer.offered(A, offer(5), 0.0)) == [(A, 0), (A, 1)], "nobody else has offered it yet"
+    assert requests(transfer.offered(B, offer(5), 0.1, is_here=True)) == [(B, 2), (B, 3)]
+    assert requests(transfer.offered(C, offer(5), 0.1)) == []
+    assert requests(transfer.received(A, 0, sha(0), 0.2)) == []
+    assert requests(transfer.received(B, 2, sha(2), 0.2)) == [(B, 4)]
+
+
+def test_a_donor_of_this_host_that_is_slow_or_lost_is_helped_by_others() -> None:
+    for trouble in ("slow", "lost"):
+        transfer = begin(2, A, B)
+        assert requests(transfer.offered(B, offer(2), 0.0, is_here=True)) == [(B, 0), (B, 1)]
+        assert requests(transfer.offered(A, offer(2), 0.0)) == []
+        effects = transfer.lost(B, 2.5) if trouble == "lost" else transfer.tick(2.5)
+        assert requests(effects) == [(A, 0), (A, 1)], trouble
+
+
+def test_a_donor_of_this_host_with_another_offer_is_not_preferred() -> None:
+    transfer = begin(4, A, B, C)
+    transfer.offered(A, offer(4), 0.0)
+    transfer.offered(C, offer(4), 0.0)
+    assert requests(transfer.offered(B, offer(4, wrong=(3,)), 0.0, is_here=True)) == []
+
+
 def test_a_donor_that_dies_is_replaced_in_the_middle() -> None:
     transfer = begin(3, A, B)
     transfer.offered(A, offer(3), 0.0)

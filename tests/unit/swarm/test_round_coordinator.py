@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.ids import PeerId
+from shoal.ids import PeerId, StepKey
 from shoal.swarm.codec_rule import CodecRule
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
@@ -22,14 +22,16 @@ from shoal.swarm.round_effects import (
     Send,
     Stuck,
 )
+from shoal.swarm.round_quorums import MemberShare, digest_of
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.round import (
     AskRound,
     Basis,
     Close,
     CommitRecord,
+    Foretold,
     Join,
     LinkReport,
     MemberLost,
@@ -46,6 +48,7 @@ from shoal.wire.messages.round import (
     StaleBallot,
     Swapped,
 )
+from shoal.wire.messages.step import StepEntry
 
 ME, A, B = PeerId("C"), PeerId("a"), PeerId("b")
 BYTES = StageHashes("p", "m", "b")
@@ -198,6 +201,73 @@ def test_nobody_prepares_a_record_before_its_step_logs_are_journaled(machine: Ro
     assert journal.logs == {A: (0, ()), B: (0, ())}
     assert machine.journaled("another") == []
     assert sent(machine.journaled(journal.digest), PrepareRecord).keys() == {A, B}
+
+
+PAYLOADS = {A: Payload("a" * 64, 3), B: Payload("b" * 64, 4)}
+FORETOLD = digest_of([MemberShare(A, PAYLOADS[A], 0.25, 1.0), MemberShare(B, PAYLOADS[B], 0.75, 1.0)])
+
+
+def join_with(
+    machine: RoundCoordinatorMachine, foretold: dict[PeerId, Foretold | None]
+) -> tuple[list[CoordinatorEffect], list[Journal]]:
+    """Close the round; return what the last join leads to, and the records in it."""
+    lead(machine, A, B)
+    effects = machine.close(CloseRequest(1, {}, {}), 1.0)
+    for slot, peer in enumerate((A, B)):
+        num_targets = 1 + 2 * slot
+        samples = (SampleRange(0, 10 * slot, 10 * slot + num_targets),)
+        log = (StepEntry(StepKey(slot, 1, 1, 0), (peer,), 0, samples, num_targets, num_targets, 1.0, 0.1, False),)
+        said = {"payload": PAYLOADS[peer], "foretold": foretold[peer]}
+        effects = machine.receive(peer, Join(machine.ballot, 1, 0, num_targets, (), log, (), **said), 1.0)
+    return effects, [effect for effect in effects if isinstance(effect, Journal)]
+
+
+def test_a_record_is_built_of_what_all_members_have_foretold_of_the_very_quorum(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    effects, [journal] = join_with(machine, dict.fromkeys((A, B), Foretold(FORETOLD, BYTES)))
+    assert sent(effects, Propose).keys() == {A, B}
+    assert journal.record.stages[0].hashes == BYTES
+    preparing = machine.journaled(journal.digest)
+    assert sent(preparing, PrepareRecord).keys() == {A, B}
+    assert stage(machine, A, B) == [], "as they have said"
+    assert sent(prepare(machine, preparing), CommitRecord).keys() == {A, B}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {A: Foretold(FORETOLD, BYTES), B: None},
+        {A: Foretold(FORETOLD, BYTES), B: Foretold(FORETOLD, INITIAL.hashes)},
+        {A: Foretold("another", BYTES), B: Foretold("another", BYTES)},
+    ],
+)
+def test_what_is_not_foretold_by_all_or_of_another_quorum_is_staged_first(
+    machine: RoundCoordinatorMachine, said: dict[PeerId, Foretold | None]
+) -> None:
+    effects, journals = join_with(machine, said)
+    assert sent(effects, Propose).keys() == {A, B}
+    assert journals == []
+    assert sent(stage(machine, A, B), PrepareRecord).keys() == {A, B}
+
+
+def test_who_stages_other_bytes_than_foretold_means_a_new_epoch(machine: RoundCoordinatorMachine) -> None:
+    _, [journal] = join_with(machine, dict.fromkeys((A, B), Foretold(FORETOLD, BYTES)))
+    machine.journaled(journal.digest)
+    effects = machine.receive(A, Staged(machine.ballot, 1, 0, 0, INITIAL.hashes), 2.0)
+    assert {each.epoch for each in sent(effects, Propose).values()} == {1}
+    assert machine.phase is RoundPhase.STAGING
+    assert sent(stage(machine, A, B, epoch=1), PrepareRecord).keys() == {A, B}
+
+
+def test_a_member_that_does_not_stage_what_it_has_foretold_is_waited_for_as_any_other(
+    machine: RoundCoordinatorMachine,
+) -> None:
+    _, [journal] = join_with(machine, dict.fromkeys((A, B), Foretold(FORETOLD, BYTES)))
+    machine.journaled(journal.digest)
+    stage(machine, A)
+    assert sent(machine.tick(10.0), Propose) == {}
+    assert {each.epoch for each in sent(machine.tick(22.0), Propose).values()} == {1}
 
 
 def test_step_logs_that_are_journaled_too_late_have_no_effect(machine: RoundCoordinatorMachine) -> None:

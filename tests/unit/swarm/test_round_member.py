@@ -20,6 +20,7 @@ from shoal.wire.messages.round import (
     Close,
     CommitRecord,
     Copied,
+    Foretold,
     Join,
     MemberLost,
     PrepareRecord,
@@ -130,6 +131,42 @@ def test_a_coordinator_that_has_not_closed_the_round_gets_no_join(member: RoundM
 
 def test_a_round_that_lies_ahead_cannot_be_closed(member: RoundMemberMachine) -> None:
     assert "round 2" in refusal(member.receive(C, Close(LOW, 2)))
+
+
+def foretell(member: RoundMemberMachine) -> PrepareRecord:
+    """Have it join with what it will stage, and propose that quorum; return the record that follows at once."""
+    member.receive(C, Close(LOW, 1))
+    member.steps_closed(StepsClosed(3, (), (), foretold=Foretold("", BYTES)))
+    member.receive(C, propose())
+    return PrepareRecord(LOW, record())
+
+
+def test_a_record_of_what_was_foretold_is_prepared_as_soon_as_its_bytes_are_staged(member: RoundMemberMachine) -> None:
+    message = foretell(member)
+    assert member.receive(C, message) == []
+    staged, pin, prepared = member.ring_done(propose(), BYTES)
+    assert staged == Send(C, Staged(LOW, 1, 0, 0, BYTES))
+    assert (pin, prepared) == (Pin(BYTES), Send(C, RecordPrepared(LOW, 1, record_hash(message.record))))
+
+
+def test_other_bytes_than_were_foretold_are_not_prepared(member: RoundMemberMachine) -> None:
+    member.receive(C, foretell(member))
+    staged, answer = member.ring_done(propose(), INITIAL)
+    assert staged == Send(C, Staged(LOW, 1, 0, 0, INITIAL))
+    assert "not staged" in refusal([answer])
+
+
+def test_what_was_foretold_is_not_prepared_once_a_higher_ballot_is_followed(member: RoundMemberMachine) -> None:
+    member.receive(C, foretell(member))
+    member.receive(D, AskRound(HIGH))
+    assert member.ring_done(propose(), BYTES) == [Send(D, Staged(LOW, 1, 0, 0, BYTES))]
+    assert member.prepared is None
+
+
+def test_a_later_quorum_ends_the_wait_for_what_was_foretold(member: RoundMemberMachine) -> None:
+    member.receive(C, foretell(member))
+    member.receive(C, propose(epoch=1))
+    assert member.ring_done(propose(epoch=1), BYTES) == [Send(C, Staged(LOW, 1, 1, 0, BYTES))]
 
 
 def test_each_doubt_is_resolved_once_and_then_joined_again(member: RoundMemberMachine) -> None:

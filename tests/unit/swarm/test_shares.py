@@ -94,7 +94,7 @@ def test_the_sizes_of_every_step_have_the_same_sum_and_stay_within_bounds(
     standing = st.builds(Standing, samples_per_s=st.floats(0.01, 1e4), pending=st.floats(0, 1e3))
     for steps_left in range(12, 0, -1):
         standings = data.draw(st.lists(standing, min_size=num_slots, max_size=num_slots))
-        step = sizes.next(standings, steps_left, 12)
+        step = sizes.next(standings, steps_left)
         assert sum(step) == num_slots * samples_per_step
         assert min(step) >= 1
         assert highest is None or max(step) <= highest
@@ -103,15 +103,24 @@ def test_the_sizes_of_every_step_have_the_same_sum_and_stay_within_bounds(
 def test_noise_of_a_few_percent_moves_nothing() -> None:
     sizes = StepSizes(3, 64)
     rng = random.Random(1)
-    for steps_left in range(40, 0, -1):
-        standings = [Standing(100 * rng.uniform(0.99, 1.01), 64 * rng.uniform(0, 1)) for _ in range(3)]
-        assert sizes.next(standings, steps_left, 100) == (64, 64, 64)
+    for steps_left in range(100, 0, -1):
+        standings = [Standing(100 * rng.uniform(0.99, 1.01), 64) for _ in range(3)]
+        assert sizes.next(standings, steps_left) == (64, 64, 64)
+
+
+def test_the_nearer_the_end_the_less_may_trainers_be_apart() -> None:
+    sizes = StepSizes(2, 16)
+    half_a_step = [Standing(16.0, 24.0), Standing(16.0, 16.0)]
+    assert sizes.next(half_a_step, 100) == (16, 16), "of 100 seconds"
+    assert sizes.next(half_a_step, 4) == (15, 17)
+    a_sample = [Standing(16.0, 17.0), Standing(16.0, 16.0)]
+    assert StepSizes(2, 16).next(a_sample, 3) == (16, 16), "another one would be late"
 
 
 def test_half_a_sample_is_one_every_other_step() -> None:
     sizes = StepSizes(2, 64)
     speeds = [Standing(1505.0), Standing(95.0)]
-    small = [sizes.next(speeds, 100 - step, 100)[1] for step in range(40)]
+    small = [sizes.next(speeds, 100 - step)[1] for step in range(40)]
     assert set(small) == {7, 8}
     assert sum(small) == pytest.approx(40 * 128 * 95 / 1600, abs=1)
 

@@ -217,12 +217,21 @@ MAX_LINK_REPORTS = 256
 """Of one replica; a stage has fewer replicas."""
 
 
+class Foretold(Struct, frozen=True):
+    """What a replica has computed before any quorum was proposed: the bytes that its stage comes to in this round, if the
+    first quorum is the one of this digest (`round_quorums.digest_of`)."""
+
+    quorum: Annotated[str, msgspec.Meta(max_length=64)]
+    hashes: StageHashes
+
+
 class Join(Struct, frozen=True, tag="join"):
     """The replica has nothing open but `in_doubt`. `aborted` are the steps that a Resolve of this round has aborted
     here, `links` its links to others of its stage, if it has measured any. `gradient_norm` is the length of its
     pseudo-gradient; NaN or infinite if that, or one of its buffers, is not finite. `payload` is what that is encoded
     as, the same in every quorum, if it is encoded as a whole. `earlier` is what the replica has trained in earlier
-    rounds since it took part in averaging the fragment of this one: that counts with this round's steps."""
+    rounds since it took part in averaging the fragment of this one: that counts with this round's steps. `foretold`:
+    what it will stage, if it knows that already."""
 
     ballot: Ballot
     round: Ordinal
@@ -235,6 +244,7 @@ class Join(Struct, frozen=True, tag="join"):
     gradient_norm: float = 0.0
     payload: Payload | None = None
     earlier: Earlier = ()
+    foretold: Foretold | None = None
 
 
 class PayloadReady(Struct, frozen=True, tag="payload_ready"):
