@@ -112,13 +112,14 @@ class InnerExchange:
         self._endpoint = self.contents.endpoint
         self._most_bytes = most_inner_bytes(self.num_parameters)
         self._kept: _Kept | None = None
+        self._copied: anyio.Event | None = None  # what is to be held
         self._is_asked = False  # somebody wants what is held
         self._unread: dict[PeerId, set[int]] = {}  # who has not all of it yet, and the chunks that each has
         self._taken = ""
         self._jobs = Mailbox[Callable[[], Coroutine[None, None, None]]]()
 
     async def keep(self, round: int, record_hash: str, *, is_wanted: bool) -> None:
-        """The replica has swapped to a record, and no step of the next round has begun.
+        """The replica has swapped to a record, and the device was given nothing of the next round.
 
         Args:
             is_wanted: A checkpoint of it is wanted, whatever comes.
@@ -127,8 +128,12 @@ class InnerExchange:
             return
         self._forget()  # before the next copy is made: two of them would take twice the memory
         owner = owned_by(self._endpoint.peer_id, self.generation)
-        content = await self.device.run(lambda: encode_tensors(self.capture(), owner))
-        self._kept = _Kept(round, record_hash, content, offered(content, self._read), is_wanted)
+        self._copied = anyio.Event()
+        try:
+            content = await self.device.run(lambda: encode_tensors(self.capture(), owner))
+            self._kept = _Kept(round, record_hash, content, offered(content, self._read), is_wanted)
+        finally:
+            self._copied.set()
         emit(logger, InnerKept(round, self.stage, content.nbytes))
 
     # -- events
@@ -187,6 +192,8 @@ class InnerExchange:
         return InnerState(self.stage, kept.record_hash, digest, kept.content.nbytes)
 
     async def _answer(self, peer: PeerId, asked: AskInner) -> None:
+        if self._copied is not None:
+            await self._copied.wait()
         kept, inner = self._kept, None
         self._unread.pop(peer, None)
         if kept is not None and (asked.stage, asked.record_hash) == (self.stage, kept.record_hash):

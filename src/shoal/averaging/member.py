@@ -386,7 +386,6 @@ class RoundMember:
             return
         outcome = outcome_of(record, self.stage)
         self._last_members = () if outcome is None else outcome.members
-        await self._keep_inner(record)
         before, self._sent_before = self._sent_before, self._sent_bytes()
         sent = {traffic: count - before[traffic] for traffic, count in self._sent_before.items()}
         self._do(self._machine.swapped(hashes, sent))
@@ -403,13 +402,10 @@ class RoundMember:
         held = msgspec.structs.asdict(hashes)
         emit(logger, RoundHasSwapped(record.round, self.stage, **held, record=self._machine.tip.hash))
         self._tell(RoundSwapped(record, hashes))
-
-    async def _keep_inner(self, record: Record) -> None:
-        """What is copied here is what the inner optimizer knew at the record: no step can begin before the swap is
-        said."""
-        signed = self._machine.swapping
-        if self.endpoint.peer_id in self._last_members and signed is not None:
-            await self.source.keep_inner(record.round, record_hash(signed), is_wanted=record.keep)
+        if self.endpoint.peer_id in self._last_members:
+            # Said first, since all wait for it. Nothing was awaited since the round began, so the device copies what the
+            # inner optimizer knew at the record before it does anything of that round.
+            await self.source.keep_inner(record.round, self._machine.tip.hash, is_wanted=record.keep)
 
     def _resume(self) -> None:
         """A round has begun: go on from a snapshot of it, if there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from shoal.averaging.gathered import payload_of
 from shoal.averaging.round_average import RingSettings
 from shoal.codec.registry import CodecSettings, codec_of
 from shoal.ids import PeerId
-from shoal.wire.messages.round import StageHashes
+from shoal.wire.messages import Message
+from shoal.wire.messages.round import Staged, StageHashes
 
 NUM_ELEMENTS = 5000
 RING = RingSettings(1024, codec=codec_of(CodecSettings("int4")))
@@ -80,6 +82,25 @@ async def test_from_the_second_round_on_the_outer_step_is_foreseen_and_its_bits_
     foreseen, always = await rounds(make_run, lambda targets: targets, fragments=fragments)
     assert foreseen == unknown
     assert (never, always) == ([0, 0, 0], [3, 3, 3])
+
+
+async def test_where_all_have_foretold_what_they_stage_the_record_waits_for_no_word_of_it(make_run: MakeRun) -> None:
+    async with make_run(1, 3, ring=RING, num_elements=NUM_ELEMENTS, cut_after=1, num_fragments=2) as run:
+        coordinator = await run.lead()
+        await train(run, 1)
+        await end(run, coordinator, 1)
+        for replica in run.replicas[0]:
+            post = replica.member.endpoint.post
+
+            def posted(peer: PeerId, message: Message, *rest: Any, post: Callable[..., None] = post) -> None:
+                if not isinstance(message, Staged):
+                    post(peer, message, *rest)
+
+            replica.member.endpoint.post = posted
+        await train(run, 2)
+        await until(lambda: all(each.member._averages.foretold(2) is not None for each in run.replicas[0]))
+        await end(run, coordinator, 2)
+        assert [used(run, replica) for replica in run.replicas[0]] == [1, 1, 1]
 
 
 async def test_who_says_that_it_brings_what_it_does_not_only_makes_foresight_vain(make_run: MakeRun) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from tests.alongside import alongside, until
@@ -106,6 +107,36 @@ async def test_the_newest_record_has_a_copy_though_no_checkpoint_of_it_is_wanted
         assert await given(fetch, 2) == desk.knew(2)
         await desk.record(3)
         assert await given(fetch, 3) == desk.knew(3)
+
+
+async def test_who_asks_while_the_copy_is_made_gets_it() -> None:
+    desk, is_idle, has_asked = Desk(), anyio.Event(), anyio.Event()
+
+    async def run(function: Callable[..., Any], *arguments: object) -> Any:
+        await is_idle.wait()
+        return function(*arguments)
+
+    desk.exchange.device = SimpleNamespace(run=run)  # type: ignore[assignment]
+    receive = desk.exchange.receive
+
+    def heard(event: Received) -> bool:
+        has_asked.set()
+        return receive(event)
+
+    desk.exchange.receive = heard  # type: ignore[method-assign]
+    async with asking(desk, MIRROR) as [fetch], anyio.create_task_group() as tasks:
+        tasks.start_soon(desk.record, 1)
+        found: list[bytes | None] = []
+
+        async def get() -> None:
+            found.append(await given(fetch, 1))
+
+        tasks.start_soon(get)
+        await has_asked.wait()
+        await anyio.lowlevel.checkpoint()
+        is_idle.set()
+        await until(lambda: found)
+    assert found == [desk.knew(1)]
 
 
 async def test_what_is_larger_than_a_stage_can_know_is_neither_made_room_for_nor_taken() -> None:

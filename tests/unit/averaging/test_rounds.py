@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import anyio
@@ -22,7 +23,7 @@ from shoal.swarm.round_effects import ReplicaOut
 from shoal.transport.base import PeerLost, Received
 from shoal.wire.messages import Message, SampleRange
 from shoal.wire.messages.collective import RingPart, RingReady, SharedVector
-from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RoundState
+from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RoundState, Swapped
 
 MakeRun = Callable[..., object]
 
@@ -76,6 +77,36 @@ async def test_all_replicas_of_a_stage_end_with_the_record_s_bytes(make_run: Mak
         assert second.record.previous == record_hash(first.signed)
         assert second.record.stages[0].weights == (4, 0, 0)
         assert second.sent_bytes["pseudo_gradients"] > 0
+
+
+async def test_what_the_inner_optimizer_knows_is_copied_behind_the_swap_and_before_anything_of_the_next_round(
+    make_run: MakeRun,
+) -> None:
+    async with make_run(1, 1) as run:
+        [replica] = run.replicas[0]
+        member, seen = replica.member, list[str]()
+        post, start_round = member.endpoint.post, replica.steps.start_round
+
+        def posted(peer: PeerId, message: Message, *rest: object) -> None:
+            if isinstance(message, Swapped):
+                seen.append("said")
+            post(peer, message, *rest)
+
+        def started(*arguments: object) -> None:
+            start_round(*arguments)
+            seen.append("round begun")
+            asyncio.get_running_loop().call_soon(seen.append, "steps")
+
+        async def keep(round: int, record_hash: str, *, is_wanted: bool) -> None:
+            assert (round, record_hash) == (1, member.base.record_hash)
+            seen.append("copied")
+
+        coordinator = await run.lead()
+        member.endpoint.post, replica.steps.start_round, member.source.keep_inner = posted, started, keep
+        run.commit(0, 0)
+        await finish(run, coordinator, 1)
+        await until(lambda: "steps" in seen)
+        assert seen == ["said", "round begun", "copied", "steps"]
 
 
 async def test_a_round_without_training_leaves_the_state_alone(make_run: MakeRun) -> None:
