@@ -207,6 +207,8 @@ class Checks:
         """A record says of each stage what it was trained from."""
         before = self.records.get(record.previous)
         for outcome in record.stages:
+            if outcome.hashes.parameters not in self.base_of:
+                raise Broken(f"record {record.round} is committed before anybody has made the bytes of {outcome.stage}")
             base = self.base_of[outcome.hashes.parameters]
             previous = None if before is None else outcome_of(before, outcome.stage)
             starts = {self.world.start_of(peer, outcome.stage) for peer in outcome.members}

@@ -11,17 +11,19 @@ from tests.simulation.round.hosts import ClientHost, ReplicaHost
 from tests.simulation.round.lost_commits import LostCommitWorld as World
 
 from shoal.ids import NO_BALLOT, PeerId
-from shoal.swarm.records import Tip
+from shoal.swarm.records import Tip, record_hash
 from shoal.swarm.round_coordinator import Effects as CoordinatorEffects
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Send
 from shoal.swarm.round_member import Effects as MemberEffects
 from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.round_orders import whole_record
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.round_settings import CloseRequest
 from shoal.wire.messages.round import (
     Basis,
+    PrepareRecord,
     Propose,
     Record,
     RecordPrepared,
@@ -120,6 +122,27 @@ class NoPromise(RoundMemberMachine):
     def receive(self, peer: PeerId, message: RoundMessage) -> MemberEffects:
         self.promised = NO_BALLOT
         return super().receive(peer, message)
+
+
+class KeepsNoPromiseWhileItStages(RoundMemberMachine):
+    """Prepares what was foretold when its bytes are there, though it has answered a higher ballot meanwhile."""
+
+    def ring_done(self, quorum: Propose, hashes: StageHashes) -> MemberEffects:
+        foretold = self.foretold
+        effects = super().ring_done(quorum, hashes)
+        is_old = foretold is not None and self.foretold is None and foretold.ballot < self.promised
+        return [*effects, *(self._prepare(foretold) if is_old else [])]
+
+
+class PreparesWhatIsForetold(RoundMemberMachine):
+    """Says that it has prepared a record whose bytes are still to be staged."""
+
+    def _prepare(self, message: PrepareRecord) -> MemberEffects:
+        effects = super()._prepare(message)
+        if self.foretold is not message or (signed := whole_record(message, self.tip)) is None:
+            return effects
+        self.foretold, self.prepared = None, signed
+        return [Send(message.ballot.peer, RecordPrepared(message.ballot, self.round, record_hash(signed)))]
 
 
 class FetchesOnce(RoundMemberMachine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable
 from math import inf
 
@@ -45,6 +46,7 @@ class Donor:
         self.alive = True
         self.boot = 0
         self.delay_s = rng.choice((0.01, 0.05, 0.3))
+        self.is_here = random.Random(f"{peer} of {world.seed}").random() < 0.3
         self.lies = set[int]()
         self.consistent = rng.random() < 0.5
         self.free_at_s = 0.0
@@ -61,7 +63,10 @@ class Donor:
             self.world.later(self, lambda: self.world.machine.refused(self.peer, self.world.now_s), round)
             return
         digests = b"".join(sha(self.data(chunk, True)) for chunk in range(self.world.num_chunks))
-        self.world.later(self, lambda: self.world.machine.offered(self.peer, digests, self.world.now_s), round)
+        self.world.later(self, lambda: self._offered(digests), round)
+
+    def _offered(self, digests: bytes) -> list[TransferEffect]:
+        return self.world.machine.offered(self.peer, digests, self.world.now_s, is_here=self.is_here)
 
     def read(self, round: int, chunk: int) -> None:
         if round != self.round:
@@ -75,7 +80,7 @@ class World:
     """One seeded transfer."""
 
     def __init__(self, seed: int, machine_class: type[ContentTransfer] = ContentTransfer) -> None:
-        self.network = Kernel(seed)
+        self.network, self.seed = Kernel(seed), seed
         self.rng = rng = self.network.rng
         self.machine_class = machine_class
         self.round = 7
