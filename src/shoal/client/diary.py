@@ -49,7 +49,7 @@ from shoal.events.run import (
     TrainerFinished,
 )
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
-from shoal.file_thread import FileThread
+from shoal.file_thread import FileThread, remedy, said_by_disk
 from shoal.swarm.run_effects import RoundPlan
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import SignedRecord
@@ -221,8 +221,8 @@ def _put(path: Path, content: bytes) -> int:
 def _storing(path: Path) -> AbstractContextManager[None]:
     return os_error_as(
         lambda error: StorageError(
-            f"cannot write {path} ({error.strerror or error}): without it a client that is killed could not be started "
-            "again, so the run ends; free space there, or start again with --log-dir on another disk"
+            f"cannot write {path} ({said_by_disk(error, path)}): without it a client that is killed could not be "
+            f"started again, so the run ends; {remedy(error, path, 'start again with --log-dir on another disk')}"
         )
     )
 

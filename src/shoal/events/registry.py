@@ -135,7 +135,8 @@ class PeersUnwritten(Event, frozen=True, tag="peers.unwritten"):
     """The file with the addresses at which the swarm can be joined could not be written."""
 
     level = ERROR
-    do = "free space there, or allow this user to write there"
+    why = "the folder takes no file"
+    do = "until then give other hosts an address that `shoal invite` or `shoal status` names"
     says = "cannot write {path} ({reason}); it may be out of date"
     path: str
     reason: str
@@ -174,9 +175,9 @@ class RunIsAnnounced(Event, frozen=True, tag="run.announced"):
 class RunIsSilent(Event, frozen=True, tag="run.silent"):
     """No client announces the run any more; this host does, so that another client can find it."""
 
-    why = "the client's host is lost or cut off"
-    do = "wait for it, continue the run from another host, or end this command by Ctrl-C"
-    says = "run {run} is not announced any more: its client is gone without a word; this host keeps its state and waits"
+    why = "the client's host is lost or cut off; or this host was cut off, or stood still, and others have given it up"
+    do = "wait: it goes on by itself if the client is there; else continue it from another host, or end this by Ctrl-C"
+    says = "nobody announces run {run} to this host, nor is its client connected: this host keeps its state and waits"
     run: str
 
 

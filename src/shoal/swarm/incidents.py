@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from shoal.events.base import Event
 from shoal.events.incidents import (
+    REPORTED,
     TROUBLES,
     Cause,
     IncidentClosed,
@@ -69,7 +70,7 @@ class Incident:
         back_s: when it, or what was started in its place, took part again; of trouble, when it was over.
         gone_s: when a server that has left was not there any more.
         gone_in: the round that was trained then.
-        replayed: steps that had to be begun again, counted each time.
+        replayed: steps that had to be begun again, however often each of them was.
         steps_lost: as far as records that are written down say.
         recorded_in: the round of the first record that was written down since it was noticed; 0: there is none yet.
         due_in: the record of this round will say what its stage has lost, which begins anew; 0: none will.
@@ -349,15 +350,17 @@ class Incidents:
         who = {"trainer": f"trainer {key}", "data_server": "the data server"}.get(kind, "")
         if isinstance(event, ServerLost):
             who = event.who
-        began_s = event.at_s - event.silent_s
+        began_s = event.at_s - max(event.silent_s, event.still_s)
         incident = Incident(kind, who, 0, began_s, event.at_s, set(slots), key, host=event.host)
         incident.stage = event.stage if isinstance(event, ServerLost) else None
         incident.cause = Cause.SILENT if event.silent_s else Cause.ENDED
+        if event.still_s and not event.silent_s:
+            incident.cause = Cause.CUT  # it may be as it was
         # Of who has ended on the client's own host its launcher tells.
         return self._open(incident, event.told(), shown=kind == "server" or bool(event.silent_s))
 
     def _server_lost(self, event: ServerLost) -> Sequence[Event]:
-        self._trouble_over(event.peer, event.at_s, (Cause.MEMORY, Cause.DISK))
+        self._trouble_over(event.peer, event.at_s, REPORTED)
         leaving = [each for each in self._unsettled.values() if _leaves(each, event.peer)]
         for incident in leaving:
             incident.gone_s, incident.gone_in = event.at_s, self._round
@@ -457,7 +460,7 @@ class Incidents:
         if not stopped:
             return ()
         # Of several losses at once nobody can tell which has made it begin again.
-        stopped[0].replayed += event.attempt
+        stopped[0].replayed += event.attempt > 0
         paused_s = _longest_pause_s(steps_s, min(each.began_s for each in stopped))
         names = dict.fromkeys(each.who for each in stopped)
         return (TrainingGoesOn(slot, round(paused_s, 3), tuple(names)),)
