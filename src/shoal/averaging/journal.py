@@ -378,5 +378,5 @@ def write_whole(path: Path, content: bytes) -> None:
 def _cannot_write(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"cannot write {path} ({said_by_disk(error, path)}): without its records a run can be neither checked nor "
-        f"continued, so it ends; {remedy(error, path, _ELSEWHERE)}"
+        f"continued; {remedy(error, path, _ELSEWHERE)}"
     )

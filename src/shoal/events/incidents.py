@@ -51,6 +51,7 @@ DISK_COSTS: Final = {
     "replica log": "unless it soon can, this run cannot be replayed",
     "log": "what it logs is lost",
     "checkpoint": "no checkpoint is written",
+    "client state": "a client that is killed meanwhile counts less when it is started again",
 }
 """What is lost where that cannot be written."""
 FILES: Final = (

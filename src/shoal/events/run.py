@@ -232,6 +232,17 @@ class RecordAwaited(Event, frozen=True, tag="record.awaited"):
     waited_s: float
 
 
+class DiskTakesNothing(Event, frozen=True, tag="disk.takes_nothing"):
+    """The client cannot write what a run must have on the disk before it goes on; it tries again."""
+
+    level = WARNING
+    why = "the disk is full, may not be written, or fails"
+    do = "nothing is lost: training goes on as soon as the disk takes it; in {minutes:g} minutes the run ends"
+    says = "the run waits for its disk: {reason}"
+    reason: str
+    minutes: float
+
+
 class DiskAwaited(Event, frozen=True, tag="disk.awaited"):
     """A client is started, and the disk with what an earlier one has left does not answer: it begins when it does."""
 

@@ -513,7 +513,7 @@ def _unreadable(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     scandir = os.scandir
 
     def refuse(path: Any = ".") -> Any:
-        if Path(path) == place:
+        if path == place:
             raise PermissionError(errno.EACCES, "Permission denied", str(place))
         return scandir(path)
 
@@ -723,10 +723,11 @@ def test_one_that_is_opened_unread_says_what_it_is_and_compares_each_part_when_i
         store.unread(5)
 
 
-def test_when_a_run_was_last_kept_says_the_newest_manifest_that_can_be_read(tmp_path: Path) -> None:
+def test_when_a_run_was_last_kept_says_the_newest_manifest_or_of_a_damaged_one_the_disk(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     assert store.newest_unix_s() == 0
     write_rounds(store, 4, 5)
     assert store.newest_unix_s() == 1.75e9 + 5
     (folder(tmp_path, 5) / "manifest.json").write_text("{}")
-    assert store.newest_unix_s() == 1.75e9 + 4
+    os.utime(folder(tmp_path, 5), (1.75e9 + 7, 1.75e9 + 7))
+    assert store.newest_unix_s() == 1.75e9 + 7

@@ -59,7 +59,7 @@ def test_a_process_takes_connections_until_one_would_get_such_a_descriptor(monke
     with open(os.devnull) as file:
         free = os.dup(file.fileno())
         os.close(free)
-        monkeypatch.setattr(resource, "getrlimit", lambda _: (free + 32, INFINITY))
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (free + 1, INFINITY))
         assert not takes_connections()
         monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * free + 100, INFINITY))
         assert takes_connections()

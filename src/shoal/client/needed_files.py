@@ -1,0 +1,65 @@
+"""What a run cannot go on without on the disk: where that takes nothing, it waits for a while and tries again.
+
+    write --> done
+      '-- StorageError --> said once --> pause --> write ...     done: said; `_PATIENCE_S` later still not: StorageError
+
+A disk that is full, read-only or away for a moment so costs a run that time, and nothing that was learnt. Nothing tells
+when there is space again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from shoal.client.ledger import Ledger
+from shoal.clock import Backoff, Clock, Deadline
+from shoal.errors import StorageError
+from shoal.events.hosts import DiskTakesAgain
+from shoal.events.run import DiskTakesNothing
+
+_PATIENCE_S: Final = 1800.0
+"""So long has somebody time to free space; servers keep what they have learnt meanwhile."""
+_FIRST_PAUSE_S, _PAUSE_S = 0.2, 5.0
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(eq=False, repr=False)
+class NeededFiles:
+    """Of one client."""
+
+    ledger: Ledger
+    clock: Clock
+    _waits: int = field(default=0, init=False)
+
+    async def written(self, write: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Return what `write` returns, which is called until the disk takes what it writes.
+
+        Raises:
+            StorageError: the disk has taken nothing for long.
+        """
+        try:
+            return await write()
+        except StorageError as error:
+            if not self._waits:  # several things may wait for one disk
+                self.ledger.note(DiskTakesNothing(str(error), _PATIENCE_S / 60))
+        self._waits += 1
+        try:
+            result = await self._tried_again(write)
+        finally:
+            self._waits -= 1
+        if not self._waits:
+            self.ledger.note(DiskTakesAgain("the client"))
+        return result
+
+    async def _tried_again(self, write: Callable[[], Awaitable[_Result]]) -> _Result:
+        deadline, pauses = Deadline.after(self.clock, _PATIENCE_S), Backoff(_FIRST_PAUSE_S, _PAUSE_S)
+        while True:
+            await pauses.wait(self.clock)
+            try:
+                return await write()
+            except StorageError:
+                if deadline.expired():
+                    raise
