@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from shoal.clock import Clock, Deadline
+from shoal.clock import Clock, Deadline, wait_for_tick
 from shoal.control.peer_numbers import MAX_PEERS, PeerNumbers
 from shoal.control.registry import Registry
 from shoal.errors import MALFORMED, RemoteProtocolError
@@ -124,7 +124,7 @@ class Gatherer:
         rest = Deadline.after(self._clock, 0.0)
         while True:
             await self._changed.take()
-            await self._clock.sleep_s(rest.remaining_s())
+            await wait_for_tick(self._clock, rest.remaining_s())
             self._changed.forget()
             control.tell(StatusChanged(self._status.values, dict(self._status.at_s)))
             rest = Deadline.after(self._clock, STATUS_INTERVAL_S)
@@ -133,7 +133,7 @@ class Gatherer:
         """Hand a row to the exporters `ROW_INTERVAL_S` after the first news that are in it, until cancelled."""
         while True:
             await self._news.take()
-            await self._clock.sleep_s(ROW_INTERVAL_S)
+            await wait_for_tick(self._clock, ROW_INTERVAL_S)
             self._news.forget()
             self._export_row()
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from shoal.clock import Clock
+from shoal.clock import Clock, wait_for_tick
 from shoal.wire.tensors import empty_bytes
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class BufferPool:
 async def keep_trimmed(pool: BufferPool, every_s: float, clock: Clock) -> None:
     """Trim a pool now and then, until cancelled."""
     while True:
-        await clock.sleep_s(every_s)
+        await wait_for_tick(clock, every_s)
         pool.trim()
 
 

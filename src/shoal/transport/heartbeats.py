@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from shoal.clock import Clock
+from shoal.clock import TICK_S, Clock, wait_for_tick
 from shoal.swarm.liveness import Activity, Liveness
 from shoal.transport.connection import Connection
 from shoal.transport.limits import TransportLimits
@@ -40,10 +40,9 @@ async def beat(
         now_s=clock.now_s(),
     )
     while True:
-        due_s = clock.now_s() + limits.heartbeat_s
-        await clock.sleep_s(limits.heartbeat_s)
-        if clock.now_s() - due_s >= _STALL_S:
-            on_stall(clock.now_s() - due_s)
+        late_s = await wait_for_tick(clock, limits.heartbeat_s, min(limits.heartbeat_s, TICK_S))
+        if late_s >= _STALL_S:
+            on_stall(late_s)
         activity: dict[Connection, Activity] = {}
         for connection in standing():
             activity[connection] = Activity(

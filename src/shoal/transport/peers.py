@@ -21,7 +21,7 @@ from typing import Final, Self
 
 import anyio
 
-from shoal.clock import SystemClock
+from shoal.clock import SystemClock, wait_for_tick
 from shoal.errors import HandshakeError, Offence
 from shoal.events.base import emit
 from shoal.events.links import TransportUp
@@ -363,7 +363,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     async def _keep_listening(self) -> None:
         while True:
-            await self._clock.sleep_s(self._limits.listen_again_s)
+            await wait_for_tick(self._clock, self._limits.listen_again_s)
             for carrier in self._carriers:
                 await carrier.listen_again()
 

@@ -21,7 +21,7 @@ import pytest
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.proto import p2pd_pb2
-from tests.alongside import alongside
+from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
 from shoal.control import dht, dht_daemon
@@ -115,6 +115,7 @@ async def test_what_a_process_of_the_host_has_just_got_does_for_the_next_one_tha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, topics = Identity.generate(), ("stage.0", "stage.1")
+    monkeypatch.setattr(dht, "_ALONE_S", 0.0)
     async with await _node(tmp_path, alice) as node:
         expiry = CLOCK.unix_s() + 30
         assert await node.store("stage.0", _sealed(alice, expiry), expiry)
@@ -141,6 +142,93 @@ async def test_what_a_process_of_the_host_has_just_got_does_for_the_next_one_tha
         await node.revive()
         await node.get(("stage.1",), SOME, 1000.0)
         assert len(asked) == 5, "a p2pd that was started again has not answered yet"
+
+
+@pytest.mark.parametrize(("age_s", "number"), [(1000.0, 1), (0.0, 3)])
+async def test_what_processes_of_the_host_ask_at_the_same_time_is_asked_once(
+    age_s: float, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, asked, may_answer = Identity.generate(), list[int](), anyio.Event()
+    monkeypatch.setattr(dht, "_ALONE_S", 0.0)
+    async with await _node(tmp_path, alice) as node:
+        expiry = CLOCK.unix_s() + 30
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+
+        async def counted(*wanted: Any) -> Any:
+            asked.append(1)
+            await may_answer.wait()
+            return await DhtNode._asked(node, *wanted)
+
+        monkeypatch.setattr(node, "_asked", counted)
+        found: list[int] = []
+
+        async def read() -> None:
+            found.append(len(await node.get(("stage.0",), SOME, age_s)))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            may_answer.set()
+    assert found == [1, 1, 1]
+    assert len(asked) == number, "who wants to know how it is now asks, whoever has asked before"
+
+
+async def test_a_question_that_was_given_up_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = Identity.generate()
+    monkeypatch.setattr(dht, "_ALONE_S", 0.0)
+    async with await _node(tmp_path, alice) as node:
+        expiry = CLOCK.unix_s() + 30
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+        with monkeypatch.context() as patched:
+            patched.setattr(node, "_asked", lambda *_: anyio.sleep_forever())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(node.get, ("stage.0",), SOME, 1000.0)
+                await anyio.wait_all_tasks_blocked()
+                found: list[int] = []
+
+                async def read() -> None:
+                    found.append(len(await node.get(("stage.0",), SOME, 1000.0)))
+
+                async with anyio.create_task_group() as others:
+                    others.start_soon(read)
+                    await anyio.wait_all_tasks_blocked()
+                    patched.undo()
+                    tasks.cancel_scope.cancel()
+                    with anyio.CancelScope(shield=True):
+                        await until(lambda: found)
+    assert found == [1]
+
+
+async def test_a_node_that_has_known_no_other_asks_its_p2pd_now_and_then_whether_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob, asked = Identity.generate(), Identity.generate(), list[int]()
+
+    async def counted(daemon: Any) -> bool:
+        asked.append(1)
+        return await dht_daemon.answers(daemon)
+
+    monkeypatch.setattr(dht, "answers", counted)
+    async with await _node(tmp_path, alice) as node:
+        expiry = CLOCK.unix_s() + 30
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+        monkeypatch.setattr(dht, "_ALONE_S", 1000.0)
+        for _ in range(3):
+            assert [r.peer for r in await node.get(("stage.0",), None)] == [alice.peer_id]
+        assert len(asked) == 1
+        monkeypatch.setattr(dht, "_ALONE_S", 0.0)
+        await node.get(("stage.0",), None)
+        assert len(asked) == 2
+        monkeypatch.setattr(dht, "_ALONE_S", 1000.0)
+        async with await _node(tmp_path, bob, await node.visible_maddrs()) as other:
+            assert await other.store("stage.0", _sealed(bob, expiry), expiry)
+            assert {r.peer for r in await node.get(("stage.0",), None)} == {alice.peer_id, bob.peer_id}
+        assert len(asked) == 3, "it knows another one"
+        await node.get(("stage.0",), None)
+        assert len(asked) == 4, "it has known another one, and looks for it"
 
 
 async def test_a_node_that_is_alone_neither_searches_nor_looks_around_and_looks_now_and_then_where_it_is(
