@@ -90,11 +90,12 @@ def only(own: OwnFiles, data_files: Any) -> Generator[None]:
 
 def _resolved(resolve: Callable[..., list[str]], pattern: str, *more: Any, **named: Any) -> list[str]:
     own = _OWN.get()
-    if own is not None:
-        for part in pattern.split("::"):
-            own.require_address(part)
+    if own is None:
+        return resolve(pattern, *more, **named)
+    for part in pattern.split("::"):
+        own.require_address(part)
     found = resolve(pattern, *more, **named)
-    for file in found if own is not None else ():
+    for file in found:
         own.require(file)
     return found
 
