@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How much of a step the devices of a pipeline have nothing to do, with each schedule, beside the theory.
 
-    python benchmarks/schedules.py                                  4 stages, 8 microbatches, 25 ms an operation
+    python benchmarks/schedules.py                                  4 stages, 8 microbatches, 50 ms a forward
     python benchmarks/schedules.py --stages 2 --call-ms 20 --json schedules.json
 
 Whole runs, started as a user starts them, on emulated devices (`emulation.call_s`): a forward takes `--call-ms`, the
@@ -24,6 +24,7 @@ from rich.table import Table
 
 from shoal.swarm.step_operations import Schedule
 from shoal_lab.bench.bubble import bubble_of
+from shoal_lab.emulation.device_pace import emulated_pace
 from shoal_lab.event_log import time_of
 from shoal_lab.launched import launched
 
@@ -58,6 +59,14 @@ def step_s(schedule: Schedule, options: argparse.Namespace) -> float:
     return fmean(later - earlier for earlier, later in pairwise(ends_s[_WARM_UP_STEPS - 1 :]))
 
 
+def operation_times_s(call_s: float) -> tuple[float, float, float]:
+    """Return how long a forward, the gradient of an input and those of parameters last on the emulated devices."""
+    pace = emulated_pace(call_s, ())
+    if pace is None:
+        raise SystemExit("--call-ms: devices that take no time have no bubble to measure")
+    return pace.forward_s, pace.input_gradient_s, pace.weight_gradient_s
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -68,13 +77,14 @@ def main() -> None:
     parser.add_argument("--schedules", default=",".join(Schedule))
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
-    work_s = options.microbatches * 2 * options.call_ms / 1e3
+    times_s = operation_times_s(options.call_ms / 1e3)
+    work_s = options.microbatches * sum(times_s)
     table = Table("schedule", "ms a step", "bubble", "theory")
     figures: dict[str, dict[str, float]] = {}
     for schedule in map(Schedule, options.schedules.split(",")):
         took_s = step_s(schedule, options)
         bubble = 1 - work_s / took_s
-        theory = bubble_of(schedule, options.stages, options.microbatches, 2.0, 1.0, 1.0)
+        theory = bubble_of(schedule, options.stages, options.microbatches, *times_s)
         table.add_row(schedule.value, f"{took_s * 1e3:.1f}", f"{bubble:.1%}", f"{theory:.1%}")
         figures[schedule.value] = {"step_ms": took_s * 1e3, "bubble": bubble, "theory": theory}
     Console().print(table)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -116,11 +117,11 @@ def written_run(wanted: str, log_dir: Path, *patterns: str) -> Path:
     Raises:
         ConfigError: there is no such run, or more than one.
     """
-    if wanted and any(path for pattern in patterns for path in Path(wanted).glob(pattern)):
+    if wanted and any(any(Path(wanted).glob(pattern)) for pattern in patterns):
         return Path(wanted)
     # `logs/sandbox` is a link to the newest run of that name.
     found: dict[Path, float] = {}
-    for path in (path for pattern in patterns for path in log_dir.glob(f"*/{pattern}")):
+    for path in chain.from_iterable(log_dir.glob(f"*/{pattern}") for pattern in patterns):
         folder = path.parent.resolve()
         found[folder] = max(found.get(folder, 0.0), path.stat().st_mtime)
     folders = sorted((each for each in found if each.name.startswith(wanted)), key=lambda each: -found[each])

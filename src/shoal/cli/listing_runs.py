@@ -19,11 +19,12 @@ import anyio
 
 from shoal.cli.afterwards import how_ended, left_commands, next_lines
 from shoal.cli.output import table_lines, without_controls
-from shoal.cli.run_files import CONFIG_FILE, SUMMARY_FILE, read_object, written_config
+from shoal.cli.run_files import CONFIG_FILE, read_object, written_config
 from shoal.cli.runs_here import ask_here, dead_dirs, living_runs
 from shoal.clock import SystemClock, utc_iso
 from shoal.config import Config
 from shoal.errors import ConfigError
+from shoal.events.base import SUMMARY_FILE
 from shoal.runtime.fork_servers import tag_of
 from shoal.runtime.process_control import end_tagged
 from shoal.runtime.process_info import with_environment
@@ -218,9 +219,8 @@ def end_of(folder: Path, config: Config) -> tuple[str, list[str]]:
     living = next((note for note in living_runs() if Path(note.log_dir).resolve() == folder), None)
     row = _written_row(folder, 0.0, living)
     lives = row["state"] in _LIVES.values()
-    return how_ended(row["state"], row["failure"]), [] if lives else left_commands(
-        config, folder.name, folder, _summary(folder)
-    )
+    commands = [] if lives else left_commands(config, folder.name, folder, _summary(folder))
+    return how_ended(row["state"], row["failure"]), commands
 
 
 def _summary(folder: Path) -> dict[str, Any]:

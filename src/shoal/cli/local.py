@@ -31,7 +31,6 @@ from shoal.cli.host_network import HostNetwork
 from shoal.cli.live import LiveView
 from shoal.cli.run_files import (
     LOCAL_KEY,
-    SUMMARY_FILE,
     in_time,
     make_log_dir,
     new_run_id,
@@ -46,7 +45,7 @@ from shoal.control.maddrs import outward
 from shoal.control.role_start import ResumedFrom
 from shoal.data.places import require_here
 from shoal.errors import ConfigError, ConnectionLost, ShoalError
-from shoal.events.base import Event, emit, tell
+from shoal.events.base import SUMMARY_FILE, Event, emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmMoved, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.events.registry import IdentityCopied, LanUnannounced

@@ -9,10 +9,10 @@ from typing import Final, Literal
 
 from shoal.cli.event_lines import written_run
 from shoal.cli.listing_runs import end_of
-from shoal.cli.run_files import SUMMARY_FILE, written_config
+from shoal.cli.run_files import written_config
 from shoal.config import published_values
 from shoal.errors import ConfigError
-from shoal.events.base import EVENTS_FILE
+from shoal.events.base import EVENTS_FILE, SUMMARY_FILE
 from shoal.monitor.exporters.base import read_noted
 from shoal.monitor.exporters.metrics_file import read_rows
 from shoal.monitor.exporters.wandb_run import WandbRun, WandbSettings

@@ -19,13 +19,12 @@ from shoal import log
 from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
 from shoal.errors import MALFORMED, ConfigError, os_error_as
+from shoal.events.base import SUMMARY_FILE
 from shoal.file_thread import FileThread, said_by_disk
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
 
 CONFIG_FILE: Final = "config.yaml"
-SUMMARY_FILE: Final = "summary.json"
-"""It is there when the run has ended on its client's host."""
 LOCAL_MARK: Final = "run-local"
 """A file in the folder of a run that no other host can join, since nobody else has its key."""
 LOCAL_KEY: Final = "swarm.key"

@@ -14,7 +14,6 @@ from shoal.cli.known_peers import with_known_peers
 from shoal.cli.listing_runs import ended_lines
 from shoal.cli.observing import SwarmObserver
 from shoal.cli.output import plain_json, without_controls
-from shoal.cli.run_files import SUMMARY_FILE
 from shoal.cli.runs_here import choose, living_runs, nothing_here
 from shoal.cli.watching import Finder, FinderHere, SwarmFinder, look_once
 from shoal.clock import SystemClock
@@ -22,6 +21,7 @@ from shoal.config import Config
 from shoal.control.peers_file import PEERS_FILE
 from shoal.control.swarm_status import lines_of
 from shoal.errors import BootstrapError, ConfigError
+from shoal.events.base import SUMMARY_FILE
 from shoal.identity import load_swarm_key
 from shoal.runtime.run_dir import RunNote
 

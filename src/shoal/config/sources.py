@@ -17,6 +17,7 @@ from shoal.config.yaml_text import parsed_yaml
 from shoal.errors import ConfigError
 
 _SHIPPED = Path(__file__).parents[1] / "configs"
+"""The configuration files that come with shoal."""
 
 ENV_PREFIX = "SHOAL_"
 ENV_SEPARATOR = "__"
@@ -116,10 +117,12 @@ def _other_files(path: Path) -> str:
     shipped = {file.stem: f"configs/{file.name}" for file in _SHIPPED.glob("*.yaml")}
     there = {file.stem: str(file) for file in path.parent.glob("*.yaml")}
     meant = shipped | there
-    if path.stem not in FILES_ELSEWHERE and (near := nearest(path.stem, meant)) is not None:
+    near = None if path.stem in FILES_ELSEWHERE else nearest(path.stem, meant)
+    if near is not None:
         return f"; did you mean {meant[near]}?"
-    others = sorted(map("{}.yaml".format, there))
-    return f"; {path.parent} holds {', '.join(others)}" if others else f"; there is none in {path.parent.resolve()}"
+    if not there:
+        return f"; there is none in {path.parent.resolve()}"
+    return f"; {path.parent} holds {', '.join(f'{stem}.yaml' for stem in sorted(there))}"
 
 
 def from_mapping(values: Mapping[Any, Any], origin: str) -> Layer:

@@ -19,6 +19,8 @@ import msgspec
 
 EVENTS_FILE = "events.jsonl"
 """What a run's client has noted, in the run's folder."""
+SUMMARY_FILE = "summary.json"
+"""What a run has come to, there as well: once the run has ended on its client's host."""
 
 _LEVELS = {getattr(logging, name): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 

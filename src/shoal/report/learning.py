@@ -1,6 +1,6 @@
 """How a run has learned, by what its clients have noted in `events.jsonl`.
 
-events.jsonl --read_learning--> Learning: losses, rounds and incidents, all of them over the samples of the run
+events.jsonl --read_course--> events --learning_of--> Learning: losses, rounds, incidents over the run's samples
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_learning(log_dir: Path) -> Learning:
     Raises:
         OSError: what it has noted cannot be read.
     """
-    return learning_of(_noted(log_dir))
+    return learning_of(read_course(log_dir))
 
 
 def learning_of(noted: Iterable[tuple[float, Event]]) -> Learning:
@@ -73,7 +73,12 @@ def learning_of(noted: Iterable[tuple[float, Event]]) -> Learning:
     return fold.result()
 
 
-def _noted(log_dir: Path) -> Iterator[tuple[float, Event]]:
+def read_course(log_dir: Path) -> Iterator[tuple[float, Event]]:
+    """Yield what the client of the run in this folder has noted of its rounds and losses, each with its Unix time.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     for line in written_lines(log_dir / EVENTS_FILE):
         try:
             head = msgspec.json.decode(line, type=_LineHead)
@@ -115,7 +120,7 @@ class _Fold:
             for number in [number for number in kept if number >= event.round]:
                 del kept[number]
         self._rounds[event.round] = event
-        trained = _end(event) - event.samples_before
+        trained = samples_after(event) - event.samples_before
         took_s = unix_s - self._begun_s
         for at_s, said in self._open:
             share = (at_s - self._begun_s) / took_s if took_s > 0 else 1.0
@@ -123,7 +128,7 @@ class _Fold:
         self._open.clear()
 
     def result(self) -> Learning:
-        rounds = {number: _end(event) for number, event in sorted(self._rounds.items())}
+        rounds = {number: samples_after(event) for number, event in sorted(self._rounds.items())}
         # What a round trains on begins where the one before ended, also if that one was another host's.
         evaluable = {number - 1: event.samples_before for number, event in self._rounds.items()} | rounds
         last = max(rounds.values(), default=0)
@@ -144,7 +149,8 @@ def _parts(event: RoundRecorded) -> Iterator[Trained]:
         yield Trained(samples, part)
 
 
-def _end(event: RoundRecorded) -> int:
+def samples_after(event: RoundRecorded) -> int:
+    """Return how many samples of the run are behind the end of this round."""
     return event.samples_before + sum(part.samples for part in event.curve)
 
 

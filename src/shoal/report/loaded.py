@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shoal.config.load import load_config
 from shoal.config.schema import Config
 from shoal.errors import MALFORMED, ConfigError
+from shoal.events.base import SUMMARY_FILE
 from shoal.ids import RunId
 from shoal.monitor.exporters.base import read_noted
 from shoal.monitor.exporters.metrics_file import read_rows
@@ -27,7 +28,7 @@ from shoal.report.plot import draw
 
 TIME: Final = "time"
 """The column of when a row was made: Unix time, in seconds."""
-_CONFIG, _SUMMARY = "config.yaml", "summary.json"
+_CONFIG = "config.yaml"
 
 _MOST_COLUMNS = 4096
 
@@ -106,7 +107,7 @@ def load_run(path: str | Path) -> LoadedRun:
     return LoadedRun(
         folder,
         load_config(folder / _CONFIG, env={}),
-        _summary(folder / _SUMMARY),
+        _summary(folder / SUMMARY_FILE),
         _columns(of_run),
         {peer: _columns(rows) for peer, rows in of_peers.items()},
         tuple(json.loads(event.line) for event in read_noted(folder)),

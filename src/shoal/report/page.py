@@ -10,26 +10,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from shoal.config.schema import Config
-from shoal.errors import MALFORMED
-from shoal.events.base import Event, name_of
-from shoal.events.run import EvaluationDone, RoundBegun, RoundRecorded
-from shoal.monitor.exporters.base import read_noted
 from shoal.monitor.page.chronicle import info_of, read_chronicle
 from shoal.monitor.page.files import MODULES, PAGE, PLOT, STATIC, STYLES
+from shoal.report.round_rows import rows_of_rounds
 from shoal.runtime.durable_files import put_whole
-from shoal.telemetry.rows import MetricRow
 
 FILE_NAME = "report.html"
-SUMMARY_FILE = "summary.json"
-_OF_ROUNDS: dict[str, type[Event]] = {name_of(kind): kind for kind in (RoundBegun, RoundRecorded, EvaluationDone)}
 _IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -59,66 +51,6 @@ def write_page(
     past = msgspec.json.encode(chronicle.past(chronicle.last_s, ended=ended, commands=commands))
     put_whole(path, page_with(past).encode(), lasting=False)
     return path
-
-
-def rows_of_rounds(log_dir: Path) -> Iterator[MetricRow]:
-    """Yield what a run without a file of numbers has come to, by `events.jsonl` and at its end by `summary.json`.
-
-    Raises:
-        OSError: these cannot be read.
-    """
-    for noted in read_noted(log_dir):
-        if (kind := _OF_ROUNDS.get(noted.event)) is None:
-            continue
-        try:
-            values = _numbers_of(msgspec.json.decode(noted.line, type=kind))
-            yield MetricRow(datetime.fromisoformat(noted.time), values)
-        except MALFORMED:
-            continue  # it is of another version
-    try:
-        end = msgspec.json.decode((log_dir / SUMMARY_FILE).read_bytes(), type=_End)
-    except (FileNotFoundError, *MALFORMED):
-        return
-    yield MetricRow(end.ended, end.numbers())
-
-
-class _End(msgspec.Struct):
-    """Of a summary what a page shows."""
-
-    ended: Annotated[datetime, msgspec.Meta(tz=True)]
-    outer_rounds: float | None = None
-    steps: float | None = None
-    samples: float | None = None
-    samples_before: float = 0.0
-    samples_per_s: float | None = None
-    loss_last: float | None = None
-    eval_loss_last: float | None = None
-
-    def numbers(self) -> dict[str, float]:
-        """Return them by their names in rows."""
-        known = {
-            "round": self.outer_rounds,
-            "step": self.steps,
-            "samples": None if self.samples is None else self.samples_before + self.samples,
-            "samples_per_s": self.samples_per_s,
-            "loss/train": self.loss_last,
-            "loss/eval": self.eval_loss_last,
-        }
-        return {name: value for name, value in known.items() if value is not None}
-
-
-def _numbers_of(event: Event) -> dict[str, float]:
-    match event:
-        case RoundBegun(number):
-            return {"round": float(number)}
-        case RoundRecorded():
-            samples = event.samples_before + sum(part.samples for part in event.curve)
-            loss = {} if event.loss is None else {"loss/train": event.loss}
-            return {"samples": float(samples), **loss}
-        case EvaluationDone():
-            return {"loss/eval": event.loss}
-        case _:
-            raise TypeError(f"{event.name} is none of a round")
 
 
 def page_with(past: bytes) -> str:

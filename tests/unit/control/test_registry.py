@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 
 import anyio
 import anyio.lowlevel
 import pytest
 from tests.alongside import alongside, until
+from tests.unit.control.shelf import ADDRESSES, NAMESPACE, BriefClock, Shelf, ShelfStore, registry_has
 
 from shoal.clock import SystemClock
 from shoal.control.assignment import StageChooser
 from shoal.control.read_pace import ReadPace
-from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import SOME
 from shoal.control.records import GoneRecord, MonitorRecord, RunRecord, StageRecord, VerifiedRecord
 from shoal.control.registry import RETRY_S, Registry
-from shoal.errors import BootstrapError, InvariantViolation
+from shoal.errors import InvariantViolation
 from shoal.identity import Identity
 from shoal.ids import StageIndex
 from shoal.swarm.assignment import StageNeed
 from shoal.swarm.view import SwarmView
-from shoal.telemetry.registry import MetricRegistry
-
-NAMESPACE = "n" * 64
-ADDRESSES = ("unix:/a",)
-Shelf = dict[str, dict[str, tuple[float, bytes]]]
 
 
-class _Clock(SystemClock):
-    """Real wall time; the pauses between two reads only yield."""
-
-    async def sleep_s(self, duration_s: float) -> None:
-        await anyio.sleep(min(duration_s, 0.001))
-
-
-class _StandingClock(_Clock):
+class _StandingClock(BriefClock):
     """Wall time does not pass at all."""
 
     def __init__(self) -> None:
@@ -46,48 +33,10 @@ class _StandingClock(_Clock):
         return self._unix_s
 
 
-class _Store:
-    """What a DHT node does, on a shared dictionary."""
-
-    def __init__(self, shelf: Shelf, peer: str) -> None:
-        self.alive = True
-        self.maddrs = (f"/maddr/of/{peer}",)
-        self.clock_difference_s: float | None = None
-        self.clock_differences = {}
-        self.revivals = 0
-        self.full = False
-        self.num_stored: Counter[str] = Counter()
-        self._shelf = shelf
-        self._peer = peer
-        self._checker = RecordChecker(NAMESPACE, str.encode, SystemClock(), MetricRegistry())
-
-    async def store(self, topic: str, value: bytes, expires_unix_s: float) -> bool:
-        await anyio.lowlevel.checkpoint()
-        self.num_stored[topic] += 1
-        records = self._shelf.setdefault(topic, {})
-        old_expiry_unix_s, _ = records.get(self._peer, (0.0, b""))
-        if self.full or expires_unix_s <= old_expiry_unix_s:
-            return False
-        assert self._checker.check(topic.encode(), self._peer, value, expires_unix_s)
-        records[self._peer] = (expires_unix_s, value)
-        return True
-
-    async def get(self, topics: tuple[str, ...], holders: int | None, age_s: float) -> tuple[VerifiedRecord, ...]:
-        await anyio.lowlevel.checkpoint()
-        found = [self._checker.accept(t, p, value) for t in topics for p, (_, value) in self._shelf.get(t, {}).items()]
-        return tuple(opened for opened in found if opened is not None)
-
-    async def revive(self) -> None:
-        self.revivals += 1
-        if self.revivals < 2:
-            raise BootstrapError("not yet")
-        self.alive = True
-
-
-def _registry(shelf: Shelf, clock: SystemClock | None = None) -> tuple[Registry, _Store, Identity]:
+def _registry(shelf: Shelf, clock: SystemClock | None = None) -> tuple[Registry, ShelfStore, Identity]:
     identity = Identity.generate()
-    store = _Store(shelf, identity.peer_id)
-    return Registry(store, identity, NAMESPACE, 2, clock or _Clock()), store, identity
+    store = ShelfStore(shelf, identity.peer_id)
+    return Registry(store, identity, NAMESPACE, 2, clock or BriefClock()), store, identity
 
 
 async def test_one_peer_sees_what_another_advertises_changes_and_withdraws() -> None:
@@ -120,7 +69,7 @@ async def test_a_record_that_is_renewed_says_where_its_peer_can_be_dialled_now()
     shelf: Shelf = {}
     (_, store, me), (theirs, _, _) = _registry(shelf), _registry(shelf)
     found = [("tcp:10.0.0.5:7",)]
-    mine = Registry(store, me, NAMESPACE, 2, _Clock(), addresses=lambda: found[-1])
+    mine = Registry(store, me, NAMESPACE, 2, BriefClock(), addresses=lambda: found[-1])
 
     def is_at(view: SwarmView) -> bool:
         return [replica.hop.addresses for replica in view.replicas] == [found[-1]]
@@ -206,7 +155,7 @@ async def test_who_has_not_counted_for_an_hour_announces_itself_anew_once_it_kno
     assert event.__dict__["behind_s"] == pytest.approx(3600, abs=30)
 
 
-class _CountingClock(_Clock):
+class _CountingClock(BriefClock):
     """Remembers for how long it was to sleep."""
 
     def __init__(self) -> None:
@@ -365,11 +314,6 @@ async def test_few_are_asked_where_nothing_happens_and_everybody_as_soon_as_some
         assert None in asked[before : before + 2]
 
 
-async def registry_has(shelf: Shelf) -> None:
-    """Wait until something is stored."""
-    await until(lambda: shelf)
-
-
 async def test_a_record_that_nobody_takes_at_once_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="shoal")
     mine, store, _ = _registry({})
@@ -391,7 +335,7 @@ async def test_a_dht_that_goes_on_refusing_a_record_leaves_a_few_lines(
     assert [record.getMessage() for record in caplog.records] == ["registry.store_refused"] * 5
 
 
-class _SkippingClock(_Clock):
+class _SkippingClock(BriefClock):
     """Pauses take no time, and have passed."""
 
     def __init__(self) -> None:
@@ -423,73 +367,3 @@ async def test_what_another_process_of_the_host_has_got_does_if_it_is_young_besi
         async with alongside(registry.run):
             await until(lambda: len(ages) > 3)
     assert ages[:4] == [0.0, 0.2, 0.5, 1.0]
-
-
-def _copies(*joined_s: float) -> tuple[list[Registry], list[str]]:
-    """Two processes with one identity, which have joined some seconds ago; and what they notice, in order."""
-    shelf: Shelf = {}
-    identity, noticed, registries = Identity.generate(), list[str](), list[Registry]()
-    for stage, (name, ago_s) in enumerate(zip("ab", joined_s, strict=True)):
-
-        def copied(by: VerifiedRecord, yields: bool, name: str = name) -> None:
-            assert by.peer == identity.peer_id
-            noticed.append(f"{name} {'yields' if yields else 'notices'}")
-
-        registry = Registry(_Store(shelf, identity.peer_id), identity, NAMESPACE, 2, _Clock(), copied=copied)
-        registry.advertise(StageRecord(ADDRESSES, SystemClock().unix_s() - ago_s, stage=stage))
-        registries.append(registry)
-    return registries, noticed
-
-
-def _shelf_of(registry: Registry) -> Shelf:
-    assert isinstance(registry._store, _Store)
-    return registry._store._shelf
-
-
-async def test_of_two_processes_with_one_identity_both_notice_and_the_younger_one_is_to_be_somebody_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shoal.control.registry.RENEW_S", 0.01)
-    (older, younger), noticed = _copies(100.0, 50.0)
-    async with alongside(older.run, younger.run):
-        with older.membership.eager(), younger.membership.eager():
-            await until(lambda: len(noticed) == 2)
-    assert sorted(noticed) == ["a notices", "b yields"]
-    # As long as both are there each knows where it is itself.
-    for stage, registry in enumerate((older, younger)):
-        assert [replica.stage for replica in registry.membership.view.replicas] == [stage]
-
-
-async def test_where_the_younger_one_does_not_see_the_other_one_the_older_one_is_somebody_else_after_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shoal.control.registry.RENEW_S", 0.01)
-    monkeypatch.setattr("shoal.control.copied_key._YIELD_S", 0.0)
-    (older, younger), noticed = _copies(100.0, 50.0)
-    async with alongside(older.run) as tasks:
-        await registry_has(_shelf_of(older))
-        with older.membership.eager():
-            tasks.start_soon(younger._renew)
-            await until(lambda: "a yields" in noticed)
-    assert noticed in (["a yields"], ["a notices", "a yields"])
-
-
-async def test_what_an_earlier_process_of_a_host_has_left_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    (gone, here), noticed = _copies(100.0, 0.0)
-    async with alongside(gone.run):
-        await registry_has(_shelf_of(gone))
-    seen = anyio.Event()
-    store = here._store
-    get = store.get
-
-    async def looked(topics: tuple[str, ...], holders: int | None, age_s: float) -> tuple[VerifiedRecord, ...]:
-        found = await get(topics, holders, age_s)
-        if found:
-            seen.set()
-        return found
-
-    monkeypatch.setattr(store, "get", looked)
-    async with alongside(here._watch):
-        await seen.wait()
-        await anyio.wait_all_tasks_blocked()
-    assert noticed == []
