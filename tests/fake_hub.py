@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 
 
+class FakeBuilder(SimpleNamespace):
+    """Stands in for what reads files of text."""
+
+    __module__ = "datasets.packaged_modules.text.text"
+
+
 def use_in_place_of_datasets(monkeypatch: pytest.MonkeyPatch, hub: Any) -> None:
-    """Have whoever imports the package get `hub`, which unpacks nothing."""
-    monkeypatch.setitem(sys.modules, "datasets", hub)
-    extract = SimpleNamespace(Extractor=SimpleNamespace(extractors={}))
-    monkeypatch.setitem(sys.modules, "datasets.utils.extract", extract)  # type: ignore[arg-type]
+    """Have whoever imports the package get `hub`, which finds, unpacks and decodes nothing."""
+    parts = {
+        "datasets": hub,
+        "datasets.data_files": SimpleNamespace(resolve_pattern=lambda *_: []),
+        "datasets.packaged_modules.webdataset.webdataset": SimpleNamespace(WebDataset=SimpleNamespace(DECODERS={})),
+        "datasets.utils.extract": SimpleNamespace(Extractor=SimpleNamespace(extractors={})),
+    }
+    for name, part in parts.items():
+        monkeypatch.setitem(sys.modules, name, part)

@@ -251,7 +251,7 @@ def _of_table(data: DataConfig, split: str | None) -> Clips:
         raise misfit(table, data, f"a column of audio and one of text ({data.text_column}, data.text_column)")
     # Its own decoder needs a package more, and converts nothing.
     datasets: Any = importlib.import_module("datasets")
-    table = table.cast_column(audio[0], datasets.Audio(decode=False))
+    table = table.cast_column(audio[0], datasets.Audio(decode=False)).select_columns([audio[0], texts[0]])
     return TableClips(table, audio[0], [text or "" for text in table[texts[0]]], table_places(data))
 
 

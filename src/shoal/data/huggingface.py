@@ -17,8 +17,8 @@ import numpy as np
 from shoal.config.training import DataConfig
 from shoal.data.archives import require_small_zip, unpack_few_bytes
 from shoal.data.fields import Fields
-from shoal.data.image_reader import BUILTIN_NAMES, ImageReader, hub_package, pixels_of
-from shoal.data.parquet_files import open_parquet
+from shoal.data.image_reader import BUILTIN_NAMES, ImageReader, hub_package, pixels_of, token_of
+from shoal.data.own_files import OwnFiles, decode_few, only, require_form
 from shoal.data.places import require_here
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
 from shoal.errors import ConfigError, ShoalError
@@ -48,6 +48,8 @@ class HubTable(Protocol):
 
     def flatten(self) -> HubTable: ...
 
+    def select_columns(self, column_names: Sequence[str]) -> HubTable: ...
+
     def select(self, indices: Sequence[int], keep_in_memory: bool) -> HubTable: ...
 
 
@@ -73,7 +75,8 @@ class HubImages(KnownSamples):
         fields = Fields(ArraySpec("float32", (channels, img_size, img_size)), ArraySpec("int64", ()))
         super().__init__(fields, len(table))
         self._is_cropped = is_cropped
-        self._stored = _stored(table, image_column)
+        # Whatever else there is in a row would be decoded with it.
+        self._stored = _stored(table, image_column).select_columns([image_column, label_column])
         self._reader = reader
         self._image_column = image_column
         self._label_column = label_column
@@ -226,10 +229,10 @@ def load_table(data: DataConfig, split: str) -> HubTable:
         ConfigError: `datasets` is not installed, or the data set cannot be reached or does not exist.
     """
     _require_two_splits(data)
-    datasets = _datasets(data)
+    builder = _builder(data, split)
     with _told(data, split):
-        loaded = datasets.load_dataset(data.dataset_name, data.dataset_config, split=split, token=_token(data))
-    return cast("HubTable", loaded)
+        builder.download_and_prepare()
+        return cast("HubTable", builder.as_dataset(split=split))
 
 
 def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
@@ -249,8 +252,11 @@ def load_stream(data: DataConfig, split: str) -> tuple[Any, str]:
 def _builder(data: DataConfig, split: str | None = None) -> Any:
     """Return what reads a data set, before it reads it."""
     datasets = _datasets(data)
-    with _told(data, split or data.dataset_split):
-        return datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=_token(data))
+    own = OwnFiles(data, datasets.config.HF_ENDPOINT)
+    with _told(data, split or data.dataset_split), only(own, hub_package("datasets.data_files", data)):
+        builder = datasets.load_dataset_builder(data.dataset_name, data.dataset_config, token=token_of(data))
+    require_form(builder, data)
+    return builder
 
 
 def _datasets(data: DataConfig) -> Any:
@@ -265,9 +271,8 @@ def _datasets(data: DataConfig) -> Any:
             f"set brings; {least} and newer do not: pip install 'shoal[hf]'"
         )
     unpack_few_bytes(hub_package("datasets.utils.extract", data).Extractor)
+    decode_few(hub_package("datasets.packaged_modules.webdataset.webdataset", data))
     folder = Path(data.dataset_name).expanduser()
-    for path in sorted(folder.rglob("*.parquet")) if folder.is_dir() else ():
-        open_parquet(path).close()
     for path in sorted(folder.rglob("*.zip")) if folder.is_dir() else ():
         require_small_zip(path, folder)
     return package
@@ -279,10 +284,6 @@ def _require_two_splits(data: DataConfig) -> None:
             f"data.eval_split = {data.eval_split} is data.dataset_split, and so nothing is left to train on; name "
             "another split to evaluate on, or leave data.eval_split out (data.holdout_fraction)"
         )
-
-
-def _token(data: DataConfig) -> str | None:
-    return data.hf_token.get_secret_value() if data.hf_token else None
 
 
 @contextmanager

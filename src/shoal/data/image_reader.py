@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shoal.config.training import DataConfig
 from shoal.data.builtin import BUILTINS
+from shoal.data.own_files import OwnFiles
 from shoal.errors import ConfigError, SampleError
 from shoal.runtime.inside import places_of, require_inside
 
@@ -24,6 +25,9 @@ _LONGEST_SIDE: Final = 65_535
 """The most that JPEG has; of a PNG of a few kilobytes it may be a thousand million."""
 _MOST_SCANNED: Final = 1 << 31
 """Pixels of all scans of a JPEG: twelve times those that the largest image may have, some seconds of work."""
+_MOST_BYTES: Final = 1 << 29
+"""Of a file, which may be a hole, or come of a small one in a zip."""
+_OF_ZIP: Final = "zip://"
 _OF_SCANS: Final = ("JPEG", "MPO")
 _MARKER: Final = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
 """Of a part of a JPEG, which says how long it is, or of the end."""
@@ -55,7 +59,8 @@ class ImageReader:
     def __init__(self, feature: Any, data: DataConfig) -> None:
         self._feature = feature
         self._places = table_places(data)
-        self._hub = ("hf://", f"{hub_package('datasets', data).config.HF_ENDPOINT}/")
+        self._data = data
+        self._own = OwnFiles(data, hub_package("datasets", data).config.HF_ENDPOINT)
         self._images = hub_package("PIL.Image", data)
         _without_postscript(self._images)
 
@@ -64,20 +69,30 @@ class ImageReader:
 
         Raises:
             ConfigError: Its file is none of the data set.
-            ValueError: It has a side that no photo has.
+            ValueError: It has a side that no photo has, or no content.
             Exception: As its decoder says.
         """
-        content, path = found["bytes"], str(found["path"])
-        if content is None and found["path"] is not None:
-            # Of a file in an archive, that of the archive.
-            place = path.rpartition("::")[2]
-            if not place.startswith(self._hub):
-                require_inside(Path(place), self._places)
-        if content is None and "://" not in path:
-            content = Path(path).read_bytes()
-        if content is not None:
-            _require_fast(self._images, content)
-        return cast("PilImage", self._feature.decode_example({"bytes": content, "path": found["path"]}))
+        content, path = found["bytes"], found["path"]
+        if content is None:
+            content = self._content(path)
+        _require_fast(self._images, content)
+        return cast("PilImage", self._feature.decode_example({"bytes": content, "path": path}))
+
+    def _content(self, path: str | None) -> bytes:
+        """Return what a file holds: one of this host or of the hub, or of a zip there. Raises as `read`."""
+        if path is None:
+            raise ValueError("it has neither bytes nor a file")
+        *inside, place = path.split("::")
+        if not self._own.require_address(place):
+            require_inside(Path(place), self._places)
+        if len(inside) > 1 or not all(each.startswith(_OF_ZIP) for each in inside):
+            raise ConfigError(f"{path!r} is a file in an archive that is not read; unpack it")
+        files, told = hub_package("datasets.utils.file_utils", self._data), hub_package("datasets", self._data)
+        with files.xopen(path, "rb", download_config=told.DownloadConfig(token=token_of(self._data))) as file:
+            content: bytes = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        return content
 
 
 def _require_fast(images: Any, content: bytes) -> None:
@@ -155,6 +170,11 @@ def image_in(content: bytes, data: DataConfig) -> NDArray[np.float32]:
         raise SampleError("it is no image of a kind that Pillow reads") from error
     except Exception as error:
         raise SampleError(f"{type(error).__name__}: {error}") from error
+
+
+def token_of(data: DataConfig) -> str | None:
+    """Return what the hub knows the user by."""
+    return data.hf_token.get_secret_value() if data.hf_token else None
 
 
 def hub_package(package: str, data: DataConfig) -> Any:

@@ -76,7 +76,7 @@ def _of_images(config: Config, split: str | None, say: Say) -> SampleStream:
     # Decoded here: a stream of `datasets` ends where an image cannot be.
     feature = stream.features[columns.image]
     reader = ImageReader(feature, data)
-    rows = stream.cast_column(columns.image, type(feature)(decode=False))
+    rows = stream.cast_column(columns.image, type(feature)(decode=False)).select_columns([columns.image, columns.label])
     channels, size = data.num_channels, data.img_size
 
     def convert(row: object, where: str) -> Fields[Array]:

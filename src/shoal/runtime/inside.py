@@ -20,15 +20,17 @@ def places_of(*folders: Path) -> list[Path]:
 
 
 def require_inside(path: Path, places: Sequence[Path], of: str = "its data set") -> None:
-    """Refuse a file that lies, or leads, elsewhere.
+    """Refuse a file that lies, or leads, elsewhere, and what is none: nobody may ever write into a pipe.
 
     Args:
         of: what the file is, in words.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it does, or is none.
     """
     if "\0" in str(path) or not any(Path(os.path.realpath(path)).is_relative_to(place) for place in places):
         raise ConfigError(
             f"{str(path)!r} is outside of {of}, {places[0]}, and is not read; copy or hard-link it into there"
         )
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(f"{str(path)!r} is no file but a pipe, a socket or a device, and is not read; remove it")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +176,130 @@ def test_an_image_elsewhere_is_none_of_the_folder_s_whatever_its_links_and_rows_
     (tmp_path / "rows").mkdir()
     pq.write_table(pa.table(rows, schema=form), tmp_path / "rows" / "train.parquet")
     assert "is outside of its data set" in opened(tmp_path, "./rows", "cv", **streaming)
+
+
+_STREAMED = pytest.mark.parametrize(
+    "streaming", [{}, {"streaming": True, "shuffle_window": 64, "holdout_fraction": 0.05}]
+)
+
+
+@pytest.fixture
+def nobody() -> Iterator[int]:
+    """A port of loopback that nobody is to dial; who does is told nothing."""
+    dialled: list[object] = []
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                caller, address = listener.accept()
+                dialled.append(address)
+                caller.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=listen)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert dialled == []
+
+
+@_STREAMED
+@pytest.mark.parametrize("named", ["data_files: {place}/secret.txt", "data_files: ../secret.txt", "data_dir: {place}"])
+def test_a_folder_s_readme_names_no_files_elsewhere(tmp_path: Path, named: str, streaming: dict[str, Any]) -> None:
+    place, folder = tmp_path / "place", tmp_path / "place" / "set"
+    folder.mkdir(parents=True)
+    (place / "secret.txt").write_text("what nobody else may see\n" * 50)
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {named.format(place=place)}\n---\n")
+    (folder / "a.tsv").write_text("text\n" + "what may be seen\n" * 50)
+    assert "is outside of its data set" in opened(tmp_path, "./place/set", "llm", **streaming)
+
+
+@_STREAMED
+def test_a_link_of_a_form_that_the_library_reads_leads_to_no_file_elsewhere(
+    tmp_path: Path, streaming: dict[str, Any]
+) -> None:
+    (tmp_path / "secret").write_text("text\n" + "what nobody else may see\n" * 50)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.tsv").symlink_to(tmp_path / "secret")
+    assert "is outside of its data set" in opened(tmp_path, "./set", "llm", **streaming)
+
+
+def test_a_folder_s_readme_has_nobody_dialled(tmp_path: Path, nobody: int) -> None:
+    address = f"http://127.0.0.1:{nobody}/train.txt"
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files: {address}\n---\n"
+    )
+    assert f"'{address}' is outside of its data set" in opened(tmp_path, "./set", "llm")
+
+
+_STORED_IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+
+
+def _form(*columns: tuple[str, pa.DataType, dict[str, Any]]) -> pa.Schema:
+    """Columns with what `datasets` takes them for."""
+    features = {name: feature for name, _, feature in columns}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.schema({name: kind for name, kind, _ in columns}, metadata=metadata)
+
+
+@_STREAMED
+@pytest.mark.parametrize("task", ["llm", "cv"])
+def test_of_a_row_nothing_is_fetched_but_what_is_trained_on(
+    tmp_path: Path, task: str, streaming: dict[str, Any], nobody: int
+) -> None:
+    elsewhere = {"bytes": None, "path": f"http://127.0.0.1:{nobody}/x.png"}
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "PNG")
+    form = _form(
+        ("text", pa.string(), {"_type": "Value", "dtype": "string"}),
+        ("image", _STORED_IMAGE, {"_type": "Image"}),
+        ("label", pa.int64(), {"_type": "ClassLabel", "names": ["cats", "dogs"]}),
+        ("other", _STORED_IMAGE, {"_type": "Image"}),
+    )
+    row = {
+        "text": "what may be seen",
+        "image": elsewhere if task == "llm" else {"bytes": content.getvalue(), "path": None},
+        "label": 0,
+        "other": elsewhere,
+    }
+    (tmp_path / "set").mkdir()
+    with pa.OSFile(str(tmp_path / "set" / "train.arrow"), "wb") as file, pa.ipc.new_stream(file, form) as writer:
+        writer.write_table(pa.Table.from_pylist([row] * 40, schema=form))
+    classes, num_train, _ = opened(tmp_path, "./set", task, **streaming).splitlines()[0].split()
+    assert (classes, int(num_train) > 10) == ("256" if task == "llm" else "2", True)
+
+
+@_STREAMED
+def test_members_of_a_tar_are_neither_unpacked_nor_loaded(tmp_path: Path, streaming: dict[str, Any]) -> None:
+    (tmp_path / "set").mkdir()
+    with tarfile.open(tmp_path / "set" / "train.tar", "w") as archive:
+        for number in range(40):
+            for suffix, content in (("txt", b"what may be seen\n" * 4), ("a.gz", b"no gzip"), ("pth", b"no tensor")):
+                member = tarfile.TarInfo(f"{number:03d}.{suffix}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+    assert opened(tmp_path, "./set", "llm", text_column="txt", **streaming).startswith("256 ")
+
+
+@_STREAMED
+@pytest.mark.parametrize("name", ["train.parquet", "train.gpq", "train.parquet.1"])
+def test_a_parquet_that_says_it_unpacks_to_gigabytes_is_not_read_whatever_it_is_called(
+    tmp_path: Path, name: str, streaming: dict[str, Any]
+) -> None:
+    form = _form(
+        ("image", _STORED_IMAGE, {"_type": "Image"}),
+        ("label", pa.int64(), {"_type": "ClassLabel", "names": ["cats", "dogs"]}),
+        ("x", pa.binary(), {"_type": "Value", "dtype": "binary"}),
+    )
+    row = {"image": None, "label": 0, "x": bytes(1 << 20)}
+    (tmp_path / "set").mkdir()
+    table = pa.Table.from_pylist([row] * 1100, schema=form)
+    pq.write_table(table, tmp_path / "set" / name, compression="zstd", use_dictionary=False)
+    told = opened(tmp_path, "./set", "cv", **streaming)
+    assert "row group 0 unpacks from" in told
+    assert "is not read" in told
 
 
 def test_a_folder_that_cannot_be_read_as_data_is_named_and_one_that_is_not_there_too(tmp_path: Path) -> None:

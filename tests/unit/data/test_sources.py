@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import weakref
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.fake_hub import use_in_place_of_datasets
+from tests.fake_hub import FakeBuilder, use_in_place_of_datasets
 from tests.unit.data.corpora import make_tokens_here
 
 from shoal.config import Config
-from shoal.data import huggingface
+from shoal.data import huggingface, image_reader
 from shoal.data.builtin import resize_nearest
 from shoal.data.catalog import open_source
 from shoal.data.fields import Fields
@@ -213,11 +215,14 @@ class FakeHub:
         self.table = table
         self.asked: tuple[Any, ...] = ()
 
-    def load_dataset(self, name: str, subset: str | None, *, split: str, token: str | None) -> Any:
-        self.asked = (name, subset, split, token)
-        if isinstance(self.table, Exception):
-            raise self.table
-        return self.table
+    def load_dataset_builder(self, name: str, subset: str | None, *, token: str | None) -> FakeBuilder:
+        def as_dataset(split: str) -> Any:
+            self.asked = (name, subset, split, token)
+            if isinstance(self.table, Exception):
+                raise self.table
+            return self.table
+
+        return FakeBuilder(download_and_prepare=lambda: None, as_dataset=as_dataset)
 
 
 class FakeTable(dict[str, list[Any]]):
@@ -240,6 +245,9 @@ class FakeTable(dict[str, list[Any]]):
     def cast_column(self, column: str, feature: Any) -> FakeTable:
         assert not feature.decode
         return self
+
+    def select_columns(self, column_names: Sequence[str]) -> FakeTable:
+        return FakeTable({name: self[name] for name in column_names})
 
 
 def use_hub(monkeypatch: pytest.MonkeyPatch, table: Any) -> FakeHub:
@@ -386,7 +394,19 @@ def test_of_images_that_are_to_be_made_the_middle_is_taken(
     assert set(cropped) == ({(2, 0, 8, 6), (0, 2, 5, 7)} if task == "image_gen" else set())
 
 
-@pytest.mark.parametrize("place", ["/etc/x.png", "x.png", "http://127.0.0.1:9/x.png", "zip://x.png::/etc/x.zip"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/etc/x.png",
+        "x.png",
+        "http://127.0.0.1:9/x.png",
+        "zip://x.png::/etc/x.zip",
+        "file:///etc/x.png",
+        "hf://datasets/cifar100@main/x.png",
+        "hf://datasets/cifar10@main/../../private/x.png",
+        "https://huggingface.co/datasets/cifar100/resolve/main/x.png",
+    ],
+)
 def test_an_image_that_a_row_only_names_is_a_file_of_its_data_set(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     table = images(*[(0,)] * 10)
     table["img"] = [{"bytes": None, "path": place}] * 10
@@ -394,8 +414,46 @@ def test_an_image_that_a_row_only_names_is_a_file_of_its_data_set(monkeypatch: p
     use_pillow(monkeypatch)
     data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": 1}
     train = open_source(config(data, RESNET)).train
-    with pytest.raises(ConfigError, match=r"is outside of its data set, .*datasets--cifar10, and is not read"):
+    with pytest.raises(ConfigError, match=r"is outside of its data set, (.*datasets--)?cifar10, and is not read"):
         train.read(np.arange(train.num_samples))
+
+
+@pytest.mark.parametrize("inside", ["file:///etc/x.png", "http://127.0.0.1:9/x.png", "zip://a::zip://b", "/etc/x.png"])
+def test_a_place_in_front_of_one_of_the_data_set_leads_into_a_zip_there_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    table = images(*[(0,)] * 10)
+    table["img"] = [{"bytes": None, "path": f"{inside}::hf://datasets/cifar10@main/x.zip"}] * 10
+    use_hub(monkeypatch, table)
+    use_pillow(monkeypatch)
+    data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": 1}
+    train = open_source(config(data, RESNET)).train
+    with pytest.raises(ConfigError, match="a file in an archive that is not read"):
+        train.read(np.arange(train.num_samples))
+
+
+@pytest.mark.parametrize("place", ["hf://datasets/cifar10@main/x.png", "zip://x.png::hf://datasets/cifar10@main/x.zip"])
+def test_an_image_that_the_hub_has_is_looked_at_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    fetched: list[tuple[str, str | None]] = []
+
+    def xopen(path: str, mode: str, *, download_config: str | None) -> io.BytesIO:
+        fetched.append((path, download_config))
+        return io.BytesIO(b"x" * 100)
+
+    table = images(*[(0,)] * 10)
+    table["img"] = [{"bytes": None, "path": place}] * 10
+    hub = use_hub(monkeypatch, table)
+    monkeypatch.setattr(hub, "DownloadConfig", lambda token: token, raising=False)
+    monkeypatch.setitem(sys.modules, "datasets.utils.file_utils", SimpleNamespace(xopen=xopen))  # type: ignore[arg-type]
+    use_pillow(monkeypatch)
+    monkeypatch.setattr(image_reader, "_MOST_BYTES", 99)
+    data = {"dataset_name": "cifar10", "task_type": "cv", "img_size": 6, "num_channels": 1, "hf_token": "secret"}
+    reader = image_reader.ImageReader(FakeFeature(), config(data, RESNET).data)
+    with pytest.raises(ValueError, match="more than 99 bytes"):
+        reader.read(table["img"][0])
+    assert fetched == [(place, "secret")]
 
 
 def test_digits_that_are_to_be_made_have_values_from_minus_one_to_one() -> None:

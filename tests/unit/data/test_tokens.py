@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tests.fake_hub import use_in_place_of_datasets
+from tests.fake_hub import FakeBuilder, use_in_place_of_datasets
 from tests.linux_calls import needs
 from tests.unit.data.corpora import make_tokens_here, of_folder, write_json_lines, write_parquet
 from tokenizers import Tokenizer
@@ -461,9 +461,19 @@ def test_of_the_hub_only_the_first_documents_are_fetched_where_a_number_is_given
             fetched.append(number)
             yield {"body": text}
 
+    class Stream:
+        column_names = None
+
+        def __iter__(self) -> Iterator[dict[str, str]]:
+            return rows()
+
+    stream = Stream()
     asked: list[object] = []
-    builder = SimpleNamespace(hash="version 1", as_streaming_dataset=lambda split: [asked.append(split), rows()][1])
-    hub = SimpleNamespace(load_dataset_builder=lambda *names, token: [asked.append((*names, token)), builder][1])
+    builder = FakeBuilder(hash="version 1", as_streaming_dataset=lambda split: [asked.append(split), stream][1])
+    hub = SimpleNamespace(
+        config=SimpleNamespace(HF_ENDPOINT="https://huggingface.co"),
+        load_dataset_builder=lambda *names, token: [asked.append((*names, token)), builder][1],
+    )
     use_in_place_of_datasets(monkeypatch, hub)
     data = {"dataset_name": "web", "text_column": "body", "max_documents": 4, "seq_len": 1, "hf_token": "secret"}
     dataset = open_source(of_folder(tmp_path / "none", data))

@@ -1,0 +1,140 @@
+"""Which files a data set of `datasets` consists of: those of its own folder or repository, whatever it says itself.
+
+    README.md   names files by patterns   --> looked at before and after `datasets` looks for them
+    a table     names files in its rows   --> looked at by who opens them
+
+`datasets` would take both from anywhere: from other folders of this host, whose content the swarm would then see, and
+from addresses that only this host can reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from shoal.config.training import DataConfig
+from shoal.data.parquet_files import open_parquet
+from shoal.errors import ConfigError
+from shoal.runtime.inside import places_of, require_inside
+
+_PARQUET: Final = "parquet"
+_FORMS: Final = frozenset({"arrow", "audiofolder", "csv", "imagefolder", "json", _PARQUET, "text", "webdataset"})
+_CACHED: Final = "cache"
+"""What was made of one of them before, and is all that there is without a network."""
+_DECODED: Final = frozenset({"txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn"})
+"""Members of a tar that are read as text or a number. The others, as arrays or tensors of torch, stay bytes."""
+_OUTSIDE: Final = "is outside of its data set"
+
+
+class OwnFiles:
+    """The files of one data set.
+
+    Args:
+        endpoint: Address of the hub.
+    """
+
+    def __init__(self, data: DataConfig, endpoint: str) -> None:
+        self._name = data.dataset_name
+        folder = Path(data.dataset_name).expanduser()
+        self._places = places_of(folder) if folder.is_dir() else []
+        of_hub = self._name if self._name.startswith("buckets/") else f"datasets/{self._name}"
+        starts = (f"hf://{of_hub}@", f"hf://{of_hub}/", f"{endpoint}/{of_hub}/")
+        self._addresses = () if self._places else starts
+
+    def require_address(self, text: str) -> bool:
+        """Return whether a pattern or a place is an address rather than a path.
+
+        Raises:
+            ConfigError: It is one of another repository, or host.
+        """
+        is_address = "://" in text
+        if is_address and not (text.startswith(self._addresses or "\0") and ".." not in text.split("/")):
+            raise ConfigError(f"{text!r} {_OUTSIDE}, {self._name}, and is not read; copy it into there")
+        return is_address
+
+    def require(self, file: str) -> None:
+        """Check a file that a pattern has led to.
+
+        Raises:
+            ConfigError: It is none of the data set.
+        """
+        if self.require_address(file):
+            return
+        if not self._places:
+            raise ConfigError(f"{file!r} {_OUTSIDE}, {self._name}, and is not read")
+        require_inside(Path(file), self._places)
+
+
+_OWN: Final = ContextVar[OwnFiles | None]("own files", default=None)
+
+
+@contextmanager
+def only(own: OwnFiles, data_files: Any) -> Generator[None]:
+    """Have `datasets` find no file but those of a data set as long as this lasts; raises ConfigError where it would.
+
+    Args:
+        data_files: `datasets.data_files`.
+    """
+    if not isinstance(data_files.resolve_pattern, partial):
+        data_files.resolve_pattern = partial(_resolved, data_files.resolve_pattern)
+    before = _OWN.set(own)
+    try:
+        yield
+    finally:
+        _OWN.reset(before)
+
+
+def _resolved(resolve: Callable[..., list[str]], pattern: str, *more: Any, **named: Any) -> list[str]:
+    own = _OWN.get()
+    if own is None:
+        return resolve(pattern, *more, **named)
+    for part in pattern.split("::"):
+        own.require_address(part)
+    found = resolve(pattern, *more, **named)
+    for file in found:
+        own.require(file)
+    return found
+
+
+def require_form(builder: Any, data: DataConfig) -> None:
+    """Refuse what `datasets` reads by other libraries: HDF5 or Lance name further files of the host. Of parquet each
+    file is looked at before it is read, whatever it is called and wherever it comes from.
+
+    Args:
+        builder: Of a data set, by `datasets`.
+
+    Raises:
+        ConfigError: It is of such a form.
+    """
+    form = type(builder).__module__.rpartition(".")[2]
+    if form not in _FORMS and form != _CACHED:
+        raise ConfigError(
+            f"data.dataset_name = {data.dataset_name} has files of a form that is not read here ({form}): parquet, "
+            "JSON lines, CSV, text, images, audio and tar are; convert it"
+        )
+    if form == _PARQUET:
+        builder._generate_tables = partial(_tables, builder._generate_tables)
+
+
+def _tables(generate: Callable[..., Iterable[Any]], files: Iterable[str], *more: Any, **named: Any) -> Iterator[Any]:
+    """Yield what `datasets` makes of parquet files; one that is streamed from the hub is not here to be looked at."""
+    files = list(files)
+    for file in files:
+        if "://" not in file:
+            open_parquet(Path(file)).close()
+    yield from generate(files, *more, **named)
+
+
+def decode_few(webdataset: Any) -> None:
+    """Have members of a tar neither unpacked, where a small one fills the memory, nor given to torch or numpy.
+
+    Args:
+        webdataset: `datasets.packaged_modules.webdataset.webdataset`.
+    """
+    kind = webdataset.WebDataset
+    kind.DECODERS = {name: decoder for name, decoder in kind.DECODERS.items() if name in _DECODED}
+    webdataset.EXTENSION_TO_COMPRESSION_FS_FILE_CLS = {}
