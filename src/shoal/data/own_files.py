@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.config.training import DataConfig
+from shoal.data.arrow_files import require_unpacked
 from shoal.data.parquet_files import open_parquet
 from shoal.errors import ConfigError
 from shoal.runtime.inside import places_of, require_inside
 
-_PARQUET: Final = "parquet"
-_FORMS: Final = frozenset({"arrow", "audiofolder", "csv", "imagefolder", "json", _PARQUET, "text", "webdataset"})
+_FORMS: Final = frozenset({"arrow", "audiofolder", "csv", "imagefolder", "json", "parquet", "text", "webdataset"})
 _CACHED: Final = "cache"
 """What was made of one of them before, and is all that there is without a network."""
 _DECODED: Final = frozenset({"txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn"})
@@ -101,8 +101,8 @@ def _resolved(resolve: Callable[..., list[str]], pattern: str, *more: Any, **nam
 
 
 def require_form(builder: Any, data: DataConfig) -> None:
-    """Refuse what `datasets` reads by other libraries: HDF5 or Lance name further files of the host. Of parquet each
-    file is looked at before it is read, whatever it is called and wherever it comes from.
+    """Refuse what `datasets` reads by other libraries: HDF5 or Lance name further files of the host. Each file of Arrow
+    or parquet is looked at before it is read, whatever it is called and wherever it comes from.
 
     Args:
         builder: Of a data set, by `datasets`.
@@ -116,17 +116,30 @@ def require_form(builder: Any, data: DataConfig) -> None:
             f"data.dataset_name = {data.dataset_name} has files of a form that is not read here ({form}): parquet, "
             "JSON lines, CSV, text, images, audio and tar are; convert it"
         )
-    if form == _PARQUET:
-        builder._generate_tables = partial(_tables, builder._generate_tables)
+    if form in _LOOKED_AT:
+        builder._generate_tables = partial(_tables, _LOOKED_AT[form], builder._generate_tables)
 
 
-def _tables(generate: Callable[..., Iterable[Any]], files: Iterable[str], *more: Any, **named: Any) -> Iterator[Any]:
-    """Yield what `datasets` makes of parquet files; one that is streamed from the hub is not here to be looked at."""
+def _tables(
+    look_at: Callable[[Path], None],
+    generate: Callable[..., Iterable[Any]],
+    files: Iterable[str],
+    *more: Any,
+    **named: Any,
+) -> Iterator[Any]:
+    """Yield what `datasets` makes of files; one that is streamed from the hub is not here to be looked at."""
     files = list(files)
     for file in files:
         if "://" not in file:
-            open_parquet(Path(file)).close()
+            look_at(Path(file))
     yield from generate(files, *more, **named)
+
+
+def _require_small(path: Path) -> None:
+    open_parquet(path).close()
+
+
+_LOOKED_AT: Final = {"arrow": require_unpacked, "parquet": _require_small}
 
 
 def decode_few(webdataset: Any) -> None:

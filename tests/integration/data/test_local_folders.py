@@ -302,6 +302,16 @@ def test_a_parquet_that_says_it_unpacks_to_gigabytes_is_not_read_whatever_it_is_
     assert "is not read" in told
 
 
+@_STREAMED
+def test_a_packed_arrow_file_is_not_read(tmp_path: Path, streaming: dict[str, Any]) -> None:
+    (tmp_path / "set").mkdir()
+    table = pa.table({"text": ["x" * 1000] * 2000})
+    packed = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(str(tmp_path / "set" / "train.arrow"), table.schema, options=packed) as writer:
+        writer.write_table(table)
+    assert "is a packed Arrow file and is not read" in opened(tmp_path, "./set", "llm", **streaming)
+
+
 def test_a_folder_that_cannot_be_read_as_data_is_named_and_one_that_is_not_there_too(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     said = opened(tmp_path, "./empty", "llm")
