@@ -23,7 +23,7 @@ from tests.simulation import rates
 from tests.simulation.catalogue import FAILURES, WORLDS
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.network import Network
-from tests.simulation.parts import Outcome, Part, run_part
+from tests.simulation.parts import Outcome, Part, end_with_runner, run_part
 
 SEEDS = Path(__file__).parent / "seeds"
 _CHUNK = 25
@@ -112,7 +112,7 @@ def run_all(parts: list[Part], processes: int) -> Iterator[Outcome]:
     if processes <= 1 or len(parts) <= 1:
         yield from map(run_part, parts)
         return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, end_with_runner) as pool:
         yield from pool.imap_unordered(run_part, parts)
 
 

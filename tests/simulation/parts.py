@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import traceback
 from typing import NamedTuple
 
 from tests.simulation.catalogue import FAILURES, WORLDS
 from tests.simulation.safety import Broken
+
+from shoal.runtime.process_control import end_with_parent
 
 
 class Part(NamedTuple):
@@ -35,6 +38,11 @@ def violation(world: str, seed: int) -> str | None:
     except FAILURES as error:
         return "".join(traceback.format_exception_only(error)).strip()
     return None
+
+
+def end_with_runner() -> None:
+    """Have this process end when the one that hands out parts is killed."""
+    end_with_parent(signal.SIGKILL)()
 
 
 def run_part(part: Part) -> Outcome:
