@@ -95,6 +95,8 @@ class _AveragerPeer:
 def main(seat: Seat) -> Generator[Calls, None, None]:
     """Offer the calls of a member, in the order in which they have to be made; `form` and `step` again and again."""
     torch.set_num_threads(1)
+    # Files of the strategy that hivemind sets stay in /dev/shm when its processes are ended.
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")
     member = _AveragerPeer(seat)
     try:
         yield {"address": member.address, "meet": member.meet, "form": member.form, "step": member.step}
