@@ -36,6 +36,25 @@ class ManualClock(SetClock):
         self.now += duration_s
 
 
+class FewSleeps(ManualClock):
+    """So many sleeps are over at once, the next one when it is cancelled.
+
+    Attributes:
+        over: Set when that one has begun.
+    """
+
+    def __init__(self, times: int, now: float = 100.3) -> None:
+        super().__init__(now)
+        self.over = anyio.Event()
+        self._times = times
+
+    async def sleep_s(self, duration_s: float) -> None:
+        if len(self.slept_s) == self._times:
+            self.over.set()
+            await anyio.sleep_forever()
+        await super().sleep_s(duration_s)
+
+
 class PassingClock(SetClock):
     """A sleep is over once the test has let as much time pass."""
 

@@ -9,11 +9,12 @@ up when its wall clock and other hosts say the same. Tests hand in a `Clock` of 
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 import anyio
 
@@ -80,6 +81,34 @@ class SystemClock:
     async def sleep_s(self, duration_s: float) -> None:
         """Suspend the calling task for `duration_s` seconds."""
         await anyio.sleep(max(0.0, duration_s))
+
+
+TICK_S: Final = 0.5
+"""What is in no hurry happens at multiples of it in monotonic time."""
+_EARLY_S: Final = 0.01
+"""By so much may a timer end before its time, and so be at its tick already."""
+
+
+def until_tick_s(clock: Clock, duration_s: float) -> float:
+    """Return how long to wait for the last tick of the next `duration_s` seconds; all of them if none comes.
+
+    All processes of a host have the same ticks. A process that wakes up for one thing a second takes a core as long as
+    one that is woken once for ten, and what one process says at a tick the others read in one go.
+
+    Returns:
+        Seconds, at most `duration_s` and a hundredth.
+    """
+    now_s = clock.now_s()
+    left_s = math.floor((now_s + duration_s + _EARLY_S) / TICK_S) * TICK_S - now_s
+    return left_s if left_s > _EARLY_S else duration_s
+
+
+async def wait_for_tick(clock: Clock, duration_s: float) -> float:
+    """Sleep as long as `until_tick_s` says; return by how many seconds it was longer."""
+    left_s = until_tick_s(clock, duration_s)
+    due_s = clock.now_s() + left_s
+    await clock.sleep_s(left_s)
+    return clock.now_s() - due_s
 
 
 def thread_cpu_s() -> float:

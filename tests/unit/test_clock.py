@@ -6,9 +6,11 @@ import random
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.set_clock import ManualClock
 
-from shoal.clock import Backoff, Deadline, SystemClock, utc_iso, utc_stamp
+from shoal.clock import TICK_S, Backoff, Deadline, SystemClock, until_tick_s, utc_iso, utc_stamp, wait_for_tick
 
 
 def test_a_deadline_counts_down_and_then_stays_expired() -> None:
@@ -35,6 +37,53 @@ def test_jitter_only_shortens_a_pause_and_only_by_its_share() -> None:
     assert min(delays_s) >= 0.75
     assert max(delays_s) <= 1.0
     assert len(set(delays_s)) > 100
+
+
+@pytest.mark.parametrize(
+    ("now_s", "duration_s", "left_s"),
+    [
+        (7.0, 2.0, 2.0),
+        (7.03, 2.0, 1.97),
+        (6.995, 2.0, 2.005),  # a timer has ended early
+        (7.2, 1.0, 0.8),
+        (7.2, 0.2, 0.2),  # no tick comes by then
+        (7.46, 0.5, 0.04),  # it was late for the tick before
+        (7.495, 0.2, 0.2),  # it is at a tick
+        (7.5, 0.0, 0.0),
+    ],
+)
+def test_what_is_in_no_hurry_waits_for_the_last_tick_before_its_time(
+    now_s: float, duration_s: float, left_s: float
+) -> None:
+    assert until_tick_s(ManualClock(now_s), duration_s) == pytest.approx(left_s)
+
+
+@given(st.floats(0.0, 1e7), st.floats(0.0, 1e4))
+def test_nobody_waits_for_a_tick_longer_than_for_the_time_itself(now_s: float, duration_s: float) -> None:
+    left_s = until_tick_s(ManualClock(now_s), duration_s)
+    assert max(0.0, duration_s - TICK_S) <= left_s + 1e-6
+    assert left_s <= duration_s + 0.0101
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.03, -0.002])
+async def test_who_waits_again_and_again_wakes_at_ticks_and_at_none_twice(late_s: float) -> None:
+    class Clock(ManualClock):
+        async def sleep_s(self, duration_s: float) -> None:
+            await super().sleep_s(duration_s + late_s)
+
+    clock, ticks = Clock(100.2), list[float]()
+    for _ in range(4):
+        assert await wait_for_tick(clock, 0.5) == pytest.approx(late_s)
+        ticks.append(clock.now - late_s)
+    assert ticks == pytest.approx([100.5, 101.0, 101.5, 102.0])
+
+
+async def test_who_has_missed_ticks_waits_for_the_next_one_and_for_none_of_them() -> None:
+    clock = ManualClock(100.0)
+    await wait_for_tick(clock, 1.0)
+    clock.now += 3600.3
+    await wait_for_tick(clock, 1.0)
+    assert clock.now == pytest.approx(3702.0)
 
 
 async def test_waiting_sleeps_on_the_given_clock() -> None:

@@ -17,7 +17,7 @@ from shoal.client.ledger import Ledger
 from shoal.client.reports import Reports
 from shoal.client.totals import THIS_CLIENT, counted_by, counts_anew
 from shoal.client.troubles import Troubles
-from shoal.clock import Clock
+from shoal.clock import Clock, wait_for_tick
 from shoal.control.counter_report import INTERVAL_S
 from shoal.control.membership import Membership
 from shoal.control.peer_numbers import PeerNumbers
@@ -150,7 +150,7 @@ class CounterTotals:
         told: dict[str, int] = {}
         self._has_turn = True
         while True:
-            await self.clock.sleep_s(INTERVAL_S)
+            await wait_for_tick(self.clock, INTERVAL_S)
             self._reports.clear()
             totals = self.totals()
             if totals != told:

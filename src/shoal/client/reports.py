@@ -14,7 +14,7 @@ from shoal.client.homes import Homes
 from shoal.client.ledger import Ledger
 from shoal.client.progress import Progress
 from shoal.client.shares import Shares
-from shoal.clock import Clock, Deadline
+from shoal.clock import Clock, Deadline, wait_for_tick
 from shoal.control.membership import Membership
 from shoal.events.base import Event
 from shoal.events.run import (
@@ -215,7 +215,7 @@ class Reports:
     async def _follow_steps(self) -> None:
         while True:
             await self._steps_held.take()
-            await self.clock.sleep_s(self._steps_rest.remaining_s())
+            await wait_for_tick(self.clock, self._steps_rest.remaining_s())
             self._tell_steps()
 
     def _tell_steps(self) -> None:

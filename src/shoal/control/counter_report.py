@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from shoal.clock import Clock
+from shoal.clock import Clock, wait_for_tick
 from shoal.events.base import Event, emit
 from shoal.events.links import RoleCounters, RoleLinks
 from shoal.ids import PeerId
@@ -53,9 +53,7 @@ async def counters_reported(
         lag = endpoint.metrics.histogram("process.loop_lag_seconds")
         known: Hop | None = None
         for turn in itertools.count():
-            asleep_s = clock.now_s()
-            await clock.sleep_s(INTERVAL_S)
-            lag.observe(clock.now_s() - asleep_s - INTERVAL_S)
+            lag.observe(await wait_for_tick(clock, INTERVAL_S))
             announced = client()
             known = announced or known
             if announced is not None or not turn % round(SELDOM_S / INTERVAL_S):

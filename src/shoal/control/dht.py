@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -53,6 +54,9 @@ _MAX_NEIGHBOURS = 16
 LOOK_EVERY_S = 5.0
 """Between looks at the addresses of this host: half of the time in which each record is renewed, and so stored."""
 
+_ALONE_S = 5.0
+"""So long p2pd need not be asked again whether it answers, by a node that has never known another one."""
+
 _GREETING = "shoal.greeting"
 _GREETING_TIMEOUT_S = 3.0
 _DIAL_TIMEOUT_S = 5.0
@@ -71,6 +75,14 @@ class _Answer(NamedTuple):
         """Return whether it does for who asks this, and whom an answer since then serves."""
         is_as_wide = self.holders is None or (holders is not None and holders <= self.holders)
         return topics == self.topics and is_as_wide and self.asked_s >= since_s
+
+
+@dataclass
+class _UnderWay:
+    """A question that somebody has asked, and that others need not ask as well; over: answered, or given up."""
+
+    asked_s: float
+    over: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(eq=False, repr=False)
@@ -100,6 +112,10 @@ class DhtNode:
     _lost: LostPeers = field(default_factory=LostPeers)
     _looked_s: float = -math.inf
     _answer: _Answer | None = None
+    _under_way: dict[tuple[tuple[str, ...], int | None], _UnderWay] = field(
+        default_factory=dict[tuple[tuple[str, ...], int | None], _UnderWay]
+    )
+    _answered_s: float = -math.inf
 
     @classmethod
     async def create(
@@ -347,14 +363,45 @@ class DhtNode:
             age_s: what another process of this host was answered does as well, if it asked no longer ago.
         """
         asked_s = SystemClock().now_s()
+        since_s = asked_s - age_s
+        known = self._known(topics, holders, since_s)
+        other = self._under_way.get((topics, holders))
+        if known is None and other is not None and other.asked_s >= since_s:
+            # The processes of a host ask at the same ticks. An answer serves all of them; if there is none, each asks.
+            await other.over.wait()
+            known = self._known(topics, holders, since_s)
+        if known is not None:
+            return known
+        own = self._under_way[topics, holders] = _UnderWay(asked_s)
+        try:
+            values = await self._asked(topics, holders)
+            if values is not None:
+                self._answer = _Answer(topics, holders, asked_s, values)
+        finally:
+            if self._under_way.get((topics, holders)) is own:
+                del self._under_way[topics, holders]
+            own.over.set()
+        return values or []
+
+    def at_hand(
+        self, topics: tuple[str, ...], holders: int | None = None, age_s: float = 0.0
+    ) -> list[tuple[str, str, bytes]] | None:
+        """Return what `found` returns if nobody has to be asked for it; None: somebody has."""
+        return self._known(topics, holders, SystemClock().now_s() - age_s)
+
+    def _known(
+        self, topics: tuple[str, ...], holders: int | None, since_s: float
+    ) -> list[tuple[str, str, bytes]] | None:
+        """Return what was answered since then, or where this node has never known another one what it holds itself."""
         answer = self._answer
-        if answer is not None and answer.serves(topics, holders, asked_s - age_s):
+        if answer is not None and answer.serves(topics, holders, since_s):
             return answer.values
-        values = await self._asked(topics, holders)
-        if values is None:
-            return []
-        self._answer = _Answer(topics, holders, asked_s, values)
-        return values
+        now_s = SystemClock().now_s()
+        if self._lookup is None or not self._lost.is_empty or now_s - self._answered_s >= _ALONE_S or not self.alive:
+            return None
+        keys = {_key(self.namespace, topic): topic for topic in topics}
+        found = self._lookup.alone(tuple(keys))
+        return None if found is None else self._sealed(found, keys)
 
     async def _asked(self, topics: Sequence[str], holders: int | None) -> list[tuple[str, str, bytes]] | None:
         """Ask for what stands under these topics; None: p2pd does not answer."""
@@ -372,12 +419,17 @@ class DhtNode:
                     emit(logger, DhtDeaf())
                     self._deaf = True
                 return None
+            self._answered_s = SystemClock().now_s()
             await self._look_around(daemon, node)
         await self._seek_lost(node)
         if found is None:
             found = lookup.alone(tuple(keys))
         if found is None:
             found = await self._search(node, tuple(keys))
+        return self._sealed(found, keys)
+
+    def _sealed(self, found: Found, keys: Mapping[DHTID, str]) -> list[tuple[str, str, bytes]]:
+        """Return topic, peer and record of each value; what is none of ours is counted."""
         sealed: list[tuple[str, str, bytes]] = []
         for key, values in found.items():
             for subkey, value in values.items():
@@ -487,7 +539,8 @@ class DhtNode:
     async def _end(self) -> None:
         node, daemon, answers_calls = self._node, self._daemon, self._runs and not self._deaf
         self._node = self._daemon = self._lookup = None
-        self._looked_s, self._answer = -math.inf, None
+        self._looked_s, self._answered_s, self._answer = -math.inf, -math.inf, None
+        self._under_way.clear()  # nobody waits for what this p2pd was asked
         self._deaf = self._astray = False
         # A dead p2pd never answers that it has taken the handlers away.
         if node is not None and answers_calls:
@@ -519,6 +572,7 @@ def _name(namespace: str, topic: str) -> str:
     return f"{namespace}/{topic}"
 
 
+@lru_cache(maxsize=1024)
 def _key(namespace: str, topic: str) -> DHTID:
     return DHTID.generate(source=_name(namespace, topic))
 

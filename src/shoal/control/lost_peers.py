@@ -22,6 +22,11 @@ class LostPeers:
         # The time of the next question and the pause after it; None while the peer is present. The newest come last.
         self._known: dict[str, tuple[float, float] | None] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody was ever known."""
+        return not self._known
+
     def due(self, present: Collection[str], now_s: float) -> list[str]:
         """Take note of who is present, and return who was, is not, and is to be asked now."""
         for peer in present:

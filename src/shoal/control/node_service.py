@@ -1,9 +1,9 @@
 """A process of a host lets the others use its DHT node, over a Unix socket.
 
-    connect ---> NodeState; StoreAsked -> NodeState, StoreAnswered; ReadAsked -> NodeState, ReadAnswered
+    connect ---> NodeState; StoreAsked -> NodeState, StoreAnswered; ReadAsked -> ReadAnswered, or NodeState before it
 
-The state comes at once, and says that the process is there; an answer may take its time. What is stored is sealed by
-whom it is about, and what is read is verified by whoever has asked.
+Something comes at once and says that the process is there: what is at hand, or else the state, and the answer may take
+its time. What is stored is sealed by whom it is about, and what is read is verified by whoever has asked.
 """
 
 from __future__ import annotations
@@ -103,6 +103,12 @@ class Node(Reachable, Protocol):
         """Return what stands under these topics, unverified."""
         ...
 
+    def at_hand(
+        self, topics: tuple[str, ...], holders: int | None, age_s: float
+    ) -> list[tuple[str, str, bytes]] | None:
+        """Return the same if nobody has to be asked for it; None: somebody has."""
+        ...
+
 
 @asynccontextmanager
 async def node_served(node: Node, path: Path) -> AsyncGenerator[None]:
@@ -168,21 +174,32 @@ async def _serve(node: Node, stream: anyio.abc.SocketStream) -> None:
                 taken = await node.store(question.topic, question.value, question.expires_unix_s, question.peer)
                 await tell(StoreAnswered(question.id, taken, _state(node)))
             case ReadAsked():
-                # Without topics it is only asked how the node is.
-                wanted = (question.topics, question.holders, question.age_s)
-                values = await node.found(*wanted) if question.topics else []
-                # No more than a frame may have, whatever others have made the DHT hold.
-                await tell(ReadAnswered(question.id, first_of_each(values, _MOST_VALUES), _state(node)))
+                await tell_found(question, await node.found(question.topics, question.holders, question.age_s))
+
+    async def tell_found(question: ReadAsked, values: list[tuple[str, str, bytes]]) -> None:
+        # No more than a frame may have, whatever others have made the DHT hold.
+        await tell(ReadAnswered(question.id, first_of_each(values, _MOST_VALUES), _state(node)))
+
+    def at_hand(question: ReadAsked) -> list[tuple[str, str, bytes]] | None:
+        # Without topics it is only asked how the node is.
+        return node.at_hand(question.topics, question.holders, question.age_s) if question.topics else []
 
     async with stream, anyio.create_task_group() as tasks:
         with suppress(anyio.BrokenResourceError, anyio.EndOfStream, *_MISUNDERSTOOD, RecordRejected):
+            await tell(_state(node))
             while True:
-                # That it is there; the answer may take its time.
-                await tell(_state(node))
+                takes_its_time = False
                 for question in asked.feed(await stream.receive()):
+                    if isinstance(question, ReadAsked) and (values := at_hand(question)) is not None:
+                        await tell_found(question, values)
+                        continue
                     if isinstance(question, StoreAsked):
                         require_small(question.topic, question.value)
                     tasks.start_soon(answer, question)
+                    takes_its_time = True
+                if takes_its_time:
+                    # So who has asked knows that this process is there.
+                    await tell(_state(node))
         tasks.cancel_scope.cancel()
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import anyio
 
-from shoal.clock import Clock, SystemClock
+from shoal.clock import Clock, SystemClock, until_tick_s
 from shoal.control.copied_key import CopyWatch
 from shoal.control.membership import Membership, sequence_at
 from shoal.control.read_pace import SLOW_READ_S, ReadPace
@@ -201,7 +201,7 @@ class Registry:
     async def _renew(self) -> None:
         pause_s = RENEW_S
         while True:
-            with anyio.move_on_after(pause_s) as timer:
+            with anyio.move_on_after(until_tick_s(self._clock, pause_s)) as timer:
                 await self._wake.take()
             due = set(self._own) if timer.cancelled_caught else self._dirty & set(self._own)
             self._dirty = set()
@@ -291,7 +291,7 @@ class Registry:
             return self._store.alive and not self.membership.awaited and self.membership.view == seen
 
         while pause_s > 0 and is_calm():
-            with anyio.move_on_after(min(pause_s, SLOW_READ_S)):
+            with anyio.move_on_after(until_tick_s(self._clock, min(pause_s, SLOW_READ_S))):
                 await self.membership.until_awaited()
             pause_s -= SLOW_READ_S
         return is_calm()

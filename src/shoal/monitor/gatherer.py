@@ -1,6 +1,6 @@
 """Where the numbers and events of a run come together, and from where they go on.
 
-Metrics of the run -> Status -----> status events for the terminal view, at most two a second
+Metrics of the run -> Status -----> status events for the terminal view, some two a second at most
                         '-----.
 PeerMetrics -> PeerNumbers ---+--> a row a second --> exporters: files, W&B
 Noted, by the client ------------> an event ---------'
@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from shoal.clock import Clock, Deadline
+from shoal.clock import Clock, Deadline, wait_for_tick
 from shoal.control.peer_numbers import MAX_PEERS, PeerNumbers
 from shoal.control.registry import Registry
 from shoal.errors import MALFORMED, RemoteProtocolError
@@ -120,20 +120,22 @@ class Gatherer:
             self._changed.notify()
 
     async def report(self, control: RoleControl) -> None:
-        """Send the status to the launcher when it has changed, at most every `STATUS_INTERVAL_S`."""
+        """Send the status to the launcher when it has changed: at once, or at a tick at most `STATUS_INTERVAL_S` after
+        the one before, until cancelled."""
         rest = Deadline.after(self._clock, 0.0)
         while True:
             await self._changed.take()
-            await self._clock.sleep_s(rest.remaining_s())
+            await wait_for_tick(self._clock, rest.remaining_s())
             self._changed.forget()
             control.tell(StatusChanged(self._status.values, dict(self._status.at_s)))
             rest = Deadline.after(self._clock, STATUS_INTERVAL_S)
 
     async def export(self) -> None:
-        """Hand a row to the exporters `ROW_INTERVAL_S` after the first news that are in it, until cancelled."""
+        """Hand a row to the exporters at the last tick within `ROW_INTERVAL_S` of the first news that are in it, until
+        cancelled."""
         while True:
             await self._news.take()
-            await self._clock.sleep_s(ROW_INTERVAL_S)
+            await wait_for_tick(self._clock, ROW_INTERVAL_S)
             self._news.forget()
             self._export_row()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal.clock import Clock
+from shoal.clock import Clock, wait_for_tick
 from shoal.ids import PeerId
 from shoal.log import is_failing
 from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
@@ -82,7 +82,7 @@ class WorkReport:
             if numbers != told:
                 told = numbers
                 self.tell(WorkDone(numbers))
-            await self.clock.sleep_s(INTERVAL_S)
+            await wait_for_tick(self.clock, INTERVAL_S)
 
     def lost(self, lost: PeerLost) -> None:
         """A connection has ended; only a peer that says nothing any more is worth a word here."""

@@ -40,6 +40,7 @@ async def beat(
         now_s=clock.now_s(),
     )
     while True:
+        # Not at a tick of all: what others say at theirs would come just after it, and a silence count for longer.
         due_s = clock.now_s() + limits.heartbeat_s
         await clock.sleep_s(limits.heartbeat_s)
         if clock.now_s() - due_s >= _STALL_S:

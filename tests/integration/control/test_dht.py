@@ -21,7 +21,7 @@ import pytest
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
 from hivemind.proto import p2pd_pb2
-from tests.alongside import alongside
+from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
 from shoal.control import dht, dht_daemon
@@ -115,6 +115,7 @@ async def test_what_a_process_of_the_host_has_just_got_does_for_the_next_one_tha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, topics = Identity.generate(), ("stage.0", "stage.1")
+    monkeypatch.setattr(dht, "_ALONE_S", 0.0)
     async with await _node(tmp_path, alice) as node:
         expiry = CLOCK.unix_s() + 30
         assert await node.store("stage.0", _sealed(alice, expiry), expiry)
@@ -141,6 +142,154 @@ async def test_what_a_process_of_the_host_has_just_got_does_for_the_next_one_tha
         await node.revive()
         await node.get(("stage.1",), SOME, 1000.0)
         assert len(asked) == 5, "a p2pd that was started again has not answered yet"
+
+
+@pytest.mark.parametrize(("age_s", "number"), [(1000.0, 1), (0.0, 3)])
+async def test_what_processes_of_the_host_ask_at_the_same_time_is_asked_once(
+    age_s: float, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, asked, may_answer = Identity.generate(), list[int](), anyio.Event()
+    monkeypatch.setattr(dht, "_ALONE_S", 0.0)
+    async with await _node(tmp_path, alice) as node:
+        expiry = CLOCK.unix_s() + 30
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+
+        async def counted(*wanted: Any) -> Any:
+            asked.append(1)
+            await may_answer.wait()
+            return await DhtNode._asked(node, *wanted)
+
+        monkeypatch.setattr(node, "_asked", counted)
+        found: list[int] = []
+
+        async def read() -> None:
+            found.append(len(await node.get(("stage.0",), SOME, age_s)))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            may_answer.set()
+    assert found == [1, 1, 1]
+    assert len(asked) == number, "who wants to know how it is now asks, whoever has asked before"
+
+
+class _FirstHangs:
+    """Of what a node asks the first question has no answer until it is told so, and then none at all."""
+
+    def __init__(self, node: DhtNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.over, self.number, self._asks = anyio.Event(), 0, node._asked
+        monkeypatch.setattr(node, "_asked", self._asked)
+
+    async def _asked(self, *wanted: Any) -> Any:
+        self.number += 1
+        if self.number == 1:
+            await self.over.wait()
+            return None
+        return await self._asks(*wanted)
+
+
+@pytest.mark.parametrize("is_given_up", [True, False])
+async def test_a_question_without_an_answer_keeps_nobody_waiting_who_has_asked_the_same(
+    is_given_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, found = Identity.generate(), list[int]()
+    monkeypatch.setattr(dht, "_ALONE_S", 0.0)
+    async with await _node(tmp_path, alice) as node, anyio.create_task_group() as tasks:
+        expiry = CLOCK.unix_s() + 30
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+        asked, patience = _FirstHangs(node, monkeypatch), anyio.CancelScope()
+
+        async def read() -> None:
+            found.append(len(await node.get(("stage.0",), SOME, 1000.0)))
+
+        async def read_with_patience() -> None:
+            with patience:
+                await read()
+
+        tasks.start_soon(read_with_patience)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        assert (asked.number, found) == (1, [])
+        if is_given_up:
+            patience.cancel()
+        else:
+            asked.over.set()
+        await until(lambda: 1 in found)
+    assert found == ([1] if is_given_up else [0, 1])
+    assert asked.number == 2
+
+
+async def test_who_wants_a_newer_answer_does_not_wait_for_an_older_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = Identity.generate()
+    monkeypatch.setattr(dht, "_ALONE_S", 0.0)
+    async with await _node(tmp_path, alice) as node:
+        expiry = CLOCK.unix_s() + 30
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+        asked = _FirstHangs(node, monkeypatch)
+        async with alongside(lambda: node.get(("stage.0",), SOME, 1000.0)):
+            await anyio.wait_all_tasks_blocked()
+            assert asked.number == 1
+            assert [r.peer for r in await node.get(("stage.0",), SOME, 0.0)] == [alice.peer_id]
+
+
+async def test_nobody_waits_for_what_a_p2pd_was_asked_that_was_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = Identity.generate()
+    monkeypatch.setattr(dht, "_ALONE_S", 0.0)
+    async with await _node(tmp_path, alice) as node:
+        asked = _FirstHangs(node, monkeypatch)
+        async with alongside(lambda: node.get(("stage.0",), SOME, 1000.0)):
+            await anyio.wait_all_tasks_blocked()
+            assert asked.number == 1
+            await node.revive()
+            expiry = CLOCK.unix_s() + 30
+            assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+            assert [r.peer for r in await node.get(("stage.0",), SOME, 1000.0)] == [alice.peer_id]
+
+
+async def test_a_node_that_has_known_no_other_asks_its_p2pd_now_and_then_whether_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob, asked = Identity.generate(), Identity.generate(), list[int]()
+
+    async def counted(daemon: Any) -> bool:
+        asked.append(1)
+        return await dht_daemon.answers(daemon)
+
+    monkeypatch.setattr(dht, "answers", counted)
+    async with await _node(tmp_path, alice) as node:
+        expiry = CLOCK.unix_s() + 30
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+        monkeypatch.setattr(dht, "_ALONE_S", 1000.0)
+        for _ in range(3):
+            assert [r.peer for r in await node.get(("stage.0",), None)] == [alice.peer_id]
+        assert len(asked) == 1
+        monkeypatch.setattr(dht, "_ALONE_S", 0.0)
+        await node.get(("stage.0",), None)
+        assert len(asked) == 2
+        monkeypatch.setattr(dht, "_ALONE_S", 1000.0)
+        await _lose_daemon(node)
+        assert await node.get(("stage.0",), None) == ()
+        assert len(asked) == 3, "it runs no more"
+        await node.revive()
+        assert await node.get(("stage.0",), None) == ()
+        assert len(asked) == 4, "it was started again"
+        assert await node.store("stage.0", _sealed(alice, expiry), expiry)
+        async with await _node(tmp_path, bob, await node.visible_maddrs()) as other:
+            assert await other.store("stage.0", _sealed(bob, expiry), expiry)
+            assert {r.peer for r in await node.get(("stage.0",), None)} == {alice.peer_id, bob.peer_id}
+        assert len(asked) == 5, "it knows another one"
+        assert node._node is not None
+        table = node._node.protocol.routing_table
+        for uid in tuple(table.peer_id_to_uid.values()):
+            del table[uid]
+        await node.get(("stage.0",), None)
+        assert len(asked) == 6, "it has known another one, and looks for it"
 
 
 async def test_a_node_that_is_alone_neither_searches_nor_looks_around_and_looks_now_and_then_where_it_is(

@@ -8,6 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.alongside import alongside
+from tests.set_clock import FewSleeps
 from tests.unit.client.noted import NotedLedger
 
 from shoal.client.counters import CounterTotals, ask_again
@@ -158,6 +160,14 @@ async def test_what_has_changed_is_written_down_and_nothing_else() -> None:
         await clock.passes()
         assert ledger.noted == changed
         tasks.cancel_scope.cancel()
+
+
+async def test_what_has_changed_is_passed_on_at_ticks() -> None:
+    clock = FewSleeps(3)
+    totals = _counters(MemoryNetwork().endpoint(PeerId("client")), clock, NotedLedger())
+    async with alongside(totals.run):
+        await clock.over.wait()
+    assert clock.slept_s == pytest.approx([1.7, 2.0, 2.0])
 
 
 async def test_memory_and_what_the_monitor_is_told_are_bounded() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from msgspec import structs
+from tests.alongside import alongside
 from tests.set_clock import PassingClock
 from tests.unit.client.noted import NotedLedger
 from tests.unit.client.present import present_trainers
@@ -326,6 +327,20 @@ async def test_numbers_of_steps_that_follow_each_other_soon_are_told_together_an
         desk.hear(0, step(0, 4))
         tasks.cancel_scope.cancel()
     assert [message.values["step"] for message in await desk.messages()] == [5.0]
+
+
+async def test_what_steps_have_come_to_is_told_at_a_tick(desk: Desk) -> None:
+    async with alongside(desk.reports.run):
+        await anyio.wait_all_tasks_blocked()
+        desk.clock.pass_s(0.3)
+        desk.hear(0, step(0, 0))
+        desk.clock.pass_s(0.1)
+        desk.hear(0, step(0, 1))
+        await anyio.wait_all_tasks_blocked()
+        await desk.messages()
+        desk.clock.pass_s(0.61)
+        await anyio.wait_all_tasks_blocked()
+        assert [message.values["step"] for message in await desk.messages()] == [2.0]
 
 
 async def test_what_routers_have_come_to_is_noted_by_layer_and_told_in_two_numbers(desk: Desk) -> None:

@@ -9,8 +9,12 @@ from shoal.control.lost_peers import MAX_AT_ONCE, MAX_KNOWN, MAX_PAUSE_S, LostPe
 
 def test_who_is_present_is_not_asked_and_who_was_never_seen_is_not_known() -> None:
     lost = LostPeers()
+    assert lost.is_empty
     assert lost.due(["a", "b"], 0.0) == []
     assert lost.due(["b", "a"], 100.0) == []
+    assert not lost.is_empty
+    lost.due([], 200.0)
+    assert not lost.is_empty, "whom it has known it looks for"
 
 
 def test_a_lost_peer_is_asked_at_once_and_then_more_and_more_rarely() -> None:

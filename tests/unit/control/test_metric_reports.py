@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from tests.set_clock import FewSleeps
 
-from shoal.clock import SystemClock
 from shoal.control.counter_report import counters_reported
 from shoal.ids import PeerId
 from shoal.swarm.view import PeerLabel
@@ -119,25 +119,12 @@ def test_a_process_says_what_it_has_measured_and_no_more_than_fits_into_a_report
     assert measured(other, None).gauges["transport.received_bytes"] == sum(sent.values())
 
 
-class _Steps(SystemClock):
-    """Sleeps so many times, and then until it is cancelled."""
-
-    def __init__(self, times: int = 3) -> None:
-        self._left, self.over = times, anyio.Event()
-
-    async def sleep_s(self, duration_s: float) -> None:
-        if not self._left:
-            self.over.set()
-            await anyio.sleep_forever()
-        self._left -= 1
-
-
 @pytest.mark.anyio
 async def test_a_role_says_everything_again_and_again_so_that_silence_shows() -> None:
     network = MemoryNetwork()
     server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
     server.metrics.counter("transport.lost").add()
-    clock = _Steps()
+    clock = FewSleeps(3)
     with anyio.fail_after(240):
         async with counters_reported(server, PeerLabel("server", "box2", 1), lambda: client.hop, clock):
             await clock.over.wait()
@@ -150,13 +137,14 @@ async def test_a_role_says_everything_again_and_again_so_that_silence_shows() ->
     assert [report.counters["transport.lost"] for report in heard] == [1] * 4
     lags = [sum(report.histograms["process.loop_lag_seconds"].values()) for report in heard]
     assert lags == [1, 2, 3, 3], "at each look, how much too late it was"
+    assert clock.slept_s == pytest.approx([1.7, 2.0, 2.0]), "it looks at ticks"
 
 
 @pytest.mark.anyio
 async def test_a_client_that_is_announced_no_more_is_tried_again_now_and_then() -> None:
     network = MemoryNetwork()
     server, client = (network.endpoint(PeerId(name)) for name in ("server", "client"))
-    announced, clock = [client.hop], _Steps(times=7)
+    announced, clock = [client.hop], FewSleeps(7)
     with anyio.fail_after(240):
         async with counters_reported(
             server, PeerLabel("server", "box2", 1), lambda: announced.pop() if announced else None, clock

@@ -9,23 +9,35 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import SocketStream
 from tests.alongside import alongside, until
 
 from shoal.clock import SystemClock
 from shoal.control import node_service
-from shoal.control.node_service import RemoteNode, StoreAsked, first_of_each, is_own_process, node_served
+from shoal.control.node_service import (
+    NodeState,
+    ReadAnswered,
+    ReadAsked,
+    RemoteNode,
+    StoreAnswered,
+    StoreAsked,
+    first_of_each,
+    is_own_process,
+    node_served,
+)
 from shoal.control.record_checker import RecordChecker
 from shoal.control.record_holders import SOME
 from shoal.control.records import MAX_RECORD_BYTES, Rejection, StageRecord, seal
 from shoal.errors import RecordRejected
 from shoal.identity import Identity, namespace
 from shoal.ids import PeerId
-from shoal.runtime.frames import framed
+from shoal.runtime.frames import FrameReader, framed
 from shoal.telemetry.registry import MetricRegistry
 
 NAMESPACE = namespace(b"k" * 32, "test")
 CLOCK = SystemClock()
 TOPIC = "stage.0"
+Told = NodeState | StoreAnswered | ReadAnswered
 NESTED = b"\x82\xa4type\xa4read\xa1x" + b"\x91" * 100_000 + b"\xc0"
 """A message with a field that nobody knows."""
 
@@ -39,6 +51,7 @@ class Shelf:
         self.clock_difference_s: float | None = None
         self.values: dict[tuple[str, str], bytes] = {}
         self.reads = 0
+        self.known: list[tuple[str, str, bytes]] | None = None
         self.asked: tuple[int | None, float] | None = None
         self.may_read = anyio.Event()
         self.may_read.set()
@@ -46,6 +59,11 @@ class Shelf:
     async def store(self, topic: str, value: bytes, expires_unix_s: float, peer: PeerId | None = None) -> bool:
         self.values[topic, str(peer)] = value
         return True
+
+    def at_hand(
+        self, topics: tuple[str, ...], holders: int | None, age_s: float
+    ) -> list[tuple[str, str, bytes]] | None:
+        return self.known
 
     async def found(self, topics: tuple[str, ...], holders: int | None, age_s: float) -> list[tuple[str, str, bytes]]:
         self.reads += 1
@@ -91,6 +109,29 @@ async def test_what_one_process_stores_another_one_reads_and_verifies(tmp_path: 
         await of_bob.refresh()
         assert (of_bob.alive, of_bob.clock_difference_s) == (False, 40.0)
         assert shelf.reads == 1, "to ask how it is reads nothing"
+
+
+async def test_what_the_node_has_at_hand_comes_at_once_and_before_anything_else_its_word_that_it_is_there(
+    tmp_path: Path,
+) -> None:
+    path, shelf = tmp_path / "node", Shelf()
+    shelf.may_read = anyio.Event()
+    told = FrameReader[Told](Told)
+
+    async def next_of(stream: SocketStream) -> list[str]:
+        return [type(message).__name__ for message in told.feed(await stream.receive())]
+
+    async with node_served(shelf, path), await anyio.connect_unix(path) as stream:
+        assert await next_of(stream) == ["NodeState"]
+        shelf.known = [(TOPIC, "alice", b"record")]
+        await stream.send(framed(ReadAsked(1, (TOPIC,), SOME, 0.5)))
+        assert await next_of(stream) == ["ReadAnswered"]
+        assert shelf.reads == 0
+        shelf.known = None
+        await stream.send(framed(ReadAsked(2, (TOPIC,), SOME, 0.5)))
+        assert await next_of(stream) == ["NodeState"], "the answer takes its time"
+        shelf.may_read.set()
+        assert await next_of(stream) == ["ReadAnswered"]
 
 
 async def test_a_long_read_keeps_no_store_waiting(tmp_path: Path) -> None:
@@ -154,7 +195,7 @@ async def test_who_says_what_cannot_be_is_cut_off_and_nobody_else(tmp_path: Path
             await stranger.receive()
             await stranger.send(said)
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-                while True:  # that it is there it says to each part of what it is told
+                while True:  # it may have said that it is there
                     await stranger.receive()
         await node.refresh()
         assert node.alive

@@ -10,12 +10,12 @@ import pytest
 from tests.alongside import alongside, until
 from tests.unit.control.shelf import ADDRESSES, NAMESPACE, BriefClock, Shelf, ShelfStore, registry_has
 
-from shoal.clock import SystemClock
+from shoal.clock import Clock, SystemClock
 from shoal.control.assignment import StageChooser
-from shoal.control.read_pace import ReadPace
+from shoal.control.read_pace import SLOW_READ_S, ReadPace
 from shoal.control.record_holders import SOME
 from shoal.control.records import GoneRecord, MonitorRecord, RunRecord, StageRecord, VerifiedRecord
-from shoal.control.registry import RETRY_S, Registry
+from shoal.control.registry import RENEW_S, RETRY_S, Registry
 from shoal.errors import InvariantViolation
 from shoal.identity import Identity
 from shoal.ids import StageIndex
@@ -173,6 +173,21 @@ async def test_a_node_that_cannot_be_had_yet_is_asked_for_once_a_second() -> Non
     async with alongside(mine.run):
         await until(lambda: store.revivals > -95)
     assert clock.slept_s[:4] == [RETRY_S] * 4
+
+
+async def test_what_can_wait_is_renewed_and_read_at_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_s: list[float] = []
+
+    def at_once_s(clock: Clock, duration_s: float) -> float:
+        waits_s.append(duration_s)
+        return 0.0
+
+    monkeypatch.setattr("shoal.control.registry.until_tick_s", at_once_s)
+    mine, store, _ = _registry({})
+    async with alongside(mine.run):
+        mine.advertise(StageRecord(ADDRESSES, 1.0, stage=0))
+        await until(lambda: store.num_stored["stage.0"] > 2 and SLOW_READ_S in waits_s)
+    assert RENEW_S in waits_s
 
 
 def test_a_gone_record_cannot_be_advertised() -> None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +19,9 @@ import anyio
 import anyio.to_thread
 import pytest
 from anyio.abc import SocketStream
+from tests.alongside import alongside
 from tests.hung_disk import far_disk
+from tests.set_clock import FewSleeps
 
 from shoal.clock import SystemClock
 from shoal.config import Config
@@ -257,3 +260,13 @@ async def test_who_only_connects_or_talks_nonsense_is_closed(tmp_path: Path, mon
                 with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
                     while True:
                         await stream.receive()
+
+
+async def test_browsers_are_told_the_time_at_ticks(tmp_path: Path) -> None:
+    clock, told_s = FewSleeps(3), list[float]()
+    browsers: Any = SimpleNamespace(tick=lambda: told_s.append(clock.now))
+    dashboard = prepared(tmp_path, [])
+    dashboard.clock = clock
+    async with alongside(lambda: dashboard._tick(browsers)):
+        await clock.over.wait()
+    assert told_s == pytest.approx([102.0, 104.0, 106.0])

@@ -7,7 +7,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.set_clock import PassingClock
+from tests.alongside import alongside
+from tests.set_clock import ManualClock, PassingClock
 
 from shoal.clock import Clock, SystemClock
 from shoal.errors import RemoteProtocolError
@@ -143,6 +144,27 @@ async def test_the_launcher_is_told_at_once_what_has_changed_and_then_no_more_of
         await step(4.0)
         assert told == [1.0, 3.0, 4.0]
         tasks.cancel_scope.cancel()
+
+
+async def test_what_can_wait_is_told_and_handed_on_at_ticks() -> None:
+    exporter, clock = _Exporter(), ManualClock(100.3)
+    gatherer = await _gatherer(exporter, clock=clock)
+    told_s: list[float] = []
+    control: Any = SimpleNamespace(tell=lambda _: told_s.append(clock.now))
+
+    async def step() -> None:
+        gatherer.receive(Received(CLIENT, Metrics("client", CLIENT, 1, {"step": 1.0})))
+        await anyio.wait_all_tasks_blocked()
+
+    async with alongside(lambda: gatherer.report(control)):
+        await step()
+        await step()
+    assert told_s == pytest.approx([100.3, 100.5])
+    clock.now = 100.7
+    async with alongside(gatherer.export):
+        await step()
+    assert clock.now == pytest.approx(101.5)
+    assert len(exporter.rows) == 1
 
 
 async def test_an_exporter_that_is_not_done_in_time_is_named(caplog: pytest.LogCaptureFixture) -> None:

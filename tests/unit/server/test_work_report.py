@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
-from tests.set_clock import SetClock
+from tests.alongside import alongside
+from tests.set_clock import FewSleeps, SetClock
 
 from shoal.ids import Ballot, PeerId, StageIndex
 from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
@@ -130,3 +131,10 @@ async def test_nothing_is_said_while_nothing_changes() -> None:
     with pytest.raises(_Enough):
         await desk.report.run()
     assert [said.numbers["steps"] for said in desk.told if isinstance(said, WorkDone)] == [7, 8]
+
+
+async def test_it_is_said_at_ticks() -> None:
+    clock = FewSleeps(3)
+    async with alongside(_Desk(clock).report.run):
+        await clock.over.wait()
+    assert clock.slept_s == pytest.approx([1.7, 2.0, 2.0])

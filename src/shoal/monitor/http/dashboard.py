@@ -23,7 +23,7 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from shoal.clock import Clock
+from shoal.clock import Clock, wait_for_tick
 from shoal.events.base import emit, tell
 from shoal.events.monitor import DashboardAway, DashboardMissing, DashboardOpen, DashboardStopped
 from shoal.monitor.exporters.base import Newest, NotedEvent
@@ -182,5 +182,5 @@ class Dashboard:
 
     async def _tick(self, browsers: Browsers) -> None:
         while True:
-            await self.clock.sleep_s(TICK_S)
+            await wait_for_tick(self.clock, TICK_S)
             browsers.tick()
