@@ -270,7 +270,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
                 # Both sides read what the system has in memory, as in a second pass.
                 while file.read(1 << 20):
                     pass
-            result |= anyio.run(compare, folder, process.pid, path, arguments.repeat, arguments.seconds)
+            # On the event loop that a trainer has.
+            with_uvloop = {"use_uvloop": True}
+            call = (compare, folder, process.pid, path, arguments.repeat, arguments.seconds)
+            result |= anyio.run(*call, backend_options=with_uvloop)
         finally:
             process.kill()
     return result

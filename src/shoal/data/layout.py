@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from shoal.data.fields import Fields
@@ -24,6 +24,7 @@ class BatchLayout:
 
     fields: Fields[ArraySpec]
     max_samples: int
+    _offsets: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]], init=False, compare=False)
 
     @classmethod
     def of(cls, dataset: DataSet, max_samples: int) -> BatchLayout:
@@ -59,10 +60,13 @@ class BatchLayout:
             for spec, offset in zip(self.fields.everything, offsets, strict=True)
         )
 
-    def _offsets_bytes(self, num_samples: int) -> list[int]:
-        """Where each field begins, from the start of a batch's first place."""
-        sizes = [_aligned(spec.num_bytes * num_samples) for spec in self.fields.everything]
-        return list(accumulate(sizes[:-1], initial=0))
+    def _offsets_bytes(self, num_samples: int) -> tuple[int, ...]:
+        """Where each field begins, from the start of a batch's first place; asked for batches of few sizes."""
+        offsets = self._offsets.get(num_samples)
+        if offsets is None:
+            sizes = [_aligned(spec.num_bytes * num_samples) for spec in self.fields.everything]
+            offsets = self._offsets[num_samples] = tuple(accumulate(sizes[:-1], initial=0))
+        return offsets
 
 
 def _aligned(num_bytes: int) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from shoal.clock import Clock, SystemClock
 from shoal.data.layout import BatchLayout
@@ -250,15 +251,21 @@ class DataService:
         async with anyio.create_task_group() as group:
             group.start_soon(self.preparation.run)
             while True:
-                changed = self._changed.coming
                 self._answer_ready()
-                urgent = [waiter.content for waiter in self._waiters]
-                ahead = [Content(batch.samples) for batch in self.table.upcoming(self._num_ahead)]
-                if self._windows is not None:
-                    urgent, ahead = self._arrived(self._windows, urgent, ahead)
-                self.preparer.start(urgent, ahead)
-                with anyio.move_on_after(self._tell_if_late()):
-                    await changed.wait()
+                # The answers leave now, and not when the next batches have been read.
+                await checkpoint()
+                self._prepare()
+                if not self._answer_ready():
+                    with anyio.move_on_after(self._tell_if_late()):
+                        await self._changed.wait()
+
+    def _prepare(self) -> None:
+        """Begin what somebody waits for, then what will be asked for; small batches are there at once."""
+        urgent = [waiter.content for waiter in self._waiters]
+        ahead = [Content(batch.samples) for batch in self.table.upcoming(self._num_ahead)]
+        if self._windows is not None:
+            urgent, ahead = self._arrived(self._windows, urgent, ahead)
+        self.preparer.start(urgent, ahead)
 
     def _tell_if_late(self) -> float:
         """Tell the client whether nobody can train for want of samples; return after how many seconds to look again."""
@@ -358,8 +365,13 @@ class DataService:
 
     def _planned(self, num_slots: int) -> None:
         # Each trainer takes a batch at about the same time, so the next one of each should lie ready.
-        self._num_ahead = min(num_slots + 1, max(2, self.pool.num_places // 2))
+        self._num_ahead = 0
+        self._look_ahead(num_slots + 1)
         self._grant_early()
+
+    def _look_ahead(self, num_batches: int) -> None:
+        """From now on prepare as many batches before they are asked for, if there is room for them."""
+        self._num_ahead = max(self._num_ahead, min(num_batches, max(2, self.pool.num_places // 2)))
 
     def _grant_early(self) -> None:
         """Grant what was asked for too early, or in a pause."""
@@ -402,6 +414,8 @@ class DataService:
         match self.table.lease(message.trainer, message.generation, message.round, message.step, now_s):
             case Grant(lease, batch):
                 self._waiters.append(_Waiter(peer, message.request, Content(batch.samples), lease))
+                # Who uses several at a time will want as many again.
+                self._look_ahead(len(self._holdings) + len(self._waiters) + 1)
             case Later() if len(self._early) < MAX_WAITING:
                 self._early.append((peer, message))
             case Later():
@@ -441,7 +455,8 @@ class DataService:
     def _refuse(self, peer: PeerId, request: int) -> None:
         self._endpoint.post(peer, NoBatch(request, f"{MAX_WAITING} requests are waiting already"))
 
-    def _answer_ready(self) -> None:
+    def _answer_ready(self) -> bool:
+        """Hand over what is ready; return whether anything was."""
         still_waiting: list[_Waiter] = []
         for waiter in self._waiters:
             place = self.preparer.take(waiter.content)
@@ -449,7 +464,9 @@ class DataService:
                 still_waiting.append(waiter)
             else:
                 self._hand_over(waiter, place)
+        any_was = len(still_waiting) < len(self._waiters)
         self._waiters = still_waiting
+        return any_was
 
     def _hand_over(self, waiter: _Waiter, place: int) -> None:
         content = waiter.content

@@ -13,6 +13,7 @@ So every position of a pass is a number, whichever it is, and sources that are r
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -65,11 +66,11 @@ class _Pass(NamedTuple):
 
     Attributes:
         groups: (G,) In the order in which they are visited.
-        starts: (W + 1,) The first position of each window, and their end.
+        starts: (W + 1) The first position of each window, and their end.
     """
 
     groups: Indices
-    starts: Indices
+    starts: list[int]
 
 
 @dataclass(eq=False, repr=False)
@@ -130,7 +131,7 @@ class PassOrder:
         for item in ranges:
             cut = self._cut(item.pass_number)
             for at in _met(cut, item.start, item.stop):
-                begin = int(cut.starts[at])
+                begin = cut.starts[at]
                 samples = self._window(item.pass_number, at).samples
                 found.append(samples[max(0, item.start - begin) : item.stop - begin])
         return np.concatenate(found)
@@ -143,7 +144,7 @@ class PassOrder:
             sizes = np.minimum(self.num_samples - groups * self._group, self._group)
             ends = np.cumsum(sizes)
             last = np.minimum(np.arange(GROUPS_OF_WINDOW, num_groups + GROUPS_OF_WINDOW, GROUPS_OF_WINDOW), num_groups)
-            cut = _Pass(groups, np.concatenate((np.zeros(1, np.int64), ends[last - 1])))
+            cut = _Pass(groups, [0, *ends[last - 1].tolist()])
             _keep(self._passes, pass_number, cut)
         return cut
 
@@ -188,5 +189,4 @@ def _keep(kept: dict[_Key, _Item], key: _Key, item: _Item) -> list[_Item]:
 
 def _met(cut: _Pass, start: int, stop: int) -> range:
     """Return which windows have the positions from `start` to `stop`."""
-    first = int(np.searchsorted(cut.starts, start, side="right")) - 1
-    return range(first, int(np.searchsorted(cut.starts, stop, side="left")))
+    return range(bisect_right(cut.starts, start) - 1, bisect_left(cut.starts, stop))

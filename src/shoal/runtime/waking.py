@@ -18,19 +18,26 @@ class Signal:
     `take` is for one task, whatever it does in between: what happens meanwhile is kept for it.
 
     Attributes:
-        coming: set the next time. Who must do something between looking and waiting keeps it from before looking.
         is_kept: whether it was notified since it was last taken or forgotten.
     """
 
     def __init__(self) -> None:
-        self.coming = anyio.Event()
+        self._coming: anyio.Event | None = None  # for those that wait
         self.is_kept = False
+
+    @property
+    def coming(self) -> anyio.Event:
+        """Set the next time. Who must do something between looking and waiting keeps it from before looking."""
+        if self._coming is None:
+            self._coming = anyio.Event()
+        return self._coming
 
     def notify(self) -> None:
         """It has happened: wake all who wait now. Who waits from now on waits for the next time."""
         self.is_kept = True
-        self.coming.set()
-        self.coming = anyio.Event()
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.set()
 
     async def wait(self) -> None:
         """Wait for the next time."""

@@ -101,6 +101,8 @@ class RecordedSamples:
         last = batch.samples[-1]
         begin = first_behind(self.samples, batch.samples[0])
         end = bisect_left(self.samples, (last.pass_number, last.stop), key=lambda item: (item.pass_number, item.start))
+        if begin >= end:
+            return batch
         left = subtract(batch.samples, self.samples[begin:end])
         return Batch(left) if left else None
 

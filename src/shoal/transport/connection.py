@@ -8,6 +8,10 @@ last: what has been handed over cannot be overtaken any more, so it stays short.
 are: uvloop tries to write at once (one system call for all buffers) and keeps what the socket does not take by
 reference: that memory stays alive, and must not change until it is written. Reads go straight into the memory that the
 frame decoder names.
+
+Gathered frames leave after the turn of the loop in which they are sent, or with the next frame that is not one: many of
+them are one write, and wake the peer once. All others leave at once, so that also over several connections the order is
+that of the calls: who is killed has not told one peer what another one was to know before.
 """
 
 from __future__ import annotations
@@ -123,6 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         self._uplink: Uplink | None = None
         self._written: Urgency | None = None
         self._next_turn: asyncio.Handle | None = None
+        self._is_gathering = False
         self._empty = anyio.Event()
         self._empty.set()
         self._reading = True
@@ -188,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
         That is the usual case, and the one in which time counts.
         """
         stream = self._transport
-        if frame.is_bulk or stream is None or self._queue or self.closing:
+        if frame.is_bulk or frame.is_gathered or stream is None or self._queue or self.closing:
             return False
         if self._uplink is not None and self._uplink.is_capped:
             return False
@@ -203,8 +208,13 @@ class Connection(asyncio.BufferedProtocol):
         if self.send_at_once(frame) or self.closing:
             return
         self._queue.put(frame)
-        if self._next_turn is None:
-            self._write()
+        if not frame.is_gathered:
+            self._write_unless_due()
+            return
+        self._empty_no_more()
+        if not self._is_gathering:
+            self._is_gathering = True
+            asyncio.get_running_loop().call_soon(self._end_gathering)
 
     async def flushed(self) -> None:
         """Return when the socket has taken every byte, or the connection ended."""
@@ -306,8 +316,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """All that was handed over is written."""
-        if self._next_turn is None:
-            self._write()
+        self._write_unless_due()
 
     def eof_received(self) -> bool:
         """The peer closed; nothing is written to one that has gone."""
@@ -335,6 +344,14 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.on_lost(self, self._reason)
 
     # Writing.
+
+    def _end_gathering(self) -> None:
+        self._is_gathering = False
+        self._write_unless_due()
+
+    def _write_unless_due(self) -> None:
+        if self._next_turn is None:
+            self._write()
 
     def _write(self) -> None:
         """Hand batches to the stream until the socket is full, or for one turn of the event loop."""

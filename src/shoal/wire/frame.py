@@ -33,6 +33,7 @@ from shoal.errors import LocalProtocolError
 from shoal.wire.limits import NO_TENSORS, TENSORS_OF, WireLimits
 from shoal.wire.messages import Message, Traffic
 from shoal.wire.messages.base import Struct
+from shoal.wire.messages.feed import GATHERED
 from shoal.wire.tensors import MAX_DIMENSIONS, WireTensor
 
 MAGIC: Final = b"SHOL"
@@ -88,6 +89,7 @@ class EncodedFrame(msgspec.Struct):
         payload: the tensors' own memory.
         traffic: what the receiver counts the bytes as.
         is_bulk: whether it keeps the order of the frames with tensors; control frames may overtake it.
+        is_gathered: whether it waits for others that are sent in the same turn of the event loop.
     """
 
     head: bytearray
@@ -95,6 +97,7 @@ class EncodedFrame(msgspec.Struct):
     payload_bytes: int
     traffic: Traffic
     is_bulk: bool
+    is_gathered: bool
 
     @property
     def num_bytes(self) -> int:
@@ -157,4 +160,4 @@ def encode_frame(
             f"{kind.__name__} of {body_bytes} bytes is above the limit of {limits.body_bytes_of(kind)}"
         )
     HEADER.pack_into(head, 0, MAGIC, FRAME_VERSION, _TRAFFIC_INDEX[traffic], num_tensors, body_bytes, payload_bytes, 0)
-    return EncodedFrame(head, payload, payload_bytes, traffic, is_bulk(traffic, num_tensors))
+    return EncodedFrame(head, payload, payload_bytes, traffic, is_bulk(traffic, num_tensors), kind in GATHERED)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,18 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 import pytest
+from tests.alongside import until
 from tests.integration.data.spec import RUN, hop_of, spec
 
 from shoal import log
 from shoal.config import Config
 from shoal.data.catalog import open_source
 from shoal.data.feed import Feed
+from shoal.data.fields import Fields
 from shoal.data.pool import Pool
+from shoal.data.server import DataService
 from shoal.data.shuffle import permutation
-from shoal.data.source import DataSet
+from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples
 from shoal.data.text_corpus import Say
 from shoal.data_server.service import main
 from shoal.errors import ConfigError
@@ -36,6 +39,7 @@ from shoal.identity import Identity
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.control_pipe import open_role_control
 from shoal.runtime.launcher_messages import RoleDoes, RoleReady, StopRole
+from shoal.transport.connection import Connection
 from shoal.transport.dispatch import dispatch
 from shoal.transport.peers import StreamEndpoint
 from shoal.transport.unix import open_unix_endpoint
@@ -81,6 +85,77 @@ async def data_server(tmp_path: Path, client: PeerId | None, data: dict[str, Any
             assert msgspec.json.decode(line, type=RoleReady) == RoleReady()
             yield hop_of(start)
             ours.sendall(msgspec.json.encode(StopRole("")) + b"\n")
+
+
+class ToldSource(KnownSamples):
+    """Samples in memory that call a function whenever some are read."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        spec = ArraySpec("int64", ())
+        super().__init__(Fields(spec, spec), 64, in_memory=True)
+        self._told = told
+
+    def read_into(self, indices: Indices, batch: Fields[Array]) -> None:
+        self._told()
+        batch.inputs[...] = batch.labels[...] = indices
+
+
+async def test_what_is_asked_for_together_is_answered_in_one_write_before_the_next_batches_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    written = Connection._write
+
+    def write(connection: Connection) -> None:
+        if connection.peer == PeerId("trainer") and connection.queued_bytes:
+            seen.append("written")
+        written(connection)
+
+    monkeypatch.setattr(Connection, "_write", write)
+    source = ToldSource(lambda: seen.append("read"))
+    at = Hop(PeerId("data"), (f"unix:{tmp_path / 'data'}",))
+    async with (
+        open_unix_endpoint(peer_id=at.peer, run_id=RUN, role="data", path=tmp_path / "data") as endpoint,
+        open_unix_endpoint(peer_id=PeerId("trainer"), run_id=RUN, role="trainer", path=None) as trainer,
+        anyio.create_task_group() as group,
+    ):
+        service = DataService(
+            endpoint=endpoint,
+            dataset=DataSet("told", source, source, num_classes=64),
+            samples_per_step=4,
+            seed=0,
+            deterministic=True,
+            num_workers=0,
+            opening=None,
+            client=PeerId("trainer"),
+            num_places=16,
+        )
+        with closing(service):
+            feed = Feed(endpoint=trainer, data_server=at, trainer=0, generation=1)
+            group.start_soon(service.run)
+            group.start_soon(dispatch, endpoint, (service,))
+            group.start_soon(dispatch, trainer, (feed,))
+            trainer.post(at.peer, PlanRound(1, 1, StepRange(0, 100)))
+
+            async def use_three(first: int) -> None:
+                async def use(step: int) -> None:
+                    batch = await feed.lease(1, step)
+                    assert batch is not None
+                    feed.acknowledge(StepKey(0, 1, step, 0), batch, committed=True)
+
+                async with anyio.create_task_group() as users:
+                    for step in range(first, first + 3):
+                        users.start_soon(use, step)
+
+            await use_three(0)
+            await use_three(3)
+            await anyio.wait_all_tasks_blocked()
+            await until(lambda: len(service.preparer._ready) == 4)
+            del seen[:]
+            await use_three(6)
+            await until(lambda: seen.count("read") == 3)
+            assert seen == ["written", "read", "read", "read"]
+            group.cancel_scope.cancel()
 
 
 async def test_while_it_opens_a_folder_it_says_how_many_files_that_has_and_for_how_long(

@@ -73,6 +73,31 @@ async def test_a_fast_trainers_batch_is_larger_than_a_place() -> None:
         await settle(lambda: num_free(at.service.pool) == before + 2)
 
 
+async def test_who_uses_several_batches_at_a_time_finds_as_many_ready() -> None:
+    class InMemory(Numbers):
+        in_memory = True  # so that no thread prepares what comes after the first batches
+
+    source = InMemory(400)
+    async with host(batch=4, dataset=DataSet("numbers", source, source, num_classes=400), num_places=128) as at:
+        at.tell(PlanRound(1, 1, StepRange(0, 100)))
+        feed = at.trainer(0)
+        held: list[LeasedBatch | None] = []
+
+        async def lease(step: int) -> None:
+            held.append(await feed.lease(1, step))
+
+        async with anyio.create_task_group() as group:
+            for step in range(5):
+                group.start_soon(lease, step)
+        assert len(held) == 5
+        await settle(lambda: num_preparing(at.service.preparer) == 0)
+        await anyio.wait_all_tasks_blocked()
+        assert num_free(at.service.pool) == 128 - 5 - 6
+        at.tell(PlanRound(2, 1, StepRange(100, 200)))
+        await anyio.wait_all_tasks_blocked()
+        assert num_free(at.service.pool) == 128 - 5 - 2
+
+
 async def test_two_runs_with_one_seed_give_every_trainer_the_same_batches_and_another_seed_others() -> None:
     runs: list[dict[int, list[tuple[int, ...]]]] = []
     for seed in (1, 1, 2):

@@ -18,6 +18,7 @@ from shoal.transport.send_queue import Buffer
 from shoal.transport.uplink import Uplink, Urgency
 from shoal.wire.frame import EncodedFrame, encode_frame
 from shoal.wire.messages import Traffic
+from shoal.wire.messages.feed import GiveBack, NoteAttempt
 from shoal.wire.messages.step import Forward, Refused
 from shoal.wire.tensors import WireTensor
 
@@ -28,8 +29,10 @@ class FakeStream:
 
     full: bool = False
     written: list[bytes] = field(default_factory=list[bytes])
+    num_writes: int = 0
 
     def writelines(self, list_of_data: Sequence[Buffer], /) -> None:
+        self.num_writes += 1
         self.written += [bytes(data) for data in list_of_data]
 
     def get_write_buffer_size(self) -> int:
@@ -84,6 +87,54 @@ async def test_a_control_frame_goes_to_an_idle_stream_at_once_and_never_before_t
     with anyio.fail_after(10):
         await connection.flushed()
     assert stream.written == [sent.head for sent in frames]
+
+
+def gathered_frame(number: int) -> EncodedFrame:
+    return encode_frame(GiveBack(number))
+
+
+async def test_gathered_frames_of_a_turn_of_the_loop_leave_in_one_write() -> None:
+    stream = FakeStream()
+    connection = connection_over(stream, TransportLimits())
+    frames = [gathered_frame(number) for number in range(8)]
+    for together in frames[:4]:
+        connection.send(together)
+    assert stream.num_writes == 0
+    await connection.flushed()
+    assert (stream.num_writes, len(stream.written)) == (1, 4)
+    for together in frames[4:]:
+        connection.send(together)
+    await connection.flushed()
+    assert stream.num_writes == 2
+    assert stream.written == [sent.head for sent in frames]
+
+
+async def test_what_is_not_gathered_leaves_at_once_with_what_was_sent_before_it() -> None:
+    stream = FakeStream()
+    connection = connection_over(stream, TransportLimits())
+    note = encode_frame(NoteAttempt(StepKey(0, 1, 0, 0), (), 1))
+    frames = [gathered_frame(0), gathered_frame(1), note, gathered_frame(2)]
+    for each in frames[:3]:
+        connection.send(each)
+    assert stream.written == [sent.head for sent in frames[:3]], "before any other peer is told anything"
+    assert stream.num_writes == 1
+    connection.send(frames[3])
+    assert connection.queued_bytes
+    assert not connection._empty.is_set()
+    await connection.flushed()
+    assert stream.written == [sent.head for sent in frames]
+
+
+async def test_gathered_frames_behind_a_full_socket_leave_when_it_has_room() -> None:
+    stream = FakeStream(full=True)
+    connection = connection_over(stream, TransportLimits())
+    connection.send(gathered_frame(0))
+    await anyio.wait_all_tasks_blocked()
+    assert stream.written == []
+    stream.full = False
+    connection.resume_writing()
+    await connection.flushed()
+    assert stream.written == [gathered_frame(0).head]
 
 
 async def test_control_frames_count_against_the_upload_cap() -> None:

@@ -201,6 +201,10 @@ class DataHello(Struct, frozen=True, tag="data_hello"):
     held: tuple[HeldBatch, ...] = ()
 
 
+GATHERED = frozenset({Lease, BatchReady, Acknowledge, GiveBack})
+"""What leaves at the end of the turn of the sender's event loop, together with others: a sender that dies in between
+has died before it said so. NoteAttempt is none of them: it has left before the Open that follows it."""
+
 FeedMessage = (
     PlanRound
     | ResumeRound
