@@ -236,6 +236,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self, reason: str, *, flush: bool = False) -> None:
         """End the connection; `on_lost` follows with the reason. With `flush` what is queued is written first."""
+        if self._is_gathering:
+            # What was sent to a socket with room has left, gathered or not.
+            self._write_unless_due()
         if self._reason is None:
             self._reason = reason
         if self._transport is None:

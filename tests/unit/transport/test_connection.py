@@ -44,6 +44,9 @@ class FakeStream:
     def is_closing(self) -> bool:
         return False
 
+    def abort(self) -> None:
+        self.written.append(b"the end")
+
 
 class FakeOwner:
     def on_connect(self, connection: Connection) -> None:
@@ -135,6 +138,28 @@ async def test_gathered_frames_behind_a_full_socket_leave_when_it_has_room() -> 
     connection.resume_writing()
     await connection.flushed()
     assert stream.written == [gathered_frame(0).head]
+
+
+async def test_what_was_gathered_has_left_when_this_side_ends_the_connection() -> None:
+    stream = FakeStream()
+    connection = connection_over(stream, TransportLimits())
+    connection.send(gathered_frame(0))
+    connection.close("enough")
+    connection.send(gathered_frame(1))
+    await anyio.wait_all_tasks_blocked()
+    assert stream.written == [gathered_frame(0).head, b"the end"]
+
+
+async def test_who_waits_for_gathered_frames_goes_on_when_the_connection_is_lost_before_they_leave() -> None:
+    stream = FakeStream()
+    connection = connection_over(stream, TransportLimits())
+    connection.send(gathered_frame(0))
+    connection.connection_lost(None)
+    with anyio.fail_after(60):
+        await connection.flushed()
+    await anyio.wait_all_tasks_blocked()
+    assert stream.written == []
+    assert connection.queued_bytes == 0
 
 
 async def test_control_frames_count_against_the_upload_cap() -> None:
