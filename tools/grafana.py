@@ -86,10 +86,12 @@ def _of_processes() -> Iterator[Panel]:
 
 
 def _lines(outside: str, metric: Metric) -> Iterator[tuple[str, str]]:
-    """Yield what is drawn of a number, summed over its own labels."""
+    """Yield what is drawn of a number: summed over its own labels, where there is a sum."""
     match metric.kind:
         case MetricKind.COUNTER:
             yield f"sum by (who) (rate({outside}_total[1m]))", "{{who}}"
+        case MetricKind.GAUGE if metric.labels == ("what",):
+            yield outside, "{{who}}: {{what}}"  # of numbers of errors there is no sum
         case MetricKind.GAUGE:
             yield f"sum by (who) ({outside})", "{{who}}"
         case MetricKind.HISTOGRAM:

@@ -51,18 +51,69 @@ def hint(error: BaseException) -> str:
 
 
 def said_by_disk(error: OSError, path: str | Path) -> str:
-    """Return what a disk has said; it says of want of inodes, too, that there is no space, and may not have been asked.
+    """Return what a disk has said; of want of inodes, too, it says that there is no space.
 
     Args:
         path: what was to be written, where the error does not name it; it need not be there.
     """
+    if _lacks_inodes(error, path):
+        return "there is space, and no inode for another file"
+    return error.strerror or str(error)
+
+
+def remedy(error: OSError, path: str | Path, instead: str = "") -> str:
+    """Return what to do about what cannot be written: each error has a remedy of its own.
+
+    Args:
+        path: as in `said_by_disk`.
+        instead: where else to write, which helps wherever the disk is the cause.
+    """
+    if said := hint(error):
+        return said.removeprefix(": ")
+    own = "remove some files there" if _lacks_inodes(error, path) else remedy_of(number_of(error))
+    return f"{own}, or {instead}" if instead else own
+
+
+UNNAMED: Final = 1
+"""The number of an error that has none."""
+
+
+def number_of(error: BaseException) -> int:
+    """Return the number of what a system has said, or of the error that this one follows from; see `remedy_of`."""
+    for each in (error, error.__cause__):
+        if isinstance(each, OSError) and each.errno:
+            return errno.EACCES if each.errno == errno.EPERM else each.errno
+    return UNNAMED
+
+
+def remedy_of(number: int) -> str:
+    """Return what to do about a disk that gives this error, on this host or another one."""
+    return _REMEDIES.get(number, "see whether there is space, and whether the disk is sound")
+
+
+_AWAY: Final = "see why it does not answer"
+_REMEDIES: Final = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "remove files of this user there, or have the user's quota raised",
+    errno.EROFS: "mount it for writing: a system lets a disk that fails be read only, and `dmesg` says so",
+    errno.EIO: "see in `dmesg` what fails, the disk or what it is connected by",
+    errno.EACCES: "let this user write there",
+    errno.EFBIG: "allow larger files, by `ulimit -f unlimited` or another file system",
+    errno.ENOENT: "see who has removed the folder",
+    errno.EMFILE: f"allow more open files there with `ulimit -n {WANTED_FILES}`",
+    errno.ENFILE: "end other programs there, which have too many files open, or allow more with `sysctl fs.file-max`",
+    **dict.fromkeys((errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN), _AWAY),
+}
+
+
+def _lacks_inodes(error: OSError, path: str | Path) -> bool:
+    """Whether a disk that says that it is full has space, but not for another file."""
     if error.errno == errno.ENOSPC:
         place = Path(error.filename or path).absolute()
         with suppress(OSError, ValueError):
             disk = os.statvfs(next(each for each in (place, *place.parents) if each.exists()))
-            if disk.f_files and not disk.f_favail and disk.f_bavail:
-                return "there is space, and no inode for another file: remove some files there"
-    return (error.strerror or str(error)) + hint(error)
+            return bool(disk.f_files and not disk.f_favail and disk.f_bavail)
+    return False
 
 
 _OF_NETWORKS: Final = frozenset(

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.events.base import Event, level_name
-from shoal.file_thread import FileThread, said_by_disk
+from shoal.file_thread import FileThread, number_of, remedy, said_by_disk
 from shoal.ids import PeerId
 
 MAX_FILE_BYTES = 8 * 2**20
@@ -194,7 +194,7 @@ class LinesFile:
     Where the disk does not answer, lines wait for it in memory, and those that are too many are lost.
 
     Attributes:
-        is_failing: the last line could not be written; what is written until it can is lost.
+        failure: why the last line could not be written (`number_of`); what is written until it can is lost. 0: it was.
     """
 
     def __init__(self, path: Path, *, max_bytes: int | None = None) -> None:
@@ -209,7 +209,7 @@ class LinesFile:
         self._descriptor: int | None = None
         self._size_bytes = 0
         self._is_within_line = False
-        self.is_failing = False
+        self.failure = 0
 
     @property
     def hangs(self) -> bool:
@@ -237,14 +237,15 @@ class LinesFile:
         try:
             write()
         except OSError as error:
-            if not self.is_failing:
-                _say_unwritable(self._path, said_by_disk(error, self._path))
-            self.is_failing = True
+            if not self.failure:
+                follows = f"{remedy(error, self._path)}; the run goes on without this log"
+                _say_unwritable(self._path, said_by_disk(error, self._path), follows)
+            self.failure = number_of(error)
             if error.errno in _OF_OTHER_DISKS:
                 with suppress(OSError):
                     self._close()
         else:
-            self.is_failing = False
+            self.failure = 0
 
     def _append(self, content: bytes) -> None:
         if self._descriptor is not None and self._size_bytes + len(content) > self._max_bytes and self._size_bytes:
@@ -306,10 +307,11 @@ class _FileHandler(logging.Handler):
         super().close()
 
 
-def is_failing() -> bool:
-    """Whether the log of this process cannot be written."""
-    files = (handler.file for handler in logging.getLogger().handlers if isinstance(handler, _FileHandler))
-    return any(file.is_failing or file.hangs for file in files)
+def failure() -> int:
+    """Return why the log of this process cannot be written (`file_thread.number_of`); 0: it can."""
+    files = [handler.file for handler in logging.getLogger().handlers if isinstance(handler, _FileHandler)]
+    hangs = errno.ETIMEDOUT if any(file.hangs for file in files) else 0
+    return hangs or next((file.failure for file in files if file.failure), 0)
 
 
 def _ends_within_a_line(path: Path) -> bool:
@@ -349,9 +351,7 @@ def written_lines(path: Path) -> Iterator[bytes]:
             yield from file
 
 
-def _say_unwritable(
-    path: Path, reason: str, follows: str = "free space there; the run goes on without this log"
-) -> None:
+def _say_unwritable(path: Path, reason: str, follows: str) -> None:
     # Standard error may be a file on the same disk.
     with suppress(OSError):
         sys.stderr.write(f"shoal: cannot write {path} ({reason}): {follows}\n")

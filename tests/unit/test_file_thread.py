@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from shoal import file_thread
-from shoal.file_thread import FileThread, said_by_disk
+from shoal.errors import StorageError
+from shoal.file_thread import FileThread, number_of, remedy, remedy_of, said_by_disk
 
 
 class Disk:
@@ -151,9 +152,9 @@ def test_what_is_mounted_where_is_read_once(tmp_path: Path, monkeypatch: pytest.
     ("code", "inodes", "blocks", "said"),
     [
         (errno.ENOSPC, 0, 9, "there is space, and no inode for another file: remove some files there"),
-        (errno.ENOSPC, 9, 0, "No space left on device"),
-        (errno.ENOSPC, 0, 0, "No space left on device"),
-        (errno.EROFS, 0, 9, "Read-only file system"),
+        (errno.ENOSPC, 9, 0, "No space left on device: free space there"),
+        (errno.ENOSPC, 0, 0, "No space left on device: free space there"),
+        (errno.EROFS, 0, 9, "Read-only file system: mount it for writing"),
     ],
 )
 def test_of_a_disk_that_takes_no_file_it_is_said_what_it_lacks(
@@ -167,8 +168,41 @@ def test_of_a_disk_that_takes_no_file_it_is_said_what_it_lacks(
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     error = OSError(code, os.strerror(code))
-    assert said_by_disk(error, tmp_path / "not" / "there") == said
-    assert asked == [tmp_path] * (code == errno.ENOSPC)
+    place = tmp_path / "not" / "there"
+    assert f"{said_by_disk(error, place)}: {remedy(error, place)}".startswith(said)
+    assert set(asked) == {tmp_path} & ({tmp_path} if code == errno.ENOSPC else set())
+
+
+def test_each_error_of_a_disk_has_a_remedy_of_its_own_and_another_disk_beside_it() -> None:
+    told = {
+        errno.ENOSPC: "free space there",
+        errno.EDQUOT: "quota raised",
+        errno.EROFS: "mount it for writing",
+        errno.EIO: "see in `dmesg` what fails",
+        errno.EACCES: "let this user write there",
+        errno.EPERM: "let this user write there",
+        errno.ESTALE: "why it does not answer",
+        errno.ENOENT: "who has removed the folder",
+        errno.EINVAL: "see whether there is space, and whether the disk is sound",
+    }
+    for number, what in told.items():
+        said = remedy(OSError(number, os.strerror(number)), "/log", "take another disk")
+        assert what in said, said
+        assert said.endswith(", or take another disk")
+        assert ("free space" in said) is (number == errno.ENOSPC)
+    unnamed = OSError("only 3 of 10 bytes were written; is the disk full?")
+    assert remedy(unnamed, "/log") == told[errno.EINVAL]
+
+
+def test_what_follows_from_an_error_of_a_disk_has_its_number() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    follows = StorageError("no checkpoint")
+    follows.__cause__ = full
+    assert [number_of(each) for each in (full, follows)] == [errno.ENOSPC, errno.ENOSPC]
+    assert (
+        remedy_of(number_of(StorageError("nobody answers")))
+        == "see whether there is space, and whether the disk is sound"
+    )
 
 
 def test_a_disk_that_counts_no_inodes_and_one_that_says_nothing_are_taken_at_their_word(

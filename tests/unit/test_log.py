@@ -169,9 +169,9 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, capsys: pytes
     shoal.log.configure("server_0", tmp_path)
     for number in range(3):
         logging.getLogger("shoal.test").info("lost", extra={"number": number})
-    assert shoal.log.is_failing()
+    assert shoal.log.failure() == errno.ENOSPC
     shoal.log.configure("server_0", None)
-    assert not shoal.log.is_failing()
+    assert not shoal.log.failure()
     assert capsys.readouterr().err == (
         f"shoal: cannot write {tmp_path}/server_0.log (No space left on device): free space there; the run goes on "
         "without this log\n"
@@ -187,7 +187,7 @@ def test_a_disk_that_does_not_answer_keeps_nobody_who_logs_is_said_once_and_gets
     logger = logging.getLogger("shoal.test")
     for number in range(3):
         logger.info("waits", extra={"number": number})
-    assert shoal.log.is_failing()
+    assert shoal.log.failure() == errno.ETIMEDOUT
     with path.open() as reader:
         assert [json.loads(reader.readline())["number"] for _ in range(3)] == [0, 1, 2]
         shoal.log.configure("server_0", None)
@@ -219,7 +219,7 @@ def test_a_folder_that_was_removed_is_made_again_when_the_file_is_full(tmp_path:
     for line in ("first", "second"):
         file.write(line)
     file.close()
-    assert not file.is_failing
+    assert not file.failure
     assert list(shoal.log.written_lines(tmp_path / "run" / "lines")) == [b"first\n", b"second\n"]
 
 
@@ -263,8 +263,8 @@ def test_a_file_whose_disk_was_away_is_opened_anew(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "write", write)
     path.rename(tmp_path / "before")
     file.write("two")
-    assert file.is_failing
+    assert file.failure == errno.ESTALE
     file.write("three")
-    assert not file.is_failing
+    assert not file.failure
     file.close()
     assert path.read_text() == "three\n"

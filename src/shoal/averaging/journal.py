@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from shoal.errors import MALFORMED, RecordRejected, StorageError, os_error_as
-from shoal.file_thread import said_by_disk
+from shoal.file_thread import remedy, said_by_disk
 from shoal.ids import PeerId
 from shoal.runtime.durable_files import put_whole, sync_directory
 from shoal.swarm.records import Logs, genesis_hash, record_hash, signed_from_json, signed_to_json
@@ -28,6 +28,8 @@ from shoal.wire.messages.round import Record, SignedRecord
 from shoal.wire.messages.step import StepEntry
 
 _ROUNDS, _STEPS, _LEFT = "rounds", "steps", "left"
+
+_ELSEWHERE = "start again with --log-dir on another disk"
 
 _FORM = 2
 """Of all files of a run, in `rounds`, `steps` and `replicas`: goes up when one of them changes its form."""
@@ -193,8 +195,8 @@ def set_aside(directory: Path, record: Record, digest: str) -> None:
             path.replace(place)
     except OSError as error:
         raise StorageError(
-            f"cannot move records to {aside} ({error.strerror or error}): they are of a chain that was left, and must "
-            "not be mixed with others; free space there, or start again with --log-dir on another disk"
+            f"cannot move records to {aside} ({said_by_disk(error, aside)}): they are of a chain that was left, and "
+            f"must not be mixed with others; {remedy(error, aside, _ELSEWHERE)}"
         ) from error
 
 
@@ -341,5 +343,5 @@ def write_whole(path: Path, content: bytes) -> None:
 def _cannot_write(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"cannot write {path} ({said_by_disk(error, path)}): without its records a run can be neither checked nor "
-        "continued, so it ends; free space there, or start again with --log-dir on another disk"
+        f"continued; {remedy(error, path, _ELSEWHERE)}"
     )

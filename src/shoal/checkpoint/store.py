@@ -8,6 +8,7 @@ A crash anywhere leaves the checkpoints that were good before: what is unfinishe
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -374,7 +375,7 @@ class CheckpointStore:
             raise StorageError(
                 f"a checkpoint needs {size_bytes:,} bytes more in {self._place.location}, where {free:,} are free: "
                 "free space there, or keep fewer"
-            )
+            ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _prune(self, newest: int) -> tuple[tuple[int, ...], str]:
         """Return the rounds that are gone, and why others are not."""

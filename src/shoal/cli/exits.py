@@ -95,7 +95,7 @@ def _missing(error: MissingArgumentError) -> str:
 def _of_host(error: BaseException) -> str:
     """Return what to say if an error, or one of a group, is that no more files may be opened, that a disk takes or
     gives nothing, or that this user has no home; else nothing."""
-    from shoal.file_thread import hint, said_by_disk
+    from shoal.file_thread import hint, remedy, said_by_disk
     from shoal.runtime.role import leaves
 
     for each in leaves(error):
@@ -104,7 +104,7 @@ def _of_host(error: BaseException) -> str:
         if isinstance(each, RuntimeError) and str(each) == _NO_HOME:
             return "this user has no home directory: set HOME to a folder of yours"
         if isinstance(each, OSError) and each.errno in _OF_DISKS and each.filename is not None:
-            return f"{each.filename}: {said_by_disk(each, each.filename)}"
+            return f"{each.filename}: {said_by_disk(each, each.filename)}; {remedy(each, each.filename)}"
     return ""
 
 

@@ -49,7 +49,7 @@ from shoal.events.base import SUMMARY_FILE, Event, emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmMoved, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.events.registry import IdentityCopied, LanUnannounced
-from shoal.file_thread import FileThread, said_by_disk
+from shoal.file_thread import FileThread, remedy, said_by_disk
 from shoal.identity import Identity, create_swarm_key
 from shoal.ids import RunId
 from shoal.report.curves import write_curves
@@ -514,7 +514,8 @@ class HostRun:
         try:
             return write(self.log_dir, self.config, self.run_id)
         except OSError as error:
-            emit(logger, not_written(error.filename or str(self.log_dir), said_by_disk(error, self.log_dir)))
+            reason = f"{said_by_disk(error, self.log_dir)}: {remedy(error, self.log_dir)}"
+            emit(logger, not_written(error.filename or str(self.log_dir), reason))
         except ValueError as error:
             # The files of shoal itself are others by now: it was upgraded while the run went on.
             emit(logger, not_written(str(self.log_dir), str(error)))
@@ -546,5 +547,6 @@ class HostRun:
             return write_summary(self.log_dir, {**left, **own})
         except OSError as error:
             where = error.filename or self.log_dir
-            self._fail(f"cannot write the summary to {where} ({said_by_disk(error, self.log_dir)}): free space there")
+            reason = f"({said_by_disk(error, self.log_dir)}): {remedy(error, self.log_dir)}"
+            self._fail(f"cannot write the summary to {where} {reason}")
             return None

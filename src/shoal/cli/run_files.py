@@ -20,7 +20,7 @@ from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
 from shoal.errors import MALFORMED, ConfigError, os_error_as
 from shoal.events.base import SUMMARY_FILE
-from shoal.file_thread import FileThread, said_by_disk
+from shoal.file_thread import FileThread, remedy, said_by_disk
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
 
@@ -193,7 +193,7 @@ def _made(path: Path) -> Path:
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:
     reason = f"cannot write to {error.filename or path} ({said_by_disk(error, path)})"
-    return ConfigError(f"log_dir: {reason}; choose another with --log-dir")
+    return ConfigError(f"log_dir: {reason}; {remedy(error, path, 'choose another with --log-dir')}")
 
 
 def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:

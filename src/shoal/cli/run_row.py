@@ -180,10 +180,10 @@ class ServersRow:
         self._servers: dict[int, _ServerActivity] = {}
         self._silent_since_s: dict[str, tuple[str, float]] = {}
 
-    def update(self, index: int, numbers: Mapping[str, float], now_s: float) -> bool | None:
+    def update(self, index: int, numbers: Mapping[str, float], now_s: float) -> float | None:
         """Take over what a server says of its work, by name as in `server.work_report`.
 
-        Returns whether its disk fails, if that is new; else None.
+        Returns why its disk fails (`file_thread.remedy_of`; 0: it does not) if whether it does is new; else None.
         """
         server = self._servers.setdefault(index, _ServerActivity({**numbers, "disk_failing": 0.0}))
         has_failed, fails = server.numbers["disk_failing"], numbers["disk_failing"]
@@ -192,7 +192,7 @@ class ServersRow:
             server.samples.append((now_s, numbers["samples"]))
         while len(server.samples) > 2 and server.samples[0][0] < now_s - _WINDOW_S:
             server.samples.popleft()
-        return bool(fails) if fails != has_failed else None
+        return fails if bool(fails) != bool(has_failed) else None
 
     def gone(self, index: int) -> None:
         """A server has ended."""

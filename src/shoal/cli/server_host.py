@@ -56,7 +56,7 @@ from shoal.events.links import ServerDialled, ServerUndialled
 from shoal.events.mirror import MirrorServes
 from shoal.events.processes import RoleIsRestarting, RoleLost, RoleRestartFailed
 from shoal.events.registry import IdentityCopied, RunHasEnded, RunIsAnnounced, RunIsSilent
-from shoal.file_thread import FileThread
+from shoal.file_thread import FileThread, remedy_of
 from shoal.ids import PeerId
 from shoal.runtime import launcher_messages as messages
 from shoal.runtime.process_info import read_stat
@@ -332,7 +332,7 @@ class ServerHost:
             case messages.WorkDone(numbers) if row is not None:
                 disk_fails = row.update(role.spec.index, numbers, now_s)
                 if disk_fails is not None:
-                    self._tell(DiskFails(name, str(host.log_dir)) if disk_fails else DiskTakesAgain(name))
+                    self._tell_of_disk(name, str(host.log_dir), int(disk_fails))
             case messages.PeerSilent(peer, who, silent_s) if row and row.silent(peer, who, now_s - silent_s):
                 self._tell(PeerFellSilent(peer, who, silent_s))
             case messages.PeerHeard(peer, who) if row and (since_s := row.heard(peer)) is not None:
@@ -405,6 +405,9 @@ class ServerHost:
             emit(logger, ServersFailed(str(error)))
             self._failure = error
             self._ended.set()
+
+    def _tell_of_disk(self, name: str, where: str, failure: int) -> None:
+        self._tell(DiskFails(name, where, remedy_of(failure)) if failure else DiskTakesAgain(name))
 
     def _tell(self, event: Event) -> None:
         tell(logger, event, self._say)

@@ -16,6 +16,7 @@ from shoal.clock import Clock, Deadline
 from shoal.control.membership import Membership
 from shoal.events.incidents import CLOCK, DISK, DISK_COSTS, MEMORY, Cause, LossExplained, TroubleOver, TroubleSeen
 from shoal.events.run import RoleCounted
+from shoal.file_thread import remedy_of
 from shoal.ids import PeerId
 from shoal.swarm.view import PeerLabel
 from shoal.telemetry.registry import base_name, totals_of
@@ -57,12 +58,13 @@ class Troubles:
             cause = Cause.ENDED if is_other else self._pause_of(peer, before.counts, now.counters)
             self._ledger.note(LossExplained(peer, cause))
         self._look_at_memory(peer, totals_of({} if is_anew else before.counts), totals_of(now.counters))
-        failing = [name for name, value in now.gauges.items() if base_name(name) == _DISK and value]
+        called = PeerLabel(now.role or "peer", now.host or self._host, now.index)
+        failing = {name: int(value) for name, value in now.gauges.items() if base_name(name) == _DISK and value}
         if failing:
+            do = " and ".join(dict.fromkeys(map(remedy_of, failing.values())))
             unwritten = sorted(name.partition("=")[2].rstrip("}").replace("_", " ") for name in failing)
             costs = " and ".join(DISK_COSTS.get(what, f"{what} is not written") for what in unwritten)
-            called = PeerLabel(now.role or "peer", now.host or self._host, now.index)
-            self._see(Cause.DISK, peer, called, DISK.format(who="{who}", what=", ".join(unwritten), costs=costs))
+            self._see(Cause.DISK, peer, called, DISK.format(who="{who}", what=", ".join(unwritten), do=do, costs=costs))
         else:
             self._over(Cause.DISK, peer)
 

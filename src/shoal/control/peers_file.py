@@ -18,7 +18,7 @@ from typing import Final
 from shoal.control.membership import Membership
 from shoal.events.base import tell
 from shoal.events.registry import PeersUnwritten
-from shoal.file_thread import FileThread
+from shoal.file_thread import FileThread, remedy, said_by_disk
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class PeersFile:
             self._aside.write_text(lines)
             self._aside.replace(self._path)
         except OSError as error:
-            self._failure = error.strerror or str(error)
+            self._failure = f"{said_by_disk(error, self._path)}: {remedy(error, self._path)}"
 
 
 def _none() -> Sequence[str]:

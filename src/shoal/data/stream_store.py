@@ -24,11 +24,14 @@ from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec
 from shoal.data.streams import StreamPlace
 from shoal.errors import MALFORMED, StorageError
+from shoal.file_thread import remedy, said_by_disk
 from shoal.runtime.durable_files import DurableFile, make_directory, put_whole, sync_directory
 from shoal.runtime.file_locks import lock
 
 FORMAT: Final = 1
 """Of the folder; goes up when what is in it, or how samples are made of a stream, is another one."""
+
+_ELSEWHERE: Final = "choose another place by data.cache_dir, or a smaller data.shuffle_window"
 
 _Line = TypeVar("_Line")
 
@@ -245,8 +248,8 @@ class WindowStore:
             yield
         except OSError as error:
             raise StorageError(
-                f"cannot write {self.folder} ({error.strerror or error}): free space there, choose another place by "
-                "data.cache_dir, or a smaller data.shuffle_window"
+                f"cannot write {self.folder} ({said_by_disk(error, self.folder)}): "
+                f"{remedy(error, self.folder, _ELSEWHERE)}"
             ) from error
 
 

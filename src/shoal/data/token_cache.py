@@ -18,6 +18,7 @@ import msgspec
 
 from shoal.config.training import DataConfig
 from shoal.errors import MALFORMED, StorageError
+from shoal.file_thread import remedy, said_by_disk
 from shoal.runtime.durable_files import DurableFile, make_directory, put_whole, sync_directory
 from shoal.runtime.file_locks import lock
 from shoal.runtime.user_cache import user_cache
@@ -157,8 +158,8 @@ class TokenCache:
     def cannot_write(self, error: OSError) -> StorageError:
         """The error of tokens that cannot be kept."""
         return StorageError(
-            f"cannot write {self._folder} ({error.strerror or error}): free space there, or choose another place by "
-            "data.cache_dir"
+            f"cannot write {self._folder} ({said_by_disk(error, self._folder)}): "
+            f"{remedy(error, self._folder, 'choose another place by data.cache_dir')}"
         )
 
     @property

@@ -43,7 +43,7 @@ class CurvesNotDrawn(Event, frozen=True, tag="curves.not_drawn"):
     """The picture of how the run has learned could not be written, or what it is drawn from not be read."""
 
     level = WARNING
-    do = "free space there, or make the folder readable"
+    do = "make the folder one that can be read and written"
     path: str
     reason: str
 
@@ -52,7 +52,7 @@ class ReportNotWritten(Event, frozen=True, tag="report.not_written"):
     """The page with what the dashboard has shown could not be written, or what it is made of not be read."""
 
     level = WARNING
-    do = "free space there, or make the folder readable; then shoal report"
+    do = "make the folder one that can be read and written; then shoal report"
     path: str
     reason: str
 
@@ -138,10 +138,11 @@ class DiskFails(Event, frozen=True, tag="disk.fails"):
 
     level = WARNING
     why = "the disk is full, or fails"
-    says = "{who} cannot write to {where}: the disk is full, or fails; it trains on"
-    do = "free space there; unless that is soon, what it logs is lost and this run cannot be replayed"
+    says = "{who} cannot write to {where}: {remedy}; it trains on"
+    do = "do it soon: else what it logs is lost, and this run cannot be replayed"
     who: str
     where: str
+    remedy: str
 
 
 class DiskTakesAgain(Event, frozen=True, tag="disk.takes"):

@@ -43,10 +43,7 @@ _WAS = {
 }
 
 
-DISK: Final = (
-    "{who} cannot write to its disk ({what}): free space there, or see why it does not answer; training goes on, and "
-    "{costs}"
-)
+DISK: Final = "{who} cannot write to its disk ({what}): {do}; training goes on, and {costs}"
 DISK_COSTS: Final = {
     "replica log": "unless it soon can, this run cannot be replayed",
     "log": "what it logs is lost",

@@ -69,7 +69,7 @@ class CheckpointFailed(Event, frozen=True, tag="checkpoint.failed"):
 
     level = WARNING
     why = "the disk is full or fails, or the object store does not answer; the checkpoints before are as they were"
-    do = "free space there, or give the next start another --checkpoint-dir; --resume goes on from the last good one"
+    do = "give the next start another --checkpoint-dir if need be; --resume goes on from the last good one"
     says = "no checkpoint of round {round}: {reason}"
     round: int
     reason: str

@@ -135,7 +135,8 @@ class PeersUnwritten(Event, frozen=True, tag="peers.unwritten"):
     """The file with the addresses at which the swarm can be joined could not be written."""
 
     level = ERROR
-    do = "free space there, or allow this user to write there"
+    why = "the folder takes no file"
+    do = "do it soon: who joins reads there where the swarm is"
     says = "cannot write {path} ({reason}); it may be out of date"
     path: str
     reason: str

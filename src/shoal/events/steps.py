@@ -95,7 +95,7 @@ class ReplicaLogEnded(Event, frozen=True, tag="replica_log.ended"):
     """The log from which a replica's work can be replayed could not be written."""
 
     level = WARNING
-    do = "free space there before the next run"
+    do = "see to that disk before the next run"
     reason: str
     effect: str
 

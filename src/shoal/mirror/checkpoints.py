@@ -45,6 +45,7 @@ from shoal.events.mirror import (
     CheckpointWritten,
     InnerMissing,
 )
+from shoal.file_thread import number_of
 from shoal.ids import PeerId
 from shoal.runtime.waking import Signal
 from shoal.swarm.keep_rule import KeepRule
@@ -247,34 +248,34 @@ class Checkpoints:
                 # A thread that hangs in a disk is left behind: it ends with this process.
                 written = await anyio.to_thread.run_sync(self._store, whole, abandon_on_cancel=True)
             except PlaceTaken as error:
-                self._fails(str(error), CheckpointPlaceTaken(round, error.location, error.holder))
+                # A folder that another mirror writes to is no trouble of the disk.
+                self._fails(str(error), CheckpointPlaceTaken(round, error.location, error.holder), 0)
                 return
             except ShoalError as error:
-                self._fails(str(error), CheckpointFailed(round, str(error)))
+                self._fails(str(error), CheckpointFailed(round, str(error)), number_of(error))
                 return
             self._stir()
             if written is None:
                 self._done, self._lacks = whole.hash, ""
                 return
             self._done, self._lacks = whole.hash, self._missing(is_wanted=is_wanted)
-            self._note(None)
+            self._note(None, 0)
             took_s = self.clock.now_s() - begun_s
             emit(logger, CheckpointWritten(round, written.location, written.size_bytes, took_s, written.removed))
             if written.problem:
                 tell(logger, CheckpointsLeft(written.problem), self.notice)
 
-    def _fails(self, why: str, failed: Event) -> None:
+    def _fails(self, why: str, failed: Event, number: int) -> None:
         """Say why a checkpoint is not written, unless that was so of the one before."""
         self._stir()
         self._failure = why
         if type(failed) is not self._failed:
             tell(logger, failed, self.notice)
-        self._note(failed)
+        self._note(failed, number)
 
-    def _note(self, failed: Event | None) -> None:
+    def _note(self, failed: Event | None, number: int) -> None:
         self._failed = None if failed is None else type(failed)
-        # A folder that another mirror writes to is no trouble of the disk.
-        self.metrics.gauge("disk.failing", what="checkpoint").set(float(isinstance(failed, CheckpointFailed)))
+        self.metrics.gauge("disk.failing", what="checkpoint").set(number)
 
     def _is_there(self, whole: WholeRecord) -> bool:
         """Whether an earlier mirror has written this one: the run may have been resumed from it."""

@@ -15,6 +15,7 @@ New kinds of lines may be added: each says in `event` what it is.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -27,7 +28,7 @@ import msgspec
 from shoal.errors import MALFORMED, RecordRejected
 from shoal.events.base import emit
 from shoal.events.steps import ReplicaLogEnded
-from shoal.file_thread import FileThread
+from shoal.file_thread import FileThread, number_of, remedy_of
 from shoal.ids import PeerId, StepKey
 from shoal.runtime.hardware import machine_type, program_versions
 from shoal.swarm.step_operations import Operation, OperationKind, StepTotals
@@ -151,7 +152,7 @@ class ReplicaLog:
         self._failing = (metrics or MetricRegistry()).gauge("disk.failing", what="replica_log")
         self._totals: dict[StepKey, StepTotals] = {}
         self._thread = FileThread(
-            "replica log", lambda: self._failing.set(1.0), path=_path(directory / _FOLDER, started.peer, 1)
+            "replica log", lambda: self._failing.set(errno.ETIMEDOUT), path=_path(directory / _FOLDER, started.peer, 1)
         )
         self._descriptor: int | None = None  # this and what waits is the thread's
         self._waiting = bytearray()
@@ -161,10 +162,10 @@ class ReplicaLog:
         opened = self._thread.do(partial(self._open, directory / _FOLDER, started))
         try:
             if not opened.done():
-                raise OSError(f"{directory} does not answer")
+                raise OSError(errno.ETIMEDOUT, f"{directory} does not answer")
             self.generation, self.follows = opened.result()
         except OSError as error:
-            self._give_up(str(error))
+            self._give_up(error.strerror or str(error), number_of(error))
             self._thread.do(self._end)
         self._write(started)
 
@@ -205,15 +206,15 @@ class ReplicaLog:
         if self._has_ended:
             return
         if self._thread.num_waiting > _MAX_WAITING:
-            self._give_up("the disk does not answer")
+            self._give_up("the disk does not answer", errno.ETIMEDOUT)
             self._thread.do(self._end)
             return
         self._thread.do(partial(self._take, msgspec.json.encode(line) + b"\n"))
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, number: int) -> None:
         self._has_ended = True
-        self._failing.set(1.0)
-        emit(logger, ReplicaLogEnded(reason, "this run cannot be replayed"))
+        self._failing.set(number)
+        emit(logger, ReplicaLogEnded(f"{reason}: {remedy_of(number)}", "this run cannot be replayed"))
 
     # -- in the thread
 
@@ -233,10 +234,10 @@ class ReplicaLog:
             while self._waiting:
                 del self._waiting[: os.write(self._descriptor, self._waiting)]
         except OSError as error:
-            self._failing.set(1.0)
+            self._failing.set(number_of(error))
             # A line that is missing would make all later ones useless, so none is left out.
             if len(self._waiting) > _MAX_WAITING_BYTES and not self._has_ended:
-                self._give_up(str(error))
+                self._give_up(error.strerror or str(error), number_of(error))
             if self._has_ended:
                 self._close()
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shoal.clock import Clock, wait_for_tick
 from shoal.ids import PeerId
-from shoal.log import is_failing
+from shoal.log import failure
 from shoal.runtime.launcher_messages import PeerHeard, PeerSilent, WorkDone
 from shoal.server.replica import LocalReplica
 from shoal.swarm.records import outcome_of
@@ -70,7 +70,7 @@ class WorkReport:
             "steps": float(replica.worker.num_committed),
             "samples": float(self.metrics.totals()["step.samples"]),
             "alive_peers": float(view.num_peers),
-            "disk_failing": float(is_failing() or any(failing)),
+            "disk_failing": float(failure() or max(failing, default=0.0)),
             **self._of_record,
         }
 

@@ -32,7 +32,9 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
     "data.wait_seconds": Metric(_HISTOGRAM, "how long a trainer waited for the batch of a step"),
     "device.busy_us": Metric(_COUNTER, "the device has worked on operations of this kind", ("kind", "stage")),
     "device.open_us": Metric(_COUNTER, "some step was open at this replica", ("stage",)),
-    "disk.failing": Metric(_GAUGE, "1 while this cannot be written: the disk is full, or fails", ("what",)),
+    "disk.failing": Metric(
+        _GAUGE, "what the system says (errno) while this cannot be written, as 28 of a full disk; else 0", ("what",)
+    ),
     "process.loop_lag_seconds": Metric(_HISTOGRAM, "how much too late the event loop woke up, looked at every 2 s"),
     "process.memory_bytes": Metric(_GAUGE, "resident memory of the process"),
     "process.start_time_seconds": Metric(_GAUGE, "when the process was started, by its own clock: seconds since 1970"),

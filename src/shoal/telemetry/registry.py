@@ -47,7 +47,7 @@ class Gauge:
 
     def set(self, value: float) -> None:
         """Say what it is now."""
-        self.value = value
+        self.value = float(value)
 
 
 FIRST_BUCKET, LAST_BUCKET = -64, 63

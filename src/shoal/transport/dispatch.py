@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from shoal.errors import RemoteProtocolError
 from shoal.events.links import ProtocolUnexpected, ProtocolViolated
 from shoal.ids import PeerId
-from shoal.log import FloodGate, is_failing
+from shoal.log import FloodGate, failure
 from shoal.runtime.process_info import resident_bytes
 from shoal.swarm.view import PeerLabel
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
@@ -35,7 +35,7 @@ def measured(endpoint: Endpoint, label: PeerLabel | None, answer_to: int = 0) ->
     metrics = endpoint.metrics
     metrics.gauge("process.start_time_seconds").set(metrics.began_unix_s)
     metrics.gauge("process.memory_bytes").set(resident_bytes())
-    metrics.gauge("disk.failing", what="log").set(float(is_failing()))
+    metrics.gauge("disk.failing", what="log").set(failure())
     metrics.gauge("transport.received_bytes").set(endpoint.received_bytes)
     for traffic, count in endpoint.sent_bytes.items():
         metrics.gauge("transport.sent_bytes", traffic=str(traffic)).set(count)

@@ -40,6 +40,7 @@ from shoal.checkpoint.places import round_of
 from shoal.checkpoint.store import CheckpointStore, KeepPolicy, StagePart, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.errors import ConfigError, PlaceTaken, RecordRejected, SignatureError, StateMismatch, StorageError
+from shoal.file_thread import number_of
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.optim.flat import FlatLayout
@@ -475,8 +476,9 @@ def test_no_room_is_one_error_before_anything_is_written(tmp_path: Path, monkeyp
     store.policy = KeepPolicy(keep_last=1)
     write_rounds(store, 1)
     monkeypatch.setattr(places.LocalPlace, "free_bytes", lambda self: 1 << 20)
-    with pytest.raises(StorageError, match=r"bytes more in .*test-run, where 1,048,576 are free"):
+    with pytest.raises(StorageError, match=r"bytes more in .*test-run, where 1,048,576 are free") as full:
         write_rounds(store, 2)
+    assert number_of(full.value) == errno.ENOSPC
     assert [path.name for path in (tmp_path / RUN_ID).iterdir()] == ["round_000001"]
     monkeypatch.undo()
     free = store._place.free_bytes()

@@ -56,7 +56,7 @@ def test_an_error_is_its_sentence_and_its_name_where_it_has_none(error: ShoalErr
 def test_what_a_disk_says_is_a_sentence_with_its_file(is_grouped: bool, capsys: Capture) -> None:
     full = OSError(28, "No space left on device", "/logs/x")
     assert guarded(_raising(ExceptionGroup("of a task group", [full]) if is_grouped else full)) == 1
-    assert capsys.readouterr().err == "shoal: error: /logs/x: No space left on device\n"
+    assert capsys.readouterr().err == "shoal: error: /logs/x: No space left on device; free space there\n"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import threading
@@ -118,10 +119,10 @@ def test_a_disk_that_is_full_is_said_on_the_host_that_has_it_and_so_is_its_end(
     host, said = _servers("servers")
     host._row = ServersRow(1, 0.0)
     role = cast(Any, SimpleNamespace(spec=SimpleNamespace(role="server", index=0), last_error=""))
-    for fails in (0.0, 1.0, 1.0, 0.0, 0.0):
+    for fails in map(float, (0, errno.EIO, errno.EIO, 0, 0)):
         host._hear(messages.WorkDone({"samples": 1.0, "disk_failing": fails}), role, _host(log_dir="/logs/mine-1"))
     assert caplog.messages == ["disk.fails", "disk.takes"]
-    assert "cannot write to /logs/mine-1: the disk is full" in said[0]
+    assert "cannot write to /logs/mine-1: see in `dmesg` what fails" in said[0]
 
 
 class _Hurried(SystemClock):

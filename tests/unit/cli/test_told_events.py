@@ -30,7 +30,7 @@ def test_each_event_is_printed_once_with_what_to_do_also_if_another_client_tells
         "server.lost",
         "unknown.event",
     ]
-    assert sum("free space there" in line for line in lines) == 1
+    assert sum("give the next start another --checkpoint-dir" in line for line in lines) == 1
     assert "\x1b" not in "".join(lines)
 
 

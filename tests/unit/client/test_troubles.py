@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import anyio
 import msgspec
 import pytest
@@ -65,28 +67,29 @@ def test_a_server_without_memory_is_told_until_it_commits_a_step_again() -> None
 
 def test_a_disk_that_takes_nothing_is_told_with_what_is_lost_until_it_takes_it_again() -> None:
     story = Story()
-    full = {"disk.failing{what=log}": 1.0, "disk.failing{what=replica_log}": 1.0, "process.memory_bytes": 1.0}
+    number = float(errno.ENOSPC)
+    full = {"disk.failing{what=log}": number, "disk.failing{what=replica_log}": number, "process.memory_bytes": 1.0}
     story.hear(report(full))
     story.hear(report(full))
     story.clock.now += 2.0
     story.hear(report({name: 0.0 for name in full}))
     assert story.told == [
-        "server 0@box2 cannot write to its disk (log, replica log): free space there, or see why it does not answer; "
-        "training goes on, and what it logs is lost and unless it soon can, this run cannot be replayed",
+        "server 0@box2 cannot write to its disk (log, replica log): free space there; training goes on, and what it "
+        "logs is lost and unless it soon can, this run cannot be replayed",
         "server 0@box2 could not write to its disk: over after 2.0 s",
     ]
 
 
 def test_who_announces_itself_to_nobody_is_called_as_its_report_says() -> None:
-    failing = {"disk.failing{what=log}": 1.0}
+    failing = {"disk.failing{what=log}": float(errno.ETIMEDOUT)}
     of_trainer = msgspec.structs.replace(report(failing, "trainer"), host="box1", index=1)
     of_scout = msgspec.structs.replace(report(failing, "scout"), host="box3")
     for said, name in ((of_trainer, "trainer 1@box1"), (of_scout, "scout@box3"), (report(failing, ""), "peer@box1")):
         story = Story()
         story.hear(said, B)
         assert story.told == [
-            f"{name} cannot write to its disk (log): free space there, or see why it does not answer; training goes "
-            "on, and what it logs is lost"
+            f"{name} cannot write to its disk (log): see why it does not answer; training goes on, and what it logs is "
+            "lost"
         ]
 
 

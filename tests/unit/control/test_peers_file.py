@@ -119,8 +119,8 @@ def test_a_file_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path)
     for _ in range(3):
         file.write(("/a",))
     [told, remedy] = notices
-    assert "initial_peers.txt (No such file or directory)" in told
-    assert "free space there" in remedy
+    assert "initial_peers.txt (No such file or directory: see who has removed the folder)" in told
+    assert "who joins reads there" in remedy
     gone.mkdir()
     file.write(("/a",))
     assert read_peers_file(gone) == ("/a",)

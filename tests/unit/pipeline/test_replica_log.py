@@ -125,7 +125,7 @@ def test_lines_wait_for_a_disk_that_is_full_and_none_is_lost(
     log.loaded(1, "E", False)
     [path] = replica_logs(tmp_path)
     assert read_replica_log(path) == [STARTED]
-    assert metrics.gauges()["disk.failing{what=replica_log}"] == 1.0
+    assert metrics.gauges()["disk.failing{what=replica_log}"] == errno.ENOSPC
     disk.left = 10_000
     log.loaded(2, "F", False)
     assert read_replica_log(path) == [STARTED, Loaded(0, HASHES, "D"), Loaded(1, HASHES, "E"), Loaded(2, HASHES, "F")]
@@ -159,7 +159,7 @@ def test_lines_wait_for_a_disk_that_does_not_answer_and_no_step_does(
         log.loaded(0, "D", False)
         log.loaded(1, "E", False)
         assert read_replica_log(path) == [STARTED]
-        assert metrics.gauges()["disk.failing{what=replica_log}"] == 1.0
+        assert metrics.gauges()["disk.failing{what=replica_log}"] == errno.ETIMEDOUT
     log.close()
     assert read_replica_log(path) == [STARTED, Loaded(0, HASHES, "D"), Loaded(1, HASHES, "E")]
     assert metrics.gauges()["disk.failing{what=replica_log}"] == 0.0

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from shoal.file_thread import WANTED_FILES, hint, said_by_disk
+from shoal.file_thread import WANTED_FILES, hint, remedy, said_by_disk
 from shoal.runtime.file_limit import raise_file_limit
 
 INFINITY = resource.RLIM_INFINITY
@@ -38,6 +38,7 @@ def test_only_the_lack_of_files_is_explained() -> None:
     for number in (errno.EMFILE, errno.ENFILE):
         error = OSError(number, "Too many open files")
         assert "ulimit -n" in hint(error)
-        assert said_by_disk(error, "log") == f"Too many open files{hint(error)}"
+        assert said_by_disk(error, "log") == "Too many open files"
+        assert remedy(error, "log", "another disk") == hint(error).removeprefix(": "), "no other disk would help"
     assert hint(OSError(errno.ENOSPC, "No space left on device")) == ""
     assert hint(ValueError("24")) == ""
