@@ -200,15 +200,48 @@ _IMPOSSIBLE = _why_impossible()
 
 @pytest.mark.slow
 @pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
-def test_a_disk_that_runs_full_ends_the_run_before_a_round_that_it_could_not_write_down(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "logs", "2m") as disk, launched(tmp_path, *FEW) as run:
+def test_a_run_waits_for_a_disk_that_has_run_full_and_has_lost_nothing_when_it_goes_on(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "logs", "4m") as disk, launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded", round=2)
         ballast = disk / "ballast"
         with pytest.raises(OSError, match="No space left"):
             _fill(ballast)
-        assert run.ends(END_S) == 1, run.output
+        until(lambda: "the run waits for its disk: cannot write" in run.output, START_S, "what it waits for")
         ballast.unlink()
-        run.leaves_nothing()
-        assert "No space left on device" in run.output
-        assert "free space" in run.output
-        assert "Traceback" not in run.output
+        until(lambda: "the client can write to its disk again" in run.output, START_S, "the end of that")
+        said = run.output
+        _trains_on(run, num_rounds=2)
+        _loses_nothing(run)
+    assert said.count("the run waits for its disk") == 1
+    assert "(No space left on device)" in said
+    assert "free space there, or start again with --log-dir on another disk" in said
+    assert "Traceback" not in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_IMPOSSIBLE is not None, reason=str(_IMPOSSIBLE))
+def test_a_run_whose_disk_stays_full_can_be_ended_and_resumed(tmp_path: Path) -> None:
+    kept = f"--checkpoint-dir={tmp_path / 'kept'}"
+    every = "--param-mirror.every-rounds=2"
+    with small_disk(tmp_path / "logs", "4m") as disk:
+        with launched(tmp_path, *FEW, kept, every) as run:
+            run.saw("mirror_0", "checkpoint.written", round=2)
+            ballast = disk / "ballast"
+            with pytest.raises(OSError, match="No space left"):
+                _fill(ballast)
+            until(lambda: "the run waits for its disk: cannot write" in run.output, START_S, "what it waits for")
+            run.interrupt()
+            assert run.ends(END_S) in (1, 130), run.output
+            run.leaves_nothing()
+            assert "Traceback" not in run.output
+        ballast.unlink()
+        # Of the logs, of which a line may be half written, nothing is read here.
+        with launched(tmp_path, *FEW, kept, every, "--resume") as run:
+            found = until(lambda: re.search(r"its checkpoint of round (\d+)", run.output), START_S, "the checkpoint")
+            later = disk / f"{run.require_log_dir().name}/rounds/round_{int(found[1]) + 2:04d}.json"
+            until(later.exists, START_S, "two more rounds")
+            run.interrupt()
+            assert run.ends(END_S) == 130, run.output
+            run.leaves_nothing()
+            summary = run.summary()
+    assert (summary["duplicates"], summary["missing"]) == (0, 0)

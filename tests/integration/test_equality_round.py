@@ -136,6 +136,10 @@ class Swarm:
         return await finish_round(self.coordinator, round)
 
 
+async def _no_journal(*_: object) -> None:
+    """Nobody will read it."""
+
+
 @asynccontextmanager
 async def make_swarm(
     family: Family,
@@ -240,7 +244,7 @@ async def make_swarm(
             generation=1,
             settings=RoundSettings("test", num_stages, GENESIS, cuts=cuts),
             clock=clock,
-            journal=lambda *_: None,
+            journal=_no_journal,
         )
         tasks.start_soon(dispatch, endpoint, [coordinator])
         tasks.start_soon(coordinator.run)

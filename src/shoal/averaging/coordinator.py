@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -22,7 +22,6 @@ from shoal.events.rounds import (
     SamplesTrainedTwice,
 )
 from shoal.ids import Ballot, PeerId
-from shoal.runtime.patient_thread import run_in_thread
 from shoal.runtime.waking import Mailbox, Signal
 from shoal.swarm.contribution_guard import suspects
 from shoal.swarm.records import Logs, Tip, record_hash
@@ -91,7 +90,7 @@ class RoundCoordinator:
     Args:
         signer: Signs the records, as the endpoint's peer.
         generation: Unique to this start of the client.
-        journal: Writes step logs down before their record is prepared (see `journal.keep_steps`); called in a thread.
+        journal: Writes step logs down before their record is prepared (see `journal.keep_steps`).
         recorded: Samples in the records known from before a restart.
         ballot_number: Of the last ballot before a restart. This client gives way to a higher one.
         known: A record that is known to be committed, though no replica may hold it: of a checkpoint.
@@ -106,7 +105,7 @@ class RoundCoordinator:
         generation: int,
         settings: RoundSettings,
         clock: Clock,
-        journal: Callable[[int, str, Logs], None],
+        journal: Callable[[int, str, Logs], Awaitable[None]],
         recorded: Ranges = (),
         ballot_number: int = 0,
         known: SignedRecord | None = None,
@@ -281,7 +280,7 @@ class RoundCoordinator:
         """Journal step logs, and repeat what is not answered, until cancelled.
 
         Raises:
-            OSError: Step logs cannot be written.
+            StorageError: Step logs cannot be written.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._write_journal)
@@ -289,8 +288,7 @@ class RoundCoordinator:
 
     async def _write_journal(self) -> None:
         async for each in self._to_journal:
-            # It is forced to the disk, which may take long; the event loop has connections to keep.
-            await run_in_thread(self._journal, each.record.round, each.digest, each.logs)
+            await self._journal(each.record.round, each.digest, each.logs)
             self._do(self._machine.journaled(each.digest))
 
     # -- effects

@@ -33,6 +33,7 @@ from shoal.client.inheritance import Inheritance
 from shoal.client.keeping import Keeping
 from shoal.client.ledger import Ledger
 from shoal.client.model_export import ModelExport
+from shoal.client.needed_files import NeededFiles
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.round_begin import RoundBegin
@@ -63,7 +64,7 @@ from shoal.runtime.patient_thread import run_in_thread
 from shoal.swarm.client_turn import ClientTurn
 from shoal.swarm.codec_rule import CodecRule
 from shoal.swarm.cut_rule import CutRule
-from shoal.swarm.records import GENERATIONS_APART, genesis_hash
+from shoal.swarm.records import GENERATIONS_APART, Logs, genesis_hash
 from shoal.swarm.round_effects import Deposed, Overtaken
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.run_client import RunClient
@@ -151,6 +152,7 @@ class Client:
         self._feed = Feed(
             endpoint=endpoint, data_server=run.data_server, trainer=-1, generation=diary.generation, clock=clock
         )
+        self._needed = NeededFiles(ledger, clock)
         self._hooks = hooks
         succeeds = run.beginning.succeeds
         self.slots = TrainerSlots(start_timeout_s=TRAINER_START_TIMEOUT_S, above=GENERATIONS_APART if succeeds else 0)
@@ -181,7 +183,7 @@ class Client:
                 codecs=CodecRule.of(config.diloco),
             ),
             clock=clock,
-            journal=partial(keep_steps, log_dir),
+            journal=self._keep_steps,
             recorded=saved.recorded,
             ballot_number=saved.ballot_number,
             known=saved.resumed,
@@ -286,6 +288,7 @@ class Client:
             data=self._data,
             counters=self.counters,
             counts=self._counts,
+            needed=self._needed,
         )
         # What the counters' monitor writes is of who trains: not before.
         parts = (self._homes, self._trainers, self._reassignment, self._troubles, self.counters, self.reports)
@@ -324,6 +327,7 @@ class Client:
             records=RoundRecords(
                 config=config,
                 log_dir=log_dir,
+                needed=self._needed,
                 coordinator=self._coordinator,
                 ledger=ledger,
                 slots=self.slots,
@@ -461,6 +465,10 @@ class Client:
             model=self.model.left,
             exit_reason=exit_reason,
         )
+
+    async def _keep_steps(self, round: int, digest: str, logs: Logs) -> None:
+        # They are forced to the disk, which may take long; the event loop has connections to keep.
+        await self._needed.written(lambda: run_in_thread(keep_steps, self._log_dir, round, digest, logs))
 
     def _resume(self) -> None:
         """Go on where an earlier start was; the ledger has its totals."""

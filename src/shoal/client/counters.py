@@ -161,6 +161,8 @@ class CounterTotals:
 
     def _tell_news(self) -> None:
         """Tell the monitor what each peer has said since it was told the last time, and what this process measures."""
+        if self.ledger.diary is not None:
+            self.endpoint.metrics.gauge("disk.failing", what="client_state").set(self.ledger.diary.failure)
         own = measured(self.endpoint, PeerLabel("client", self.host))
         self._take(RoleCounted(self.endpoint.peer_id, {}), own)
         for peer, report in self.numbers.news().items():

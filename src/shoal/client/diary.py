@@ -5,14 +5,13 @@
 `Saved` is how things stood when the round began; it replaces the file as a whole, before anybody hears of the round.
 What happens in the round is appended when it is counted. So the file never holds more than one round, and a reader who
 counts its events again knows what its writer knew. It survives the process and is not forced to the disk: whoever
-could start the client again, the launcher, would not survive the machine either. Where the disk does not answer, the
-client goes on, up to the next record: it is written before a round begins, and that is waited for.
+could start the client again, the launcher, would not survive the machine either. Where the disk does not answer, or
+takes nothing, events wait in memory and the client goes on, up to the next round: that begins when `Saved` is written.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -49,7 +48,7 @@ from shoal.events.run import (
     TrainerFinished,
 )
 from shoal.events.stages import ChainLost, MoveEnded, StageBeganAnew, StageStands
-from shoal.file_thread import FileThread
+from shoal.file_thread import FileThread, number_of, remedy, said_by_disk
 from shoal.swarm.run_effects import RoundPlan
 from shoal.swarm.sample_ranges import Ranges
 from shoal.wire.messages.round import SignedRecord
@@ -111,6 +110,7 @@ class Diary:
         saved: how things stood when the round began.
         events: what earlier starts have counted since then, and that this one was started.
         generation: which start of the client this is, counted from 1.
+        failure: why events wait that the disk does not take (`file_thread.number_of`); 0: none does.
     """
 
     def __init__(self, directory: Path, run_id: str) -> None:
@@ -123,8 +123,10 @@ class Diary:
         """
         self._path = directory / FILE_NAME
         self._thread = FileThread("diary", path=self._path)
-        self._unknown: deque[Future[None]] = deque()
         self._file: int | None = None
+        self._waiting = bytearray()
+        self._saving: Future[None] | None = None
+        self.failure = 0
         self.saved = Saved(run_id, RunTotals())
         self.events: tuple[DiaryEvent, ...] = ()
         if self._path.exists():
@@ -151,30 +153,32 @@ class Diary:
         return self.generation > 1
 
     def save(self, saved: Saved) -> None:
-        """Put down how things stand, in place of everything before.
+        """Put down how things stand, in place of everything before, also of what waits.
 
         Raises:
-            StorageError: it, or something before it, cannot be written.
+            StorageError: it cannot be written, and what was there still is.
         """
-        self._give(partial(self._replace, _framed(saved)))
+        self._saving = self._thread.do(partial(self._replace, _framed(saved)))
+        self._look()
 
     def note(self, event: DiaryEvent) -> None:
         """Append what has been counted; nothing after `close`.
 
         Raises:
-            StorageError: it, or something before it, cannot be written.
+            StorageError: `save` could not write what it was given, as is known only now.
         """
-        self._give(partial(self._append, _framed(event)))
+        self._look()
+        self._thread.do(partial(self._append, _framed(event)))
 
     def close(self) -> None:
         """Write nothing more."""
         self._thread.do(self._close)
         self._thread.end()
 
-    def _give(self, write: Callable[[], None]) -> None:
-        self._unknown.append(self._thread.do(write))
-        while self._unknown and self._unknown[0].done():
-            self._unknown.popleft().result()
+    def _look(self) -> None:
+        if self._saving is not None and self._saving.done():
+            saving, self._saving = self._saving, None
+            saving.result()
 
     # -- in the thread
 
@@ -182,11 +186,19 @@ class Diary:
         file = _put(self._path, content)
         self._close()
         self._file = file
+        self._waiting.clear()
+        self.failure = 0
 
     def _append(self, content: bytes) -> None:
-        if self._file is not None:
-            with _storing(self._path):
-                _append(self._file, content)
+        if self._file is None:
+            return
+        self._waiting += content
+        try:
+            _write(self._file, self._waiting)
+        except OSError as error:
+            self.failure = number_of(error)
+        else:
+            self.failure = 0
 
     def _close(self) -> None:
         file, self._file = self._file, None
@@ -209,7 +221,7 @@ def _put(path: Path, content: bytes) -> int:
     with _storing(path):
         file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            _append(file, content)
+            _write(file, bytearray(content))
             aside.replace(path)
         except OSError:
             os.close(file)
@@ -221,8 +233,8 @@ def _put(path: Path, content: bytes) -> int:
 def _storing(path: Path) -> AbstractContextManager[None]:
     return os_error_as(
         lambda error: StorageError(
-            f"cannot write {path} ({error.strerror or error}): without it a client that is killed could not be started "
-            "again, so the run ends; free space there, or start again with --log-dir on another disk"
+            f"cannot write {path} ({said_by_disk(error, path)}): without it a client that is killed could not be "
+            f"started again; {remedy(error, path, 'start again with --log-dir on another disk')}"
         )
     )
 
@@ -232,11 +244,17 @@ def _framed(what: Saved | DiaryEvent) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES) + body
 
 
-def _append(file: int, content: bytes) -> None:
-    # In one call, so that a process that is killed leaves all of it or a beginning, which is recognised.
-    written = os.write(file, content)
-    if written != len(content):
-        raise OSError(f"only {written} of {len(content)} bytes were written; is the disk full?")
+def _write(file: int, content: bytearray) -> None:
+    """Write it, and leave in it what the disk has not taken.
+
+    In one call, unless the disk takes a part: a process that is killed leaves all of it or a beginning, which is
+    recognised.
+
+    Raises:
+        OSError: the disk does not take all of it.
+    """
+    while content:
+        del content[: os.write(file, content)]
 
 
 def _read(path: Path) -> tuple[Saved, tuple[DiaryEvent, ...], int]:

@@ -56,12 +56,12 @@ class RoundBegin:
         """Give the replicas what a checkpoint has of their inner optimizers, see `Inheritance.give`."""
         await self.inheritance.give(self.homes.in_order(), record_hash)
 
-    def begin(self, order: BeginRound) -> None:
+    async def begin(self, order: BeginRound) -> None:
         """Let the trainers evaluate what stands, where that is due, and do their steps."""
         round, base = order.round, order.base
         slots = frozenset(pipeline.slot for pipeline in self.machine.pipelines)
         if order.left is None:
-            self._begin(order)
+            await self._begin(order)
             named, steady = self.homes.named, self.coordinator.holders or ()
         else:
             self._adopt(order.left)
@@ -82,7 +82,7 @@ class RoundBegin:
             self.data.resume(plan.round, len(plan.pipelines), plan.steps, plan.speeds, has_dead=has_dead)
         self.homes.tell_trainers()
 
-    def _begin(self, order: BeginRound) -> None:
+    async def _begin(self, order: BeginRound) -> None:
         round, steps, pipelines = order.round, order.steps, self.machine.pipelines
         if not self.config.run.deterministic:
             self.speeds = self.reports.shares.speeds(pipelines)
@@ -90,7 +90,7 @@ class RoundBegin:
         sizes = len(pipelines), len(self.slots.present), len(self.machine.holders)
         self.ledger.note(RoundBegun(round, len(steps), *sizes))
         plan = RoundPlan(round, steps, pipelines, dict(self.slots.generations), order.begun_s, self.speeds)
-        self.saving.round_begins(plan, order.base)
+        await self.saving.round_begins(plan, order.base)
         if steps:
             self.data.plan(round, len(pipelines), steps, self.speeds)
         self.homes.named = set()

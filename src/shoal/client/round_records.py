@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,6 +22,7 @@ from shoal.client.checkpoints import Checkpointing
 from shoal.client.data_link import DataLink
 from shoal.client.homes import Homes
 from shoal.client.ledger import Ledger
+from shoal.client.needed_files import NeededFiles
 from shoal.client.reassignment import Reassignment
 from shoal.client.reports import Reports
 from shoal.client.succession import inherit
@@ -49,6 +51,7 @@ class RoundRecords:
 
     config: Config
     log_dir: Path
+    needed: NeededFiles
     coordinator: RoundCoordinator
     ledger: Ledger
     slots: TrainerSlots
@@ -84,7 +87,7 @@ class RoundRecords:
         outcome = self.coordinator.outcome(ready)
         record = outcome.record
         self.checkpointing.recorded(record)
-        await write(outcome, self.log_dir, self.ledger)
+        await self.needed.written(partial(write, outcome, self.log_dir, self.ledger))
         self._note(outcome, begun_s, closed_s)
         await self._count_costs(record)
         self.data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
@@ -100,7 +103,8 @@ class RoundRecords:
         """Know what the record says that clients of other hosts have committed, or D_0; see `succession.inherit`."""
         hashes: dict[int, str] = {}
         if ready.tip.signed is not None:
-            hashes = await inherit(self.coordinator.outcome(ready), self.log_dir, self.slots, self.data)
+            taken = partial(inherit, self.coordinator.outcome(ready), self.log_dir, self.slots, self.data)
+            hashes = await self.needed.written(taken)
         self.ledger.note(RunTakenOver(ready.tip.round, len(ready.holders), hashes))
 
     async def write_last(self) -> None:

@@ -105,7 +105,7 @@ class RunDriver:
                     await self._follow(tasks, hurry)
                 tasks.cancel_scope.cancel()
             if self.machine.has_turn:
-                self.saving.run_ends(self.machine.base)
+                await self.saving.run_ends(self.machine.base)
         finally:
             await self.records.write_last()
 
@@ -141,7 +141,9 @@ class RunDriver:
             case StartTrainer():
                 self.trainers.start(effect)
             case BeginRound():
-                self.begin.begin(effect)
+                with anyio.CancelScope() as self._operation:
+                    await self.begin.begin(effect)
+                    self.machine.begun(self.ledger.now_s())
             case EndTraining():
                 self.trainers.end_round()
             case CloseRound(round, trained_s):

@@ -14,6 +14,7 @@ from shoal.client.counters import CounterTotals
 from shoal.client.data_link import DataLink
 from shoal.client.diary import Diary, Saved
 from shoal.client.ledger import Ledger
+from shoal.client.needed_files import NeededFiles
 from shoal.control.membership import Membership
 from shoal.swarm.resumption import still_resumes
 from shoal.swarm.run_effects import RoundPlan
@@ -31,16 +32,23 @@ class Saving:
     data: DataLink
     counters: CounterTotals
     counts: CheckpointCounts
+    needed: NeededFiles
 
-    def round_begins(self, plan: RoundPlan, base: str) -> None:
+    async def round_begins(self, plan: RoundPlan, base: str) -> None:
         """Nobody has heard of this round, which is trained on top of the record with the hash `base`."""
-        self._save(plan, base)
+        await self._saved(plan, base)
         if plan.round > 1:
             self.counts.tell_mirrors()
 
-    def run_ends(self, base: str) -> None:
+    async def run_ends(self, base: str) -> None:
         """All rounds are trained; `base` is what the last one was trained on."""
-        self._save(None, base)
+        await self._saved(None, base)
+
+    async def _saved(self, plan: RoundPlan | None, base: str) -> None:
+        async def save() -> None:
+            self._save(plan, base)
+
+        await self.needed.written(save)
 
     def _save(self, plan: RoundPlan | None, base: str) -> None:
         self.counters.settle()

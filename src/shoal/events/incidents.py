@@ -48,6 +48,7 @@ DISK_COSTS: Final = {
     "replica log": "unless it soon can, this run cannot be replayed",
     "log": "what it logs is lost",
     "checkpoint": "no checkpoint is written",
+    "client state": "a client that is killed meanwhile counts less when it is started again",
 }
 """What is lost where that cannot be written."""
 MEMORY: Final = "{who} has no memory for a microbatch: the step is tried again, in smaller microbatches if any fit"

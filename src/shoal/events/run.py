@@ -232,6 +232,17 @@ class RecordAwaited(Event, frozen=True, tag="record.awaited"):
     waited_s: float
 
 
+class DiskTakesNothing(Event, frozen=True, tag="disk.takes_nothing"):
+    """The client cannot write what a run must have on the disk before it goes on; it tries again."""
+
+    level = WARNING
+    why = "the disk is full, may not be written, or fails"
+    do = "nothing is lost if that is done in time: training then goes on by itself"
+    says = "the run waits for its disk: {reason}; in {minutes:g} minutes it ends"
+    reason: str
+    minutes: float
+
+
 class DiskAwaited(Event, frozen=True, tag="disk.awaited"):
     """A client is started, and the disk with what an earlier one has left does not answer: it begins when it does."""
 

@@ -74,9 +74,13 @@ class RoundBoundary:
         """
         self._time = time
         self._timeout_s = timeout_s
-        self._ends_s = time.at_s(now_s) + timeout_s
         # The deadline has passed while nobody could train.
         self._is_stuck = False
+        self.begin(now_s)
+
+    def begin(self, now_s: float) -> None:
+        """Wait from now on: trainers could not train before."""
+        self._ends_s = self._time.at_s(now_s) + self._timeout_s
 
     def is_over(self, now_s: float, *, all_done: bool, is_stuck: bool) -> bool:
         """Return whether the round may be ended now; to be asked whenever an argument has changed, and after `left_s`.
@@ -93,7 +97,7 @@ class RoundBoundary:
         run_s = self._time.at_s(now_s)
         if self._is_stuck and not is_stuck:
             self._is_stuck = False
-            self._ends_s = run_s + self._timeout_s
+            self.begin(now_s)
         if run_s < self._ends_s:
             return False
         self._is_stuck = is_stuck

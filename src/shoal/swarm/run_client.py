@@ -200,6 +200,10 @@ class RunClient:
         """What takes a while is done."""
         self._is_carried_out = True
 
+    def begun(self, now_s: float) -> None:
+        """Trainers have been told of the round. Until then its file may have had to wait for a disk."""
+        self._boundary.begin(now_s)
+
     # -- servers
 
     def _wait_turn(self, facts: RunFacts, now_s: float) -> RunEffects:

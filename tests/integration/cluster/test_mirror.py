@@ -95,9 +95,9 @@ async def test_servers_stay_until_a_mirror_that_can_be_reached_has_the_last_reco
                 await until(lambda: 5 in cluster.client.reports.progress.eval_losses)
             await take(stage, order)
 
-        def end_and_look(base: str) -> None:
+        async def end_and_look(base: str) -> None:
             held_at_the_end.append(holds(cluster, 5)())
-            end(base)
+            await end(base)
 
         copies._take = take_late  # type: ignore[method-assign]
         saving.run_ends = end_and_look  # type: ignore[method-assign]

@@ -385,6 +385,8 @@ class ClientHost:
                 self.slots.receive(trainer.peer, TrainerHello(slot, generation, trainer, 0), self.now_s)
             case BeginRound():
                 self.begin_round(effect)
+                if self.run is not None:
+                    self.run.begun(self.now_s)
             case CloseRound(round):
                 self._close(round)
             case InheritRecord(ready):

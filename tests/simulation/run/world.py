@@ -265,6 +265,7 @@ class World:
                 self.launch(effect)
             case BeginRound():
                 self.begins(effect)
+                self.run_machine.begun(self.network.now_s)
             case EndTraining():
                 self.ends_training()
             case CloseRound(round):

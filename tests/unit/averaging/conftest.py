@@ -157,7 +157,7 @@ class Run:
     generation: int = 0
     journal: dict[str, Logs] = field(default_factory=dict)
 
-    def write(self, _round: int, digest: str, logs: Logs) -> None:
+    async def write(self, _round: int, digest: str, logs: Logs) -> None:
         self.journal[digest] = logs
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,17 +156,84 @@ def test_a_disk_that_does_not_answer_keeps_no_client_and_gets_what_it_was_to_wri
     assert (following.saved, following.events) == (saved(), (EVENTS[1], ClientStarted()))
 
 
-def test_a_disk_that_fails_after_long_ends_the_run_with_the_next_event(
+def test_a_disk_that_fails_after_long_is_known_with_the_next_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far_disk(monkeypatch)
     diary = Diary(tmp_path, "run")
     with hung_disk(monkeypatch) as disk:
-        diary.note(EVENTS[0])
+        diary.save(saved())
         disk.error = OSError(errno.EIO, "Input/output error")
     diary.close()
     with pytest.raises(StorageError, match="Input/output error"):
         diary.note(EVENTS[1])
+
+
+def _copied(directory: Path) -> Path:
+    place = directory.with_name(f"{directory.name}-copied")
+    shutil.copytree(directory, place)
+    return place
+
+
+class FullDisk:
+    """Stands in for `os.write`: takes so many bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+        self._write = os.write
+        self.left = left
+        monkeypatch.setattr(os, "write", self)
+
+    def __call__(self, descriptor: int, content: bytes | bytearray) -> int:
+        if not self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(descriptor, content[: self.left])
+        self.left -= written
+        return written
+
+
+def test_events_wait_for_a_disk_that_is_full_and_none_is_lost_or_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary(tmp_path, "run")
+    diary.save(saved())
+    with monkeypatch.context() as patch:
+        disk = FullDisk(patch, 5)
+        for event in EVENTS[:3]:
+            diary.note(event)
+        assert diary.failure == errno.ENOSPC
+        assert again(_copied(tmp_path)).events == (ClientStarted(),), "as a client that is killed then leaves it"
+        disk.left = 7
+        diary.note(EVENTS[3])
+        disk.left = 100_000
+        diary.note(EVENTS[4])
+    assert diary.failure == 0
+    diary.close()
+    assert again(tmp_path).events[:5] == EVENTS[:5]
+
+
+def test_how_things_stand_replaces_what_was_there_only_as_a_whole_and_what_waits_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary(tmp_path, "run")
+    diary.note(EVENTS[0])
+    with monkeypatch.context() as patch:
+        disk = FullDisk(patch, 20)
+        with pytest.raises(StorageError, match=r"\(No space left on device\): .*; free space there, or start again"):
+            diary.save(saved())
+        diary.note(EVENTS[1])
+        disk.left = 100_000
+        diary.note(EVENTS[2])
+        disk.left = 0
+        diary.note(EVENTS[3])
+        assert diary.failure == errno.ENOSPC
+        disk.left = 100_000
+        diary.save(saved())
+    assert diary.failure == 0
+    diary.note(EVENTS[4])
+    diary.close()
+    found = again(tmp_path)
+    assert (found.saved, found.events) == (saved(), (EVENTS[4], ClientStarted()))
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
 def test_a_file_of_an_older_version_is_refused_and_not_taken_for_a_run_without_a_step(tmp_path: Path) -> None:

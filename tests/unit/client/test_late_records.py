@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import pytest
+from tests.set_clock import ManualClock
 from tests.unit.client.noted import NotedLedger
 
 from shoal.averaging.audit import Audit
@@ -16,13 +17,15 @@ from shoal.averaging.coordinator import RoundOutcome
 from shoal.averaging.journal import Genesis
 from shoal.client import client, round_records
 from shoal.client.model_export import ModelExport, ModelLeft
+from shoal.client.needed_files import NeededFiles
 from shoal.client.round_records import RoundRecords
 from shoal.config import Config
-from shoal.errors import RecordRejected
+from shoal.errors import RecordRejected, StorageError
 from shoal.events.base import Event
+from shoal.events.hosts import DiskTakesAgain
 from shoal.events.incidents import CostsUnknown, RecordUnread, StepsUncounted
 from shoal.events.losses import LossFound
-from shoal.events.run import ModelFetching, RecordAwaited, RoundNotWritten
+from shoal.events.run import DiskTakesNothing, ModelFetching, RecordAwaited, RoundNotWritten, RunTakenOver
 from shoal.wire.messages.round import Record
 
 
@@ -93,6 +96,31 @@ async def test_a_disk_that_takes_long_for_the_beginning_of_a_run_is_named_and_ke
     finally:
         answers.set()
     assert ledger.noted == [RecordAwaited(0, str(tmp_path), 0.01)]
+
+
+async def test_the_record_of_others_from_which_a_client_goes_on_waits_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, full = NotedLedger(), [StorageError("cannot write it")]
+
+    async def inherit(*_: object) -> dict[int, str]:
+        if full:
+            raise full.pop()
+        return {0: "p"}
+
+    monkeypatch.setattr(round_records, "inherit", inherit)
+    parts = {
+        "ledger": ledger,
+        "needed": NeededFiles(ledger, ManualClock()),
+        "log_dir": tmp_path,
+        "coordinator": SimpleNamespace(outcome=lambda _: None),
+        "slots": None,
+        "data": None,
+    }
+    ready: Any = SimpleNamespace(tip=SimpleNamespace(round=3, signed=b""), holders={})
+    await RoundRecords.inherit(cast(RoundRecords, SimpleNamespace(**parts)), ready)
+    waits = DiskTakesNothing("cannot write it", 30.0)
+    assert ledger.noted == [waits, DiskTakesAgain("the client"), RunTakenOver(3, 0, {0: "p"})]
 
 
 class _Ticks:

@@ -14,7 +14,6 @@ from shoal import log
 from shoal.client.diary import Diary
 from shoal.client.ledger import Ledger
 from shoal.clock import SystemClock
-from shoal.errors import StorageError
 from shoal.events.base import EVENTS_FILE
 from shoal.events.losses import ServerLost
 from shoal.events.run import ClientStarted, RoleCounted, RoundBegun, RunLaunched, StepReported, TrainingDiverging
@@ -131,7 +130,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_ends_nothing(
     assert capsys.readouterr().err.count("cannot write") == 1
 
 
-def test_a_diary_that_cannot_be_written_ends_the_run_before_anything_is_counted(
+def test_what_a_full_disk_does_not_take_is_counted_all_the_same_and_put_down_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diary = Diary(tmp_path, "run")
@@ -140,13 +139,13 @@ def test_a_diary_that_cannot_be_written_ends_the_run_before_anything_is_counted(
     def full(file: int, what: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shoal.client.diary._append", full)
-    with pytest.raises(StorageError, match=r"client\.state"):
+    with monkeypatch.context() as patch:
+        patch.setattr("shoal.client.diary._write", full)
         ledger.note(STEP)
-    assert ledger.totals.progress.steps == 0
+    assert (ledger.totals.progress.steps, diary.failure) == (1, 28)
+    ledger.note(LOST)
     ledger.close()
-    ledger.note(STEP)
-    assert ledger.totals.progress.steps == 1, "of a run that ends for it there is a summary all the same"
+    assert [event for event in Diary(tmp_path, "run").events if event in (STEP, LOST)] == [STEP, LOST]
 
 
 def test_the_file_is_bounded_as_logs_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

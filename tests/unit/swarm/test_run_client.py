@@ -767,6 +767,16 @@ def test_a_round_is_over_when_the_last_trainer_is_done() -> None:
     assert desk.look() == [EndTraining(), CloseRound(1, 0.0)]
 
 
+def test_the_time_of_a_round_that_had_to_wait_for_a_disk_counts_from_when_trainers_were_told_of_it() -> None:
+    desk = Desk()
+    desk.trains()
+    desk.now_s += 1000.0
+    desk.run.begun(desk.now_s)
+    assert desk.look() == []
+    assert desk.wakes() == pytest.approx(40.0)
+    assert desk.look() == [EndTraining(), CloseRound(1, 1040.0)]
+
+
 @pytest.mark.parametrize("ends_by", ["trainers", "deadline"])
 def test_a_paused_round_is_over_only_when_it_is_resumed(ends_by: str) -> None:
     desk = Desk()
