@@ -11,7 +11,7 @@ from itertools import groupby
 from shoal.cli.doctor.examine import CHECKS
 from shoal.events.base import Event, catalogue, name_of
 from shoal.events.described import described, texts
-from shoal.events.incidents import CLOCK, DISK, DISK_COSTS, MEMORY
+from shoal.events.incidents import CLOCK, DISK, DISK_COSTS, FILES, MEMORY
 
 HEAD = """# When it goes wrong
 
@@ -80,6 +80,7 @@ def troubles() -> Iterator[str]:
     costs = ", ".join(f"{what}: {cost}" for what, cost in DISK_COSTS.items())
     for text, what in (
         (DISK, f"A disk is full, fails or does not answer. In brackets stands what is not written. It costs: {costs}."),
+        (FILES, "The last ones that a process may open are kept for its files, so that no connection ends it."),
         (MEMORY, "The device of a server has no room for a microbatch. If smaller ones fit, steps take longer now."),
         (CLOCK, "Two hosts have different times. Nobody trains over a host whose records are not believed."),
     ):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -245,3 +247,42 @@ def test_a_run_whose_disk_stays_full_can_be_ended_and_resumed(tmp_path: Path) ->
             run.leaves_nothing()
             summary = run.summary()
     assert (summary["duplicates"], summary["missing"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_a_client_that_may_open_no_more_files_goes_on_with_what_it_has_and_says_how_to_allow_more(
+    tmp_path: Path,
+) -> None:
+    with launched(tmp_path, *FEW) as run:
+        run.saw("client_0", "round.recorded", round=2)
+        client = run.pid_of("client:0")
+        before = resource.prlimit(client, resource.RLIMIT_NOFILE)
+        # So few that no connection may have one of them, and enough for what is written.
+        _allow(client, _first_free(client) + 10)
+        until(lambda: "may open no more files" in run.output, START_S, "the incident")
+        _trains_on(run, num_rounds=3)
+        assert "the run waits for its disk" not in run.output
+        # None at all: not even a record can be written.
+        _allow(client, _first_free(client))
+        until(lambda: "the run waits for its disk: cannot write" in run.output, START_S, "what it waits for")
+        resource.prlimit(client, resource.RLIMIT_NOFILE, before)
+        until(lambda: "the client can write to its disk again" in run.output, START_S, "the end of that")
+        _trains_on(run, num_rounds=2)
+        until(lambda: "took no more connections: over after" in run.output, START_S, "the end of the incident")
+        said = run.output
+        _loses_nothing(run)
+    assert said.count("may open no more files: it goes on with the connections that it has") == 1
+    assert said.count("the run waits for its disk") == 1
+    assert "`ulimit -n 65536`" in said
+    assert "Traceback" not in run.output
+
+
+def _first_free(process: int) -> int:
+    """Return the number that the next file gets: the limit is on these numbers."""
+    taken = {int(path.name) for path in Path(f"/proc/{process}/fd").iterdir()}
+    return next(number for number in itertools.count() if number not in taken)
+
+
+def _allow(process: int, num_files: int) -> None:
+    _, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
+    resource.prlimit(process, resource.RLIMIT_NOFILE, (num_files, hard))

@@ -1,7 +1,7 @@
 """What is wrong with peers that are there, by what they report and what the registry refuses; and what those had that
 were lost.
 
-    MetricReport --> memory, disk: `TroubleSeen`, `TroubleOver`      of one that is heard again: `LossExplained`
+    MetricReport --> memory, disk, files: `TroubleSeen`, `TroubleOver`      of one that is heard again: `LossExplained`
     membership   --> clocks:       `TroubleSeen`, `TroubleOver`
 """
 
@@ -14,7 +14,17 @@ from shoal.client.ledger import Ledger
 from shoal.client.totals import counted_by, counts_anew
 from shoal.clock import Clock, Deadline
 from shoal.control.membership import Membership
-from shoal.events.incidents import CLOCK, DISK, DISK_COSTS, MEMORY, Cause, LossExplained, TroubleOver, TroubleSeen
+from shoal.events.incidents import (
+    CLOCK,
+    DISK,
+    DISK_COSTS,
+    FILES,
+    MEMORY,
+    Cause,
+    LossExplained,
+    TroubleOver,
+    TroubleSeen,
+)
 from shoal.events.run import RoleCounted
 from shoal.file_thread import remedy_of
 from shoal.ids import PeerId
@@ -26,7 +36,8 @@ _FROZEN_SHARE: Final = 0.5
 """Of the time for which a peer was silent; a process that has not run for so much of it was frozen itself."""
 _REST_S: Final = 60.0
 """Trouble that was over is told anew only so long afterwards: a peer may say as often as it likes that it has some."""
-_MEMORY, _COMMITTED, _STALLED, _DISK = "step.out_of_memory", "step.committed", "process.stalled_ms", "disk.failing"
+_MEMORY, _COMMITTED, _STALLED = "step.out_of_memory", "step.committed", "process.stalled_ms"
+_DISK, _FILES = "disk.failing", "process.crowded"
 
 
 class Troubles:
@@ -59,6 +70,10 @@ class Troubles:
             self._ledger.note(LossExplained(peer, cause))
         self._look_at_memory(peer, totals_of({} if is_anew else before.counts), totals_of(now.counters))
         called = PeerLabel(now.role or "peer", now.host or self._host, now.index)
+        if now.gauges.get(_FILES):
+            self._see(Cause.FILES, peer, called, FILES)
+        else:
+            self._over(Cause.FILES, peer)
         failing = {name: int(value) for name, value in now.gauges.items() if base_name(name) == _DISK and value}
         if failing:
             do = " and ".join(dict.fromkeys(map(remedy_of, failing.values())))

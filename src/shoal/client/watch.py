@@ -20,7 +20,7 @@ from shoal.client.ledger import Ledger
 from shoal.client.reassignment import Reassignment
 from shoal.clock import Clock, utc_time_of_day
 from shoal.control.membership import Membership
-from shoal.events.incidents import Cause, TroubleOver
+from shoal.events.incidents import REPORTED, TroubleOver
 from shoal.events.links import ServerCame
 from shoal.events.losses import (
     DataServerLost,
@@ -94,7 +94,7 @@ class Watch:
             self.ledger.note(self._server_lost(peer, stage, silent_s, since))
         elif server is None:
             # It reports no more that this is over; of a server the loss itself says so.
-            for cause in (Cause.MEMORY, Cause.DISK):
+            for cause in REPORTED:
                 if peer in self._incidents.troubled(cause):
                     self.ledger.note(TroubleOver(cause, peer, self.ledger.now_s()))
         self.membership.lost(peer)

@@ -11,6 +11,7 @@ from logging import WARNING
 from typing import Any, Final, NamedTuple
 
 from shoal.events.base import Event
+from shoal.file_thread import WANTED_FILES
 from shoal.ids import PeerId
 
 
@@ -25,6 +26,7 @@ class Cause(enum.StrEnum):
     MEMORY = "out of memory"
     CLOCK = "wrong clock"
     DISK = "disk full"
+    FILES = "no more files"
     SPLIT = "split"
     TAKEN_OVER = "taken over"
 
@@ -38,6 +40,7 @@ _WAS = {
     Cause.MEMORY: "was out of memory",
     Cause.CLOCK: "had another time",
     Cause.DISK: "could not write to its disk",
+    Cause.FILES: "took no more connections",
     Cause.SPLIT: "had gone on apart",
     Cause.TAKEN_OVER: "was lost, and this client goes on in its place",
 }
@@ -51,6 +54,11 @@ DISK_COSTS: Final = {
     "client state": "a client that is killed meanwhile counts less when it is started again",
 }
 """What is lost where that cannot be written."""
+FILES: Final = (
+    "{who} may open no more files: it goes on with the connections that it has, and takes no more; allow more there "
+    f"with `ulimit -n {WANTED_FILES}` before the next start, or now with `prlimit --nofile={WANTED_FILES} --pid` and "
+    "its number"
+)
 MEMORY: Final = "{who} has no memory for a microbatch: the step is tried again, in smaller microbatches if any fit"
 CLOCK: Final = (
     "the clock of {who} is {by_s} s {way} this host's, so neither believes what the other announces: set both, best by "
@@ -71,7 +79,7 @@ class IncidentOpened(Event, frozen=True, tag="incident.opened", rename={"what": 
     """
 
     level = WARNING
-    why = "a process or its host has ended, is frozen, cut off, short of memory or disk, has another time, or leaves"
+    why = "a process or its host has ended, is frozen, cut off, lacks memory, disk or files, has another time or leaves"
     number: int
     kind: str
     cause: Cause
@@ -167,8 +175,10 @@ class IncidentClosed(Event, frozen=True, tag="incident.closed"):
         return (f"{lost}, {self.replayed} begun again" if self.replayed else lost,)
 
 
-TROUBLES = (Cause.MEMORY, Cause.CLOCK, Cause.DISK, Cause.SPLIT)
+TROUBLES = (Cause.MEMORY, Cause.CLOCK, Cause.DISK, Cause.FILES, Cause.SPLIT)
 """Nobody is lost by these."""
+REPORTED = (Cause.MEMORY, Cause.DISK, Cause.FILES)
+"""By who has them: of one that is lost nobody knows whether it still has."""
 
 
 class LostSteps(NamedTuple):

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from shoal.events.base import Event
 from shoal.events.incidents import (
+    REPORTED,
     TROUBLES,
     Cause,
     IncidentClosed,
@@ -357,7 +358,7 @@ class Incidents:
         return self._open(incident, event.told(), shown=kind == "server" or bool(event.silent_s))
 
     def _server_lost(self, event: ServerLost) -> Sequence[Event]:
-        self._trouble_over(event.peer, event.at_s, (Cause.MEMORY, Cause.DISK))
+        self._trouble_over(event.peer, event.at_s, REPORTED)
         leaving = [each for each in self._unsettled.values() if _leaves(each, event.peer)]
         for incident in leaving:
             incident.gone_s, incident.gone_in = event.at_s, self._round

@@ -35,6 +35,7 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
     "disk.failing": Metric(
         _GAUGE, "what the system says (errno) while this cannot be written, as 28 of a full disk; else 0", ("what",)
     ),
+    "process.crowded": Metric(_GAUGE, "1 while the process takes no more connections: it may have no more files open"),
     "process.loop_lag_seconds": Metric(_HISTOGRAM, "how much too late the event loop woke up, looked at every 2 s"),
     "process.memory_bytes": Metric(_GAUGE, "resident memory of the process"),
     "process.start_time_seconds": Metric(_GAUGE, "when the process was started, by its own clock: seconds since 1970"),

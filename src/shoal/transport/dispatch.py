@@ -16,6 +16,7 @@ from shoal.errors import RemoteProtocolError
 from shoal.events.links import ProtocolUnexpected, ProtocolViolated
 from shoal.ids import PeerId
 from shoal.log import FloodGate, failure
+from shoal.runtime.file_limit import takes_connections
 from shoal.runtime.process_info import resident_bytes
 from shoal.swarm.view import PeerLabel
 from shoal.transport.base import Endpoint, PeerLost, PeerUp, Received, TransportEvent
@@ -36,6 +37,7 @@ def measured(endpoint: Endpoint, label: PeerLabel | None, answer_to: int = 0) ->
     metrics.gauge("process.start_time_seconds").set(metrics.began_unix_s)
     metrics.gauge("process.memory_bytes").set(resident_bytes())
     metrics.gauge("disk.failing", what="log").set(failure())
+    metrics.gauge("process.crowded").set(not takes_connections())
     metrics.gauge("transport.received_bytes").set(endpoint.received_bytes)
     for traffic, count in endpoint.sent_bytes.items():
         metrics.gauge("transport.sent_bytes", traffic=str(traffic)).set(count)

@@ -12,7 +12,9 @@ other one as a duplicate, and the other side, told so (or seeing the smaller one
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from shoal.errors import HandshakeError, Offence
 from shoal.events.base import emit
 from shoal.events.links import TransportUp
 from shoal.ids import PeerId, RunId
+from shoal.runtime.file_limit import is_for_files
 from shoal.telemetry.registry import MetricRegistry
 from shoal.transport.admission import Admission
 from shoal.transport.base import Endpoint, EventStream, PeerUp, Received
@@ -235,6 +238,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def on_connect(self, connection: Connection) -> None:
         try:
+            if is_for_files(connection.socket.fileno()):
+                raise HandshakeError(os.strerror(errno.EMFILE), Offence.CROWDED)
             if connection.prepare is not None:
                 connection.prepare(connection.socket)
             leaving = self._admission.connected(connection)

@@ -6,13 +6,15 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
 from tests.integration.transport.samples import ALICE, BOB, CAROL, over_tcp, step, take
 
 from shoal.transport.base import PeerLost, PeerUp, Received
+from shoal.transport.dispatch import measured
 from shoal.transport.limits import TransportLimits
 from shoal.wire.messages.step import Opened
 
@@ -20,10 +22,12 @@ LIMITS = TransportLimits(dial_timeout_s=2.0)
 
 
 @contextmanager
-def no_file_may_be_opened() -> Iterator[None]:
+def no_file_may_be_opened(left: int = 0) -> Iterator[None]:
+    """But for so many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+    most = max(*map(int, os.listdir("/proc/self/fd")), 200)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + 1 + left, hard))
     try:
         # The limit is on the number, and there may be gaps below it.
         while True:
@@ -31,6 +35,9 @@ def no_file_may_be_opened() -> Iterator[None]:
                 taken.append(os.dup(0))
             except OSError:
                 break
+        for descriptor in taken[len(taken) - left :]:
+            os.close(descriptor)
+        del taken[len(taken) - left :]
         yield
     finally:
         for descriptor in taken:
@@ -81,3 +88,27 @@ async def test_who_is_dialled_at_the_limit_of_files_goes_on_and_can_be_dialled_w
     c.introduce(over_tcp(b))
     c.post(b.peer_id, Opened(step(2)))
     assert await take(b, 2) == [PeerUp(c.peer_id), Received(c.peer_id, Opened(step(2)))]
+
+
+async def test_the_last_descriptors_are_kept_for_files_and_no_connection_has_one(host: Any, tmp_path: Path) -> None:
+    a, b, c = await host(ALICE, limits=LIMITS), await host(BOB, limits=LIMITS), await host(CAROL, limits=LIMITS)
+    a.introduce(over_tcp(b))
+    c.introduce(over_tcp(b))
+    a.post(b.peer_id, Opened(step(1)))
+    assert len(await take(b, 2)) == 2
+    assert len(await take(a, 1)) == 1
+    with no_file_may_be_opened(left=32):
+        assert measured(b, None).gauges["process.crowded"] == 1
+        for number in range(20):
+            c.post(b.peer_id, Opened(step(number)))
+            [lost] = await take(c, 1)
+            assert isinstance(lost, PeerLost)
+            assert "Too many open files" in lost.reason
+            a.post(b.peer_id, Opened(step(number)))
+            assert await take(b, 1) == [Received(a.peer_id, Opened(step(number)))]
+        with ExitStack() as files:
+            for number in range(16):
+                files.enter_context((tmp_path / str(number)).open("w"))
+    assert measured(b, None).gauges["process.crowded"] == 0
+    c.post(b.peer_id, Opened(step(3)))
+    assert await take(b, 2) == [PeerUp(c.peer_id), Received(c.peer_id, Opened(step(3)))]

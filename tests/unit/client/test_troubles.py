@@ -80,6 +80,17 @@ def test_a_disk_that_takes_nothing_is_told_with_what_is_lost_until_it_takes_it_a
     ]
 
 
+def test_who_takes_no_more_connections_is_told_once_with_what_to_do_until_it_does_again() -> None:
+    story = Story()
+    for crowded in (1.0, 1.0, 0.0):
+        story.hear(report({"process.crowded": crowded}))
+        story.clock.now += 2.0
+    [said, over] = story.told
+    assert said.startswith("server 0@box2 may open no more files: it goes on with the connections that it has")
+    assert "`ulimit -n 65536`" in said
+    assert over == "server 0@box2 took no more connections: over after 4.0 s"
+
+
 def test_who_announces_itself_to_nobody_is_called_as_its_report_says() -> None:
     failing = {"disk.failing{what=log}": float(errno.ETIMEDOUT)}
     of_trainer = msgspec.structs.replace(report(failing, "trainer"), host="box1", index=1)

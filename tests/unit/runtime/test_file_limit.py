@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 
 import pytest
 
 from shoal.file_thread import WANTED_FILES, hint, remedy, said_by_disk
-from shoal.runtime.file_limit import raise_file_limit
+from shoal.runtime.file_limit import is_for_files, raise_file_limit, takes_connections
 
 INFINITY = resource.RLIM_INFINITY
 
@@ -42,3 +43,29 @@ def test_only_the_lack_of_files_is_explained() -> None:
         assert remedy(error, "log", "another disk") == hint(error).removeprefix(": "), "no other disk would help"
     assert hint(OSError(errno.ENOSPC, "No space left on device")) == ""
     assert hint(ValueError("24")) == ""
+
+
+@pytest.mark.parametrize(("limit", "last"), [(1024, 991), (65536, 65503), (64, 47), (4, 2), (0, -1), (INFINITY, 10**9)])
+def test_the_last_descriptors_are_for_files_and_for_no_connection(
+    limit: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, INFINITY))
+    assert not is_for_files(last)
+    assert is_for_files(last + 1) is (limit != INFINITY)
+
+
+def test_a_process_takes_connections_until_one_would_get_such_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert takes_connections()
+    with open(os.devnull) as file:
+        free = os.dup(file.fileno())
+        os.close(free)
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (free + 1, INFINITY))
+        assert not takes_connections()
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * free + 100, INFINITY))
+        assert takes_connections()
+        monkeypatch.setattr(os, "open", _refused)
+        assert not takes_connections()
+
+
+def _refused(*_: object) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
