@@ -4,7 +4,8 @@
     rounds/round_0001.json         D_1, readable, with its encoded bytes, signature and hash
     steps/round_0001.jsonl         one line for each step that each final member has committed in round 1, as applied
     steps/round_0001.*.prepared    the same while the round's record, whose hash it names, is not committed
-    left/1/                        records and step logs of a chain from which the run has not gone on (`set_aside`)
+    left/1/                        records and step logs of a chain from which the run has not gone on (`set_aside`);
+                                   a file that was damaged then has `.damaged` behind its name
 
 A file is there as a whole or not at all: it is written under another name, forced to the disk, and renamed.
 """
@@ -90,15 +91,27 @@ def genesis_file(directory: Path) -> bytes:
     return _round_file(directory, 0).read_bytes()
 
 
-def restore_genesis(directory: Path, content: bytes) -> None:
-    """Write the file of D_0 as a copy of it is, unless there is one.
+def restore_genesis(directory: Path, content: bytes) -> str:
+    """Write the file of D_0 as a copy of it is, unless there is one that can be read.
+
+    Returns:
+        Why the one that was there cannot be read; it gets another name. Empty: it can, or there was none.
 
     Raises:
         StorageError: The file cannot be written.
+        OSError: The one that is there cannot be read or renamed.
     """
-    path = _round_file(directory, 0)
-    if not path.exists():
-        write_whole(path, content)
+    path, problem = _round_file(directory, 0), ""
+    if path.exists():
+        try:
+            if msgspec.json.decode(path.read_bytes(), type=_OfForm).form == _FORM:
+                read_genesis(directory)
+            return ""
+        except (RecordRejected, *MALFORMED) as error:
+            path.replace(_damaged(path))
+            problem = f"{path} is damaged ({error.__cause__ or error})"
+    write_whole(path, content)
+    return problem
 
 
 def read_genesis(directory: Path) -> Genesis:
@@ -166,23 +179,39 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
 
 
-def set_aside(directory: Path, record: Record, digest: str) -> None:
+def set_aside(directory: Path, record: Record, digest: str) -> list[str]:
     """Put away the records and step logs that are there, unless the run goes on from them with this record.
 
     They move into `left/`, beside those that were moved there before. D_0 stays, because all chains have it, and so do
-    the rounds up to the record if it is among those that are there: then the run goes back to it.
+    the rounds up to the record if it is among those that are there: then the run goes back to it. A file of that round
+    or a later one that is damaged moves too, and gets another name: it is of no chain.
 
     Args:
         record: The one from which the run goes on.
 
+    Returns:
+        What is wrong with those that are damaged.
+
     Raises:
-        RecordRejected: A file that is there is no record.
+        OSError: A file that is there cannot be read.
         StorageError: A file cannot be moved.
     """
-    here = [record_hash(signed) for _, signed in read_records(directory)]
-    if not here or here[-1] in (record.previous, digest):
-        return
-    kept_rounds = record.round if digest in here else 0
+    here: dict[int, str] = {}
+    damaged: dict[Path, str] = {}
+    for round, path in record_files(directory):
+        try:
+            found = read_record(path)
+        except RecordRejected as error:
+            damaged[path] = f"{path} is damaged ({error.__cause__})"
+            here[round] = ""
+        else:
+            if found is not None:
+                here[round] = record_hash(found[1])
+    if not here or here[max(here)] in (record.previous, digest):
+        return []
+    kept_rounds = record.round if digest in here.values() else 0
+    if here.get(record.round) == "" and record.previous in here.values():
+        kept_rounds = record.round - 1
     steps = sorted((directory / _STEPS).glob("round_*"), key=_round_of)
     files = [*(path for _, path in record_files(directory)), *steps]
     files = [path for path in files if _round_of(path) > kept_rounds]
@@ -192,12 +221,18 @@ def set_aside(directory: Path, record: Record, digest: str) -> None:
         for path in files:
             place = aside / path.relative_to(directory)
             place.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(place)
+            path.replace(_damaged(place) if path in damaged else place)
     except OSError as error:
         raise StorageError(
             f"cannot move records to {aside} ({said_by_disk(error, aside)}): they are of a chain that was left, and "
             f"must not be mixed with others; {remedy(error, aside, _ELSEWHERE)}"
         ) from error
+    return [damaged[path] for path in files if path in damaged]
+
+
+def _damaged(path: Path) -> Path:
+    """Where a file is kept that cannot be read: under no name that others are found by."""
+    return path.with_name(f"{path.name}.damaged")
 
 
 def left_folders(directory: Path) -> list[Path]:

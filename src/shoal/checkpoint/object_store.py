@@ -70,9 +70,10 @@ class ObjectPlace:
         return sorted(_name(entry) for entry in entries if entry["type"] == "directory")
 
     def sizes(self, folder: str) -> dict[str, int]:
-        with self.told("list"):
-            entries = cast("list[dict[str, Any]]", self.store.ls(f"{self._root}/{folder}", detail=True))
-        return {_name(entry): int(entry["size"]) for entry in entries if entry["type"] == "file"}
+        return {_name(entry): int(entry["size"]) for entry in self._files(folder)}
+
+    def modified_unix_s(self, folder: str) -> float:
+        return max((entry["LastModified"].timestamp() for entry in self._files(folder)), default=0.0)
 
     def read(self, folder: str, name: str, size_bytes: int) -> bytes:
         if not size_bytes:
@@ -129,6 +130,11 @@ class ObjectPlace:
                 f"cannot {doing} checkpoints in {self.location} ({type(error).__name__}: {said}): look at the network, "
                 "the bucket and the credentials in the environment"
             ) from None
+
+    def _files(self, folder: str) -> list[dict[str, Any]]:
+        with self.told("list"):
+            entries = cast("list[dict[str, Any]]", self.store.ls(f"{self._root}/{folder}", detail=True))
+        return [entry for entry in entries if entry["type"] == "file"]
 
     def _found(self, folder: str) -> dict[str, int]:
         try:

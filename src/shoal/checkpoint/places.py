@@ -70,6 +70,10 @@ class CheckpointPlace(Protocol):
         """The files of a folder, with their sizes in bytes."""
         ...
 
+    def modified_unix_s(self, folder: str) -> float:
+        """When a folder was put there, as the place says; who has copied it may have changed that."""
+        ...
+
     def read(self, folder: str, name: str, size_bytes: int) -> bytes:
         """A file's bytes; at most one more than `size_bytes`, which says that it is longer. FileNotFoundError: none."""
         ...
@@ -111,6 +115,9 @@ class LocalPlace:
     def sizes(self, folder: str) -> dict[str, int]:
         with os.scandir(self._path / folder) as entries:
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+
+    def modified_unix_s(self, folder: str) -> float:
+        return (self._path / folder).stat().st_mtime
 
     def read(self, folder: str, name: str, size_bytes: int) -> bytes:
         with (self._path / folder / name).open("rb") as file:

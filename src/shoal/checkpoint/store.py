@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,7 +64,9 @@ class KeepPolicy:
     keep_every_rounds: int = 0
     max_bytes: int = 0
 
-    def surplus(self, sizes: Mapping[int, int], newest: int, beginning: int | None = None) -> list[int]:
+    def surplus(
+        self, sizes: Mapping[int, int], newest: int, beginning: int | None = None, damaged: Container[int] = ()
+    ) -> list[int]:
         """The rounds whose checkpoints go, the oldest first.
 
         Args:
@@ -72,10 +74,15 @@ class KeepPolicy:
             newest: The one that was written last. The run has not gone on from those of later rounds: they go.
             beginning: The one that a fork began with, without which nobody can compute it again: it stays as long as
                 `max_bytes` lets it.
+            damaged: Those that nobody can go on from: none of them takes the place of a good one. They stay, for who
+                wants to know what has happened to them, until there are as many newer good ones as are kept.
         """
-        older = sorted((round for round in sizes if round < newest), reverse=True)
+        older = sorted((round for round in sizes if round < newest and round not in damaged), reverse=True)
         last = older[: max(0, self.keep_last - 1)]
         kept = [round for round in older if round in last or round == beginning or self._is_kept_for_long(round)]
+        has_enough = len(last) >= self.keep_last - 1
+        since = min((newest, *last)) if has_enough else 0
+        kept += sorted((round for round in sizes if since < round < newest and round in damaged), reverse=True)
         total = sizes[newest] + sum(sizes[round] for round in kept)
         while self.max_bytes and kept and total > self.max_bytes:
             total -= sizes[kept.pop()]
@@ -190,6 +197,7 @@ class CheckpointStore:
     unsealer: Unseal | None = None
     policy: KeepPolicy = field(default_factory=KeepPolicy)
     reached: Callable[[str, int], None] = lambda _point, _round: None
+    _known_good: set[int] = field(default_factory=set[int])
 
     def __post_init__(self) -> None:
         self._place: CheckpointPlace = place_of(inside(self.location, self.run_id))
@@ -238,6 +246,7 @@ class CheckpointStore:
                 self.reached("renamed", record.round)
             finally:
                 draft.discard()
+            self._known_good.add(record.round)
             removed, problem = self._prune(record.round)
         return Written(f"{self._place.location}/{folder}", manifest.size_bytes, removed, problem)
 
@@ -281,15 +290,20 @@ class CheckpointStore:
         return checkpoint
 
     def newest_unix_s(self) -> float:
-        """When a checkpoint of the run was last written, as far as its manifests say so; 0: none does.
+        """When a checkpoint of the run was last written, as the manifest says, or where that is damaged the place; 0:
+        there is none.
 
         Raises:
             StorageError: The store cannot be reached.
         """
         newest = 0.0
         for round in self.rounds():
-            with suppress(StateMismatch, StorageError):
-                newest = max(newest, self.unread(round).manifest.unix_s)
+            try:
+                written_unix_s = self.unread(round).manifest.unix_s
+            except (StateMismatch, StorageError):
+                # The newest run is that also if its checkpoints are damaged: an older one must not pass for it.
+                written_unix_s = self._modified_unix_s(round)
+            newest = max(newest, written_unix_s)
         return newest
 
     def listed(self) -> list[Listed]:
@@ -302,7 +316,7 @@ class CheckpointStore:
         for round in self.rounds():
             checkpoint, problems = self._examined(round)
             unix_s = None if checkpoint is None else checkpoint.manifest.unix_s
-            size_bytes = sum(self._place.sizes(folder_of(round)).values())
+            size_bytes = sum((self._files(round) or {}).values())
             found.append(Listed(self.run_id, round, unix_s, size_bytes, tuple(problems)))
         return found
 
@@ -381,17 +395,44 @@ class CheckpointStore:
         """Return the rounds that are gone, and why others are not."""
         removed: list[int] = []
         try:
-            contents = {round: self._place.sizes(folder_of(round)) for round in self.rounds()}
+            found = {round: self._files(round) for round in self.rounds()}
+            sizes = {round: sum((files or {}).values()) for round, files in found.items()}
             # Without a manifest it is what a crash has left of an upload.
-            unfinished = [round for round, files in contents.items() if MANIFEST not in files]
-            sizes = {round: sum(files.values()) for round, files in contents.items() if MANIFEST in files}
+            unfinished = {round for round, files in found.items() if files is not None and MANIFEST not in files}
+            damaged = self._damaged_before(newest, sizes) | unfinished
             beginning = min(sizes) if self._begins_a_fork(min(sizes)) else None
-            for round in (*unfinished, *self.policy.surplus(sizes, newest, beginning)):
+            for round in self.policy.surplus(sizes, newest, beginning, damaged):
                 self._place.remove(folder_of(round), partial(self.reached, "removal", newest))
                 removed.append(round)
         except (OSError, StorageError) as error:
             return tuple(removed), f"older checkpoints in {self._place.location} cannot be removed: {error}"
         return tuple(removed), ""
+
+    def _damaged_before(self, newest: int, rounds: Iterable[int]) -> set[int]:
+        """Look as far back as there are good ones to be kept; each is read once, those written here when they were."""
+        damaged: set[int] = set()
+        num_good = 1
+        for round in sorted((round for round in rounds if round < newest), reverse=True):
+            if num_good >= self.policy.keep_last:
+                break
+            if round not in self._known_good:
+                self.reached("look", newest)
+                _, problems = self._examined(round)
+                (damaged if problems else self._known_good).add(round)
+            num_good += round in self._known_good
+        return damaged
+
+    def _modified_unix_s(self, round: int) -> float:
+        with suppress(OSError, StorageError):
+            return self._place.modified_unix_s(folder_of(round))
+        return 0.0
+
+    def _files(self, round: int) -> Mapping[str, int] | None:
+        """The files of a checkpoint, with their sizes in bytes; None: they cannot be seen."""
+        try:
+            return self._place.sizes(folder_of(round))
+        except OSError:
+            return None
 
     def _begins_a_fork(self, round: int) -> bool:
         try:

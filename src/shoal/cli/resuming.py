@@ -97,13 +97,13 @@ class Resumption:
         """
         log_dir = take_log_dir(self.config, self.run_id, claim, is_local=is_local)
         try:
-            problem = go_back(log_dir, self._first_checkpoint(log_dir, clock, is_local=is_local), clock.now_s())
+            damaged = go_back(log_dir, self._first_checkpoint(log_dir, clock, is_local=is_local), clock.now_s())
             # Who starts would wait for the peers of then; none of them is there any more.
             (log_dir / PEERS_FILE).unlink(missing_ok=True)
         except (ShoalError, OSError) as error:
             raise ConfigError(f"--resume: {log_dir} cannot be used: {error}") from error
-        if problem:
-            say(f"what the run has counted until then is not known ({problem}): its summary counts from here")
+        for problem in damaged:
+            say(problem)
         return log_dir
 
     def _first_checkpoint(self, log_dir: Path, clock: Clock, *, is_local: bool) -> StoredCheckpoint:

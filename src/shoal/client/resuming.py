@@ -39,27 +39,29 @@ class KeptTotals(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
-def go_back(log_dir: Path, checkpoint: StoredCheckpoint, now_s: float) -> str:
+def go_back(log_dir: Path, checkpoint: StoredCheckpoint, now_s: float) -> list[str]:
     """Prepare the folder of a run, which no process uses, for a client that goes on from a checkpoint.
 
     Returns:
-        Why what was counted until then is not known; empty: it is.
+        What of the run is not known, since it is damaged: files of the folder, or what was counted until then.
 
     Raises:
         StorageError: A file cannot be written.
-        ShoalError: The checkpoint, or a record in the folder, cannot be read.
-        OSError: The same.
+        ShoalError: The checkpoint cannot be read.
+        OSError: The same, or a file of the folder cannot.
     """
     signed, record = checkpoint.signed, checkpoint.record
     digest = record_hash(signed)
-    totals, problem = _totals(checkpoint.client, record, now_s)
-    restore_genesis(log_dir, checkpoint.genesis)
-    set_aside(log_dir, record, digest)
+    totals, uncounted = _totals(checkpoint.client, record, now_s)
+    problems = [restore_genesis(log_dir, checkpoint.genesis), *set_aside(log_dir, record, digest)]
     write_round(log_dir, record, signed)
     # Last: without it the folder is still that of the run that has ended.
     saved = Saved(record.run_id, totals, recorded=used_samples(record), base=digest, chain=digest, resumed=signed)
     leave_saved(log_dir, saved)
-    return problem
+    said = [f"{problem}: it is set aside" for problem in problems if problem]
+    if uncounted:
+        said.append(f"what the run has counted until then is not known ({uncounted}): its summary counts from here")
+    return said
 
 
 def needed_checkpoint(source: ResumedFrom | None, saved: Saved, unseal: Unseal) -> StoredCheckpoint | None:

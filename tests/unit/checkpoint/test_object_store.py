@@ -98,6 +98,12 @@ def test_checkpoints_in_a_bucket_are_written_kept_damaged_and_found_as_in_a_fold
     }
     place.store.rm_file(f"{root}/manifest.json")
     assert "manifest.json is not there" in str(store.newest_good().passed_over[0])
+    assert store.newest_unix_s() > 1.75e9 + 3, "the store says when its files were written"
+    store = make_store(location, KeepPolicy(keep_last=2))
+    write_rounds(store, 4)
+    assert store.rounds() == [2, 3, 4]
+    write_rounds(store, 5)
+    assert store.rounds() == [4, 5]
 
 
 @pytest.mark.slow

@@ -469,6 +469,83 @@ def test_what_a_policy_does_not_keep(policy: KeepPolicy, gone: list[int]) -> Non
     assert policy.surplus({round: 100 for round in range(2, 15, 2)}, 12) == gone
 
 
+def test_what_a_policy_keeps_of_those_that_are_damaged() -> None:
+    sizes = {round: 100 for round in (10, 20, 30, 40, 50)}
+    two = KeepPolicy(keep_last=2)
+    assert two.surplus(sizes, 50, damaged={40, 30}) == [10], "20 is the second good one"
+    assert two.surplus(sizes, 50, damaged={20}) == [10, 20, 30], "there are two newer good ones"
+    assert two.surplus(sizes, 50, damaged={10, 20, 30, 40}) == [], "there is no second good one"
+    assert KeepPolicy(keep_last=1).surplus(sizes, 50, damaged={40}) == [10, 20, 30, 40]
+    small = KeepPolicy(keep_last=2, max_bytes=350)
+    assert small.surplus(sizes, 50, damaged={40, 30}) == [10, 30], "damaged ones make way first, the oldest of them"
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "a bit of a stage": lambda place: flip(place / "stage_01.safetensors", -1),
+    "a bit of the manifest": lambda place: flip(place / "manifest.json", 40),
+    "a stage cut short": lambda place: os.truncate(place / "stage_00.safetensors", 10),
+    "an empty manifest": lambda place: os.truncate(place / "manifest.json", 0),
+    "no manifest": lambda place: (place / "manifest.json").unlink(),
+    "a folder that cannot be read": lambda place: None,
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_checkpoint_takes_no_good_ones_place_and_stays_until_there_are_newer_good_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    write_rounds(make_store(tmp_path), 10, 20)
+    DAMAGES[what](folder(tmp_path, 20))
+    if what == "a folder that cannot be read":
+        _unreadable(monkeypatch, folder(tmp_path, 20))
+    store = make_store(tmp_path, KeepPolicy(keep_last=2))  # of the run that has gone on from 10
+    assert good(store).manifest.round == 10
+    write_rounds(store, 30)
+    assert store.rounds() == [10, 20, 30], "or nothing would be left if 30 was damaged too"
+    listed = {each.round: bool(each.problems) for each in store.listed()}
+    assert listed == {10: False, 20: True, 30: False}
+    write_rounds(store, 40)
+    assert store.rounds() == [30, 40]
+
+
+def test_what_a_crash_has_left_of_an_upload_is_not_kept_for_long(tmp_path: Path) -> None:
+    write_rounds(make_store(tmp_path), 10)
+    (folder(tmp_path, 10) / "manifest.json").unlink()
+    store = make_store(tmp_path, KeepPolicy(keep_last=1, keep_every_rounds=10))
+    write_rounds(store, 20)
+    assert store.rounds() == [20]
+
+
+def _unreadable(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """As for a user who may not look into it; root may."""
+    scandir = os.scandir
+
+    def refuse(path: Any = ".") -> Any:
+        if path == place:
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return scandir(path)
+
+    monkeypatch.setattr("shoal.checkpoint.places.os.scandir", refuse)
+
+
+def test_each_checkpoint_of_an_earlier_process_is_read_once_to_know_whether_it_is_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rounds(make_store(tmp_path, KeepPolicy(keep_last=9)), 1, 2, 3, 4)
+    looked: list[int] = []
+    store = make_store(tmp_path, KeepPolicy(keep_last=3))
+    examined = CheckpointStore._examined
+
+    def look(self: CheckpointStore, round: int) -> Any:
+        looked.append(round)
+        return examined(self, round)
+
+    monkeypatch.setattr(CheckpointStore, "_examined", look)
+    write_rounds(store, 5, 6, 7)
+    assert looked == [4, 3]
+    assert store.rounds() == [5, 6, 7]
+
+
 def test_no_room_is_one_error_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(tmp_path, KeepPolicy(max_bytes=100))
     with pytest.raises(StorageError, match=r"at most 100 are allowed"):
@@ -654,10 +731,11 @@ def test_one_that_is_opened_unread_says_what_it_is_and_compares_each_part_when_i
         store.unread(5)
 
 
-def test_when_a_run_was_last_kept_says_the_newest_manifest_that_can_be_read(tmp_path: Path) -> None:
+def test_when_a_run_was_last_kept_says_the_newest_manifest_or_of_a_damaged_one_the_disk(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     assert store.newest_unix_s() == 0
     write_rounds(store, 4, 5)
     assert store.newest_unix_s() == 1.75e9 + 5
     (folder(tmp_path, 5) / "manifest.json").write_text("{}")
-    assert store.newest_unix_s() == 1.75e9 + 4
+    os.utime(folder(tmp_path, 5), (1.75e9 + 7, 1.75e9 + 7))
+    assert store.newest_unix_s() == 1.75e9 + 7

@@ -131,6 +131,16 @@ def test_the_newest_good_checkpoint_is_taken_with_the_runs_own_configuration(run
     ]
 
 
+def test_the_newest_run_is_that_also_if_its_checkpoints_are_damaged(runs: Runs) -> None:
+    other = "mine-20260101-000000-0000"
+    runs.keep(runs.begin(run_id=other), 10, run_id=other)
+    runs.keep(runs.begin(), 20)
+    (runs.folder(20) / "manifest.json").write_bytes(b"")
+    with pytest.raises(ConfigError, match=f"run {RUN} has no good checkpoint"):
+        runs.resume()
+    assert "the checkpoint of round 20: manifest.json is damaged" in runs.said[0]
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(runs: Runs) -> None:
     runs.keep(runs.begin(), 10, 20)
     (runs.folder(20) / "stage_01.safetensors").write_bytes(b"short")

@@ -7,18 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
-from tests.unit.averaging.test_journal import both, entry, make_record, write
+from tests.unit.averaging.test_journal import both, entry, make_record, seal, write
 from tests.unit.client.noted import totals_of
 from tests.unit.swarm.test_round_coordinator import unsealed
 
-from shoal.averaging.journal import read_records, rounds_with_steps
+from shoal.averaging.journal import genesis_file, keep_steps, read_records, rounds_with_steps, write_round
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.client.diary import Diary, Saved, leave_saved
 from shoal.client.resuming import KeptTotals, go_back, needed_checkpoint
 from shoal.client.totals import RunTotals
 from shoal.control.role_start import ResumedFrom
-from shoal.errors import RecordRejected, StorageError
+from shoal.errors import StorageError
 from shoal.events.losses import ServerLost
 from shoal.events.run import RoleCounted, RoundBegun, RunLaunched, RunPaused, ShareEvaluated, StepReported
 from shoal.ids import PeerId
@@ -44,7 +45,7 @@ def counted(totals: RunTotals | None = None, at_s: float = 50.0) -> bytes:
 
 def test_the_next_client_finds_the_record_its_samples_and_what_was_counted(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(2, counted())
-    assert go_back(tmp_path, checkpoint, 1000.0) == ""
+    assert go_back(tmp_path, checkpoint, 1000.0) == []
     diary = Diary(tmp_path, "run")
     saved, digest = diary.saved, record_hash(checkpoint.signed)
     assert diary.is_resumed
@@ -73,7 +74,8 @@ def test_records_after_the_checkpoint_are_set_aside_and_those_before_stay(tmp_pa
 
 @pytest.mark.parametrize("client", [b"{}", b"", b"\xff", b'{"totals": [], "at_s": 1}', b"[" * 5000])
 def test_without_what_was_counted_the_record_alone_is_gone_on_from(tmp_path: Path, client: bytes) -> None:
-    assert go_back(tmp_path, checkpoint_of(2, client), 1000.0) != ""
+    [said] = go_back(tmp_path, checkpoint_of(2, client), 1000.0)
+    assert "its summary counts from here" in said
     diary = Diary(tmp_path, "run")
     assert diary.saved.totals.rounds == 2
     assert diary.saved.totals.hashes == {0: "p"}
@@ -81,12 +83,33 @@ def test_without_what_was_counted_the_record_alone_is_gone_on_from(tmp_path: Pat
     diary.close()
 
 
-def test_a_folder_whose_records_cannot_be_read_is_not_touched(tmp_path: Path) -> None:
-    write(tmp_path, 3, {})
-    (tmp_path / "rounds/round_0003.json").write_text("{")
-    with pytest.raises(RecordRejected, match=r"round_0003\.json"):
-        go_back(tmp_path, checkpoint_of(2, counted()), 1000.0)
-    assert not (tmp_path / "client.state").exists()
+@pytest.mark.parametrize("damaged", [0, 2, 3])
+def test_a_file_of_the_run_that_is_damaged_keeps_nobody_from_the_checkpoint_and_is_named_and_kept(
+    tmp_path: Path, damaged: int
+) -> None:
+    """As a loss of power leaves it, or a disk that fails."""
+    write(tmp_path, 1, both(entry(1, 4, 8)))
+    first = make_record(1)[1]
+    following, _ = make_record(2, USED)
+    following = msgspec.structs.replace(following, previous=record_hash(first))
+    signed = seal(following)
+    for record in (following, make_record(3)[0]):
+        keep_steps(tmp_path, record.round, record_hash(seal(record)), {A: (0, (entry(2, 8, 12),))})
+        write_round(tmp_path, record, seal(record))
+    copy = genesis_file(tmp_path)
+    given = SimpleNamespace(signed=signed, record=following, client=counted(), genesis=copy)
+    checkpoint = cast(StoredCheckpoint, given)
+    [path] = tmp_path.glob(f"rounds/round_{damaged:04d}.json")
+    path.write_bytes(b"")
+    [said] = go_back(tmp_path, checkpoint, 1000.0)
+    assert said.startswith(f"{path} is damaged (")
+    assert said.endswith(": it is set aside")
+    assert [record.round for record, _ in read_records(tmp_path)] == [1, 2]
+    assert rounds_with_steps(tmp_path) == ([1] if damaged == 2 else [1, 2])
+    assert genesis_file(tmp_path) == copy
+    [kept] = tmp_path.rglob(f"{path.name}.damaged")
+    assert kept.read_bytes() == b""
+    assert go_back(tmp_path, checkpoint, 1000.0) == []
 
 
 def test_times_move_with_the_clock_and_nobody_is_waited_for_any_more() -> None:
@@ -116,7 +139,7 @@ def test_a_paused_run_that_is_resumed_from_a_checkpoint_goes_on() -> None:
 def test_a_loss_that_is_no_number_makes_the_counts_unreadable_and_nothing_worse(tmp_path: Path) -> None:
     totals = totals_of(RunLaunched(10.0), RoundBegun(1, 4, 1, 1, 2), ShareEvaluated(0, 0, math.nan, 4, 4))
     totals.progress.eval_losses[0] = math.nan
-    assert "float" in go_back(tmp_path, checkpoint_of(2, counted(totals)), 1000.0)
+    assert "float" in go_back(tmp_path, checkpoint_of(2, counted(totals)), 1000.0)[0]
 
 
 def test_a_start_of_a_client_opens_the_checkpoint_only_while_the_run_has_not_gone_on(tmp_path: Path) -> None:
