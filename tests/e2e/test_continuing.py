@@ -87,7 +87,7 @@ def test_the_printed_line_continues_a_run_and_a_differing_flag_is_named(tmp_path
             return shlex.split(line[1]) if line else None
 
         command = until(printed, _EXPIRY_S + END_S, "the line that continues the run")
-        assert "its client is gone without a word" in servers.output
+        assert "nor is its client connected: this host keeps its state" in servers.output
         successor = hosts.run("other", *command, "--no-wandb")
         taken = successor.saw("client_0", "run.taken_over")
         successor.saw("client_0", "round.recorded", round=taken["base_round"] + 3)

@@ -80,18 +80,19 @@ class Watch:
     def lost(self, loss: PeerLost) -> None:
         """A connection has ended, which beats whatever the registry says."""
         peer = loss.peer
-        silent_s, since = loss.silent_s, utc_time_of_day(self.clock.unix_s() - loss.silent_s)
+        silent_s, still_s = loss.silent_s, loss.still_s
+        since = utc_time_of_day(self.clock.unix_s() - max(silent_s, still_s))
         if peer == self.data_server and not self._incidents.is_away("data_server", ""):
             slots = tuple(self.trainers.present)
-            self.ledger.note(DataServerLost(slots, self.ledger.now_s(), silent_s, since, self.host))
+            self.ledger.note(DataServerLost(slots, self.ledger.now_s(), silent_s, since, self.host, still_s))
         if (slot := self.trainers.slot_of(peer)) is not None:
-            self.ledger.note(TrainerLost(slot, silent_s, since, self.ledger.now_s(), self.host))
+            self.ledger.note(TrainerLost(slot, silent_s, since, self.ledger.now_s(), self.host, still_s))
         server = self.membership.view.replica(peer)
         # The registry may have forgotten one that leaves already.
         stage = self._incidents.stage_left_by(peer) if server is None else server.stage
         # One that the registry names again, and that still cannot be reached, is lost once.
         if stage is not None and not self.reassignment.is_moving(peer) and not self._incidents.is_missing(peer):
-            self.ledger.note(self._server_lost(peer, stage, silent_s, since))
+            self.ledger.note(self._server_lost(loss, stage, since))
         elif server is None:
             # It reports no more that this is over; of a server the loss itself says so.
             for cause in REPORTED:
@@ -154,14 +155,16 @@ class Watch:
                 ServerBack(peer, self.membership.view.name_of(peer), holders[peer], away_s, self.ledger.now_s())
             )
 
-    def _server_lost(self, peer: PeerId, stage: int, silent_s: float, since: str) -> ServerLost:
+    def _server_lost(self, loss: PeerLost, stage: int, since: str) -> ServerLost:
+        peer = loss.peer
         others = [other for other in self.membership.view.by_stage(stage) if other.peer != peer]
         return ServerLost(
             peer=peer,
             who=self.membership.view.name_of(peer),
             stage=stage,
-            silent_s=silent_s,
+            silent_s=loss.silent_s,
             since=since,
+            still_s=loss.still_s,
             over=tuple(self.membership.view.name_of(other.peer) for other in others),
             slots=tuple(self.homes.slots_of(peer)),
             at_s=self.ledger.now_s(),

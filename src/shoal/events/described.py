@@ -35,8 +35,8 @@ def described(kind: type[Event]) -> Described:
 def texts(kind: type[Event]) -> tuple[str, ...]:
     """Return what a person may be shown of a kind, with names of values in braces; empty where that is nothing.
 
-    What an incident says comes from the event that opens it (`told`); of a process that is lost there are two ways, the
-    end of it and its silence.
+    What an incident says comes from the event that opens it (`told`); a process is lost in one of several ways: by its
+    end, by its silence, and by that of the client.
     """
     event: Any = _sample(kind)
     if event.say() or not hasattr(event, "told"):
@@ -44,7 +44,11 @@ def texts(kind: type[Event]) -> tuple[str, ...]:
     if not hasattr(event, "silent_s"):
         return (event.told(),)
     at_once: Any = msgspec.structs.replace(event, silent_s=0)
-    return tuple(dict.fromkeys((at_once.told(), event.told())))
+    of_itself: tuple[str, ...] = ()
+    if hasattr(event, "still_s"):
+        of_itself = (at_once.told(),)
+        at_once = msgspec.structs.replace(at_once, still_s=0)
+    return tuple(dict.fromkeys((at_once.told(), event.told(), *of_itself)))
 
 
 class _Number(int):

@@ -16,8 +16,9 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
     """The client has lost its connection with a server: the server's process or host has ended, is frozen or cut off.
 
     Attributes:
-        silent_s: for how long nothing was heard of it; 0 if the end of its process was told.
+        silent_s: for how long nothing was heard of it; 0 if its end has closed the connection.
         since: time of day at which it was heard last.
+        still_s: for how long the client itself stood still before it found that; 0: it did not.
         over: the servers that are left in its stage.
         slots: trainers whose steps ran over it.
     """
@@ -37,6 +38,7 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
     slots: tuple[int, ...]
     at_s: float
     host: str = ""
+    still_s: float = 0.0
 
     def told(self) -> str:
         """What a person is told."""
@@ -47,7 +49,7 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
             onwards = f"its work goes on over {others}"
         else:
             onwards = f"no trainer's steps ran over it, {others} {'serve' if len(self.over) > 1 else 'serves'} on"
-        return f"{self.who} (stage {self.stage}) {_how(self.silent_s, self.since)}; {onwards}"
+        return f"{self.who} (stage {self.stage}) {_how(self.silent_s, self.since, self.still_s)}; {onwards}"
 
 
 class ServerLeaving(Event, frozen=True, tag="server.leaving"):
@@ -68,8 +70,7 @@ class TrainerLost(Event, frozen=True, tag="trainer.lost"):
     """The client has lost its connection with a trainer, and replaces it unless it was lost too often in the round.
 
     Attributes:
-        silent_s: for how long nothing was heard of it; 0 if the end of its process was told.
-        since: time of day at which it was heard last.
+        silent_s, since, still_s: as of a server.
     """
 
     why = "its process has ended or is frozen"
@@ -78,19 +79,20 @@ class TrainerLost(Event, frozen=True, tag="trainer.lost"):
     since: str
     at_s: float
     host: str = ""
+    still_s: float = 0.0
 
     def told(self) -> str:
         """What a person is told."""
         who = placed(f"trainer {self.slot}", self.host)
         onwards = "its client replaces it, unless it was lost too often in this round"
-        return f"{who} {_how(self.silent_s, self.since)}; {onwards}"
+        return f"{who} {_how(self.silent_s, self.since, self.still_s)}; {onwards}"
 
 
 class DataServerLost(Event, frozen=True, tag="data_server.lost"):
     """The client has lost its connection with its data server, which its launcher starts again.
 
     Attributes:
-        silent_s: as of a trainer.
+        silent_s, since, still_s: as of a server.
     """
 
     slots: tuple[int, ...]
@@ -98,11 +100,12 @@ class DataServerLost(Event, frozen=True, tag="data_server.lost"):
     silent_s: float = 0.0
     since: str = ""
     host: str = ""
+    still_s: float = 0.0
 
     def told(self) -> str:
         """What a person is told."""
         who = placed("the data server", self.host)
-        return f"{who} {_how(self.silent_s, self.since)}; it is started again"
+        return f"{who} {_how(self.silent_s, self.since, self.still_s)}; it is started again"
 
 
 class LossFound(Event, frozen=True, tag="loss.found"):
@@ -216,7 +219,9 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _how(silent_s: float, since: str) -> str:
+def _how(silent_s: float, since: str, still_s: float) -> str:
+    if not silent_s and still_s:
+        return f"has given this client up, which stood still for {still_s:.1f} s"
     if not silent_s:
         return "is gone: its connection has closed"
     return f"has said nothing for {silent_s:.1f} s (since {since}), so it is frozen or cut off"

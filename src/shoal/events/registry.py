@@ -175,9 +175,9 @@ class RunIsAnnounced(Event, frozen=True, tag="run.announced"):
 class RunIsSilent(Event, frozen=True, tag="run.silent"):
     """No client announces the run any more; this host does, so that another client can find it."""
 
-    why = "the client's host is lost or cut off"
-    do = "wait for it, continue the run from another host, or end this command by Ctrl-C"
-    says = "run {run} is not announced any more: its client is gone without a word; this host keeps its state and waits"
+    why = "the client's host is lost or cut off; or this host was cut off, or stood still, and others have given it up"
+    do = "wait: it goes on by itself if the client is there; else continue it from another host, or end this by Ctrl-C"
+    says = "nobody announces run {run} to this host, nor is its client connected: this host keeps its state and waits"
     run: str
 
 

@@ -41,12 +41,14 @@ class PeerUp:
 class PeerLost:
     """The connection with `peer` ended, or none could be made; what was queued for it is dropped.
 
-    `silent_s` is for how long nothing had been heard of the peer if that is why, else 0.
+    `silent_s` is for how long nothing had been heard of the peer if that is why, else 0. `still_s` is for how long this
+    process had not run when it found that the peer had closed the connection: most likely the peer has given it up.
     """
 
     peer: PeerId
     reason: str
     silent_s: float = 0.0
+    still_s: float = 0.0
 
 
 TransportEvent = Received | PeerUp | PeerLost

@@ -42,7 +42,7 @@ class Losses:
         self._leaving: set[PeerId] = set()
         self._gone: set[PeerId] = set()
 
-    def report(self, peer: PeerId, reason: str, cause: Loss, silent_s: float = 0.0) -> None:
+    def report(self, peer: PeerId, reason: str, cause: Loss, silent_s: float = 0.0, still_s: float = 0.0) -> None:
         """Say that a peer is lost; see `PeerLost`."""
 
         def taken() -> None:
@@ -55,7 +55,7 @@ class Losses:
         if peer in self._leaving:
             self._gone.add(peer)
         self._untaken[peer] += 1
-        self._events.put(PeerLost(peer, reason, silent_s), taken)
+        self._events.put(PeerLost(peer, reason, silent_s, still_s), taken)
 
     def pending(self, peer: PeerId) -> bool:
         """Whether what is posted to a peer is dropped: a loss of it was not taken yet, or it has left."""

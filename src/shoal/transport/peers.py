@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -92,6 +93,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._inbound = Inbound(self._events, limits)
         self.allocate = self._inbound.pool.allocate
         self._closed = False
+        self._beaten_s = self._clock.now_s()
+        self._stalled_s, self._woken_s = 0.0, -math.inf
         self._sent: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
         self._metrics = metrics or MetricRegistry()
         self._losses = Losses(self._events, self._metrics)
@@ -312,7 +315,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         if connection.dialled is not None or state.connection is connection:
             state.previous = connection.number
         if state.connection is connection:
-            self._lose(peer, state, reason, Loss.CLOSED)
+            self._lose(peer, state, reason, Loss.CLOSED, still_s=self._still_s())
 
     # One peer.
 
@@ -344,7 +347,16 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._sent[frame.traffic] += frame.num_bytes
         connection.send(frame)
 
-    def _lose(self, peer: PeerId, state: PeerState, reason: str, cause: Loss, silent_s: float = 0.0) -> None:
+    def _lose(
+        self,
+        peer: PeerId,
+        state: PeerState,
+        reason: str,
+        cause: Loss,
+        *,
+        silent_s: float = 0.0,
+        still_s: float = 0.0,
+    ) -> None:
         """Report the end of the connection or of the attempt to make one."""
         connection, state.connection = state.connection, None
         state.waiting, state.waiting_bytes = [], 0
@@ -354,7 +366,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
                 end.close(reason)
         self._end_dialling(state)
         if not self._closed:
-            self._losses.report(peer, reason, cause, silent_s)
+            self._losses.report(peer, reason, cause, silent_s, still_s)
 
     def _end_dialling(self, state: PeerState) -> None:
         state.dialling, state.dial = False, None
@@ -380,16 +392,30 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self.on_violation(connection, error)
         connection.close(str(error))
 
-    def _standing(self) -> Iterator[Connection]:
-        return (state.connection for state in self._peers.values() if state.connection is not None)
+    def _standing(self) -> list[Connection]:
+        """Return what heartbeats go over, each time that they do."""
+        self._beaten_s = self._clock.now_s()
+        return [state.connection for state in self._peers.values() if state.connection is not None]
+
+    def _still_s(self) -> float:
+        """Return for how long this process had not run until now, if that is so long that a peer gives it up; else 0.
+
+        What has arrived meanwhile is read before the next heartbeat, or right after it.
+        """
+        now_s = self._clock.now_s()
+        until_now_s = now_s - self._beaten_s
+        if now_s - self._woken_s <= self._limits.heartbeat_s:
+            until_now_s = max(until_now_s, self._stalled_s)
+        return until_now_s if until_now_s >= self._limits.deadline_s else 0.0
 
     def _on_stall(self, stalled_s: float) -> None:
         self._metrics.counter("process.stalled_ms").add(round(stalled_s * 1000))
+        self._stalled_s, self._woken_s = stalled_s, self._clock.now_s()
 
     def _on_silent(self, connection: Connection, silent_s: float) -> None:
         if connection.peer is not None and not connection.closing:
             state, reason = self._peers[connection.peer], f"silent for {silent_s:.1f} s"
-            self._lose(connection.peer, state, reason, Loss.SILENT, silent_s)
+            self._lose(connection.peer, state, reason, Loss.SILENT, silent_s=silent_s)
 
     async def _dial(self, peer: PeerId, state: PeerState) -> None:
         """Try the peer's addresses, the shortest way first, until there is a connection, dialled here or there."""

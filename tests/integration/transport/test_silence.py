@@ -93,3 +93,27 @@ async def test_a_peer_that_computes_for_longer_than_the_deadline_is_not_lost(hos
         assert await take(a, 2) == [PeerUp(child), Received(child, Opened(step(1)))]
         assert a.counters["transport.lost"] == 0
         process.kill()
+
+
+@pytest.mark.parametrize(("stands_still", "deadline_s"), [(False, 600.0), (True, 1.0)])
+async def test_who_has_stood_still_knows_that_it_was_given_up_and_who_has_not_takes_a_peer_for_ended(
+    host: Any, folder: Path, stands_still: bool, deadline_s: float
+) -> None:
+    a = await host(ALICE, limits=TransportLimits(heartbeat_s=0.05, deadline_s=deadline_s))
+    script = Path(__file__).with_name("peer_process.py")
+    command = [sys.executable, str(script), str(folder / "child.sock")]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        _, *addresses = (await process.stdout.receive()).decode().split()
+        child = CHILD.peer_id
+        a.introduce(Hop(child, tuple(addresses)))
+        a.post(child, Opened(step(1)))
+        assert len(await take(a, 2)) == 2
+        process.kill()
+        if stands_still:
+            # Nothing else runs in this process, as if it was stopped; the other end is closed meanwhile.
+            threading.Event().wait(1.5 * deadline_s)
+        [lost] = await take(a, 1)
+        assert isinstance(lost, PeerLost)
+        assert lost.silent_s == 0.0
+        assert bool(lost.still_s) is stands_still

@@ -63,9 +63,9 @@ class Story:
     def step(self, slot: int, at_s: float, attempt: int = 0) -> None:
         self.ledger.note(StepReported(slot, 0, attempt, 4, 4, 5.0, False, 0.5, 1000 + at_s))
 
-    def lose(self, peer: PeerId, at_s: float, silent_s: float = 0.0) -> None:
+    def lose(self, peer: PeerId, at_s: float, silent_s: float = 0.0, still_s: float = 0.0) -> None:
         self.clock.time_s = 1000 + at_s
-        self.watch.lost(PeerLost(peer, "", silent_s))
+        self.watch.lost(PeerLost(peer, "", silent_s, still_s))
 
     def find(self, peer: PeerId, at_s: float) -> None:
         self.clock.time_s = 1000 + at_s
@@ -293,6 +293,16 @@ async def test_a_kill_is_told_and_what_it_cost_each_trainer_that_it_hit(story: S
         "trainer 1 trains again after 2.0 s without a step (other lost)",
         "trainer 0 trains again after 3.5 s without a step (other lost)",
     ]
+
+
+async def test_a_server_that_has_given_up_a_client_which_stood_still_is_not_called_gone(story: Story) -> None:
+    story.step(0, 1.0)
+    story.lose(OTHER, 14.5, still_s=12.25)
+    assert story.ledger.said == [
+        "other (stage 1) has given this client up, which stood still for 12.2 s; nobody else serves stage 1"
+    ]
+    [incident] = story.ledger.totals.incidents.all
+    assert (incident.cause, incident.began_s) == (Cause.CUT, 1002.25)
 
 
 async def test_of_a_spare_nobody_has_to_take_over(story: Story) -> None:
