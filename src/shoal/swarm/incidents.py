@@ -70,7 +70,7 @@ class Incident:
         back_s: when it, or what was started in its place, took part again; of trouble, when it was over.
         gone_s: when a server that has left was not there any more.
         gone_in: the round that was trained then.
-        replayed: steps that had to be begun again, counted each time.
+        replayed: steps that had to be begun again, however often each of them was.
         steps_lost: as far as records that are written down say.
         recorded_in: the round of the first record that was written down since it was noticed; 0: there is none yet.
         due_in: the record of this round will say what its stage has lost, which begins anew; 0: none will.
@@ -460,7 +460,7 @@ class Incidents:
         if not stopped:
             return ()
         # Of several losses at once nobody can tell which has made it begin again.
-        stopped[0].replayed += event.attempt
+        stopped[0].replayed += event.attempt > 0
         paused_s = _longest_pause_s(steps_s, min(each.began_s for each in stopped))
         names = dict.fromkeys(each.who for each in stopped)
         return (TrainingGoesOn(slot, round(paused_s, 3), tuple(names)),)

@@ -83,7 +83,7 @@ def test_every_loss_is_told_with_what_followed_and_the_sums_of_the_steps_are_tho
         "recovered_after_s": 4.5,
         "back_after_s": None,
         "steps_lost": 3,
-        "replayed": 2,
+        "replayed": 1,
     }
     assert [(each["who"], each["steps_lost"], each["back_after_s"]) for each in told[1:]] == [
         ("server b", 0, 2.0),
