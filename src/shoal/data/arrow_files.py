@@ -71,8 +71,9 @@ def _is_packed(message: Any) -> bool:
     header = _table(metadata, _root(metadata), _OF_MESSAGE)
     if header is not None and message.type == "dictionary":
         header = _table(metadata, header, _OF_DICTIONARY)
-    is_of_values = header is not None and message.type in ("dictionary", "record batch")
-    return is_of_values and _table(metadata, header, _PACKING) is not None
+    if header is None or message.type not in ("dictionary", "record batch"):
+        return False
+    return _table(metadata, header, _PACKING) is not None
 
 
 def _root(flat: bytes) -> int:
