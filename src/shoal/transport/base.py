@@ -141,6 +141,9 @@ class Endpoint(Protocol):
         before control messages that were posted earlier. Control messages arrive in the order of the calls; they may
         overtake tensors, and on a connection they do, so that none waits for a large one. All are lost with the peer.
 
+        Over a connection that has nothing else to write, control messages have left when this returns; those of
+        `GATHERED` (`wire/messages/feed.py`) at the end of the event loop's turn, or with the next one to this peer.
+
         Dials on demand, to an address from `introduce`; a peer that has dialled this endpoint needs none. Posting to
         `peer_id` itself delivers a copy locally. Otherwise the tensors' memory is not copied: it must stay unchanged
         until `flushed` returns, or an answer of the peer shows that it has them. The endpoint keeps the memory alive.
