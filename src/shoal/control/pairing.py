@@ -203,6 +203,9 @@ def _mac(key: bytes) -> bytes:
 
 
 def _peer_of(stream: ByteStream) -> str:
-    address: tuple[str, int] | str = stream.extra(SocketAttribute.remote_address, "")
+    try:
+        address: tuple[str, int] | str = stream.extra(SocketAttribute.remote_address, "")
+    except AttributeError:
+        return ""  # anyio asks for the socket, which one that was reset meanwhile has no more under uvloop
     # An address of IPv4, as a socket for both kinds has it.
     return address[0].removeprefix("::ffff:") if isinstance(address, tuple) else address

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 from spake2 import SPAKE2_A
@@ -117,6 +120,21 @@ async def test_junk_is_no_try_and_hears_no_invitation(parts: tuple[bytes, ...]) 
         assert len(await _said(port, *parts)) <= 33
         assert (offer.num_wrong, offer.is_over) == (0, False)
         assert await take("127.0.0.1", port, CODE) == TEXT
+
+
+async def test_who_connects_and_is_gone_at_once_ends_no_offer() -> None:
+    offer = CodeOffer(CODE, TEXT)
+    async with answering(offer.answer) as port:
+
+        def knock() -> None:
+            for _ in range(300):
+                with socket.create_connection(("127.0.0.1", port)) as one:
+                    # Closed by a reset: a scanner of ports has heard enough.
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        await anyio.to_thread.run_sync(knock)
+        assert await take("127.0.0.1", port, CODE) == TEXT
+    assert offer.num_wrong == 0
 
 
 async def test_what_was_heard_on_the_way_does_not_serve_again() -> None:
