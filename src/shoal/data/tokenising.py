@@ -24,7 +24,7 @@ from shoal.data.token_windows import token_dtype
 from shoal.errors import ConfigError
 from shoal.events.base import Event
 from shoal.events.data import TokensAwaited, TokensBuilt, TokensDamaged, TokensProgress
-from shoal.model.hf.tokenizer import TOKENIZER_FILE, KeptTokenizer, read_tokenizer
+from shoal.model.hf.tokenizer import TOKENIZER_FILE, KeptTokenizer, gives_up, read_tokenizer
 from shoal.runtime.hardware import num_usable_cores
 
 _BATCH_CHARACTERS: Final = 4 << 20
@@ -91,7 +91,8 @@ class TokenizerEncoder:
 
     def __init__(self, kept: KeptTokenizer) -> None:
         content = (kept.folder / TOKENIZER_FILE).read_bytes()
-        self._tokenizer: Any = read_tokenizer(content, f"the tokenizer in {kept.folder}")
+        self._name = f"the tokenizer in {kept.folder}"
+        self._tokenizer: Any = read_tokenizer(content, self._name)
         self._end = kept.facts.end
         cuts = cuts_of(self._tokenizer) if num_usable_cores() <= _FEW_CORES else None
         self._remembered = None if cuts is None else RememberedTokens(self._tokenizer, cuts, self._end)
@@ -100,6 +101,11 @@ class TokenizerEncoder:
         self.dtype = token_dtype(self.vocabulary)
 
     def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
+        """See `Encoder`; raises ConfigError where the package gives up."""
+        with gives_up(f"{self._name} makes no tokens of a text"):
+            return self._encoded(pieces)
+
+    def _encoded(self, pieces: list[TextPiece]) -> EncodedTexts:
         texts = [str(piece.content) for piece in pieces]
         num_bytes = sum(map(_num_bytes, texts))
         if self._remembered is not None:

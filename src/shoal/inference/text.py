@@ -18,7 +18,7 @@ from shoal.checkpoint.model_source import ModelSource
 from shoal.errors import MALFORMED, ConfigError
 from shoal.model.hf.cached import ends_of
 from shoal.model.hf.skeleton import Part
-from shoal.model.hf.tokenizer import GENERATION, SETTINGS, TOKENIZER_FILE, end_of_document, read_tokenizer
+from shoal.model.hf.tokenizer import GENERATION, SETTINGS, TOKENIZER_FILE, end_of_document, gives_up, read_tokenizer
 from shoal.model.stage import StageModule
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -115,7 +115,8 @@ class FileTokens:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(f"the prompt is no text in UTF-8 ({error}), and the model's tokens are of text") from None
-        return list(self._tokenizer.encode(text, add_special_tokens=self._adds_tokens).ids)
+        with gives_up("the model's tokenizer makes no tokens of the prompt"):
+            return list(self._tokenizer.encode(text, add_special_tokens=self._adds_tokens).ids)
 
     def stream(self, after: Sequence[int] = ()) -> TextStream:
         return _FileStream(self._tokenizer, after[-1:])
@@ -166,8 +167,9 @@ class _FileStream:
         return self._new()
 
     def _new(self) -> str:
-        before = self._tokenizer.decode(self._given)
-        return self._tokenizer.decode(self._given + self._held)[len(before) :]
+        with gives_up("the model's tokenizer makes no text of its tokens"):
+            before = self._tokenizer.decode(self._given)
+            return self._tokenizer.decode(self._given + self._held)[len(before) :]
 
 
 class UntilStop:

@@ -568,6 +568,24 @@ def test_a_tokenizer_of_a_folder_is_known_by_its_hash_and_needed_no_more_afterwa
     assert shared_configuration(config)["data"]["tokenizer_hash"] == config.data.tokenizer_hash
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}, "added_tokens": []}, "UNK"),
+    ],
+    ids=["it panics", "it knows no token for a word"],
+)
+def test_a_tokenizer_that_gives_up_on_a_text_is_one_error_that_names_it(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    path = tokenizer_folder(tmp_path) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    config = with_tokenizer(of_folder(tmp_path / "corpus", {"tokenizer": str(path.parent)}, vocab_size=300), print)
+    with pytest.raises(ConfigError, match=f"the tokenizer in .* makes no tokens of a text .*{reason}.*another one"):
+        all_tokens(config)
+
+
 def test_a_tokenizer_of_a_folder_has_no_file_from_elsewhere(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path)
     (tmp_path / "secret").write_text("secret")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,24 @@ def test_files_that_are_no_tokenizer_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"tokenizer\.json is no tokenizer"):
         FileTokens(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "//////8AAAAAAAAA"}}, "cannot be read"),
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "no tokens of the prompt"),
+        ({"decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 99}}, "no text of its tokens"),
+    ],
+    ids=["read", "prompt", "answer"],
+)
+def test_a_panic_of_the_package_tokenizers_is_an_error_like_any_other(
+    from_files: FileTokens, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ConfigError, match=f"tokenizer.*{message}.*give another one"):
+        pieces(tokens := FileTokens(tmp_path), tokens.encode("ab"))
 
 
 def test_the_end_of_a_text_is_the_token_that_the_files_name(from_files: FileTokens, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import ConfigError, SampleError
 from shoal.model.hf.library import transformers_package
-from shoal.model.hf.tokenizer import TOKENIZER_FILE, read_tokenizer
+from shoal.model.hf.tokenizer import TOKENIZER_FILE, gives_up, read_tokenizer
 from shoal.runtime.own_limits import ends_after
 
 _MARKS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -70,6 +70,7 @@ class ChatTemplate:
 
     def __init__(self, folder: Path, name: str) -> None:
         package = transformers_package()
+        self._name = name
         self._tokenizer: Any = read_tokenizer((folder / TOKENIZER_FILE).read_bytes(), f"data.tokenizer = {name}")
         try:
             theirs: Any = package.AutoTokenizer.from_pretrained(
@@ -101,6 +102,7 @@ class ChatTemplate:
         Raises:
             SampleError: The template refuses the messages, does not tell where the answers are, or writes a token that
                 tokenizer.json lacks.
+            ConfigError: The package tokenizers gives up on the text.
         """
         has_marks = _MARKS.search(self._text_for(tools)) is not None
         text, answers = self._marked(messages, tools) if has_marks else self._compared(messages, tools)
@@ -109,7 +111,8 @@ class ChatTemplate:
                 f"the chat template writes {', '.join(lacking[:3])}, a token of tokenizer_config.json that "
                 "tokenizer.json lacks: save the tokenizer anew by save_pretrained of transformers"
             )
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        with gives_up(f"data.tokenizer = {self._name} makes no tokens of a conversation"):
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
         tokens = np.array(encoding.ids, dtype=np.int64)
         places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         is_target = np.zeros(len(tokens), dtype=np.bool_)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -126,16 +127,33 @@ def read_tokenizer(content: bytes, what: str) -> Any:
         ConfigError: The package is not installed, or does not read it.
     """
     package = tokenizers_package(what)
-    try:
+    with gives_up(f"{what} is no tokenizer: its {TOKENIZER_FILE} cannot be read"):
         tokenizer = package.Tokenizer.from_buffer(content)
-    except Exception as error:
-        raise ConfigError(
-            f"{what} is no tokenizer: its {TOKENIZER_FILE} cannot be read ({error}); give another one"
-        ) from error
     # Whoever saved it may have prepared samples of one length.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+@contextmanager
+def gives_up(meaning: str) -> Generator[None]:
+    """Make one error of all that the package tokenizers raises: also of a panic, which is no `Exception`, and which
+    what stands in a tokenizer.json can bring about in any call.
+
+    Args:
+        meaning: What it means to the user.
+
+    Raises:
+        ConfigError: The package has given up.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise  # another time there may be enough
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{meaning} ({error}); give another one") from error
 
 
 def tokenizers_package(what: str) -> Any:

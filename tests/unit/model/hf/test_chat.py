@@ -248,3 +248,11 @@ def test_what_a_template_writes_does_not_hang_on_the_day(asked: str, written: st
     today = "\n{% if strftime_now is defined %}{{ strftime_now('" + asked + "') }}{% endif %}"
     found = template(tmp_path, today + CHATML).encode(conversation([(U, "a"), (A, "b")]))
     assert bytes(found.tokens.tolist()).startswith(f"\n{written}<|user|>a".encode())
+
+
+def test_a_tokenizer_that_gives_up_on_a_conversation_is_one_error(tmp_path: Path) -> None:
+    template(tmp_path, CHATML)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": {"type": "FixedLength", "length": 0}}))
+    with pytest.raises(ConfigError, match="mine makes no tokens of a conversation"):
+        ChatTemplate(tmp_path, "mine").encode([{"role": U, "content": "hi"}, {"role": A, "content": "yo"}])
