@@ -71,7 +71,7 @@ def read_audio(file: IO[bytes], sampling_rate: int) -> Audio:
         try:
             with soundfile.SoundFile(file) as opened_file:
                 _require_few(opened_file.frames, opened_file.channels)
-                samples, rate = opened_file.read(dtype="float64", always_2d=True), opened_file.samplerate
+                samples, rate = opened_file.read(opened_file.frames, "float64", always_2d=True), opened_file.samplerate
         except soundfile.LibsndfileError as error:
             raise UnreadableAudio(str(error)) from error
     if not np.isfinite(samples).all():
@@ -113,7 +113,7 @@ def _opened_wav(file: IO[bytes]) -> wave.Wave_read | None:
         return None
     try:
         return wave.open(file, "rb")
-    except EOFError as error:
+    except (EOFError, RuntimeError) as error:  # or a part of it lies, by what it says, elsewhere than in the file
         raise UnreadableAudio("its header ends too early") from error
     except wave.Error:
         file.seek(0)

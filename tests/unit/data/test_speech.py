@@ -397,6 +397,23 @@ def test_a_header_that_says_what_no_clip_is_makes_a_bad_clip_and_no_large_filter
             read(io.BytesIO(bytes(content)), RATE)
 
 
+def test_a_header_with_a_part_that_lies_behind_the_file_s_end_makes_a_bad_clip(tmp_path: Path) -> None:
+    write_wav(tmp_path / "a.wav", sound())
+    content = bytearray((tmp_path / "a.wav").read_bytes())
+    struct.pack_into("<I", content, 16, 2**31 - 1)
+    for read in (audio_length, read_audio):
+        with pytest.raises(UnreadableAudio, match="ends too early"):
+            read(io.BytesIO(bytes(content)), RATE)
+
+
+def test_a_clip_of_a_form_in_which_soundfile_cannot_seek_is_read_whole(tmp_path: Path) -> None:
+    write_wav(tmp_path / "a.wav", sound())
+    content = bytearray((tmp_path / "a.wav").read_bytes())
+    struct.pack_into("<H", content, 20, 0x40)  # G.721, of 4 bits
+    length = audio_length(io.BytesIO(bytes(content)), RATE)
+    assert len(read_audio(io.BytesIO(bytes(content)), RATE)) == length > 0
+
+
 @pytest.mark.parametrize("suffix", ["wav", "flac"])
 def test_a_clip_of_more_values_than_any_has_is_not_unpacked(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
