@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from shoal.ids import PeerId
 from shoal.transport.base import Received
@@ -15,6 +15,11 @@ from shoal.transport.limits import TransportLimits
 from shoal.wire.frame import Frame
 
 Key = TypeVar("Key", bound=Hashable)
+
+_OBJECT_BYTES: Final = 16
+"""Of memory, for a byte of a message: a number, or a list of one, is an object of dozens."""
+_LEAST_BYTES: Final = 64 * 1024
+"""Of a frame, so that of one connection 4,096 wait at most."""
 
 
 class Inbound:
@@ -37,13 +42,21 @@ class Inbound:
         received = Received(peer, frame.message, frame.tensors)
         if self._events.hand_over(received):
             return
-        if self._unread.received(connection, frame.num_bytes):
+        held_bytes = _held_bytes(frame)
+        if self._unread.received(connection, held_bytes):
             connection.read_on(False)
-        self._events.put(received, partial(self._taken, connection, frame.num_bytes))
+        self._events.put(received, partial(self._taken, connection, held_bytes))
 
-    def _taken(self, connection: Connection, num_bytes: int) -> None:
-        for resumed in self._unread.taken(connection, num_bytes):
+    def _taken(self, connection: Connection, held_bytes: int) -> None:
+        for resumed in self._unread.taken(connection, held_bytes):
             resumed.read_on(True)
+
+
+def _held_bytes(frame: Frame) -> int:
+    """Return what a frame takes in memory, about: tensors what they are, all else many times what was sent. A small
+    one counts for its time: what others have sent waits behind it."""
+    tensor_bytes = sum(len(tensor.data) for tensor in frame.tensors)
+    return max(_LEAST_BYTES, tensor_bytes + _OBJECT_BYTES * (frame.num_bytes - tensor_bytes))
 
 
 class Unread(Generic[Key]):

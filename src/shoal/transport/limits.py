@@ -22,7 +22,7 @@ class TransportLimits:
         control_batch_bytes: the most control frames that go before the next piece.
         high_water_bytes: with more queued for a peer, `drained` waits.
         max_queued_bytes: with more queued, the peer is lost as "overloaded"; a single frame is always taken.
-        max_unread_bytes: with more received than the consumer has taken, the connection is not read from.
+        max_unread_bytes: with more received than the consumer has taken, in memory, the connection is not read from.
         max_unread_total_bytes: with more unread over all connections, those that hold it are not read from.
         max_pooled_bytes: the most unused memory of received tensors that is kept for later ones.
         pool_trim_s: memory that was not needed for this time is given back.

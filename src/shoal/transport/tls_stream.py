@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
+from shoal.clock import thread_cpu_s
 from shoal.errors import HandshakeError, InvariantViolation
 from shoal.transport.connection import Connection, Stream
 from shoal.transport.tls import explained, peer_of
@@ -25,6 +26,9 @@ _READ_BYTES: Final = 256 * 1024
 _HANDSHAKE_BYTES: Final = 4 * 1024
 """Read at a time from who may be a stranger: what he makes this side hold is to be little."""
 _PIECE_BYTES: Final = 256 * 1024
+_SLOW_S: Final = 0.02
+"""Of computing for `_READ_BYTES`: small messages take that and more, tensors a hundredth. Who sends so rests as long as
+it has taken, so that half of the loop's time is left for others."""
 # A fast socket would otherwise keep the event loop encrypting until a large tensor is gone.
 _BYTES_PER_TURN: Final = 2 * 1024 * 1024
 
@@ -40,6 +44,7 @@ class TlsStream(asyncio.BufferedProtocol):
         self._read_buffer = memoryview(bytearray(_HANDSHAKE_BYTES))
         self._established = False
         self._reading = True
+        self._rest: asyncio.Handle | None = None
         self._backlog: deque[memoryview] = deque()  # plain bytes, not encrypted yet
         self._backlog_bytes = 0
         self._socket_full = False
@@ -76,7 +81,8 @@ class TlsStream(asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         """Go on, first with what has been received already."""
         self._reading = True
-        self._lower.resume_reading()
+        if self._rest is None:
+            self._lower.resume_reading()
         # Not at once: the connection may be in the middle of something.
         asyncio.get_running_loop().call_soon(self._read)
 
@@ -116,9 +122,28 @@ class TlsStream(asyncio.BufferedProtocol):
         """Take records."""
         if self._closing:
             return
+        if nbytes < len(self._read_buffer):
+            self._take(nbytes)
+            return
+        begun_s = thread_cpu_s()
+        self._take(nbytes)
+        took_s = thread_cpu_s() - begun_s
+        if self._rest is None and not self.is_closing():
+            # The loop would read on up to 32 times: of small messages that is seconds in which nobody else is heard.
+            self._lower.pause_reading()
+            rest_s = took_s if took_s >= _SLOW_S else 0.0
+            self._rest = asyncio.get_running_loop().call_later(rest_s, self._read_again)
+
+    def _take(self, nbytes: int) -> None:
         self._incoming.write(self._read_buffer[:nbytes])
         if self._established or self._shake_hands():
             self._read()
+
+    def _read_again(self) -> None:
+        """Go on after a turn of the loop, or some, in which the others had theirs."""
+        self._rest = None
+        if self._reading and not self.is_closing():
+            self._lower.resume_reading()
 
     def pause_writing(self) -> None:
         """The socket takes no more at the moment."""

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections import Counter
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.integration.transport.strangers import TIMEOUT_S, Stranger
 from shoal.errors import Offence
 from shoal.identity import Identity
 from shoal.ids import PeerId
+from shoal.transport import tls_stream
 from shoal.transport.base import PeerLost, PeerUp
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
@@ -29,7 +31,7 @@ from shoal.transport.tls import tls_contexts
 from shoal.wire.frame import FRAME_VERSION, HEADER, encode_frame
 from shoal.wire.handshake import Hello, encode_handshake
 from shoal.wire.messages.control import Heartbeat
-from shoal.wire.messages.step import Forward
+from shoal.wire.messages.step import Forward, Opened
 
 MAX_LINES = 25
 """Of one event in ten seconds, whoever causes it."""
@@ -211,6 +213,64 @@ async def test_a_peer_that_sends_faster_than_it_is_heard_is_not_read_any_more(
     assert sent < 20, "it was stopped"
     assert _rss_bytes() - before < 64 * MIB
     assert len(await take(target, 1 + 4)) == 5
+
+
+async def test_small_messages_that_are_not_heard_count_by_what_they_take_in_memory(
+    host: Any, strangers: list[Stranger]
+) -> None:
+    target = await host(BOB, limits=TransportLimits(max_unread_bytes=16 * MIB))
+    strangers.append(Stranger.over_tcp(target))
+    await strangers[0].secure(CAROL)
+    assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+    frames = bytes(encode_frame(Opened(step())).head) * 1000
+
+    def flood() -> None:
+        strangers[0].socket.settimeout(3.0)
+        with suppress(TimeoutError, OSError):
+            while True:
+                strangers[0].socket.sendall(frames)
+
+    before = _rss_bytes()
+    await anyio.to_thread.run_sync(flood)
+    assert 0 < target.received_bytes < MIB // 2
+    assert _rss_bytes() - before < 64 * MIB
+
+
+async def _sends_much_at_once(target: StreamEndpoint, strangers: list[Stranger]) -> None:
+    """Some 40 kB of small messages lie in the socket before the loop reads any."""
+    strangers.append(Stranger.over_tcp(target))
+    await strangers[0].secure(CAROL)
+    assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+    frame = bytes(encode_frame(Opened(step())).head)
+    for _ in range(40_000 // len(frame) // 20):
+        strangers[0].socket.sendall(frame * 20)
+
+
+async def test_who_sends_small_messages_without_end_is_read_a_buffer_in_each_turn_of_the_loop(
+    host: Any, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_stream, "_READ_BYTES", 4096)
+    target = await host(BOB)
+    await _sends_much_at_once(target, strangers)
+    turns: list[int] = []
+    while target.received_bytes < 32_000:
+        before = target.received_bytes
+        await anyio.lowlevel.checkpoint()
+        turns.append(target.received_bytes - before)
+    assert 0 < max(turns) < 2 * 4096
+
+
+async def test_whose_messages_take_long_is_not_read_for_as_long(
+    host: Any, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours_s = count(step=10_000.0)
+    monkeypatch.setattr(tls_stream, "_READ_BYTES", 4096)
+    monkeypatch.setattr(tls_stream, "thread_cpu_s", lambda: next(hours_s))
+    target = await host(BOB)
+    await _sends_much_at_once(target, strangers)
+    for _ in range(200):
+        await anyio.sleep(0.001)
+    assert 0 < target.received_bytes < 2 * 4096
 
 
 async def test_a_mixed_attack_from_many_threads_is_counted_by_offence(host: Any) -> None:
