@@ -21,8 +21,8 @@ from shoal.model.valueless import WithoutValues
 _SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers")
 _FLOAT: Final = "__float__"
 _LEAST_VERSION: Final = (5, 9)
-_NUMBER_OF_PARTS: Final = re.compile(r"(\w*_)?n(um)?_\w*(layer|expert)s?|\w*_layers")
-"""What configs call how many there are of what a model lists, as num_hidden_layers, n_layer, num_local_experts."""
+_NUMBER_OF_PARTS: Final = re.compile(r"(\w*_)?n(um)?_\w*(layer|expert|label)s?|\w*_layers")
+"""What configs call how many there are of what they list, as num_hidden_layers, n_layer, num_local_experts."""
 # What configs take by these names, and keep by others.
 _OLD_NAMES: Final = frozenset({"attn_implementation", "experts_implementation", "rope_scaling", "rope_theta"})
 
@@ -91,12 +91,16 @@ def build_without_memory(config: Any) -> Any:
 
 
 def _require_few_parts(kind: str, values: Mapping[str, Any]) -> None:
-    """Refuse numbers of layers or experts that no model has: some configs list them as soon as they are made."""
+    """Refuse numbers of layers, experts or labels that no model has: some configs list them as soon as they are made,
+    also those within others."""
     many = {
         name: value
         for name, value in values.items()
         if _NUMBER_OF_PARTS.fullmatch(name) and isinstance(value, int) and value > MAX_PARTS
     }
+    for inner in values.values():
+        if isinstance(inner, Mapping):
+            _require_few_parts(kind, cast("Mapping[str, Any]", inner))
     if many:
         named = ", ".join(f"{name} = {value}" for name, value in many.items())
         raise ConfigError(

@@ -313,13 +313,24 @@ def test_a_model_of_other_parts_is_refused(transformers: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("qwen3", "num_hidden_layers"), ("gpt2", "n_layer"), ("mixtral", "num_local_experts")]
+    ("kind", "name"),
+    [
+        ("qwen3", "num_hidden_layers"),
+        ("gpt2", "n_layer"),
+        ("mixtral", "num_local_experts"),
+        ("gpt2", "num_labels"),
+    ],
 )
 def test_a_model_of_layers_or_experts_without_end_is_refused_before_they_are_listed(
     kind: str, name: str, transformers: ModuleType
 ) -> None:
     with pytest.raises(ConfigError, match=rf"describe a {kind} with {name} = {1 << 40}, and 4096 are the most"):
         _load(extra={**values_of(kind), name: 1 << 40})
+
+
+def test_a_config_within_another_has_no_layers_without_end_either(transformers: ModuleType) -> None:
+    with pytest.raises(ConfigError, match=rf"describe a gemma3 with num_hidden_layers = {1 << 40}, and 4096 are"):
+        _load(extra={"model_type": "gemma3", "text_config": {"num_hidden_layers": 1 << 40}})
 
 
 def test_costs_count_experts_for_as_many_as_a_token_takes() -> None:
