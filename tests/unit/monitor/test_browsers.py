@@ -59,7 +59,9 @@ async def test_one_that_comes_back_gets_just_what_it_has_missed() -> None:
     assert b"data" not in await first(browsers, newest)
 
 
-@pytest.mark.parametrize("last_id", ["", "x", "other-1", "-", "{start}-99", "{start}--1", "{start}-²"])
+@pytest.mark.parametrize(
+    "last_id", ["", "x", "other-1", "-", "{start}-99", "{start}--1", "{start}-²", "{start}-" + "9" * 5000]
+)
 async def test_one_that_has_got_nothing_known_gets_all_of_it(last_id: str) -> None:
     browsers = hub()
     browsers.tell("row", 1)

@@ -23,6 +23,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 MAX_BROWSERS: Final = 8
 _MAX_QUEUED: Final = 64
 _MAX_BACKLOG_BYTES: Final = 2 * 2**20
+_MOST_DIGITS: Final = 15
+"""Of a message's number: of some thousands Python makes no number."""
 
 
 class Browsers:
@@ -101,7 +103,7 @@ class Browsers:
     def _missed(self, last_id: str) -> bytes:
         """Return what there is to say first: what a browser has missed, or all of it."""
         start, _, number = last_id.partition("-")
-        if start == self._start and number.isascii() and number.isdigit():
+        if start == self._start and number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS:
             missed = self._number - int(number)
             if 0 <= missed <= len(self._backlog):
                 return b"".join(list(self._backlog)[len(self._backlog) - missed :]) or b": nothing\n\n"
