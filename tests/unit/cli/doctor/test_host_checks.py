@@ -320,11 +320,20 @@ def announcing(run_id: str) -> SwarmSeen:
     return SwarmSeen("m", "p", "f", (), None, False, 0, view, {})
 
 
+def _listening(first: int) -> socket.socket:
+    """Take the second of two free ports that the system gives nobody who asks for any."""
+    while True:
+        try:
+            with socket.create_server(("127.0.0.1", first)):
+                return socket.create_server(("127.0.0.1", first + 1))
+        except OSError:
+            first -= 2
+
+
 @pytest.mark.parametrize("key", ["monitor_port", "data_port", "host_maddrs"])
 def test_a_port_that_is_taken_is_found_and_free_once_whoever_has_it_has_ended(key: str) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+    # Each process of the tests looks from another place on.
+    with _listening(30_000 - os.getpid() % 5_000 * 2) as other:
         port = other.getsockname()[1]
         # The second role of the host takes the next port.
         first = port if key == "monitor_port" else port - 1
