@@ -121,7 +121,7 @@ def test_a_server_that_nobody_can_dial_is_named_on_both_terminals_and_found_agai
         told = [line for line in client.events("client_0", "server.undialled") if line["who"] in names]
         assert {line["who"] for line in told} == names
         client.lose_host()
-        until(lambda: "is not announced any more" in servers.output, START_S, "the loss of the client")
+        until(lambda: "nobody announces run " in servers.output, START_S, "the loss of the client")
         others = ",".join(maddr for maddr in listed.read_text().split() if network.address("servers") in maddr)
         # What the client has said last may still stand with a node of the DHT for a moment.
         said = until(lambda: _without_client(hosts, others), START_S, "a registry that names no client")

@@ -15,7 +15,8 @@ from typing import Final
 from shoal.file_thread import WANTED_FILES
 
 _KEPT_FILES: Final = 32
-_MOST_SHARE_KEPT: Final = 4
+_LEAST_FILES: Final = 128
+"""What a process opens at its start, and for a few connections: where it may have no more none is kept, and it ends."""
 
 
 def raise_file_limit() -> int:
@@ -36,7 +37,7 @@ def is_for_files(descriptor: int) -> bool:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return False
-    return descriptor >= limit - min(_KEPT_FILES, limit // _MOST_SHARE_KEPT)
+    return descriptor >= max(limit - _KEPT_FILES, min(limit, _LEAST_FILES))
 
 
 def takes_connections() -> bool:

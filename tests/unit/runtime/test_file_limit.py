@@ -45,7 +45,9 @@ def test_only_the_lack_of_files_is_explained() -> None:
     assert hint(ValueError("24")) == ""
 
 
-@pytest.mark.parametrize(("limit", "last"), [(1024, 991), (65536, 65503), (64, 47), (4, 2), (0, -1), (INFINITY, 10**9)])
+@pytest.mark.parametrize(
+    ("limit", "last"), [(1024, 991), (65536, 65503), (140, 127), (128, 127), (30, 29), (0, -1), (INFINITY, 10**9)]
+)
 def test_the_last_descriptors_are_for_files_and_for_no_connection(
     limit: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,15 +58,13 @@ def test_the_last_descriptors_are_for_files_and_for_no_connection(
 
 def test_a_process_takes_connections_until_one_would_get_such_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert takes_connections()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, INFINITY))
     with open(os.devnull) as file:
-        free = os.dup(file.fileno())
-        os.close(free)
-        monkeypatch.setattr(resource, "getrlimit", lambda _: (free + 1, INFINITY))
-        assert not takes_connections()
-        monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * free + 100, INFINITY))
-        assert takes_connections()
-        monkeypatch.setattr(os, "open", _refused)
-        assert not takes_connections()
+        for free, is_taken in ((991, True), (992, False)):
+            monkeypatch.setattr(os, "open", lambda *_, free=free: os.dup2(file.fileno(), free))
+            assert takes_connections() is is_taken
+    monkeypatch.setattr(os, "open", _refused)
+    assert not takes_connections()
 
 
 def _refused(*_: object) -> int:
