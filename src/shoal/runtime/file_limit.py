@@ -15,8 +15,9 @@ from typing import Final
 from shoal.file_thread import WANTED_FILES
 
 _KEPT_FILES: Final = 32
+_MOST_SHARE_KEPT: Final = 4
 _LEAST_FILES: Final = 128
-"""What a process opens at its start, and for a few connections: where it may have no more none is kept, and it ends."""
+"""What a process opens at its start, and for a few connections: one that can never have as many ends, and says why."""
 
 
 def raise_file_limit() -> int:
@@ -34,10 +35,10 @@ def is_for_files(descriptor: int) -> bool:
 
     The limit may have been changed from outside (`prlimit`), so it is asked each time.
     """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or (hard != resource.RLIM_INFINITY and hard < _LEAST_FILES):
         return False
-    return descriptor >= max(limit - _KEPT_FILES, min(limit, _LEAST_FILES))
+    return descriptor >= limit - min(_KEPT_FILES, limit // _MOST_SHARE_KEPT)
 
 
 def takes_connections() -> bool:

@@ -45,15 +45,20 @@ def test_only_the_lack_of_files_is_explained() -> None:
     assert hint(ValueError("24")) == ""
 
 
-@pytest.mark.parametrize(
-    ("limit", "last"), [(1024, 991), (65536, 65503), (140, 127), (128, 127), (30, 29), (0, -1), (INFINITY, 10**9)]
-)
+@pytest.mark.parametrize(("limit", "last"), [(1024, 991), (65536, 65503), (64, 47), (4, 2), (0, -1), (INFINITY, 10**9)])
 def test_the_last_descriptors_are_for_files_and_for_no_connection(
     limit: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, INFINITY))
-    assert not is_for_files(last)
-    assert is_for_files(last + 1) is (limit != INFINITY)
+    for hard in (INFINITY, 65536):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, hard=hard: (limit, hard))
+        assert not is_for_files(last)
+        assert is_for_files(last + 1) is (limit != INFINITY)
+
+
+def test_of_the_few_that_a_process_may_ever_have_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hard, is_kept in ((30, False), (127, False), (128, True)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, hard=hard: (hard, hard))
+        assert is_for_files(hard - 1) is is_kept
 
 
 def test_a_process_takes_connections_until_one_would_get_such_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
