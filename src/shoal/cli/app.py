@@ -40,6 +40,7 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.doctor.after_join import explaining
 from shoal.cli.exits import guarded
+from shoal.cli.help_page import PlainPage
 from shoal.cli.key import key_app
 from shoal.cli.model_commands import (
     DatasetName,
@@ -91,6 +92,8 @@ app = App(
     ),
     default_parameter=Parameter(show_default=_shown_default),
     version=__version__,
+    help_format="plaintext",
+    help_formatter=PlainPage(),
     result_action="return_value",
     exit_on_error=False,
     print_error=False,

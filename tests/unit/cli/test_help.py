@@ -6,6 +6,7 @@ import random
 import re
 import string
 from difflib import SequenceMatcher
+from itertools import pairwise
 
 import pytest
 
@@ -44,6 +45,18 @@ def is_as_near(typed: str, command: str, said: str) -> bool:
     well, and `checkpointw` rather `checkpoint` than `checkpoints`."""
     likeness = {each: SequenceMatcher(None, each, typed).ratio() for each in COMMANDS}
     return any(f'Did you mean "{each}"' in said and likeness[each] >= likeness[command] for each in COMMANDS)
+
+
+def test_the_lines_of_a_paragraph_are_filled(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run-local", "--help"]) == 0
+    said = capsys.readouterr().out
+    width = max(map(len, said.split("\n")))  # that of the boxes
+    _, summary, paragraph, *_ = said.split("\n\n")
+    assert summary.rstrip() == "Train on a swarm of processes on this machine."
+    lines = [line.rstrip() for line in paragraph.split("\n")]
+    assert len(lines) > 1
+    for line, following in pairwise(lines):
+        assert len(f"{line} {following.split()[0]}") > width, paragraph
 
 
 @pytest.mark.parametrize("seed", range(3))
