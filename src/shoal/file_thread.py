@@ -44,10 +44,15 @@ the connections alone may be."""
 
 def hint(error: BaseException) -> str:
     """Return what to do about an error that says that no more files may be opened; empty for every other one."""
+    said = _more_files(error)
+    return f": {said}" if said else ""
+
+
+def _more_files(error: BaseException) -> str:
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         return ""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f": this process may have {limit} files and connections open; allow more with `ulimit -n {WANTED_FILES}`"
+    return f"this process may have {limit} files and connections open; allow more with `ulimit -n {WANTED_FILES}`"
 
 
 def said_by_disk(error: OSError, path: str | Path) -> str:
@@ -68,10 +73,19 @@ def remedy(error: OSError, path: str | Path, instead: str = "") -> str:
         path: as in `said_by_disk`.
         instead: where else to write, which helps wherever the disk is the cause.
     """
-    if said := hint(error):
-        return said.removeprefix(": ")
+    if said := _more_files(error):
+        return said
     own = "remove some files there" if _lacks_inodes(error, path) else remedy_of(number_of(error))
     return f"{own}, or {instead}" if instead else own
+
+
+def said_and_remedy(error: OSError, path: str | Path, instead: str = "") -> str:
+    """Return the end of a message that something cannot be written: "(No space left on device): free space there".
+
+    Args:
+        path, instead: as in `remedy`.
+    """
+    return f"({said_by_disk(error, path)}): {remedy(error, path, instead)}"
 
 
 UNNAMED: Final = 1

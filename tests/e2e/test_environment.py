@@ -205,10 +205,7 @@ _IMPOSSIBLE = _why_impossible()
 def test_a_run_waits_for_a_disk_that_has_run_full_and_has_lost_nothing_when_it_goes_on(tmp_path: Path) -> None:
     with small_disk(tmp_path / "logs", "4m") as disk, launched(tmp_path, *FEW) as run:
         run.saw("client_0", "round.recorded", round=2)
-        ballast = disk / "ballast"
-        with pytest.raises(OSError, match="No space left"):
-            _fill(ballast)
-        until(lambda: "the run waits for its disk: cannot write" in run.output, START_S, "what it waits for")
+        ballast = _filled_until_it_waits(disk, run)
         ballast.unlink()
         until(lambda: "the client can write to its disk again" in run.output, START_S, "the end of that")
         said = run.output
@@ -228,10 +225,7 @@ def test_a_run_whose_disk_stays_full_can_be_ended_and_resumed(tmp_path: Path) ->
     with small_disk(tmp_path / "logs", "4m") as disk:
         with launched(tmp_path, *FEW, kept, every) as run:
             run.saw("mirror_0", "checkpoint.written", round=2)
-            ballast = disk / "ballast"
-            with pytest.raises(OSError, match="No space left"):
-                _fill(ballast)
-            until(lambda: "the run waits for its disk: cannot write" in run.output, START_S, "what it waits for")
+            ballast = _filled_until_it_waits(disk, run)
             run.interrupt()
             assert run.ends(END_S) in (1, 130), run.output
             run.leaves_nothing()
@@ -264,7 +258,7 @@ def test_a_client_that_may_open_no_more_files_goes_on_with_what_it_has_and_says_
         assert "the run waits for its disk" not in run.output
         # None at all: not even a record can be written.
         _allow(client, _first_free(client))
-        until(lambda: "the run waits for its disk: cannot write" in run.output, START_S, "what it waits for")
+        _until_it_waits(run)
         resource.prlimit(client, resource.RLIMIT_NOFILE, before)
         until(lambda: "the client can write to its disk again" in run.output, START_S, "the end of that")
         _trains_on(run, num_rounds=2)
@@ -275,6 +269,19 @@ def test_a_client_that_may_open_no_more_files_goes_on_with_what_it_has_and_says_
     assert said.count("the run waits for its disk") == 1
     assert "`ulimit -n 65536`" in said
     assert "Traceback" not in run.output
+
+
+def _filled_until_it_waits(disk: Path, run: Launched) -> Path:
+    """Fill a disk, and return what it is full of."""
+    ballast = disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        _fill(ballast)
+    _until_it_waits(run)
+    return ballast
+
+
+def _until_it_waits(run: Launched) -> None:
+    until(lambda: "the run waits for its disk: cannot write" in run.output, START_S, "what it waits for")
 
 
 def _first_free(process: int) -> int:

@@ -30,7 +30,8 @@ from shoal.wire.messages.step import StepEntry
 
 _ROUNDS, _STEPS, _LEFT = "rounds", "steps", "left"
 
-_ELSEWHERE = "start again with --log-dir on another disk"
+ELSEWHERE = "start again with --log-dir on another disk"
+"""What helps where the folder of a run cannot be written."""
 
 _FORM = 2
 """Of all files of a run, in `rounds`, `steps` and `replicas`: goes up when one of them changes its form."""
@@ -104,8 +105,9 @@ def restore_genesis(directory: Path, content: bytes) -> str:
     path, problem = _round_file(directory, 0), ""
     if path.exists():
         try:
-            if msgspec.json.decode(path.read_bytes(), type=_OfForm).form == _FORM:
-                read_genesis(directory)
+            here = path.read_bytes()
+            if msgspec.json.decode(here, type=_OfForm).form == _FORM:
+                genesis_of(here, str(path))
             return ""
         except (RecordRejected, *MALFORMED) as error:
             path.replace(_damaged(path))
@@ -196,22 +198,25 @@ def set_aside(directory: Path, record: Record, digest: str) -> list[str]:
         OSError: A file that is there cannot be read.
         StorageError: A file cannot be moved.
     """
-    here: dict[int, str] = {}
+    here: dict[int, str | None] = {}  # the hash of each record; None: it is damaged
     damaged: dict[Path, str] = {}
     for round, path in record_files(directory):
         try:
             found = read_record(path)
         except RecordRejected as error:
             damaged[path] = f"{path} is damaged ({error.__cause__})"
-            here[round] = ""
+            here[round] = None
         else:
             if found is not None:
                 here[round] = record_hash(found[1])
     if not here or here[max(here)] in (record.previous, digest):
         return []
-    kept_rounds = record.round if digest in here.values() else 0
-    if here.get(record.round) == "" and record.previous in here.values():
+    if digest in here.values():
+        kept_rounds = record.round
+    elif record.round in here and here[record.round] is None and record.previous in here.values():
         kept_rounds = record.round - 1
+    else:
+        kept_rounds = 0
     steps = sorted((directory / _STEPS).glob("round_*"), key=_round_of)
     files = [*(path for _, path in record_files(directory)), *steps]
     files = [path for path in files if _round_of(path) > kept_rounds]
@@ -225,7 +230,7 @@ def set_aside(directory: Path, record: Record, digest: str) -> list[str]:
     except OSError as error:
         raise StorageError(
             f"cannot move records to {aside} ({said_by_disk(error, aside)}): they are of a chain that was left, and "
-            f"must not be mixed with others; {remedy(error, aside, _ELSEWHERE)}"
+            f"must not be mixed with others; {remedy(error, aside, ELSEWHERE)}"
         ) from error
     return [damaged[path] for path in files if path in damaged]
 
@@ -378,5 +383,5 @@ def write_whole(path: Path, content: bytes) -> None:
 def _cannot_write(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"cannot write {path} ({said_by_disk(error, path)}): without its records a run can be neither checked nor "
-        f"continued; {remedy(error, path, _ELSEWHERE)}"
+        f"continued; {remedy(error, path, ELSEWHERE)}"
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ConfigError, StorageError, os_error_as
-from shoal.file_thread import remedy, said_by_disk
+from shoal.file_thread import said_and_remedy
 from shoal.runtime.durable_files import DurableFile, FileDigest, exchange, make_directory, sync_directory
 
 if TYPE_CHECKING:
@@ -155,9 +155,7 @@ def require_place(path: Path, *, force: bool, known_by: tuple[str, ...]) -> None
 
 def writing_to(path: Path | str) -> AbstractContextManager[None]:
     """Give a context for what writes a folder: an OSError in it becomes a StorageError."""
-    return os_error_as(
-        lambda error: StorageError(f"cannot write {path} ({said_by_disk(error, path)}): {remedy(error, path)}")
-    )
+    return os_error_as(lambda error: StorageError(f"cannot write {path} {said_and_remedy(error, path)}"))
 
 
 def _beside(path: Path, kind: str) -> Path:

@@ -49,7 +49,7 @@ from shoal.events.base import SUMMARY_FILE, Event, emit, tell
 from shoal.events.hosts import CurvesNotDrawn, ReportNotWritten, RunEndedByError, RunInterrupted, SwarmMoved, SwarmOpen
 from shoal.events.processes import ForkServerReady, RoleIsRestarting, RoleLost
 from shoal.events.registry import IdentityCopied, LanUnannounced
-from shoal.file_thread import FileThread, remedy, said_by_disk
+from shoal.file_thread import FileThread, remedy, said_and_remedy, said_by_disk
 from shoal.identity import Identity, create_swarm_key
 from shoal.ids import RunId
 from shoal.report.curves import write_curves
@@ -547,6 +547,5 @@ class HostRun:
             return write_summary(self.log_dir, {**left, **own})
         except OSError as error:
             where = error.filename or self.log_dir
-            reason = f"({said_by_disk(error, self.log_dir)}): {remedy(error, self.log_dir)}"
-            self._fail(f"cannot write the summary to {where} {reason}")
+            self._fail(f"cannot write the summary to {where} {said_and_remedy(error, self.log_dir)}")
             return None

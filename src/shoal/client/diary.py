@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.averaging.journal import ELSEWHERE
 from shoal.client.totals import RunTotals
 from shoal.control.records import VerifiedRecord
 from shoal.errors import MALFORMED, RecordRejected, StorageError, os_error_as
@@ -234,7 +235,7 @@ def _storing(path: Path) -> AbstractContextManager[None]:
     return os_error_as(
         lambda error: StorageError(
             f"cannot write {path} ({said_by_disk(error, path)}): without it a client that is killed could not be "
-            f"started again; {remedy(error, path, 'start again with --log-dir on another disk')}"
+            f"started again; {remedy(error, path, ELSEWHERE)}"
         )
     )
 

@@ -7,6 +7,7 @@ a round begins, its pipelines are formed -- Saved --> the diary
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from shoal.averaging.coordinator import RoundCoordinator
 from shoal.client.checkpoints import CheckpointCounts
@@ -36,21 +37,15 @@ class Saving:
 
     async def round_begins(self, plan: RoundPlan, base: str) -> None:
         """Nobody has heard of this round, which is trained on top of the record with the hash `base`."""
-        await self._saved(plan, base)
+        await self.needed.written(partial(self._save, plan, base))
         if plan.round > 1:
             self.counts.tell_mirrors()
 
     async def run_ends(self, base: str) -> None:
         """All rounds are trained; `base` is what the last one was trained on."""
-        await self._saved(None, base)
+        await self.needed.written(partial(self._save, None, base))
 
-    async def _saved(self, plan: RoundPlan | None, base: str) -> None:
-        async def save() -> None:
-            self._save(plan, base)
-
-        await self.needed.written(save)
-
-    def _save(self, plan: RoundPlan | None, base: str) -> None:
+    async def _save(self, plan: RoundPlan | None, base: str) -> None:
         self.counters.settle()
         self.diary.save(
             Saved(

@@ -77,6 +77,10 @@ class _Answer(NamedTuple):
         return topics == self.topics and is_as_wide and self.asked_s >= since_s
 
 
+_Question = tuple[tuple[str, ...], int | None]
+"""Topics, and how many holders are asked."""
+
+
 @dataclass
 class _UnderWay:
     """A question that somebody has asked, and that others need not ask as well; over: answered, or given up."""
@@ -112,9 +116,7 @@ class DhtNode:
     _lost: LostPeers = field(default_factory=LostPeers)
     _looked_s: float = -math.inf
     _answer: _Answer | None = None
-    _under_way: dict[tuple[tuple[str, ...], int | None], _UnderWay] = field(
-        default_factory=dict[tuple[tuple[str, ...], int | None], _UnderWay]
-    )
+    _under_way: dict[_Question, _UnderWay] = field(default_factory=dict[_Question, _UnderWay])
     _answered_s: float = -math.inf
 
     @classmethod

@@ -67,13 +67,13 @@ def _named(package: Any, file: Any) -> list[int]:
 
 
 def _is_packed(message: Any) -> bool:
+    if message.type not in ("dictionary", "record batch"):
+        return False
     metadata = message.metadata.to_pybytes()
     header = _table(metadata, _root(metadata), _OF_MESSAGE)
     if header is not None and message.type == "dictionary":
         header = _table(metadata, header, _OF_DICTIONARY)
-    if header is None or message.type not in ("dictionary", "record batch"):
-        return False
-    return _table(metadata, header, _PACKING) is not None
+    return header is not None and _table(metadata, header, _PACKING) is not None
 
 
 def _root(flat: bytes) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
@@ -102,6 +102,10 @@ class RowReader:
         self._tools = data.tools_column if is_chat else None
         named = (self.column, self._answer, self._tools)
         self.columns = tuple(column for column in named if column is not None)
+
+    def columns_among(self, names: Sequence[str]) -> list[str]:
+        """Return those of its columns that there are: what else is in a row, as images, need not be decoded."""
+        return [column for column in self.columns if column in names]
 
     def take(self, row: Mapping[str, Any], where: str, *, is_table: bool = True) -> TextPiece | Unreadable:
         """Return the document of a row that has the column.

@@ -20,8 +20,7 @@ class TableDocuments(Documents):
     """
 
     def __init__(self, table: Any, reader: RowReader, name: str) -> None:
-        # Whatever else there is in a row, as images, would be decoded with it.
-        self._table = table.select_columns([name for name in reader.columns if name in table.column_names])
+        self._table = table.select_columns(reader.columns_among(table.column_names))
         self._reader = reader
         self._name = name
         self.identity = f"{name} {' '.join(reader.columns)} {getattr(table, '_fingerprint', '')}"

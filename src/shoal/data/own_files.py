@@ -52,7 +52,8 @@ class OwnFiles:
             ConfigError: It is one of another repository, or host.
         """
         is_address = "://" in text
-        if is_address and not (text.startswith(self._addresses or "\0") and ".." not in text.split("/")):
+        is_own = text.startswith(self._addresses) and ".." not in text.split("/")
+        if is_address and not is_own:
             raise ConfigError(f"{text!r} {_OUTSIDE}, {self._name}, and is not read; copy it into there")
         return is_address
 

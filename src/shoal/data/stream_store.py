@@ -24,7 +24,7 @@ from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec
 from shoal.data.streams import StreamPlace
 from shoal.errors import MALFORMED, StorageError
-from shoal.file_thread import remedy, said_by_disk
+from shoal.file_thread import said_and_remedy
 from shoal.runtime.durable_files import DurableFile, make_directory, put_whole, sync_directory
 from shoal.runtime.file_locks import lock
 
@@ -248,8 +248,7 @@ class WindowStore:
             yield
         except OSError as error:
             raise StorageError(
-                f"cannot write {self.folder} ({said_by_disk(error, self.folder)}): "
-                f"{remedy(error, self.folder, _ELSEWHERE)}"
+                f"cannot write {self.folder} {said_and_remedy(error, self.folder, _ELSEWHERE)}"
             ) from error
 
 

@@ -248,7 +248,7 @@ def documents_of_hub(data: DataConfig, split: str | None) -> Documents:
     if data.max_documents is not None or data.streaming:
         stream, version = load_stream(data, wanted)
         if stream.column_names is not None:  # else nothing of it is decoded
-            stream = stream.select_columns([each for each in reader.columns if each in stream.column_names])
+            stream = stream.select_columns(reader.columns_among(stream.column_names))
         return StreamDocuments(lambda: stream, reader, name, version)
     table = load_table(data, wanted)
     if reader.column not in (table.column_names or ()):

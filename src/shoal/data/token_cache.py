@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.config.training import DataConfig
 from shoal.errors import MALFORMED, StorageError
-from shoal.file_thread import remedy, said_by_disk
+from shoal.file_thread import said_and_remedy
 from shoal.runtime.durable_files import DurableFile, make_directory, put_whole, sync_directory
 from shoal.runtime.file_locks import lock
 from shoal.runtime.user_cache import user_cache
@@ -157,10 +157,8 @@ class TokenCache:
 
     def cannot_write(self, error: OSError) -> StorageError:
         """The error of tokens that cannot be kept."""
-        return StorageError(
-            f"cannot write {self._folder} ({said_by_disk(error, self._folder)}): "
-            f"{remedy(error, self._folder, 'choose another place by data.cache_dir')}"
-        )
+        reason = said_and_remedy(error, self._folder, "choose another place by data.cache_dir")
+        return StorageError(f"cannot write {self._folder} {reason}")
 
     @property
     def _unfinished(self) -> Path:

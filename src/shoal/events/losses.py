@@ -220,8 +220,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _how(silent_s: float, since: str, still_s: float) -> str:
-    if not silent_s and still_s:
+    if silent_s:
+        return f"has said nothing for {silent_s:.1f} s (since {since}), so it is frozen or cut off"
+    if still_s:
         return f"has given this client up, which stood still for {still_s:.1f} s"
-    if not silent_s:
-        return "is gone: its connection has closed"
-    return f"has said nothing for {silent_s:.1f} s (since {since}), so it is frozen or cut off"
+    return "is gone: its connection has closed"

@@ -23,7 +23,7 @@ from typing import Final, Literal
 import msgspec
 
 from shoal.errors import MALFORMED, ConfigError
-from shoal.file_thread import remedy, said_by_disk
+from shoal.file_thread import said_and_remedy
 from shoal.ids import PeerId
 from shoal.runtime.durable_files import put_whole
 from shoal.runtime.file_locks import locked
@@ -367,9 +367,7 @@ def write_note(directory: Path, note: RunNote) -> None:
     try:
         put_whole(path, msgspec.json.encode(note), lasting=False)
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {path} ({said_by_disk(error, path)}): {remedy(error, path, 'set XDG_RUNTIME_DIR')}"
-        ) from error
+        raise ConfigError(f"cannot write {path} {said_and_remedy(error, path, 'set XDG_RUNTIME_DIR')}") from error
 
 
 def read_note(directory: Path) -> RunNote | None:

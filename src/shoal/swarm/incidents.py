@@ -353,9 +353,12 @@ class Incidents:
         began_s = event.at_s - max(event.silent_s, event.still_s)
         incident = Incident(kind, who, 0, began_s, event.at_s, set(slots), key, host=event.host)
         incident.stage = event.stage if isinstance(event, ServerLost) else None
-        incident.cause = Cause.SILENT if event.silent_s else Cause.ENDED
-        if event.still_s and not event.silent_s:
+        if event.silent_s:
+            incident.cause = Cause.SILENT
+        elif event.still_s:
             incident.cause = Cause.CUT  # it may be as it was
+        else:
+            incident.cause = Cause.ENDED
         # Of who has ended on the client's own host its launcher tells.
         return self._open(incident, event.told(), shown=kind == "server" or bool(event.silent_s))
 

@@ -109,7 +109,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
-        self._tasks.start_soon(beat, self._standing, self._on_silent, self._limits, self._clock, self._on_stall)
+        self._tasks.start_soon(beat, self._at_heartbeat, self._on_silent, self._limits, self._clock, self._on_stall)
         self._tasks.start_soon(keep_trimmed, self._inbound.pool, self._limits.pool_trim_s, self._clock)
         self._tasks.start_soon(self._keep_listening)
         return self
@@ -392,8 +392,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self.on_violation(connection, error)
         connection.close(str(error))
 
-    def _standing(self) -> list[Connection]:
-        """Return what heartbeats go over, each time that they do."""
+    def _at_heartbeat(self) -> list[Connection]:
+        """Note that heartbeats are sent now, and return the connections that they go over."""
         self._beaten_s = self._clock.now_s()
         return [state.connection for state in self._peers.values() if state.connection is not None]
 

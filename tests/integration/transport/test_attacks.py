@@ -62,6 +62,13 @@ def _connect(strangers: list[Stranger], target: StreamEndpoint, count: int) -> N
         strangers.append(Stranger.over_tcp(target))
 
 
+async def _let_in(target: StreamEndpoint, strangers: list[Stranger]) -> None:
+    """The first of them has the key, and is a peer."""
+    strangers.append(Stranger.over_tcp(target))
+    await strangers[0].secure(CAROL)
+    assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+
+
 async def test_connections_that_say_nothing_are_ended_at_the_deadline(
     host: Any, strangers: list[Stranger], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -194,9 +201,7 @@ async def test_a_peer_that_sends_faster_than_it_is_heard_is_not_read_any_more(
     host: Any, strangers: list[Stranger]
 ) -> None:
     target = await host(BOB, limits=TransportLimits(max_unread_bytes=16 * MIB))
-    strangers.append(Stranger.over_tcp(target))
-    await strangers[0].secure(CAROL)
-    assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+    await _let_in(target, strangers)
     frame = b"".join(encode_frame(Forward(step(), 0), [tensor(4 * MIB)]).in_one_piece())
     sent = 0
 
@@ -219,9 +224,7 @@ async def test_small_messages_that_are_not_heard_count_by_what_they_take_in_memo
     host: Any, strangers: list[Stranger]
 ) -> None:
     target = await host(BOB, limits=TransportLimits(max_unread_bytes=16 * MIB))
-    strangers.append(Stranger.over_tcp(target))
-    await strangers[0].secure(CAROL)
-    assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+    await _let_in(target, strangers)
     frames = bytes(encode_frame(Opened(step())).head) * 1000
 
     def flood() -> None:
@@ -238,9 +241,7 @@ async def test_small_messages_that_are_not_heard_count_by_what_they_take_in_memo
 
 async def _sends_much_at_once(target: StreamEndpoint, strangers: list[Stranger]) -> None:
     """Some 40 kB of small messages lie in the socket before the loop reads any."""
-    strangers.append(Stranger.over_tcp(target))
-    await strangers[0].secure(CAROL)
-    assert isinstance(await strangers[0].greet(CAROL.peer_id), Hello)
+    await _let_in(target, strangers)
     frame = bytes(encode_frame(Opened(step())).head)
     for _ in range(40_000 // len(frame) // 20):
         strangers[0].socket.sendall(frame * 20)

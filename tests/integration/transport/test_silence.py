@@ -6,39 +6,51 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 from tests.integration.transport.samples import ALICE, BOB, CHILD, over_tcp, step, take
 
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.limits import TransportLimits
+from shoal.transport.peers import StreamEndpoint
 from shoal.wire.messages import Hop
 from shoal.wire.messages.step import Opened
+
+
+@asynccontextmanager
+async def _spoken_with(a: StreamEndpoint, folder: Path, scheme: str = "") -> AsyncGenerator[anyio.abc.Process]:
+    """A process with a peer that has answered the first message; whoever uses it ends it."""
+    script = Path(__file__).with_name("peer_process.py")
+    command = [sys.executable, str(script), str(folder / "child.sock")]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        _, *addresses = (await process.stdout.receive()).decode().split()
+        child = CHILD.peer_id
+        a.introduce(Hop(child, tuple(address for address in addresses if address.startswith(scheme))))
+        a.post(child, Opened(step(1)))
+        assert await take(a, 2) == [PeerUp(child), Received(child, Opened(step(1)))]
+        yield process
 
 
 @pytest.mark.parametrize("scheme", ["unix", "tcp"])
 async def test_a_frozen_process_is_lost_and_can_dial_anew_when_it_wakes(host: Any, folder: Path, scheme: str) -> None:
     a = await host(ALICE, limits=TransportLimits(heartbeat_s=0.1, deadline_s=1.0))
-    script = Path(__file__).with_name("peer_process.py")
-    command = [sys.executable, str(script), str(folder / "child.sock")]
-    async with await anyio.open_process(command, stderr=None) as process:
-        assert process.stdout is not None
-        pid, *addresses = (await process.stdout.receive()).decode().split()
-        child = CHILD.peer_id
-        a.introduce(Hop(child, tuple(address for address in addresses if address.startswith(scheme))))
-        a.post(child, Opened(step(1)))
-        assert await take(a, 2) == [PeerUp(child), Received(child, Opened(step(1)))]
-        os.kill(int(pid), signal.SIGSTOP)
+    async with _spoken_with(a, folder, scheme) as process:
+        child, pid = CHILD.peer_id, process.pid
+        os.kill(pid, signal.SIGSTOP)
         a.post(child, Opened(step(2)))
         (lost,) = await take(a, 1)
         assert isinstance(lost, PeerLost)
         assert lost.reason.startswith("silent for ")
         assert lost.silent_s > 0.0
         assert a.metrics.counter("transport.lost", cause="silent").value == 1
-        os.kill(int(pid), signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
         # What it says over the old connection is heard by nobody; it notices, and dials anew.
         assert await take(a, 2) == [PeerUp(child), Received(child, Opened(step(99)))]
         a.post(child, Opened(step(3)))
@@ -63,15 +75,8 @@ async def test_idle_connections_stay_open_and_heartbeats_are_not_counted(host: A
 async def test_an_event_loop_that_was_blocked_blames_nobody(host: Any, folder: Path) -> None:
     limits = TransportLimits(heartbeat_s=0.05, deadline_s=0.4)
     a = await host(ALICE, limits=limits)
-    script = Path(__file__).with_name("peer_process.py")
-    command = [sys.executable, str(script), str(folder / "child.sock")]
-    async with await anyio.open_process(command, stderr=None) as process:
-        assert process.stdout is not None
-        _, *addresses = (await process.stdout.receive()).decode().split()
+    async with _spoken_with(a, folder) as process:
         child = CHILD.peer_id
-        a.introduce(Hop(child, tuple(addresses)))
-        a.post(child, Opened(step(1)))
-        assert len(await take(a, 2)) == 2
         threading.Event().wait(1.5)  # the child's own deadline is longer
         a.post(child, Opened(step(2)))
         assert await take(a, 1) == [Received(child, Opened(step(2)))]
@@ -100,15 +105,7 @@ async def test_who_has_stood_still_knows_that_it_was_given_up_and_who_has_not_ta
     host: Any, folder: Path, stands_still: bool, deadline_s: float
 ) -> None:
     a = await host(ALICE, limits=TransportLimits(heartbeat_s=0.05, deadline_s=deadline_s))
-    script = Path(__file__).with_name("peer_process.py")
-    command = [sys.executable, str(script), str(folder / "child.sock")]
-    async with await anyio.open_process(command, stderr=None) as process:
-        assert process.stdout is not None
-        _, *addresses = (await process.stdout.receive()).decode().split()
-        child = CHILD.peer_id
-        a.introduce(Hop(child, tuple(addresses)))
-        a.post(child, Opened(step(1)))
-        assert len(await take(a, 2)) == 2
+    async with _spoken_with(a, folder) as process:
         process.kill()
         if stands_still:
             # Nothing else runs in this process, as if it was stopped; the other end is closed meanwhile.

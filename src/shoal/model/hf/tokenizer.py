@@ -21,7 +21,7 @@ import msgspec
 
 from shoal.config.training import trained_size
 from shoal.errors import MALFORMED, ConfigError, StorageError
-from shoal.file_thread import remedy, said_by_disk
+from shoal.file_thread import said_and_remedy
 from shoal.model.hf.repository import INSTALL, Repository
 from shoal.runtime.inside import places_of, require_inside
 from shoal.runtime.user_cache import keep, user_cache
@@ -111,8 +111,7 @@ def keep_tokenizer(files: Mapping[str, bytes], name: str) -> KeptTokenizer:
             keep(folder / file, written)
         keep(folder / _FACTS, msgspec.json.encode(facts))
     except OSError as error:
-        reason = f"({said_by_disk(error, folder)}): {remedy(error, folder)}"
-        raise StorageError(f"cannot keep the tokenizer in {folder} {reason}") from error
+        raise StorageError(f"cannot keep the tokenizer in {folder} {said_and_remedy(error, folder)}") from error
     return KeptTokenizer(folder, hash, facts)
 
 
