@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 
-from shoal.cli.run_files import CONFIG_FILE, LOCAL_KEY, LOCAL_MARK
+from shoal.cli.run_folder import CONFIG_FILE, LOCAL_KEY, LOCAL_MARK
 from shoal.client.diary import FILE_NAME as CLIENT_STATE
 from shoal.control.peers_file import PEERS_FILE as INITIAL_PEERS
 from shoal.events.base import EVENTS_FILE

@@ -16,7 +16,7 @@ from pathlib import Path
 from shoal.averaging.audit import Audit, audit
 from shoal.averaging.journal import read_genesis, read_records
 from shoal.averaging.signing import unsealer
-from shoal.cli.run_files import CONFIG_FILE
+from shoal.cli.run_folder import CONFIG_FILE
 from shoal.config.load import load_config
 from shoal.config.named_code import naming_options
 from shoal.errors import RunFailed, ShoalError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -164,18 +165,35 @@ def test_every_benchmark_has_its_section_with_command_and_table_and_a_task_names
 
 # A third of a second of processor time on a usual machine: half as much again would be felt.
 MODULES_OF_HELP = 400
-HELP = f"""
+LIGHT = f"""
 import sys
 from shoal.cli import main
-assert main(["--help"]) == 0
+assert main(sys.argv[1:]) == 0
 heavy = {{"torch", "hivemind", "pydantic", "numpy", "transformers", "wandb", "shoal.config.schema"}} & set(sys.modules)
 assert not heavy, heavy
 assert len(sys.modules) < {MODULES_OF_HELP}, len(sys.modules)
 """
 
 
-def test_help_loads_neither_torch_nor_hivemind_nor_much_else() -> None:
-    # What it loads is counted, not timed: a machine's speed is nobody's defect.
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize(
+    ("command", "said"), [("--help", "run-local"), ("runs", "a-run-20260101-000000-aaaa"), ("ps", "left of a dead run")]
+)
+def test_help_and_lists_load_neither_torch_nor_hivemind_nor_much_else(command: str, said: str, tmp_path: Path) -> None:
+    # What they load is counted, not timed: a machine's speed is nobody's defect.
+    rounds = tmp_path / "logs/a-run-20260101-000000-aaaa/rounds"
+    rounds.mkdir(parents=True)
+    (rounds.parent / "config.yaml").touch()
+    (rounds / "round_0000.json").write_text('{"configuration": {"diloco": {"outer_steps": 3}}}')
+    (tmp_path / f"shoal-{os.getuid()}").mkdir(mode=0o700)
+    (tmp_path / f"shoal-{os.getuid()}/dead").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, command],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    assert "run-local" in done.stdout
+    assert said in done.stdout

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.checkpoint.checkpoints import open_record, signed_record
 from tests.unit.client.noted import NotedLedger
 
-from shoal.cli.runs_here import ask_here
+from shoal.cli.asking import ask_here
 from shoal.client.checkpoints import Checkpointing
 from shoal.client.steering import Pausing, Steering
 from shoal.clock import SystemClock

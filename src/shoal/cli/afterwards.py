@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.checkpoint.places import LocalPlace, folder_of, round_of
-from shoal.cli.run_files import LOCAL_MARK
+from shoal.cli.run_folder import LOCAL_MARK
 from shoal.config import Config
 from shoal.config.host import NetworkConfig
 from shoal.config.named_code import naming_options, own_family

@@ -1,17 +1,64 @@
-"""One question to a run's client, by a command that takes no part in the run. It loads neither torch nor hivemind."""
+"""One question to a run's client, by a command that takes no part in the run. It loads neither torch nor hivemind.
+
+On the client's own host no key is needed: the mode of its Unix socket decides who may ask.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import anyio
 
-from shoal.ids import PeerId
+from shoal.clock import Clock, Deadline, SystemClock
+from shoal.identity import Identity
+from shoal.ids import PeerId, RunId
+from shoal.runtime.run_dir import RunNote
 from shoal.transport.base import Endpoint, PeerLost, Received, TransportEvent
+from shoal.transport.unix import open_unix_endpoint
 from shoal.wire.messages import Message
 from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import AskStatus, RunStatus
 
 Answer = TypeVar("Answer")
+
+_AGAIN_S = 0.1
+
+
+async def ask_here(
+    note: RunNote, question: Message, kind: type[Answer], within_s: float, clock: Clock
+) -> tuple[Answer | None, str]:
+    """Return what the client of a run of this host answers, or why it says nothing.
+
+    One that is just being started, or started again, does not listen yet: it is dialled again.
+    """
+    deadline = Deadline.after(clock, within_s)
+    answer, problem = None, ""
+    while True:
+        async with open_unix_endpoint(
+            peer_id=Identity.generate().peer_id, run_id=RunId(note.run_id), role="observer", path=None
+        ) as endpoint:
+            client = Hop(note.client, (f"unix:{note.socket}",))
+            answer, problem = await ask(endpoint, client, question, kind, deadline.remaining_s())
+        if answer is not None or deadline.remaining_s() <= _AGAIN_S:
+            return answer, problem
+        await clock.sleep_s(_AGAIN_S)
+
+
+def statuses_here(clients: Sequence[RunNote], within_s: float) -> list[tuple[RunStatus | None, str]]:
+    """Ask the clients of runs of this host how they are, all at once; see `ask_here`."""
+    answers: dict[int, tuple[RunStatus | None, str]] = {}
+
+    async def ask_one(place: int, note: RunNote) -> None:
+        answers[place] = await ask_here(note, AskStatus(), RunStatus, within_s, SystemClock())
+
+    async def ask_all() -> None:
+        async with anyio.create_task_group() as tasks:
+            for place, note in enumerate(clients):
+                tasks.start_soon(ask_one, place, note)
+
+    anyio.run(ask_all)
+    return [answers[place] for place in range(len(clients))]
 
 
 async def ask(

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.cli.run_files import CONFIG_FILE, LOCAL_MARK, written_config
+from shoal.cli.run_files import written_config
+from shoal.cli.run_folder import CONFIG_FILE, LOCAL_MARK
 from shoal.config import Config
 from shoal.control.peers_file import PEERS_FILE, read_peers_file
 from shoal.errors import ConfigError

@@ -1,161 +1,38 @@
-"""`shoal ps`, `shoal clean` and `shoal runs`: what runs on this host, what dead runs have left there, and the runs that
-have left a folder, whether they live or have ended.
+"""`shoal runs`: the runs that have left a folder on this host, whether they live or have ended.
 
-    config.yaml -> a run; rounds/ -> how far it is; summary.json -> how it has ended; run.json of what lives -> it lives
+config.yaml -> a run; rounds/ -> how far it is; summary.json -> how it has ended; run.json of what lives -> it lives
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import anyio
-
-from shoal.cli.afterwards import how_ended, left_commands, next_lines
-from shoal.cli.output import table_lines, without_controls
-from shoal.cli.run_files import CONFIG_FILE, read_object, written_config
-from shoal.cli.runs_here import ask_here, dead_dirs, living_runs
-from shoal.clock import SystemClock, utc_iso
-from shoal.config import Config
+from shoal.cli.output import minute_of, table_lines, without_controls
+from shoal.cli.run_folder import CONFIG_FILE, read_object
+from shoal.cli.runs_here import living_runs
+from shoal.clock import utc_iso
 from shoal.errors import ConfigError
 from shoal.events.base import SUMMARY_FILE
-from shoal.runtime.fork_servers import tag_of
-from shoal.runtime.process_control import end_tagged
-from shoal.runtime.process_info import with_environment
-from shoal.runtime.run_dir import FoundDir, RunNote, remove_dead_dir
-from shoal.wire.messages.control import AskStatus, RunStatus
+from shoal.runtime.run_dir import RunNote
 
-_ANSWER_S = 0.5
-# What a run does comes last, for it is the longest.
-_TITLES = ("run", "round", "here", "since (UTC)", "launcher", "logs", "state")
+if TYPE_CHECKING:
+    from shoal.config import Config
+
 _STAMP: Final = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]{4}")
 """In the name of a run, when it was begun, in UTC."""
 _ROUND: Final = re.compile(r"round_(\d+)\.json")
 _JOINED: Final = re.compile(r"\.(servers|mirror)(-\d+)?$")
 """At the end of the name of a folder, of a run whose client was on another host."""
-_WRITTEN_TITLES: Final = ("run", "state", "begun (UTC)", "round")
+_TITLES: Final = ("run", "state", "begun (UTC)", "round")
 # A line is to fit 80 columns: the folder of a run has its name, and lies with the others.
 _ENDED_SHOWN: Final = 3
 _LIVES: Final = {"client": "runs", "servers": "serves", "mirror": "mirrors"}
-
-
-def list_runs(*, as_json: bool) -> int:
-    """Print the runs that live on this host, and what dead ones have left; return the exit code.
-
-    Raises:
-        ConfigError: a runtime directory belongs to another user.
-    """
-    runs = living_runs()
-    answers = anyio.run(_ask_all, runs)
-    rows = [_row(note, *answer) for note, answer in zip(runs, answers, strict=True)]
-    dead = dead_dirs()
-    if as_json:
-        print(json.dumps({"runs": rows, "left": [str(each.path) for each in dead]}))
-        return 0
-    for line in table_lines((_TITLES, *map(_cells, rows))) if rows else ("no run of yours lives on this host",):
-        print(without_controls(line))
-    for each in dead:
-        print(f"left of a dead run: {_told(each)}")
-    if dead:
-        print("`shoal clean` removes it")
-    return 0
-
-
-def clean(*, yes: bool) -> int:
-    """List what dead runs have left on this host, and remove it if the user wants that; return the exit code.
-
-    Raises:
-        ConfigError: a runtime directory belongs to another user.
-    """
-    dead = dead_dirs()
-    if not dead:
-        print("nothing is left of dead runs")
-        return 0
-    for each in dead:
-        print(_told(each))
-    if not yes and not _wants():
-        return 0
-    kept = [each.path for each in dead if not _remove(each)]
-    print(f"removed {len(dead) - len(kept)} of {len(dead)}")
-    for path in kept:
-        print(f"{path} could not be removed", file=sys.stderr)
-    return 1 if kept else 0
-
-
-def _remove(dead: FoundDir) -> bool:
-    """Remove a directory, and end what is left of the processes that were started for it."""
-    end_tagged(tag_of(dead.path))
-    return remove_dead_dir(dead.path)
-
-
-def _wants() -> bool:
-    if not sys.stdin.isatty():
-        print("nothing is removed: say --yes")
-        return False
-    return input("remove this? [y/N] ").strip().lower() in ("y", "yes")
-
-
-async def _ask_all(runs: Sequence[RunNote]) -> list[tuple[RunStatus | None, str]]:
-    """Ask all clients of this host at once."""
-    answers: dict[int, tuple[RunStatus | None, str]] = {}
-
-    async def ask(place: int, note: RunNote) -> None:
-        answers[place] = await ask_here(note, AskStatus(), RunStatus, _ANSWER_S, SystemClock())
-
-    async with anyio.create_task_group() as tasks:
-        for place, note in enumerate(runs):
-            if note.hosts == "client":
-                tasks.start_soon(ask, place, note)
-    return [answers.get(place, (None, "")) for place in range(len(runs))]
-
-
-def _row(note: RunNote, status: RunStatus | None, problem: str) -> dict[str, Any]:
-    if note.hosts != "client":
-        state = "serving" if note.hosts == "servers" else "mirroring"
-    elif status is None and not Path(note.socket).exists():
-        state = "starting"
-    else:
-        state = f"the client does not answer: {problem}" if status is None else status.state
-    return {
-        "run": note.run_id,
-        "state": state,
-        "round": None if status is None else status.round,
-        "rounds": None if status is None else status.rounds,
-        "paused": None if status is None else status.paused,
-        "hosts": note.hosts,
-        "since": utc_iso(note.begun_unix_s),
-        "launcher_pid": note.launcher_pid,
-        "log_dir": note.log_dir,
-    }
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    round = "-" if row["round"] is None else f"{row['round']}/{row['rounds']}"
-    return row["run"], round, row["hosts"], _short(row["since"]), str(row["launcher_pid"]), row["log_dir"], row["state"]
-
-
-def _told(dead: FoundDir) -> str:
-    """Say what lies there. Shared memory of a dead run is gone: it has no name, and so is its sockets' other end."""
-    paths = [path for path in dead.path.rglob("*") if not path.is_dir()]
-    sockets = [path for path in paths if path.is_socket()]
-    size_bytes = sum(_size_bytes(path) for path in paths)
-    of = "" if dead.note is None else f" of run {dead.note.run_id}"
-    processes = with_environment(tag_of(dead.path))
-    left = f", processes {', '.join(map(str, processes))}" if processes else ""
-    return f"{dead.path}{of}: {len(paths)} files, {len(sockets)} of them sockets, {size_bytes:,} bytes{left}"
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0  # it has gone meanwhile
 
 
 def list_written(log_dir: Path, *, as_json: bool) -> int:
@@ -178,7 +55,7 @@ def _folder_in(log_dir: Path) -> str:
 
 
 def _written_lines(rows: Sequence[Mapping[str, Any]], log_dir: Path) -> Iterator[str]:
-    yield from table_lines((_WRITTEN_TITLES, *map(_written_cells, rows)))
+    yield from table_lines((_TITLES, *map(_cells, rows)))
     yield f"each has {_folder_in(log_dir)}"
 
 
@@ -201,10 +78,13 @@ def ended_lines(log_dir: Path, wanted: str = "") -> list[str]:
     ]
     if not rows:
         return []
+    from shoal.cli.afterwards import how_ended, left_commands, next_lines
+    from shoal.cli.run_files import written_config
+
     newest = Path(rows[-1]["log_dir"])
     lines = [*_written_lines(rows[-_ENDED_SHOWN:], log_dir)]
     how = how_ended(rows[-1]["state"], rows[-1]["failure"])
-    lines.append(f"{newest.name}, {_short(rows[-1]['ended'])} UTC: {how}")
+    lines.append(f"{newest.name}, {minute_of(rows[-1]['ended'])} UTC: {how}")
     with suppress(ConfigError):  # its configuration is damaged, or of another version
         lines += next_lines(left_commands(written_config(newest), newest.name, newest, _summary(newest)))
     return lines
@@ -216,6 +96,8 @@ def end_of(folder: Path, config: Config) -> tuple[str, list[str]]:
     Raises:
         ConfigError: a runtime directory belongs to another user.
     """
+    from shoal.cli.afterwards import how_ended, left_commands
+
     living = next((note for note in living_runs() if Path(note.log_dir).resolve() == folder), None)
     row = _written_row(folder, 0.0, living)
     lives = row["state"] in _LIVES.values()
@@ -273,6 +155,9 @@ def _num_rounds(folder: Path) -> int | None:
     first: Any = read_object(folder / "rounds/round_0000.json")
     with suppress(KeyError, TypeError):
         return first["configuration"]["diloco"]["outer_steps"]
+    # Who has ended before its first record is rare, and costs what all others need not load.
+    from shoal.cli.run_files import written_config
+
     with suppress(ConfigError):
         return written_config(folder).diloco.outer_steps
     return None
@@ -287,11 +172,6 @@ def _begun_unix_s(folder: Path) -> float:
     return (folder / CONFIG_FILE).stat().st_mtime
 
 
-def _written_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     round = "-" if row["hosts"] != "client" else f"{row['round']}/{row['rounds'] or '?'}"
-    return row["run"], row["state"], _short(row["begun"]), round
-
-
-def _short(moment: str) -> str:
-    """Return a moment of `utc_iso` as a table has it."""
-    return moment[:16].replace("T", " ")
+    return row["run"], row["state"], minute_of(row["begun"]), round

@@ -29,16 +29,8 @@ from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.live import LiveView
-from shoal.cli.run_files import (
-    LOCAL_KEY,
-    in_time,
-    make_log_dir,
-    new_run_id,
-    read_object,
-    remove_empty_outputs,
-    write_config,
-    write_summary,
-)
+from shoal.cli.run_files import in_time, make_log_dir, new_run_id, remove_empty_outputs, write_config, write_summary
+from shoal.cli.run_folder import LOCAL_KEY, read_object
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.config import Config
 from shoal.control.maddrs import outward

@@ -38,6 +38,11 @@ def table_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
 
 
+def minute_of(moment: str) -> str:
+    """Return a moment of `shoal.clock.utc_iso` as a table has it."""
+    return moment[:16].replace("T", " ")
+
+
 def open_closed_streams() -> None:
     """Open descriptors 0 to 2 where the caller has closed them; call it before any other is opened.
 

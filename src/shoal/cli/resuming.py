@@ -28,7 +28,8 @@ from shoal.checkpoint.recut import Recut
 from shoal.checkpoint.store import CheckpointStore, NewestGood, stores_at
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.cli.cuts import has_cut, with_cut, with_known_cut
-from shoal.cli.run_files import CONFIG_FILE, LOCAL_KEY, is_run_id, new_run_id, take_log_dir
+from shoal.cli.run_files import new_run_id, take_log_dir
+from shoal.cli.run_folder import CONFIG_FILE, LOCAL_KEY, is_run_id
 from shoal.cli.runs_here import living_runs
 from shoal.client.forking import write_fork
 from shoal.client.model_export import FOLDER

@@ -242,14 +242,14 @@ def ps(*flags: ConfigFlags, initial_peers: InitialPeers = None, as_json: AsJson 
     """
     if initial_peers or flags:
         return status(*flags, initial_peers=initial_peers, as_json=as_json)
-    from shoal.cli.listing_runs import list_runs
+    from shoal.cli.listing_living import list_runs
 
     return list_runs(as_json=as_json)
 
 
 def clean(*, yes: Annotated[bool, Switch, Parameter(help="Remove it without a question.")] = False) -> int:
     """List what dead runs have left on this host, and remove it when you say so; what lives is never touched."""
-    from shoal.cli.listing_runs import clean as serve
+    from shoal.cli.listing_living import clean as serve
 
     return serve(yes=yes)
 

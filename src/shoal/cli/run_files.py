@@ -1,34 +1,29 @@
-"""The files of one run on this host: its log directory, the resolved configuration, the summary."""
+"""What a launcher writes into the folder of its run: the resolved configuration, the summary."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import anyio
 
 from shoal import log
+from shoal.cli.run_folder import CONFIG_FILE, LOCAL_MARK
 from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
-from shoal.errors import MALFORMED, ConfigError, os_error_as
+from shoal.errors import ConfigError, os_error_as
 from shoal.events.base import SUMMARY_FILE
 from shoal.file_thread import FileThread, remedy, said_by_disk
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
 
-CONFIG_FILE: Final = "config.yaml"
-LOCAL_MARK: Final = "run-local"
-"""A file in the folder of a run that no other host can join, since nobody else has its key."""
-LOCAL_KEY: Final = "swarm.key"
-"""The key of such a run, which only its owner may read: whoever goes on with the run has to have it."""
 DISK_PATIENCE_S: Final = 30.0
 """So long is a disk that does not answer waited for, before a run begins and when it is over."""
 
@@ -38,11 +33,6 @@ _Result = TypeVar("_Result")
 def new_run_id(config: Config, clock: Clock) -> RunId:
     """Return `<experiment_prefix>-<UTC>-<4 hex>`."""
     return RunId(f"{config.experiment_prefix}-{utc_stamp(clock.unix_s())}-{secrets.token_hex(2)}")
-
-
-def is_run_id(name: str) -> bool:
-    """Whether a name is one that `new_run_id` gives: no other folder beside those of runs has such a one."""
-    return re.fullmatch(r"[^/]+-\d{8}-\d{6}-[0-9a-f]{4}", name) is not None
 
 
 def make_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Path:
@@ -202,15 +192,6 @@ def write_summary(log_dir: Path, summary: Mapping[str, Any]) -> Path:
     content = json.dumps(log.without_nan(summary), indent=2, allow_nan=False) + "\n"
     put_whole(path, content.encode(), lasting=True)
     return path
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return what a JSON object of a run holds; nothing where there is none, or it is damaged."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, *MALFORMED):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 async def in_time(writes: FileThread, write: Callable[[], _Result]) -> _Result:

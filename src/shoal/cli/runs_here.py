@@ -1,7 +1,6 @@
-"""The runs of this user on this host, and what their clients say over their Unix sockets: without a key.
+"""The runs of this user that live on this host, as `run.json` in the locked directory of each says; and which is meant.
 
-`run.json` in the locked directory of a run says who its client is; the mode of directory and socket decides who may
-ask. Neither torch nor hivemind is loaded.
+Who only lists them loads nothing else: `shoal.cli.asking` asks their clients.
 """
 
 from __future__ import annotations
@@ -9,19 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from shoal.cli.asking import Answer, ask
-from shoal.clock import Clock, Deadline
 from shoal.errors import ConfigError
-from shoal.identity import Identity
-from shoal.ids import RunId
 from shoal.runtime.fork_servers import tag_of
 from shoal.runtime.process_control import end_tagged
 from shoal.runtime.run_dir import FoundDir, RunNote, found_dirs
-from shoal.transport.unix import open_unix_endpoint
-from shoal.wire.messages import Message
-from shoal.wire.messages.base import Hop
-
-_AGAIN_S = 0.1
 
 
 def living_runs() -> list[RunNote]:
@@ -78,23 +68,3 @@ def nothing_here(wanted: str, runs: Iterable[RunNote]) -> str:
     names = ", ".join(dict.fromkeys(note.run_id for note in runs))
     others = f" (but {names})" if names else ""
     return f"{told}{others}: `shoal ps` lists them; for one of other hosts give --initial-peers"
-
-
-async def ask_here(
-    note: RunNote, question: Message, kind: type[Answer], within_s: float, clock: Clock
-) -> tuple[Answer | None, str]:
-    """Return what the client of a run of this host answers, or why it says nothing.
-
-    One that is just being started, or started again, does not listen yet: it is dialled again.
-    """
-    deadline = Deadline.after(clock, within_s)
-    answer, problem = None, ""
-    while True:
-        async with open_unix_endpoint(
-            peer_id=Identity.generate().peer_id, run_id=RunId(note.run_id), role="observer", path=None
-        ) as endpoint:
-            client = Hop(note.client, (f"unix:{note.socket}",))
-            answer, problem = await ask(endpoint, client, question, kind, deadline.remaining_s())
-        if answer is not None or deadline.remaining_s() <= _AGAIN_S:
-            return answer, problem
-        await clock.sleep_s(_AGAIN_S)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.cli.runs_here import ask_here, choose, living_runs, nothing_here
+from shoal.cli.asking import ask_here
+from shoal.cli.runs_here import choose, living_runs, nothing_here
 from shoal.clock import SystemClock
 from shoal.errors import ConfigError, RemoteError
 from shoal.wire.messages.control import Order, Steer, Steered

@@ -13,7 +13,7 @@ from tests.unit.cli.screen.test_layout import TRAINING
 
 from shoal.cli.display import PLAIN_INTERVAL_S
 from shoal.cli.live import LiveView
-from shoal.cli.run_files import LOCAL_MARK
+from shoal.cli.run_folder import LOCAL_MARK
 from shoal.clock import SystemClock
 from shoal.config import load_config
 

@@ -26,7 +26,7 @@ from shoal.checkpoint.model_layout import StageLayout, stage_layouts
 from shoal.checkpoint.store import CheckpointStore, KeepPolicy, StagePart
 from shoal.cli import app, resuming
 from shoal.cli.resuming import Resumption, find_resumption
-from shoal.cli.run_files import LOCAL_KEY
+from shoal.cli.run_folder import LOCAL_KEY
 from shoal.clock import SystemClock
 from shoal.config import Config, dump_config
 from shoal.config.load import load_with_origins

@@ -11,14 +11,8 @@ import pytest
 from tests.hung_disk import far_disk
 
 from shoal.cli import run_files
-from shoal.cli.run_files import (
-    is_run_id,
-    make_joining_log_dir,
-    make_log_dir,
-    new_run_id,
-    remove_empty_outputs,
-    take_log_dir,
-)
+from shoal.cli.run_files import make_joining_log_dir, make_log_dir, new_run_id, remove_empty_outputs, take_log_dir
+from shoal.cli.run_folder import is_run_id
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError

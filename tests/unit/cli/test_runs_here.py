@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from shoal.cli import listing_runs, runs_here
+from shoal.cli import listing_living, runs_here
 from shoal.errors import ConfigError
 from shoal.ids import PeerId
 from shoal.runtime.fork_messages import TAG_NAME
@@ -87,19 +87,19 @@ def test_of_a_run_with_client_and_servers_here_the_client_is_told() -> None:
 def test_ps_lists_what_lives_and_names_what_is_left_with_the_command_that_removes_it(
     parent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert listing_runs.list_runs(as_json=False) == 0
+    assert listing_living.list_runs(as_json=False) == 0
     assert capsys.readouterr().out == "no run of yours lives on this host\n"
     dead = left_by_a_dead_run(parent)
     with RunDir(parent) as living:
         dead.mkdir()
         living.announce(note("gpt-1", begun_unix_s=0.0))
-        assert listing_runs.list_runs(as_json=False) == 0
+        assert listing_living.list_runs(as_json=False) == 0
         titles, run, left, hint = capsys.readouterr().out.splitlines()
         assert titles.split() == ["run", "round", "here", "since", "(UTC)", "launcher", "logs", "state"]
         assert run.split() == ["gpt-1", "-", "servers", "1970-01-01", "00:00", "42", "/logs/gpt-1", "serving"]
         assert left.startswith(f"left of a dead run: {dead}: 0 files")
         assert hint == "`shoal clean` removes it"
-        assert listing_runs.list_runs(as_json=True) == 0
+        assert listing_living.list_runs(as_json=True) == 0
         told = json.loads(capsys.readouterr().out)
         assert ([each["run"] for each in told["runs"]], told["left"]) == (["gpt-1"], [str(dead)])
 
@@ -107,7 +107,7 @@ def test_ps_lists_what_lives_and_names_what_is_left_with_the_command_that_remove
 def test_ps_says_which_run_a_host_mirrors(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunDir(parent) as living:
         living.announce(note("gpt-1", "mirror"))
-        listing_runs.list_runs(as_json=True)
+        listing_living.list_runs(as_json=True)
         [row] = json.loads(capsys.readouterr().out)["runs"]
         assert (row["run"], row["hosts"], row["state"]) == ("gpt-1", "mirror", "mirroring")
 
@@ -115,23 +115,23 @@ def test_ps_says_which_run_a_host_mirrors(parent: Path, capsys: pytest.CaptureFi
 def test_a_run_whose_client_does_not_listen_yet_starts(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunDir(parent) as living:
         living.announce(note("gpt-1", "client"))
-        listing_runs.list_runs(as_json=False)
+        listing_living.list_runs(as_json=False)
     assert capsys.readouterr().out.splitlines()[1].endswith("starting")
 
 
 def test_clean_lists_first_removes_what_it_was_told_to_and_never_what_lives(
     parent: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert listing_runs.clean(yes=True) == 0
+    assert listing_living.clean(yes=True) == 0
     assert capsys.readouterr().out == "nothing is left of dead runs\n"
     with RunDir(parent) as living:
         dead = left_by_a_dead_run(parent)
         monkeypatch.setattr(sys, "stdin", StringIO())
-        assert listing_runs.clean(yes=False) == 0
+        assert listing_living.clean(yes=False) == 0
         out = capsys.readouterr().out
         assert out == f"{dead}: 1 files, 0 of them sockets, 10 bytes\nnothing is removed: say --yes\n"
         assert dead.exists()
-        assert listing_runs.clean(yes=True) == 0
+        assert listing_living.clean(yes=True) == 0
         assert capsys.readouterr().out.endswith("removed 1 of 1\n")
         assert not dead.exists()
         assert living.path.is_dir()
@@ -146,7 +146,7 @@ def test_clean_ends_processes_that_were_started_for_a_dead_run_and_no_others(
             subprocess.Popen(["sleep", "600"], env={**os.environ, TAG_NAME: path.name}) for path in (dead, living.path)
         ]
         try:
-            assert listing_runs.clean(yes=True) == 0
+            assert listing_living.clean(yes=True) == 0
             assert f"processes {sleeping[0].pid}" in capsys.readouterr().out
             assert sleeping[0].wait(60) == -9
             assert sleeping[1].poll() is None
@@ -160,7 +160,7 @@ def test_clean_ends_processes_that_were_started_for_a_dead_run_and_no_others(
 ORDER = """
 import sys, anyio
 import shoal.cli.app
-from shoal.cli.runs_here import ask_here
+from shoal.cli.asking import ask_here
 from shoal.cli.steering import Steer, Steered
 from shoal.clock import SystemClock
 from shoal.identity import Identity

@@ -11,7 +11,8 @@ import pytest
 
 from shoal.cli import main
 from shoal.cli.known_peers import with_known_peers
-from shoal.cli.run_files import LOCAL_MARK, make_log_dir
+from shoal.cli.run_files import make_log_dir
+from shoal.cli.run_folder import LOCAL_MARK
 from shoal.cli.status import finder_of, print_status, watch_status
 from shoal.cli.watching import FinderHere
 from shoal.config import Config, load_config
