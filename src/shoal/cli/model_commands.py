@@ -36,7 +36,7 @@ def checkpoints(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the checkpoints at a place: round, time, size, and whether every byte is as it was written."""
+    """Read the checkpoints at a place, and list them: round, time, size, whether every byte is as it was written."""
     from shoal.cli.checkpoints import list_checkpoints
 
     list_checkpoints(location, as_json=as_json)

@@ -54,6 +54,14 @@ class Event(msgspec.Struct, frozen=True, tag_field="event"):
         """Return the sentence with the values in it; a kind whose sentence is not always the same has its own."""
         return self.says and self.says.format_map(msgspec.structs.asdict(self))
 
+    def told(self) -> str:
+        """Return what a person is told of the incident that it opens; empty where it opens none."""
+        return ""
+
+    def ways(self) -> tuple[Event, ...]:
+        """Return it as it is in each of the ways in which it happens, which are told in other words."""
+        return (self,)
+
     def brief_said(self) -> str:
         """Return `brief` with the values in it; empty where one of them is missing."""
         return brief_of(type(self), self.fields())

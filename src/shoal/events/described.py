@@ -7,8 +7,6 @@ import inspect
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
-import msgspec
-
 from shoal.events.base import Event, field_names
 
 
@@ -35,20 +33,10 @@ def described(kind: type[Event]) -> Described:
 def texts(kind: type[Event]) -> tuple[str, ...]:
     """Return what a person may be shown of a kind, with names of values in braces; empty where that is nothing.
 
-    What an incident says comes from the event that opens it (`told`); a process is lost in one of several ways: by its
-    end, by its silence, and by that of the client.
+    What an incident says comes from the event that opens it (`told`), once for each of the ways in which it happens.
     """
-    event: Any = _sample(kind)
-    if event.say() or not hasattr(event, "told"):
-        return (event.say(),)
-    if not hasattr(event, "silent_s"):
-        return (event.told(),)
-    at_once: Any = msgspec.structs.replace(event, silent_s=0)
-    of_itself: tuple[str, ...] = ()
-    if hasattr(event, "still_s"):
-        of_itself = (at_once.told(),)
-        at_once = msgspec.structs.replace(at_once, still_s=0)
-    return tuple(dict.fromkeys((at_once.told(), event.told(), *of_itself)))
+    event = _sample(kind)
+    return (event.say(),) if event.say() else tuple(dict.fromkeys(way.told() for way in event.ways()))
 
 
 class _Number(int):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from shoal.events.base import Event
 from shoal.events.incidents import placed
 from shoal.ids import PeerId
@@ -41,7 +43,6 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
     still_s: float = 0.0
 
     def told(self) -> str:
-        """What a person is told."""
         others = listed(self.over)
         if not self.over:
             onwards = f"nobody else serves stage {self.stage}"
@@ -50,6 +51,9 @@ class ServerLost(Event, frozen=True, tag="server.lost"):
         else:
             onwards = f"no trainer's steps ran over it, {others} {'serve' if len(self.over) > 1 else 'serves'} on"
         return f"{self.who} (stage {self.stage}) {_how(self.silent_s, self.since, self.still_s)}; {onwards}"
+
+    def ways(self) -> tuple[Event, ...]:
+        return _ways(self)
 
 
 class ServerLeaving(Event, frozen=True, tag="server.leaving"):
@@ -62,7 +66,6 @@ class ServerLeaving(Event, frozen=True, tag="server.leaving"):
     at_s: float
 
     def told(self) -> str:
-        """What a person is told."""
         return f"{self.who} (stage {self.stage}) leaves: its user wants it to"
 
 
@@ -82,10 +85,12 @@ class TrainerLost(Event, frozen=True, tag="trainer.lost"):
     still_s: float = 0.0
 
     def told(self) -> str:
-        """What a person is told."""
         who = placed(f"trainer {self.slot}", self.host)
         onwards = "its client replaces it, unless it was lost too often in this round"
         return f"{who} {_how(self.silent_s, self.since, self.still_s)}; {onwards}"
+
+    def ways(self) -> tuple[Event, ...]:
+        return _ways(self)
 
 
 class DataServerLost(Event, frozen=True, tag="data_server.lost"):
@@ -103,9 +108,11 @@ class DataServerLost(Event, frozen=True, tag="data_server.lost"):
     still_s: float = 0.0
 
     def told(self) -> str:
-        """What a person is told."""
         who = placed("the data server", self.host)
         return f"{who} {_how(self.silent_s, self.since, self.still_s)}; it is started again"
+
+    def ways(self) -> tuple[Event, ...]:
+        return _ways(self)
 
 
 class LossFound(Event, frozen=True, tag="loss.found"):
@@ -126,7 +133,6 @@ class LossFound(Event, frozen=True, tag="loss.found"):
     host: str = ""
 
     def told(self) -> str:
-        """What a person is told."""
         onwards = "another one takes its place" if self.kind == "trainer" else "it is started again"
         return f"{placed(self.who, self.host)} has ended; {onwards}"
 
@@ -146,7 +152,6 @@ class ClientReplaced(Event, frozen=True, tag="client.replaced"):
     host: str = ""
 
     def told(self) -> str:
-        """What a person is told."""
         return f"{self.who} cannot be reached any more, nor does it announce itself: this client takes its place"
 
 
@@ -225,3 +230,9 @@ def _how(silent_s: float, since: str, still_s: float) -> str:
     if still_s:
         return f"has given this client up, which stood still for {still_s:.1f} s"
     return "is gone: its connection has closed"
+
+
+def _ways(lost: ServerLost | TrainerLost | DataServerLost) -> tuple[Event, ...]:
+    """Return that a process is lost by its end, by its silence, and by that of the client."""
+    at_once = msgspec.structs.replace(lost, silent_s=0.0)
+    return msgspec.structs.replace(at_once, still_s=0.0), lost, at_once

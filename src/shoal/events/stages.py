@@ -256,7 +256,6 @@ class ChainLost(Event, frozen=True, tag="chain.lost"):
     at_s: float = 0.0
 
     def told(self) -> str:
-        """What a person is told; see `swarm.incidents`."""
         lost = _rounds(self.common_round + 1, self.base_round)
         return (
             f"two sides of the swarm, which have gone on apart after round {self.common_round}, have met: the run goes "
