@@ -163,6 +163,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._queue.queued_bytes + self._transport.get_write_buffer_size()
 
     @property
+    def message_bytes(self) -> int:
+        """Of memory that frames take which wait for their turn, without their tensors."""
+        return 0 if self._is_over else self._queue.message_bytes
+
+    @property
     def socket(self) -> socket.socket:
         """The connected socket, for its options."""
         if self._transport is None:

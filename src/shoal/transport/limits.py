@@ -22,6 +22,8 @@ class TransportLimits:
         control_batch_bytes: the most control frames that go before the next piece.
         high_water_bytes: with more queued for a peer, `drained` waits.
         max_queued_bytes: with more queued, the peer is lost as "overloaded"; a single frame is always taken.
+        max_unsent_bytes: with more of messages queued, their tensors not counted, the peer is lost in the same way.
+        max_unsent_total_bytes: with more of them queued for all peers, the one that holds most is.
         max_unread_bytes: with more received than the consumer has taken, in memory, the connection is not read from.
         max_unread_total_bytes: with more unread over all connections, those that hold it are not read from.
         max_pooled_bytes: the most unused memory of received tensors that is kept for later ones.
@@ -45,6 +47,8 @@ class TransportLimits:
     control_batch_bytes: int = MIB // 4
     high_water_bytes: int = 8 * MIB
     max_queued_bytes: int = 1024 * MIB
+    max_unsent_bytes: int = 64 * MIB
+    max_unsent_total_bytes: int = 1024 * MIB
     max_unread_bytes: int = 256 * MIB
     max_unread_total_bytes: int = 1024 * MIB
     max_pooled_bytes: int = 256 * MIB

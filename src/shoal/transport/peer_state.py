@@ -11,6 +11,7 @@ import anyio
 from shoal.ids import PeerId
 from shoal.transport.connection import Connection
 from shoal.transport.link_meter import LinkMeter
+from shoal.transport.send_queue import message_bytes
 from shoal.wire.frame import EncodedFrame
 from shoal.wire.handshake import Hello
 
@@ -31,6 +32,7 @@ class PeerState:
         generation: random number of the peer's process.
         earlier: of the processes whose place another one has taken, the last ones.
         waiting, waiting_bytes: frames for the connection to come.
+        waiting_message_bytes: of memory that these take without their tensors.
         decided: set when the dialling ended, with a connection or without.
     """
 
@@ -45,6 +47,7 @@ class PeerState:
     earlier: deque[int] = field(default_factory=lambda: deque(maxlen=_MAX_EARLIER))
     waiting: list[EncodedFrame] = field(default_factory=list[EncodedFrame])
     waiting_bytes: int = 0
+    waiting_message_bytes: int = 0
     decided: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -67,6 +70,28 @@ class PeerState:
     def queued_bytes(self) -> int:
         """Bytes for this peer that no socket has taken yet."""
         return self.waiting_bytes + (self.connection.queued_bytes if self.connection is not None else 0)
+
+    @property
+    def message_bytes(self) -> int:
+        """Of memory that messages for this peer take that have not had their turn, without their tensors."""
+        return self.waiting_message_bytes + (self.connection.message_bytes if self.connection is not None else 0)
+
+    @property
+    def source(self) -> str:
+        """The host that its connection comes from; empty: this one, or there is none."""
+        return "" if self.connection is None else self.connection.source
+
+    def wait(self, frame: EncodedFrame) -> None:
+        """Keep a frame for the connection to come."""
+        self.waiting.append(frame)
+        self.waiting_bytes += frame.num_bytes
+        self.waiting_message_bytes += message_bytes(frame)
+
+    def take_waiting(self) -> list[EncodedFrame]:
+        """Return the frames that have waited, and keep them no more."""
+        waiting, self.waiting = self.waiting, []
+        self.waiting_bytes = self.waiting_message_bytes = 0
+        return waiting
 
     def is_copied(self, theirs: Hello) -> bool:
         """Whether this is of a process whose place another one has taken, and still has: both live. One that is

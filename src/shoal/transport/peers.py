@@ -44,6 +44,8 @@ from shoal.transport.link_meter import LinkEstimate, LinkMeter
 from shoal.transport.losses import Loss, Losses
 from shoal.transport.peer_state import PeerState
 from shoal.transport.refusals import Refusals
+from shoal.transport.send_queue import message_bytes
+from shoal.transport.unsent import Unsent
 from shoal.wire.frame import EncodedFrame, Frame, encode_frame
 from shoal.wire.handshake import MAX_ADDRESSES, Hello, Refusal, check_hello
 from shoal.wire.messages import Hop, Message, Traffic
@@ -91,6 +93,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._peers = defaultdict[PeerId, PeerState](lambda: PeerState(LinkMeter(self._clock)))
         self._admission = Admission(limits)
         self._inbound = Inbound(self._events, limits)
+        self._unsent = Unsent(
+            limits.max_unsent_bytes,
+            limits.max_unsent_total_bytes,
+            lambda peer: self._peers[peer].message_bytes,
+            lambda peer: self._peers[peer].source,
+        )
         self.allocate = self._inbound.pool.allocate
         self._closed = False
         self._beaten_s = self._clock.now_s()
@@ -186,12 +194,18 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             return
         queued_bytes = state.queued_bytes
         if queued_bytes and queued_bytes + frame.num_bytes > self._limits.max_queued_bytes:
-            self._lose(peer, state, "overloaded", Loss.OVERLOADED)
-        elif state.connection is not None:
+            most_bytes = self._limits.max_queued_bytes
+            self._overload(peer, f"{queued_bytes} bytes wait for it, and no more than {most_bytes} may")
+            return
+        too_much = self._unsent.posted(peer, message_bytes(frame))
+        if too_much is not None:
+            self._overload(*too_much)
+        if too_much is not None and too_much[0] == peer:
+            return
+        if state.connection is not None:
             self._send(state.connection, frame)
         else:
-            state.waiting.append(frame)
-            state.waiting_bytes += frame.num_bytes
+            state.wait(frame)
             if not state.dialling:
                 state.dialling, state.decided = True, anyio.Event()
                 self._tasks.start_soon(self._dial, peer, state)
@@ -338,8 +352,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         emit(logger, TransportUp(theirs.peer, theirs.role))
         self._losses.up(theirs.peer)
         self._events.put(PeerUp(theirs.peer))
-        waiting, state.waiting, state.waiting_bytes = state.waiting, [], 0
-        for frame in waiting:
+        for frame in state.take_waiting():
             self._send(connection, frame)
         self._end_dialling(state)
 
@@ -359,7 +372,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     ) -> None:
         """Report the end of the connection or of the attempt to make one."""
         connection, state.connection = state.connection, None
-        state.waiting, state.waiting_bytes = [], 0
+        state.take_waiting()
         for end in (connection, state.dial):
             if end is not None:
                 state.previous = end.number
@@ -367,6 +380,10 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._end_dialling(state)
         if not self._closed:
             self._losses.report(peer, reason, cause, silent_s, still_s)
+
+    def _overload(self, peer: PeerId, why: str) -> None:
+        """Lose a peer for which too much waits: nobody else is to be short of memory for it."""
+        self._lose(peer, self._peers[peer], f"overloaded: it does not take what it is sent; {why}", Loss.OVERLOADED)
 
     def _end_dialling(self, state: PeerState) -> None:
         state.dialling, state.dial = False, None

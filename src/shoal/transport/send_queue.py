@@ -25,6 +25,8 @@ from shoal.wire.messages import Traffic
 
 Buffer = bytes | bytearray | memoryview
 
+_FRAME_BYTES = 256
+"""Of memory, for a frame and its place in a queue, beside its bytes."""
 _URGENCY = {
     Traffic.ACTIVATIONS: Urgency.STEP,
     Traffic.GRADIENTS: Urgency.STEP,
@@ -33,6 +35,11 @@ _URGENCY = {
     Traffic.STATE: Urgency.BACKGROUND,
 }
 """By what a bulk frame carries."""
+
+
+def message_bytes(frame: EncodedFrame) -> int:
+    """Return what a frame that waits takes in memory, about, without its tensors."""
+    return len(frame.head) + _FRAME_BYTES
 
 
 class SendQueue:
@@ -56,6 +63,7 @@ class SendQueue:
         self._open_bytes = 0
         self._open_urgency = Urgency.BACKGROUND
         self._queued_bytes = 0
+        self._message_bytes = 0
 
     def __bool__(self) -> bool:
         return self._queued_bytes > 0
@@ -64,6 +72,11 @@ class SendQueue:
     def queued_bytes(self) -> int:
         """Bytes of the frames that have not left, without the headers of further pieces."""
         return self._queued_bytes
+
+    @property
+    def message_bytes(self) -> int:
+        """Of memory that only this queue holds: frames without their tensors."""
+        return self._message_bytes
 
     @property
     def urgency(self) -> Urgency | None:
@@ -79,6 +92,7 @@ class SendQueue:
     def put(self, frame: EncodedFrame) -> None:
         """Append a frame."""
         self._queued_bytes += frame.num_bytes
+        self._message_bytes += message_bytes(frame)
         if frame.is_bulk:
             self._bulk[_URGENCY[frame.traffic]].append((self._num_control_put, frame))
         else:
@@ -99,7 +113,7 @@ class SendQueue:
             head = self._control.popleft().head
             batch.append(head)
             left_bytes -= len(head)
-            self._queued_bytes -= len(head)
+            self._took_message(head)
             self._num_control_taken += 1
 
     def _take_bulk(self, batch: list[Buffer]) -> None:
@@ -116,7 +130,7 @@ class SendQueue:
             num_bytes = min(frame.payload_bytes, max(left_bytes, 0))
             frame.cut(num_bytes)
             batch.append(frame.head)
-            self._queued_bytes -= len(frame.head)
+            self._took_message(frame.head)
             self._take_payload(batch, num_bytes)
             left_bytes -= num_bytes
             if self._open_bytes:
@@ -129,6 +143,10 @@ class SendQueue:
                 self._open_urgency = urgency
                 return frames.popleft()[1]
         return None
+
+    def _took_message(self, head: bytearray) -> None:
+        self._queued_bytes -= len(head)
+        self._message_bytes -= len(head) + _FRAME_BYTES
 
     def _take_payload(self, batch: list[Buffer], num_bytes: int) -> None:
         """Move the next bytes of the open payload to the batch."""

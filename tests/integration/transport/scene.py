@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from tests.integration.transport.samples import ALICE, BOB, over_tcp, step
 
 from shoal.errors import Offence
 from shoal.transport.base import PeerLost, PeerUp, Received, TransportEvent
+from shoal.transport.dispatch import Handler
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
 from shoal.wire.messages.step import Opened
@@ -55,15 +56,21 @@ class Scene:
 
 
 @asynccontextmanager
-async def talking(host: Any, **limits: Any) -> AsyncIterator[Scene]:
+async def talking(
+    host: Any, answering: Callable[[StreamEndpoint], Handler] | None = None, **limits: Any
+) -> AsyncIterator[Scene]:
+    """Have a friend and the target talk; what others say is answered by `answering`, if it takes it."""
     friend, target = await host(ALICE), await host(BOB, limits=TransportLimits(**limits))
     scene = Scene(target)
+    handler = None if answering is None else answering(target)
     friend.introduce(over_tcp(target))
 
     async def answer() -> None:
         async for event in target.events():
             if isinstance(event, Received) and event.peer == friend.peer_id:
                 target.post(event.peer, event.message)
+            elif handler is not None and isinstance(event, Received) and handler.receive(event):
+                pass
             elif event != PeerUp(friend.peer_id):
                 scene.others.append(event)
 

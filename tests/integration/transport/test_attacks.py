@@ -17,9 +17,10 @@ import anyio.to_thread
 import msgspec
 import pytest
 from tests.integration.transport.samples import BOB, CAROL, KEY, MIB, RUN, over_tcp, step, take, tensor
-from tests.integration.transport.scene import refusals, talking
+from tests.integration.transport.scene import Scene, refusals, talking
 from tests.integration.transport.strangers import TIMEOUT_S, Stranger
 
+from shoal.control.run_question import RunTeller
 from shoal.errors import Offence
 from shoal.identity import Identity
 from shoal.ids import PeerId
@@ -30,7 +31,7 @@ from shoal.transport.peers import StreamEndpoint
 from shoal.transport.tls import tls_contexts
 from shoal.wire.frame import FRAME_VERSION, HEADER, encode_frame
 from shoal.wire.handshake import Hello, encode_handshake
-from shoal.wire.messages.control import Heartbeat
+from shoal.wire.messages.control import AskRun, Heartbeat
 from shoal.wire.messages.step import Forward, Opened
 
 MAX_LINES = 25
@@ -190,11 +191,63 @@ async def test_a_peer_that_never_reads_costs_a_bounded_queue_and_is_lost(host: A
             if scene.target.counters["transport.lost"]:
                 break
         await scene.until(lambda: len(scene.others) == 2, "it is lost")
-        assert scene.others[1] == PeerLost(CAROL.peer_id, "overloaded")
+        lost = scene.others[1]
+        assert isinstance(lost, PeerLost)
+        assert (lost.peer, lost.reason.partition(":")[0]) == (CAROL.peer_id, "overloaded")
         assert scene.target.metrics.counter("transport.lost", cause="overloaded").value == 1
         # The tensor itself is shared by all frames: only what is encrypted and not taken yet is a copy.
         assert peak - before < 24 * MIB
         assert 10 <= number <= 30
+
+
+async def _ask_and_never_read(scene: Scene, one: Stranger, identity: Identity, num_asks: int) -> None:
+    """Say hello, ask again and again which run it is, and read no answer."""
+    await one.secure(identity)
+    assert isinstance(await one.greet(identity.peer_id), Hello)
+    asks = bytes(encode_frame(AskRun()).head) * 100
+
+    def ask() -> None:
+        with suppress(OSError):  # it closes
+            for _ in range(num_asks // 100):
+                one.socket.sendall(asks)
+
+    await anyio.to_thread.run_sync(ask)
+
+
+def _run_teller(endpoint: StreamEndpoint) -> RunTeller:
+    return RunTeller(endpoint, {"what": "nothing shorter: " + os.urandom(2500).hex()}, lambda: None)
+
+
+async def test_a_peer_that_asks_without_end_and_never_reads_is_lost_before_its_answers_fill_the_memory(
+    host: Any, strangers: list[Stranger]
+) -> None:
+    async with talking(host, _run_teller, max_unsent_bytes=4 * MIB) as scene:
+        strangers.append(Stranger.over_tcp(scene.target))
+        before = _rss_bytes()
+        await _ask_and_never_read(scene, strangers[0], CAROL, 20_000)
+        await scene.until(lambda: len(scene.others) == 2, "it is lost")
+        assert _rss_bytes() - before < 48 * MIB
+        up, lost = scene.others
+        assert up == PeerUp(CAROL.peer_id)
+        assert isinstance(lost, PeerLost)
+        assert lost.reason.startswith("overloaded: it does not take what it is sent; ")
+        assert scene.target.metrics.counter("transport.lost", cause="overloaded").value == 1
+
+
+async def test_many_that_ask_and_never_read_do_not_fill_the_memory_together_and_peers_are_kept(
+    host: Any, strangers: list[Stranger]
+) -> None:
+    async with talking(host, _run_teller, max_unsent_total_bytes=6 * MIB) as scene:
+        names = [Identity(bytes((number,)) * 32) for number in range(4)]
+        for name in names:
+            strangers.append(Stranger.over_tcp(scene.target))
+            # Of each some 10 MB of answers, of which the sockets take a part: none of them alone is too much.
+            await _ask_and_never_read(scene, strangers[-1], name, 4_000)
+        await scene.until(lambda: any(isinstance(event, PeerLost) for event in scene.others), "one is lost")
+        await scene.goes_on()
+        lost = [event for event in scene.others if isinstance(event, PeerLost)]
+        assert all("of messages wait for all peers" in event.reason for event in lost)
+        assert sum(state.message_bytes for state in scene.target._peers.values()) <= 7 * MIB
 
 
 async def test_a_peer_that_sends_faster_than_it_is_heard_is_not_read_any_more(
