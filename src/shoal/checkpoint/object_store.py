@@ -5,7 +5,8 @@ manifest is, which is written last and removed first. The store answers for the 
 sends a checksum with them, and their number is compared here; nothing is downloaded again.
 
 Credentials come from where the AWS tools look for them (environment, profile, instance), never from a location, and no
-message has any. Each request ends within a bounded time, so a store that cannot be reached is one error after seconds.
+message has any. Each request ends within a bounded time and number of bytes (`object_requests`), so a store that cannot
+be reached is one error after seconds, and one that never comes to an end is one as well.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import importlib
 import re
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.checkpoint.manifest import MANIFEST
+from shoal.checkpoint.object_requests import bounded_session, content_of, listing
 from shoal.errors import ConfigError, LocalProtocolError, StorageError
 from shoal.runtime.durable_files import FileDigest
 
@@ -57,20 +59,21 @@ class ObjectPlace:
         except ImportError as error:
             raise ConfigError(f"{location}: s3fs is not installed; pip install 'shoal[cloud]'") from error
         # What others have cached is not what is there.
-        options = {"config_kwargs": _TIMEOUTS, "use_listings_cache": False, "skip_instance_cache": True}
+        config = {**_TIMEOUTS, "http_session_cls": bounded_session}
+        options = {"config_kwargs": config, "use_listings_cache": False, "skip_instance_cache": True}
         self.store: Any = s3fs.S3FileSystem(**options)
         self.store.retries = _ATTEMPTS
 
     def folders(self) -> list[str]:
-        with self.told("list"):
-            try:
-                entries = cast("list[dict[str, Any]]", self.store.ls(self._root, detail=True))
-            except FileNotFoundError:
-                return []
-        return sorted(_name(entry) for entry in entries if entry["type"] == "directory")
+        try:
+            entries = self._entries(self._root)
+        except FileNotFoundError:
+            return []
+        names = sorted(_name(entry["Prefix"]) for entry in entries if "Prefix" in entry)
+        return [name for name in names if name[:1] not in ("", ".")]
 
     def sizes(self, folder: str) -> dict[str, int]:
-        return {_name(entry): int(entry["size"]) for entry in self._files(folder)}
+        return {_name(entry["Key"]): int(entry["Size"]) for entry in self._files(folder)}
 
     def modified_unix_s(self, folder: str) -> float:
         return max((entry["LastModified"].timestamp() for entry in self._files(folder)), default=0.0)
@@ -79,7 +82,7 @@ class ObjectPlace:
         if not size_bytes:
             return b""  # of nothing no range can be asked for
         with self.told("read"):
-            return cast("bytes", self.store.cat_file(self._path(folder, name), start=0, end=size_bytes + 1))
+            return content_of(self.store, self._path(folder, name), size_bytes + 1)
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -132,9 +135,16 @@ class ObjectPlace:
             ) from None
 
     def _files(self, folder: str) -> list[dict[str, Any]]:
+        # Of a prefix there may be an object of no bytes with the folder's own name: it is none of its files.
+        entries = self._entries(f"{self._root}/{folder}")
+        return [entry for entry in entries if not entry.get("Key", "/").endswith("/")]
+
+    def _entries(self, path: str) -> list[dict[str, Any]]:
         with self.told("list"):
-            entries = cast("list[dict[str, Any]]", self.store.ls(f"{self._root}/{folder}", detail=True))
-        return [entry for entry in entries if entry["type"] == "file"]
+            found = listing(self.store, path)
+            if not found:
+                raise FileNotFoundError
+        return found
 
     def _found(self, folder: str) -> dict[str, int]:
         try:
@@ -214,5 +224,5 @@ class ObjectDraft:
             return
 
 
-def _name(entry: dict[str, Any]) -> str:
-    return str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
+def _name(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]

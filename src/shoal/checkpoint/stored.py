@@ -29,8 +29,9 @@ from shoal.checkpoint.manifest import (
 from shoal.checkpoint.model_layout import StageLayout, require_hashes
 from shoal.checkpoint.places import CheckpointPlace, round_of
 from shoal.checkpoint.tensor_file import TensorFile
-from shoal.errors import MALFORMED, IdentityError, ProtocolError, RecordRejected, StateMismatch
+from shoal.errors import MALFORMED, IdentityError, ProtocolError, RecordRejected, StateMismatch, StorageError
 from shoal.identity import verify
+from shoal.runtime.memory import shortage
 from shoal.swarm.records import outcome_of, record_hash, unseal
 from shoal.wire.messages.round import Record, SignedRecord
 
@@ -76,13 +77,18 @@ class StoredCheckpoint:
         Raises:
             StateMismatch: They are others, or fewer.
             OSError: They cannot be read.
-            StorageError: The store cannot be reached.
+            StorageError: The store cannot be reached, or they do not fit into the memory.
         """
         said, found = self.manifest.files[name], self._sizes.get(name)
         if found is None:
             raise StateMismatch(f"{name} is not there")
         if found != said.size_bytes:
             raise StateMismatch(f"{name} has {found} of {said.size_bytes} bytes")
+        if lacks := shortage(said.size_bytes):
+            raise StorageError(
+                f"this host {lacks} for {name} in {self._place.location}/{self._folder}, whose size {MANIFEST} says: "
+                "free memory, or leave the checkpoint out if it is not what it says"
+            )
         content = self._place.read(self._folder, name, said.size_bytes)
         if hashlib.sha256(content).hexdigest() != said.sha256:
             raise StateMismatch(f"{name} has changed since it was written")

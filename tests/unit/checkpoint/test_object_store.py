@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from fsspec import asyn
 from tests.buckets import CREDENTIALS, KEY, SECRET, bucket
 from tests.unit.checkpoint.checkpoints import LAYOUTS, RUN_ID, make_store, vectors_of, write_rounds
 
-from shoal.checkpoint import object_store
+from shoal.checkpoint import object_requests, object_store
 from shoal.checkpoint.object_store import ObjectDraft, ObjectFile, ObjectPlace
 from shoal.checkpoint.store import KeepPolicy, stores_at
 from shoal.errors import ConfigError, StorageError
@@ -201,3 +204,123 @@ def test_what_a_library_says_is_passed_on_without_credentials(credentials: None,
 def raise_within(place: ObjectPlace, error: OSError) -> None:
     with place.told("read"):
         raise error
+
+
+class HostileStore(ThreadingHTTPServer):
+    """Answers every request without end, as `mode` says, until the asker has had enough or the test is over."""
+
+    daemon_threads = False
+
+    def __init__(self, mode: str) -> None:
+        super().__init__(("127.0.0.1", 0), _HostileAnswer)
+        self.mode = mode
+        self.is_over = threading.Event()
+        self.sent_bytes = 0
+
+
+class _HostileAnswer(BaseHTTPRequestHandler):
+    server: HostileStore
+    protocol_version = "HTTP/1.1"
+    timeout = 60.0
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.server.mode == "pages":
+                self._page()
+            else:
+                self._endless()
+
+    def _page(self) -> None:
+        keys = "".join(
+            f"<Contents><Key>x/{number}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+            for number in range(1000)
+        )
+        raw = (
+            f'<?xml version="1.0"?><ListBucketResult><IsTruncated>true</IsTruncated>'
+            f"<NextContinuationToken>more</NextContinuationToken>{keys}</ListBucketResult>"
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def _endless(self) -> None:
+        """Take no notice of a range that is asked for."""
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        drips = self.server.mode == "drips"
+        content = b"<" if drips else b"<" * 65_536
+        while not self.server.is_over.wait(0.02 if drips else 0.0):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
+            self.server.sent_bytes += len(content)
+
+
+@pytest.fixture
+def hostile(credentials: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], HostileStore]]:
+    """Return a store that answers in a hostile way; of a request there is one attempt."""
+    monkeypatch.setattr(object_store, "_ATTEMPTS", 1)
+    begun: list[tuple[HostileStore, threading.Thread]] = []
+
+    def begin(mode: str) -> HostileStore:
+        server = HostileStore(mode)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        begun.append((server, thread))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        return server
+
+    yield begin
+    for server, thread in begun:
+        server.is_over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_store_that_lists_without_end_is_one_error(
+    hostile: Callable[[str], HostileStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile("pages")
+    monkeypatch.setattr(object_requests, "MAX_ENTRIES", 5_000)
+    with pytest.raises(StorageError, match=r"lists more than 5,000 entries directly in bucket/prefix.* come to an end"):
+        make_store("s3://bucket/prefix").newest_good()
+
+
+def test_a_page_without_end_is_one_error_before_it_fills_the_memory(
+    hostile: Callable[[str], HostileStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = hostile("floods")
+    monkeypatch.setattr(object_requests, "_MAX_ANSWER_BYTES", 1 << 20)
+    with pytest.raises(StorageError, match="an answer has more than 1048576 bytes"):
+        make_store("s3://bucket/prefix").newest_good()
+    assert server.sent_bytes < 64 << 20
+
+
+def test_a_page_that_drips_is_one_error(
+    hostile: Callable[[str], HostileStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile("drips")
+    monkeypatch.setattr(object_requests, "_ANSWER_S", 0.5)
+    with pytest.raises(StorageError, match="a whole answer did not come within"):
+        make_store("s3://bucket/prefix").newest_good()
+
+
+def test_of_an_object_that_is_sent_without_end_what_was_asked_for_is_read(
+    hostile: Callable[[str], HostileStore],
+) -> None:
+    server = hostile("floods")
+    assert ObjectPlace("s3://bucket/prefix").read("round_000001", "manifest.json", 3 << 20) == b"<" * ((3 << 20) + 1)
+    assert server.sent_bytes < 64 << 20
+
+
+def test_an_object_that_drips_is_one_error(
+    hostile: Callable[[str], HostileStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile("drips")
+    monkeypatch.setattr(object_requests, "_PART_S", 0.5)
+    with pytest.raises(StorageError, match="100001 bytes of an object did not come within"):
+        ObjectPlace("s3://bucket/prefix").read("round_000001", "manifest.json", 100_000)

@@ -83,6 +83,16 @@ def test_what_a_fork_began_with_stays_as_long_as_there_is_room(tmp_path: Path) -
     assert small.rounds() == [6]
 
 
+def test_a_file_that_does_not_fit_into_the_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path)
+    write_rounds(store, 1)
+    found = good(store)
+    monkeypatch.setattr("shoal.runtime.memory.free_memory_bytes", lambda: 10)
+    monkeypatch.setattr(places.LocalPlace, "read", lambda *_: pytest.fail("it is read"))
+    with pytest.raises(StorageError, match=r"of free memory, it needs .* MB for client\.json in .*round_000001"):
+        found.content("client.json")
+
+
 def test_what_was_written_is_read_back_by_name_and_by_vector(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     written = store.write(checkpoint_of(12), reversed(parts_of(12)))
