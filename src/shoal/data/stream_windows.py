@@ -35,9 +35,11 @@ from shoal.data.stream_store import FORMAT, StreamFacts, WindowStore, record_of
 from shoal.data.text_corpus import Say
 from shoal.errors import ChildDied, ConfigError, RemoteError, ShoalError, StorageError
 from shoal.events.data import DataProcessStopped, StreamWindow
+from shoal.model.hf.tokenizer import COMPUTES, endless_tokenizer
 from shoal.runtime.child import Child
 from shoal.runtime.durable_files import make_directory
 from shoal.runtime.file_locks import lock
+from shoal.runtime.own_limits import is_endless
 from shoal.runtime.user_cache import user_cache
 
 _FILLER: Final = "shoal.data.stream_filler"
@@ -100,6 +102,7 @@ class StreamWindows:
         self.folder = folder
         self._order = OpenStream(config_to_json(config), str(folder))
         self._name = config.data.dataset_name
+        self._tokenizer = f"data.tokenizer = {config.data.tokenizer}"
         self._store = WindowStore(folder)
         self._say = say
         self._changed: Callable[[], None] = lambda: None
@@ -243,7 +246,9 @@ class StreamWindows:
             self._filler.tell(FillWindow(number))
         try:
             return self._answer(self._filler)
-        except ChildDied:
+        except ChildDied as died:
+            if is_endless(died, COMPUTES):
+                raise endless_tokenizer(self._tokenizer, "one of the texts") from died
             self._filler.close()
             with self._condition:
                 self._filler = None

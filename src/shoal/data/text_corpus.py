@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from shoal.config.dump import config_to_json
+from shoal.config.load import config_from_json
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig, trained_size
 from shoal.data.builtin import BUILTINS, TEXTS
@@ -46,7 +47,14 @@ from shoal.errors import ChildDied, ConfigError, RemoteError
 from shoal.events.base import Event
 from shoal.events.data import DocumentsSkipped, TokensStopped
 from shoal.model.hf.described import FAMILY, config_values
-from shoal.model.hf.tokenizer import KeptTokenizer, kept_tokenizer, named_tokenizer, require_hash
+from shoal.model.hf.tokenizer import (
+    COMPUTES,
+    KeptTokenizer,
+    endless_tokenizer,
+    kept_tokenizer,
+    named_tokenizer,
+    require_hash,
+)
 from shoal.runtime.child import Child
 from shoal.runtime.own_limits import is_endless
 
@@ -276,6 +284,9 @@ def _order(order: MakerOrder, say: Say) -> MakerReport:
         except ChildDied as died:
             if is_endless(died):
                 raise endless_template() from died
+            if is_endless(died, COMPUTES):
+                name = config_from_json(order.config_json).data.tokenizer
+                raise endless_tokenizer(f"data.tokenizer = {name}", "one of the texts") from died
             raise RemoteError(
                 f"the process that makes tokens has ended with {died.code} before it was done; is the memory enough?"
             ) from died

@@ -24,7 +24,7 @@ from shoal.data.token_windows import token_dtype
 from shoal.errors import ConfigError
 from shoal.events.base import Event
 from shoal.events.data import TokensAwaited, TokensBuilt, TokensDamaged, TokensProgress
-from shoal.model.hf.tokenizer import TOKENIZER_FILE, KeptTokenizer, gives_up, read_tokenizer
+from shoal.model.hf.tokenizer import TOKENIZER_FILE, KeptTokenizer, makes_tokens, read_tokenizer
 from shoal.runtime.hardware import num_usable_cores
 
 _BATCH_CHARACTERS: Final = 4 << 20
@@ -101,13 +101,13 @@ class TokenizerEncoder:
         self.dtype = token_dtype(self.vocabulary)
 
     def encode(self, pieces: list[TextPiece]) -> EncodedTexts:
-        """See `Encoder`; raises ConfigError where the package gives up."""
-        with gives_up(f"{self._name} makes no tokens of a text"):
-            return self._encoded(pieces)
-
-    def _encoded(self, pieces: list[TextPiece]) -> EncodedTexts:
+        """See `Encoder`; raises ConfigError where the package gives up, and ends the process where it never ends."""
         texts = [str(piece.content) for piece in pieces]
         num_bytes = sum(map(_num_bytes, texts))
+        with makes_tokens(f"{self._name} makes no tokens of a text", num_bytes):
+            return self._encoded(pieces, texts, num_bytes)
+
+    def _encoded(self, pieces: list[TextPiece], texts: list[str], num_bytes: int) -> EncodedTexts:
         if self._remembered is not None:
             marked = [(text, piece.ends) for text, piece in zip(texts, pieces, strict=True)]
             return EncodedTexts(self._remembered.tokens(marked, self.dtype), num_bytes)

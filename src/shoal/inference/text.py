@@ -16,9 +16,18 @@ from shoal.checkpoint.byte_tokenizer import NUM_BYTES
 from shoal.checkpoint.model_folder import TOKENIZER
 from shoal.checkpoint.model_source import ModelSource
 from shoal.errors import MALFORMED, ConfigError
+from shoal.inference.prompt_trial import require_ends
 from shoal.model.hf.cached import ends_of
 from shoal.model.hf.skeleton import Part
-from shoal.model.hf.tokenizer import GENERATION, SETTINGS, TOKENIZER_FILE, end_of_document, gives_up, read_tokenizer
+from shoal.model.hf.tokenizer import (
+    GENERATION,
+    SETTINGS,
+    TOKENIZER_FILE,
+    end_of_document,
+    has_patterns,
+    makes_tokens,
+    read_tokenizer,
+)
 from shoal.model.stage import StageModule
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -50,7 +59,7 @@ class Tokens(Protocol):
         """The tokens of a text.
 
         Raises:
-            ConfigError: It has none.
+            ConfigError: It has none, or they take too long.
         """
         ...
 
@@ -99,8 +108,10 @@ class FileTokens:
     """
 
     def __init__(self, folder: Path, ends: Sequence[int] = (), *, adds_tokens: bool = True) -> None:
-        path = folder / TOKENIZER_FILE
-        self._tokenizer: Any = read_tokenizer(path.read_bytes(), str(path))
+        self._path = folder / TOKENIZER_FILE
+        content = self._path.read_bytes()
+        self._tokenizer: Any = read_tokenizer(content, str(self._path))
+        self._is_tried_first = has_patterns(content)
         self._adds_tokens = adds_tokens
         said = _ends(_settings(folder / GENERATION).get("eos_token_id")) or tuple(ends)
         self.ends = frozenset(said or self._named_end(folder))
@@ -115,7 +126,9 @@ class FileTokens:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(f"the prompt is no text in UTF-8 ({error}), and the model's tokens are of text") from None
-        with gives_up("the model's tokenizer makes no tokens of the prompt"):
+        if self._is_tried_first:
+            require_ends(self._path, text)
+        with makes_tokens("the model's tokenizer makes no tokens of the prompt", len(text)):
             return list(self._tokenizer.encode(text, add_special_tokens=self._adds_tokens).ids)
 
     def stream(self, after: Sequence[int] = ()) -> TextStream:
@@ -167,7 +180,7 @@ class _FileStream:
         return self._new()
 
     def _new(self) -> str:
-        with gives_up("the model's tokenizer makes no text of its tokens"):
+        with makes_tokens("the model's tokenizer makes no text of its tokens", 0):
             before = self._tokenizer.decode(self._given)
             return self._tokenizer.decode(self._given + self._held)[len(before) :]
 

@@ -10,7 +10,7 @@ import resource
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.errors import ChildDied, StorageError
 from shoal.runtime.memory import free_memory_bytes, own_data_bytes
@@ -46,20 +46,31 @@ def within_free_memory() -> Generator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
-@contextmanager
-def ends_after(cpu_s: float) -> Generator[None]:
-    """End this process, by SIGVTALRM, if what is in the context computes for longer, also within a call to a library.
+class Timer(NamedTuple):
+    """What counts the computing of a process, and the signal by which that ends: the parent tells two by it."""
 
-    Its own computing counts, so that a busy host is no reason. The parent tells it from other deaths by `is_endless`.
-    Of contexts within each other the inner one counts as long as it lasts.
+    which: int
+    ends_by: signal.Signals
+
+
+FIRST: Final = Timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM)
+SECOND: Final = Timer(signal.ITIMER_PROF, signal.SIGPROF)
+
+
+@contextmanager
+def ends_after(cpu_s: float, timer: Timer = FIRST) -> Generator[None]:
+    """End this process, by a signal, if what is in the context computes for longer, also within a call to a library.
+
+    Its own computing counts, of all threads, so that a busy host is no reason. The parent tells it from other deaths by
+    `is_endless`. Of contexts within each other with one timer the inner one counts as long as it lasts.
     """
-    outer_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    outer_s, _ = signal.setitimer(timer.which, cpu_s)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, outer_s)
+        signal.setitimer(timer.which, outer_s)
 
 
-def is_endless(died: ChildDied) -> bool:
+def is_endless(died: ChildDied, timer: Timer = FIRST) -> bool:
     """Whether a child was ended by `ends_after`."""
-    return died.code == -signal.SIGVTALRM
+    return died.code == -timer.ends_by

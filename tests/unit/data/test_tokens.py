@@ -26,13 +26,14 @@ from tokenizers import Tokenizer
 from shoal.config import Config
 from shoal.config.load import load_with_origins
 from shoal.config.shared import has_same_samples, shared_configuration
-from shoal.data import parquet_files, text_corpus
+from shoal.data import parquet_files, stream_windows, text_corpus
 from shoal.data.catalog import log_event, open_source
 from shoal.data.documents import TextPiece, Unreadable
 from shoal.data.file_documents import local_documents
 from shoal.data.shuffle import PassOrder, permutation
 from shoal.data.source import Source
 from shoal.data.stream_opening import open_streams
+from shoal.data.stream_windows import open_stream
 from shoal.data.streams import StreamPlace, Taken
 from shoal.data.text_corpus import with_tokenizer
 from shoal.data.token_cache import TokenCache
@@ -584,6 +585,41 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_one_error_that_names_it(
     config = with_tokenizer(of_folder(tmp_path / "corpus", {"tokenizer": str(path.parent)}, vocab_size=300), print)
     with pytest.raises(ConfigError, match=f"the tokenizer in .* makes no tokens of a text .*{reason}.*another one"):
         all_tokens(config)
+
+
+def takes_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **data: Any) -> Config:
+    """A run on a few lines whose tokenizer cuts them by an expression that tries all ways, in processes of less
+    patience."""
+    path = tokenizer_folder(tmp_path) / "tokenizer.json"
+    split = {"type": "Split", "pattern": {"Regex": "a*a*$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": split}))
+    write_json_lines(tmp_path / "lines" / "a.jsonl", ["a" * 4_000 + "!"] * 3)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(text_corpus, "_MAKER", "tests.unit.data.limited_maker")
+    monkeypatch.setattr(stream_windows, "_FILLER", "tests.unit.data.limited_filler")
+    config = of_folder(tmp_path / "lines", {"tokenizer": str(path.parent), **data}, vocab_size=300)
+    return with_tokenizer(config, print)
+
+
+def test_a_tokenizer_that_computes_without_end_is_one_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = takes_hours(tmp_path, monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"data\.tokenizer = .*mine computes without end on one of the texts.*another"
+    ):
+        open_source(config)
+
+
+def test_a_tokenizer_that_computes_without_end_on_a_stream_is_one_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = takes_hours(tmp_path, monkeypatch, streaming=True)
+    with pytest.raises(
+        ConfigError, match=r"data\.tokenizer = .*mine computes without end on one of the texts.*another"
+    ):
+        open_stream(config, print)
 
 
 def test_a_tokenizer_of_a_folder_has_no_file_from_elsewhere(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from shoal.checkpoint.byte_tokenizer import byte_tokenizer_files
 from shoal.errors import ConfigError
+from shoal.inference import prompt_trial
 from shoal.inference.text import ByteTokens, FileTokens, Tokens, UntilStop
 
 TEXT = "naïve 東京 🦈!"
@@ -92,6 +93,19 @@ def test_a_panic_of_the_package_tokenizers_is_an_error_like_any_other(
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(ConfigError, match=f"tokenizer.*{message}.*give another one"):
         pieces(tokens := FileTokens(tmp_path), tokens.encode("ab"))
+
+
+def test_a_tokenizer_that_computes_without_end_on_a_prompt_is_one_error_that_names_it(
+    from_files: FileTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_trial, "_TRIAL", "tests.unit.inference.limited_trial")
+    path = tmp_path / "tokenizer.json"
+    split = {"type": "Split", "pattern": {"Regex": "a*a*$"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pre_tokenizer": split}))
+    tokens = FileTokens(tmp_path)
+    assert tokens.encode("ab"), "a short one ends"
+    with pytest.raises(ConfigError, match=r"tokenizer\.json computes without end on the prompt.*name another"):
+        tokens.encode("a" * 4_000 + "!")
 
 
 def test_the_end_of_a_text_is_the_token_that_the_files_name(from_files: FileTokens, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import ConfigError, SampleError
 from shoal.model.hf.library import transformers_package
-from shoal.model.hf.tokenizer import TOKENIZER_FILE, gives_up, read_tokenizer
+from shoal.model.hf.tokenizer import TOKENIZER_FILE, makes_tokens, read_tokenizer
 from shoal.runtime.own_limits import ends_after
 
 _MARKS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -111,7 +111,7 @@ class ChatTemplate:
                 f"the chat template writes {', '.join(lacking[:3])}, a token of tokenizer_config.json that "
                 "tokenizer.json lacks: save the tokenizer anew by save_pretrained of transformers"
             )
-        with gives_up(f"data.tokenizer = {self._name} makes no tokens of a conversation"):
+        with makes_tokens(f"data.tokenizer = {self._name} makes no tokens of a conversation", len(text)):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         tokens = np.array(encoding.ids, dtype=np.int64)
         places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)

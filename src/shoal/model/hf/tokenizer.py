@@ -24,6 +24,7 @@ from shoal.errors import MALFORMED, ConfigError, StorageError
 from shoal.file_thread import said_and_remedy
 from shoal.model.hf.repository import INSTALL, Repository
 from shoal.runtime.inside import places_of, require_inside
+from shoal.runtime.own_limits import SECOND, Timer, ends_after
 from shoal.runtime.user_cache import keep, user_cache
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ GENERATION: Final = "generation_config.json"
 """Of a model: which tokens end its answers. It is kept beside the tokenizer, and is no part of it."""
 _KEPT: Final = (*FILES, GENERATION)
 _FACTS: Final = "shoal.json"
+COMPUTES: Final[Timer] = SECOND
+"""Ends a process whose tokenizer computes without end, see `makes_tokens`: a chat template has the first one."""
+_LEAST_S: Final = 120.0
+_SLOWEST_BYTES_PER_S: Final = 20_000
+"""Of text, a hundredth of what a slow tokenizer makes tokens of."""
+_PARTS: Final = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _ENDS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """The token that ends a document, of a tokenizer that does not say which one does."""
 
@@ -153,6 +160,36 @@ def gives_up(meaning: str) -> Generator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ConfigError(f"{meaning} ({error}); give another one") from error
+
+
+@contextmanager
+def makes_tokens(meaning: str, num_bytes: int) -> Generator[None]:
+    """End this process where the package tokenizers computes without end on so much text, as a regular expression of a
+    tokenizer.json may, which nothing else interrupts: by `COMPUTES`. All else as `gives_up`.
+
+    Raises:
+        ConfigError: The package has given up.
+    """
+    with gives_up(meaning), ends_after(_LEAST_S + num_bytes / _SLOWEST_BYTES_PER_S, COMPUTES):
+        yield
+
+
+def endless_tokenizer(name: str, text: str) -> ConfigError:
+    """Return what to say of a tokenizer that the process was ended for which has run it.
+
+    Args:
+        text: What it was to make tokens of.
+    """
+    return ConfigError(
+        f"the tokenizer {name} computes without end on {text}, and was given up: a regular expression in its "
+        f"{TOKENIZER_FILE} may take hours on a short text; name another one"
+    )
+
+
+def has_patterns(content: bytes) -> bool:
+    """Whether a tokenizer.json has regular expressions of its own, beside those that the package brings."""
+    found = _object(content)
+    return any(b'"Regex"' in msgspec.json.encode(found.get(part)) for part in _PARTS)
 
 
 def tokenizers_package(what: str) -> Any:
