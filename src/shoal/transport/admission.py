@@ -1,8 +1,12 @@
-"""Who may open a connection: limits on strangers, so that none of them keeps peers or each other out.
+"""Who may open a connection: limits on strangers and peers, so that none of them keeps peers or each other out.
 
 When all places over TCP are taken, a newcomer has that of another: of those whose peer has not proven its identity, the
 one that has waited longest, of the address that has most, the newcomer counted. So whoever floods pushes out his own
 connections, and a peer, which holds its place for one round trip, is through before it would be its turn.
+
+When as many connections are open as may be, those of peers among them, it is the same: a newcomer has the place of the
+newest of the address that has most, unless that is its own or has no more than it. So whoever has the key and comes
+under many names from few addresses keeps nobody out.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ class Admission:
         self._open: set[Connection] = set()
         # The networks that each comes from; the one that has waited longest is the first.
         self._strangers: dict[Connection, tuple[bytes, ...]] = {}
+        # The same of all that others have dialled.
+        self._networks: dict[Connection, tuple[bytes, ...]] = {}
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -37,7 +43,7 @@ class Admission:
         """Count a connection from now on; one that this side has dialled is never refused.
 
         Returns:
-            The stranger that makes way for it, and has no place any more: the caller ends it. None: a place was free.
+            The one that makes way for it, and has no place any more: the caller ends it. None: a place was free.
 
         Raises:
             HandshakeError: there are too many, and none of them makes way.
@@ -45,13 +51,26 @@ class Admission:
         self._open.add(connection)
         if connection.dialled is not None:
             return None
-        if len(self._open) > self._limits.max_connections:
-            raise HandshakeError(f"{self._limits.max_connections} connections are open already", Offence.CROWDED)
         networks = _networks_of(connection.source)
         leaving = self._making_way(connection.source, networks)
+        if leaving is None and len(self._open) > self._limits.max_connections:
+            leaving = self._crowding(networks)
         if leaving is not None:
-            self._strangers.pop(leaving)
-        self._strangers[connection] = networks
+            self._strangers.pop(leaving, None)
+            self._networks.pop(leaving)
+        self._strangers[connection] = self._networks[connection] = networks
+        return leaving
+
+    def _crowding(self, networks: tuple[bytes, ...]) -> Connection:
+        """Return the connection of which its address has too many for a newcomer to be kept out. Raises as `connected`
+        does."""
+        held = Counter(networks)
+        for each in self._networks.values():
+            held.update(each)
+        newest_first = reversed(self._networks.items())
+        leaving, most = max(newest_first, key=lambda each: [held[network] for network in each[1]], default=(None, ()))
+        if leaving is None or [held[network] for network in most] <= [held[network] for network in networks]:
+            raise HandshakeError(f"{self._limits.max_connections} connections are open already", Offence.CROWDED)
         return leaving
 
     def _making_way(self, source: str, networks: tuple[bytes, ...]) -> Connection | None:
@@ -90,6 +109,7 @@ class Admission:
         """Count the connection no more."""
         self._open.discard(connection)
         self._strangers.pop(connection, None)
+        self._networks.pop(connection, None)
 
     async def await_hello(self, connection: Connection, on_late: Callable[[Connection, HandshakeError], None]) -> None:
         """Report a connection whose peer does not introduce itself in time, however busily it sends."""

@@ -34,7 +34,8 @@ class Inbound:
         self.pool = BufferPool(limits.max_pooled_bytes)
         self.received_bytes = 0
         self._events = events
-        self._unread = Unread[Connection](limits.max_unread_bytes, limits.max_unread_total_bytes)
+        total_bytes = limits.max_unread_total_bytes
+        self._unread = Unread[Connection](limits.max_unread_bytes, total_bytes, total_bytes // limits.max_connections)
 
     def take(self, connection: Connection, peer: PeerId, frame: Frame) -> None:
         """Give a frame that came from a peer over this connection to the consumer, or queue it while that is busy."""
@@ -63,12 +64,14 @@ class Unread(Generic[Key]):
     """The bytes of received frames that the consumer has not taken. Decisions only.
 
     A connection is not read from any more when a frame of it brings its own bytes above its limit, or those of all
-    above theirs; it is read again when both have fallen to a half. One whose frames were all taken is always read.
+    above theirs and its own above its share; it is read again when all have fallen to a half. One whose frames were all
+    taken is always read, and one that holds no more than its share, however many others fill the rest.
     """
 
-    def __init__(self, max_each_bytes: int, max_total_bytes: int) -> None:
+    def __init__(self, max_each_bytes: int, max_total_bytes: int, share_bytes: int) -> None:
         self._max_each_bytes = max_each_bytes
         self._max_total_bytes = max_total_bytes
+        self._share_bytes = share_bytes
         self._bytes: dict[Key, int] = {}
         self._total_bytes = 0
         self._stopped: set[Key] = set()
@@ -77,7 +80,8 @@ class Unread(Generic[Key]):
         """Count a frame; return whether its connection is not to be read from now."""
         self._bytes[key] = self._bytes.get(key, 0) + num_bytes
         self._total_bytes += num_bytes
-        if self._bytes[key] > self._max_each_bytes or self._total_bytes > self._max_total_bytes:
+        is_crowded = self._total_bytes > self._max_total_bytes and self._bytes[key] > self._share_bytes
+        if self._bytes[key] > self._max_each_bytes or is_crowded:
             self._stopped.add(key)
             return True
         return False

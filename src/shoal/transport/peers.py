@@ -264,7 +264,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             connection.violated(error)
             return
         if leaving is not None:
-            why = f"has made way for a newer connection: {leaving.source} had most in their handshake"
+            had = "most of all" if leaving.peer is not None else "most in their handshake"
+            why = f"has made way for a newer connection: {leaving.source} had {had}"
             self._end_stranger(leaving, HandshakeError(why, Offence.CROWDED))
         if connection.dialled is None:
             self._tasks.start_soon(self._admission.await_hello, connection, self._end_stranger)

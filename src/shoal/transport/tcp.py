@@ -15,6 +15,7 @@ from typing import Final
 from shoal.errors import ConfigError
 from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.transport.connection import Connection
+from shoal.transport.rests import Rests
 from shoal.transport.tls import TlsContexts
 from shoal.transport.tls_stream import TlsStream
 from shoal.transport.uplink import Uplink
@@ -71,6 +72,7 @@ class TcpCarrier:
         self._listen_on = listen_on
         self._announce = tuple(announce)
         self._uplink = uplink
+        self._rests = Rests()
         self._server: asyncio.Server | None = None
         self._port = 0
         self._hosts: tuple[str, ...] = ()
@@ -90,7 +92,7 @@ class TcpCarrier:
             connection = make()
             connection.prepare = lambda sock: self._prepare_accepted(connection, sock)
             connection.leave_by(self._uplink)
-            return TlsStream(connection, self._contexts.server, server_side=True)
+            return TlsStream(connection, self._contexts.server, self._rests, server_side=True)
 
         loop = asyncio.get_running_loop()
         try:
@@ -108,7 +110,7 @@ class TcpCarrier:
         connection.leave_by(self._uplink)
         loop = asyncio.get_running_loop()
         await loop.create_connection(
-            lambda: TlsStream(connection, self._contexts.client, server_side=False), host, port
+            lambda: TlsStream(connection, self._contexts.client, self._rests, server_side=False), host, port
         )
 
     async def listen_again(self) -> None:

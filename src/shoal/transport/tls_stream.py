@@ -17,18 +17,23 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from shoal.clock import thread_cpu_s
+from shoal.clock import SystemClock, thread_cpu_s
 from shoal.errors import HandshakeError, InvariantViolation
 from shoal.transport.connection import Connection, Stream
+from shoal.transport.rests import Pace, Rests
 from shoal.transport.tls import explained, peer_of
 
 _READ_BYTES: Final = 256 * 1024
 _HANDSHAKE_BYTES: Final = 4 * 1024
 """Read at a time from who may be a stranger: what he makes this side hold is to be little."""
+_FEW_BYTES: Final = 16 * 1024
+"""Read at a time of whom it is not known that his bytes are read fast: there may be hundreds of them in one turn."""
+_MEASURED_BYTES: Final = 2 * 1024
+"""With fewer, no reading takes long."""
 _PIECE_BYTES: Final = 256 * 1024
 _SLOW_S: Final = 0.02
-"""Of computing for `_READ_BYTES`: small messages take that and more, tensors a hundredth. Who sends so rests as long as
-it has taken, so that half of the loop's time is left for others."""
+"""Of computing for `_READ_BYTES`: small messages take that and more, tensors a hundredth. Who sends so rests as `Pace`
+says, so that half of the loop's time is left for others."""
 # A fast socket would otherwise keep the event loop encrypting until a large tensor is gone.
 _BYTES_PER_TURN: Final = 2 * 1024 * 1024
 
@@ -36,15 +41,19 @@ _BYTES_PER_TURN: Final = 2 * 1024 * 1024
 class TlsStream(asyncio.BufferedProtocol):
     """The protocol object of one socket, and the stream of the connection above."""
 
-    def __init__(self, connection: Connection, context: ssl.SSLContext, *, server_side: bool) -> None:
+    def __init__(self, connection: Connection, context: ssl.SSLContext, rests: Rests, *, server_side: bool) -> None:
         self._connection = connection
+        self._clock = SystemClock()
+        self._pace = Pace(rests, self._clock.now_s())
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._transport: Stream | None = None
         self._read_buffer = memoryview(bytearray(_HANDSHAKE_BYTES))
         self._established = False
+        self._is_fast = False
         self._reading = True
         self._rest: asyncio.Handle | None = None
+        self._is_resting = False
         self._backlog: deque[memoryview] = deque()  # plain bytes, not encrypted yet
         self._backlog_bytes = 0
         self._socket_full = False
@@ -116,22 +125,29 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Name the memory for the next records."""
-        return self._read_buffer
+        return self._read_buffer if self._is_fast else self._read_buffer[:_FEW_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take records."""
         if self._closing:
             return
-        if nbytes < len(self._read_buffer):
+        is_full, is_peer = nbytes == len(self.get_buffer(-1)), self._established
+        if nbytes < _MEASURED_BYTES and not is_full:
             self._take(nbytes)
             return
         begun_s = thread_cpu_s()
         self._take(nbytes)
         took_s = thread_cpu_s() - begun_s
-        if self._rest is None and not self.is_closing():
+        if self._rest is not None or self.is_closing():
+            return
+        # A handshake takes long by itself.
+        is_slow = is_peer and took_s >= _SLOW_S * nbytes / _READ_BYTES
+        rest_s = self._pace.begin(took_s, self._clock.now_s()) if is_slow else 0.0
+        self._is_resting = rest_s > 0.0
+        self._is_fast = is_peer and not self._is_resting and (self._is_fast or not is_slow)
+        if is_full or self._is_resting:
             # The loop would read on up to 32 times: of small messages that is seconds in which nobody else is heard.
             self._lower.pause_reading()
-            rest_s = took_s if took_s >= _SLOW_S else 0.0
             self._rest = asyncio.get_running_loop().call_later(rest_s, self._read_again)
 
     def _take(self, nbytes: int) -> None:
@@ -142,8 +158,14 @@ class TlsStream(asyncio.BufferedProtocol):
     def _read_again(self) -> None:
         """Go on after a turn of the loop, or some, in which the others had theirs."""
         self._rest = None
+        self._end_rest()
         if self._reading and not self.is_closing():
             self._lower.resume_reading()
+
+    def _end_rest(self) -> None:
+        if self._is_resting:
+            self._is_resting = False
+            self._pace.end()
 
     def pause_writing(self) -> None:
         """The socket takes no more at the moment."""
@@ -163,6 +185,9 @@ class TlsStream(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
         self._closing = True
+        if self._rest is not None:
+            self._rest.cancel()
+        self._end_rest()
         self._drop_backlog()
         self._connection.connection_lost(exc)
 

@@ -16,6 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 import pytest
+from tests.alongside import until
 from tests.integration.transport.samples import BOB, CAROL, KEY, MIB, RUN, over_tcp, step, take, tensor
 from tests.integration.transport.scene import Scene, refusals, talking
 from tests.integration.transport.strangers import TIMEOUT_S, Stranger
@@ -28,6 +29,7 @@ from shoal.transport import tls_stream
 from shoal.transport.base import PeerLost, PeerUp
 from shoal.transport.limits import TransportLimits
 from shoal.transport.peers import StreamEndpoint
+from shoal.transport.rests import Pace
 from shoal.transport.tls import tls_contexts
 from shoal.wire.frame import FRAME_VERSION, HEADER, encode_frame
 from shoal.wire.handshake import Hello, encode_handshake
@@ -325,6 +327,33 @@ async def test_whose_messages_take_long_is_not_read_for_as_long(
     for _ in range(200):
         await anyio.sleep(0.001)
     assert 0 < target.received_bytes < 2 * 4096
+
+
+async def test_of_two_whose_messages_take_long_each_rests_for_the_other_as_well(
+    host: Any, strangers: list[Stranger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours_s = count(step=10_000.0)
+    rested_s: list[float] = []
+    begin = Pace.begin
+
+    def begins(self: Pace, took_s: float, now_s: float) -> float:
+        rested_s.append(begin(self, took_s, now_s))
+        return rested_s[-1]
+
+    monkeypatch.setattr(Pace, "begin", begins)
+    monkeypatch.setattr(tls_stream, "_READ_BYTES", 4096)
+    monkeypatch.setattr(tls_stream, "thread_cpu_s", lambda: next(hours_s))
+    target = await host(BOB)
+    await _sends_much_at_once(target, strangers)
+    await until(lambda: len(rested_s) == 1)
+    other, dave = Stranger.over_tcp(target), Identity(b"d" * 32)
+    strangers.append(other)
+    await other.secure(dave)
+    await other.greet(dave.peer_id)
+    other.socket.sendall(bytes(encode_frame(Opened(step())).head) * 100)
+    await until(lambda: len(rested_s) == 2)
+    assert rested_s[0] == pytest.approx(10_000.0, rel=0.01)
+    assert rested_s[1] == pytest.approx(30_000.0, rel=0.01)
 
 
 async def test_a_mixed_attack_from_many_threads_is_counted_by_offence(host: Any) -> None:

@@ -6,7 +6,7 @@ import socket
 import struct
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import cycle
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.integration.transport.scene import refusals
 from tests.integration.transport.strangers import Stranger
 
 from shoal.identity import Identity
+from shoal.ids import PeerId
 from shoal.transport.base import PeerLost, PeerUp, Received
 from shoal.transport.connection import Connection
 from shoal.transport.limits import TransportLimits
@@ -229,6 +230,31 @@ async def test_a_stranger_that_is_gone_before_it_is_looked_at_is_none_of_this_ho
         stranger.socket.close()
         await until(lambda: sources)
         assert sources == ["0.0.0.0"]
+
+
+async def test_who_has_the_key_and_comes_under_many_names_keeps_no_peer_out(
+    host: Any, strangers: list[Stranger]
+) -> None:
+    async with undisturbed(host, max_connections=6) as b:
+        lost: list[PeerId] = []
+        for number in range(12):
+            one = Identity(bytes((number,)) * 32)
+            strangers.append(Stranger.over_tcp(b, "127.0.0.6"))
+            # With all places taken he is closed, whatever he says.
+            with suppress(OSError, AssertionError):
+                await strangers[-1].secure(one)
+                await strangers[-1].greet(one.peer_id)
+        c = await host(CAROL)
+        c.introduce(over_tcp(b))
+        c.post(b.peer_id, Opened(step(9)))
+        assert await take(c, 1) == [PeerUp(b.peer_id)]
+        events = b.events()
+        while (event := await anext(events)) != Received(c.peer_id, Opened(step(9))):
+            if isinstance(event, PeerLost):
+                lost.append(event.peer)
+                assert "127.0.0.6 had most of all" in event.reason
+        assert len(lost) == 1
+        assert lost[0] not in (ALICE.peer_id, CAROL.peer_id)
 
 
 async def test_a_peer_with_the_key_may_not_hold_many_connections(host: Any, strangers: list[Stranger]) -> None:

@@ -112,6 +112,46 @@ def test_places_are_free_again_after_the_hello_or_the_end() -> None:
     assert gate.connected(connection("4.4.4.4")) is not None  # a place is freed once
 
 
+def peers(gate: Admission, *sources: str) -> list[Connection]:
+    """Let these in, who have all said hello."""
+    made = among(gate, *sources)
+    for one in made:
+        one.proven = one.peer = PEER
+        gate.introduced(one)
+    return made
+
+
+def test_whoever_comes_with_the_key_under_many_names_pushes_out_his_own() -> None:
+    gate = admission(max_connections=6)
+    member, other, _, _, _, newest = peers(gate, "1.1.1.1", "2.2.2.2", *["6.6.6.6"] * 4)
+    assert gate.connected(connection("3.3.3.3")) is newest
+    gate.ended(newest)
+    for _ in range(100):
+        with pytest.raises(HandshakeError, match="6 connections are open already"):
+            gate.connected(refused := connection("6.6.6.6"))
+        gate.ended(refused)
+    assert {member, other} <= set(gate.connections)
+
+
+def test_of_peers_from_everywhere_none_makes_way_and_from_one_network_the_newest_does() -> None:
+    gate = admission(max_connections=3)
+    peers(gate, "1.1.1.1", "2.2.2.2", "3.3.3.3")
+    with pytest.raises(HandshakeError, match="3 connections are open already"):
+        gate.connected(connection("4.4.4.4"))
+    gate = admission(max_connections=3)
+    *_, newest = peers(gate, "1.1.1.1", "6.6.6.1", "6.6.6.2")
+    assert gate.connected(connection("4.4.4.4")) is newest
+
+
+def test_processes_of_this_host_have_places_however_many_come_from_elsewhere_and_make_way_for_nobody() -> None:
+    gate = admission(max_connections=4)
+    *_, newest = peers(gate, "", "", "1.1.1.1", "2.2.2.2")
+    assert gate.connected(connection("")) is newest
+    gate.ended(newest)
+    with pytest.raises(HandshakeError, match="4 connections are open"):
+        gate.connected(connection("3.3.3.3"))
+
+
 def test_what_this_side_dials_always_has_a_place_but_counts() -> None:
     gate = admission(max_connections=2)
     for _ in range(4):
