@@ -181,7 +181,7 @@ def write_round(directory: Path, record: Record, signed: SignedRecord) -> None:
     write_whole(_round_file(directory, record.round), json.dumps(content, indent=2).encode() + b"\n")
 
 
-def set_aside(directory: Path, record: Record, digest: str) -> list[str]:
+def set_aside(directory: Path, record: Record, digest: str) -> dict[int, str]:
     """Put away the records and step logs that are there, unless the run goes on from them with this record.
 
     They move into `left/`, beside those that were moved there before. D_0 stays, because all chains have it, and so do
@@ -192,7 +192,7 @@ def set_aside(directory: Path, record: Record, digest: str) -> list[str]:
         record: The one from which the run goes on.
 
     Returns:
-        What is wrong with those that are damaged.
+        Of the rounds whose records are damaged what is wrong with them.
 
     Raises:
         OSError: A file that is there cannot be read.
@@ -210,7 +210,7 @@ def set_aside(directory: Path, record: Record, digest: str) -> list[str]:
             if found is not None:
                 here[round] = record_hash(found[1])
     if not here or here[max(here)] in (record.previous, digest):
-        return []
+        return {}
     if digest in here.values():
         kept_rounds = record.round
     elif record.round in here and here[record.round] is None and record.previous in here.values():
@@ -232,7 +232,7 @@ def set_aside(directory: Path, record: Record, digest: str) -> list[str]:
             f"cannot move records to {aside} ({said_by_disk(error, aside)}): they are of a chain that was left, and "
             f"must not be mixed with others; {remedy(error, aside, ELSEWHERE)}"
         ) from error
-    return [damaged[path] for path in files if path in damaged]
+    return {_round_of(path): damaged[path] for path in files if path in damaged}
 
 
 def _damaged(path: Path) -> Path:

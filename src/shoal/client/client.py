@@ -409,7 +409,7 @@ class Client:
             async with self.model.left_at_the_end(self._succession, self._last_checkpoint):
                 with self._until_stopped:
                     if not self._diary.is_resumed:
-                        await write_beginning(self._genesis, self._log_dir, self.ledger)
+                        await write_beginning(self._genesis, self._log_dir, self.ledger, self._needed)
                     await self._train()
             tasks.cancel_scope.cancel()
 

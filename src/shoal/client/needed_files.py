@@ -36,14 +36,14 @@ class NeededFiles:
     clock: Clock
     _is_failing: bool = field(default=False, init=False)
 
-    async def written(self, write: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def written(self, write: Callable[[], Awaitable[_Result]], patience_s: float = _PATIENCE_S) -> _Result:
         """Return what `write` returns, which is called until the disk takes what it writes. Who is cancelled before it
         is called again writes nothing.
 
         Raises:
-            StorageError: the disk has taken nothing for long.
+            StorageError: the disk has taken nothing for so long.
         """
-        deadline, pauses = Deadline.after(self.clock, _PATIENCE_S), Backoff(_FIRST_PAUSE_S, _PAUSE_S)
+        deadline, pauses = Deadline.after(self.clock, patience_s), Backoff(_FIRST_PAUSE_S, _PAUSE_S)
         while True:
             try:
                 result = await write()
@@ -52,7 +52,7 @@ class NeededFiles:
                     raise
                 if not self._is_failing:
                     self._is_failing = True
-                    self.ledger.note(DiskTakesNothing(str(error), _PATIENCE_S / 60))
+                    self.ledger.note(DiskTakesNothing(str(error), patience_s / 60))
             else:
                 break
             await pauses.wait(self.clock)

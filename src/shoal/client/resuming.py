@@ -53,7 +53,7 @@ def go_back(log_dir: Path, checkpoint: StoredCheckpoint, now_s: float) -> list[s
     signed, record = checkpoint.signed, checkpoint.record
     digest = record_hash(signed)
     totals, uncounted = _totals(checkpoint.client, record, now_s)
-    problems = [restore_genesis(log_dir, checkpoint.genesis), *set_aside(log_dir, record, digest)]
+    problems = [restore_genesis(log_dir, checkpoint.genesis), *set_aside(log_dir, record, digest).values()]
     write_round(log_dir, record, signed)
     # Last: without it the folder is still that of the run that has ended.
     saved = Saved(record.run_id, totals, recorded=used_samples(record), base=digest, chain=digest, resumed=signed)

@@ -42,7 +42,8 @@ _MAX_IDLE_ROUNDS = 2
 _SLOW_S = 15.0
 """After so long it is said that the run waits for its disk."""
 _PATIENCE_S = 5.0
-"""So long may the disk take at the end; then the client ends without the file of the last record."""
+"""So long may the disk take at the end, and so long is a full one waited for; then the client ends without the file of
+the last record."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -103,7 +104,8 @@ class RoundRecords:
         """Know what the record says that clients of other hosts have committed, or D_0; see `succession.inherit`."""
         hashes: dict[int, str] = {}
         if ready.tip.signed is not None:
-            taken = partial(inherit, self.coordinator.outcome(ready), self.log_dir, self.slots, self.data)
+            note = self.ledger.note
+            taken = partial(inherit, self.coordinator.outcome(ready), self.log_dir, self.slots, self.data, note)
             hashes = await self.needed.written(taken)
         self.ledger.note(RunTakenOver(ready.tip.round, len(ready.holders), hashes))
 
@@ -117,7 +119,7 @@ class RoundRecords:
         # A record that was committed from here on would be in no file, and nobody would hold the one before it.
         self.coordinator.retire()
         standing = self.coordinator.standing
-        if await write_last(standing, self.log_dir, self.ledger) and standing is not None:
+        if await write_last(standing, self.log_dir, self.ledger, self.needed) and standing is not None:
             self._note(standing, None, None)
 
     async def _count_costs(self, record: Record) -> None:
@@ -174,14 +176,18 @@ async def write(outcome: RoundOutcome, log_dir: Path, ledger: Ledger) -> None:
         await run_in_thread(write_round, log_dir, outcome.record, outcome.signed)
 
 
-async def write_beginning(genesis: Genesis, log_dir: Path, ledger: Ledger) -> None:
+async def write_beginning(genesis: Genesis, log_dir: Path, ledger: Ledger, needed: NeededFiles) -> None:
     """Write D_0, and say so where the disk takes long; whoever ends before the first round does without.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the disk has taken nothing for long.
     """
-    with _said_if_slow(0, log_dir, ledger):
-        await anyio.to_thread.run_sync(write_genesis, log_dir, genesis, abandon_on_cancel=True)
+
+    async def write() -> None:
+        with _said_if_slow(0, log_dir, ledger):
+            await anyio.to_thread.run_sync(write_genesis, log_dir, genesis, abandon_on_cancel=True)
+
+    await needed.written(write)
 
 
 @contextmanager
@@ -193,7 +199,7 @@ def _said_if_slow(round: int, log_dir: Path, ledger: Ledger) -> Generator[None]:
         said.cancel()
 
 
-async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledger) -> bool:
+async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledger, needed: NeededFiles) -> bool:
     """Write the record that the replicas were told to swap to, if it is the next one, or what stands there for it is
     damaged. Shielded, and bounded in time.
 
@@ -209,7 +215,7 @@ async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledge
 
     Raises:
         RecordRejected: a file that is there is no record.
-        StorageError: it cannot be written.
+        StorageError: the disk does not take it.
     """
     if standing is None:
         return False
@@ -221,10 +227,17 @@ async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledge
             write_round(log_dir, standing.record, standing.signed)
         return is_next, was_there
 
-    with anyio.move_on_after(_PATIENCE_S, shield=True):
-        is_written, was_there = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
-        if is_written and was_there:
-            ledger.note(RecordRestored(standing.record.round))
-        return is_written and not was_there
-    ledger.note(RoundNotWritten(standing.record.round, _PATIENCE_S))
-    return False
+    async def answered() -> tuple[bool, bool] | None:
+        with anyio.move_on_after(_PATIENCE_S):
+            return await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+        return None
+
+    with anyio.CancelScope(shield=True):
+        written = await needed.written(answered, _PATIENCE_S)
+    if written is None:
+        ledger.note(RoundNotWritten(standing.record.round, _PATIENCE_S))
+        return False
+    is_written, was_there = written
+    if is_written and was_there:
+        ledger.note(RecordRestored(standing.record.round))
+    return is_written and not was_there

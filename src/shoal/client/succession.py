@@ -8,7 +8,7 @@ have left ends with the steps that it has; closing it is what tells which sample
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,9 @@ from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
 from shoal.data.feed import Feed
-from shoal.events.run import DataSized
+from shoal.events.base import Event
+from shoal.events.incidents import RecordUnread
+from shoal.events.run import DataSized, RecordRestored
 from shoal.ids import PeerId
 from shoal.runtime.patient_thread import run_in_thread
 from shoal.runtime.waking import Signal
@@ -140,7 +142,9 @@ class TurnTaken:
             self.ledger.note(DataSized(sizes.num_train, sizes.num_holdout))
 
 
-async def inherit(outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, data: DataLink) -> dict[int, str]:
+async def inherit(
+    outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, data: DataLink, note: Callable[[Event], None]
+) -> dict[int, str]:
     """Go on from the record that stands, which clients of other hosts have committed.
 
     Args:
@@ -148,6 +152,7 @@ async def inherit(outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, 
             logs stay on the hosts that gathered them.
         trainers: of this client; reports of earlier trainers no longer count.
         data: its data server hands out all samples but those that the record names as used.
+        note: told of files that are damaged.
 
     Returns:
         The hash of each stage's parameters.
@@ -156,7 +161,9 @@ async def inherit(outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, 
         StorageError: the record cannot be written.
     """
     record, digest = outcome.record, record_hash(outcome.signed)
-    await run_in_thread(set_aside, log_dir, record, digest)
+    for round, problem in (await run_in_thread(set_aside, log_dir, record, digest)).items():
+        is_next = round == record.round
+        note(RecordRestored(round) if is_next else RecordUnread(round, f"{problem}: it is set aside"))
     await run_in_thread(write_round, log_dir, record, outcome.signed)
     trainers.begin_above(record.generations, GENERATIONS_APART)
     data.know(record.round, used_samples(record), digest)

@@ -220,7 +220,8 @@ class StepsUncounted(Event, frozen=True, tag="steps.uncounted"):
 
 
 class RecordUnread(Event, frozen=True, tag="record.unread"):
-    """The record of a round, or D_0, cannot be read when the run is summed up: what other files say of it counts."""
+    """The record of a round, or D_0, cannot be read when the run is summed up, or when a client goes on from the record
+    of another one: what other files say of it counts."""
 
     level = WARNING
     why = "the disk does not give it, or it was changed, cut short or taken away"

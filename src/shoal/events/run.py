@@ -238,9 +238,12 @@ class DiskTakesNothing(Event, frozen=True, tag="disk.takes_nothing"):
     level = WARNING
     why = "the disk is full, may not be written, or fails"
     do = "nothing is lost if that is done in time: training then goes on by itself"
-    says = "the run waits for its disk: {reason}; in {minutes:g} minutes it ends"
     reason: str
     minutes: float
+
+    def say(self) -> str:
+        lasting = f"{self.minutes:g} minutes" if self.minutes >= 1 else f"{self.minutes * 60:.0f} s"
+        return f"the run waits for its disk: {self.reason}; in {lasting} it ends"
 
 
 class DiskAwaited(Event, frozen=True, tag="disk.awaited"):
@@ -263,7 +266,8 @@ class RoundNotWritten(Event, frozen=True, tag="round.not_written"):
 
 
 class RecordRestored(Event, frozen=True, tag="record.restored"):
-    """The file of the newest record was no record any more when the client ended, which has written it again."""
+    """The file of the newest record was no record any more when the client ended, or took the run over: it is written
+    again."""
 
     level = WARNING
     why = "the disk is failing, or somebody has changed the file"

@@ -302,6 +302,13 @@ class KnowsNoDeadline(RunClient):
         return effects
 
 
+class CountsTheWaitForItsDisk(RunClient):
+    """Has trainers do their steps in what a full disk has left them of the time."""
+
+    def begun(self, now_s: float) -> None:
+        """Nothing has happened."""
+
+
 class ClosesOverAHandOver(RunClient):
     """Makes a record while the state of the one before is fetched from a server that leaves."""
 
@@ -434,6 +441,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         EndsUnfedRounds,
         EndsRefusedRounds,
         KnowsNoDeadline,
+        CountsTheWaitForItsDisk,
         ClosesOverAHandOver,
         WaitsForWhoeverLeaves,
         EvaluatesOnce,

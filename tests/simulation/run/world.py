@@ -128,6 +128,12 @@ class World:
         for fact in ("is_unfed", "is_refused"):
             if self.turn_rng.random() < 0.3:
                 self.network.at(self.turn_rng.uniform(2.0, FAULTS_END_S), self.is_hindered, fact)
+        # The disk of the client takes nothing for a while. Of its own as well.
+        disk_rng = random.Random(f"disk {seed}")
+        self.is_full = False
+        if disk_rng.random() < 0.2:
+            full_s = disk_rng.choice((0.5, START_S, 3 * DEADLINE_S))
+            self.network.at(disk_rng.uniform(0.0, FAULTS_END_S), self.disk_is_full, full_s)
         for name in self.names:
             self.network.at(rng.uniform(0.0, 8.0), self.arrives, name)
         self.begin()
@@ -160,6 +166,7 @@ class World:
         self.given = ""
         self.started_slots: set[int] = set()
         self.is_met = False
+        self.beginning: BeginRound | None = None
         self.written_now: set[str] = set()
         self.has_trained = False
         self.training: BeginRound | None = None
@@ -264,8 +271,10 @@ class World:
                 self.started_slots.add(slot)
                 self.launch(effect)
             case BeginRound():
-                self.begins(effect)
-                self.run_machine.begun(self.network.now_s)
+                self.checks_begin(effect)
+                self.beginning, self.is_busy = effect, True
+                if effect.left is not None or not self.is_full:
+                    self.begins(effect)
             case EndTraining():
                 self.ends_training()
             case CloseRound(round):
@@ -320,7 +329,7 @@ class World:
     def deposes(self) -> None:
         """Another client coordinates, under a higher ballot."""
         if self.leads and not self.ended and not self.is_down:
-            self.is_deposed, self.is_busy = True, False
+            self.is_deposed, self.is_busy, self.beginning = True, False, None
             self.run_machine.deposed(Ballot(99, _BEFORE, 1))
             self.look()
 
@@ -408,8 +417,8 @@ class World:
 
     # -- rounds
 
-    def begins(self, order: BeginRound) -> None:
-        """A round is begun, or taken up: on top of what stands, once, over complete pipelines."""
+    def checks_begin(self, order: BeginRound) -> None:
+        """A round is to begin, or to be taken up: on top of what stands, once, over complete pipelines."""
         pipelines: tuple[Pipeline, ...] = self.run_machine.pipelines
         if self.training is not None:
             raise Broken(f"round {order.round} begins in round {self.training.round}")
@@ -445,6 +454,11 @@ class World:
                 raise Broken(f"round {order.round} begins before any trainer was started")
         elif order.left is not self.left or pipelines != self.left.pipelines:
             raise Broken(f"round {order.round} is taken up in another way than it was left")
+
+    def begins(self, order: BeginRound) -> None:
+        """Its file is written, and trainers hear of it."""
+        self.beginning, self.is_busy = None, False
+        pipelines: tuple[Pipeline, ...] = self.run_machine.pipelines
         self.begun[order.round] = order.base
         self.has_trained = True
         generations = dict(self.slots.generations)
@@ -456,15 +470,16 @@ class World:
         slots = frozenset(pipeline.slot for pipeline in pipelines)
         self.slots.replicas((), self.network.now_s)
         self.do(self.slots.begin_round(order.round, slots, order.steps, named, (), self.network.now_s))
+        self.run_machine.begun(self.network.now_s)
 
     def ends_training(self) -> None:
         """All are done, or have had their time, and nobody has paused the run; a round of a chain that is left ends."""
         training, self.training = self.training, None
         self.slots.end_round()
+        if self.is_met:
+            return  # a round may have been about to begin
         if training is None:
             raise Broken("training ends that has not begun")
-        if self.is_met:
-            return
         if self.paused:
             raise Broken(f"round {training.round} ends in a pause")
         missing = [pipeline.slot for pipeline in self.run_machine.pipelines if not self.slots.is_done(pipeline.slot)]
@@ -639,6 +654,17 @@ class World:
         self.network.after(self.turn_rng.choice((0.5, START_S, 2 * DEADLINE_S)), self.is_relieved, fact)
         self.look_again()
 
+    def disk_is_full(self, lasts_s: float) -> None:
+        """Files of rounds that are begun wait meanwhile, as in `client.needed_files`."""
+        self.is_full = True
+        self.network.after(lasts_s, self.disk_has_room)
+
+    def disk_has_room(self) -> None:
+        self.is_full = False
+        if self.beginning is not None and not self.ended and not self.is_down:
+            self.begins(self.beginning)
+        self.look_again()
+
     def is_relieved(self, fact: str) -> None:
         setattr(self, fact, False)
         self.look_again()
@@ -681,7 +707,7 @@ class World:
         if self.standing.round >= self.num_rounds:
             return
         self.makes_record("of others")
-        self.is_busy, self.is_met = False, True
+        self.is_busy, self.is_met, self.beginning = False, True, None
         self.run_machine.overtaken()
         self.later(self.network.rng.uniform(0.1, 1.0), self.agrees)
 

@@ -657,7 +657,7 @@ def test_records_of_a_chain_that_was_left_are_put_away_and_those_of_the_run_stay
     write_round(tmp_path, first, signed)
     following = msgspec.structs.replace(first, round=2, previous=record_hash(signed))
     set_aside(tmp_path, following, "its hash")
-    set_aside(tmp_path, first, record_hash(signed))
+    assert set_aside(tmp_path, first, record_hash(signed)) == {}
     assert [record.round for record, _ in read_records(tmp_path)] == [1]
     for number in (1, 2):
         set_aside(tmp_path, msgspec.structs.replace(first, previous="of another chain"), "another hash")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from tests.unit.client.noted import NotedLedger
 from shoal.averaging.audit import Audit
 from shoal.averaging.coordinator import RoundOutcome
 from shoal.averaging.journal import Genesis
-from shoal.client import client, round_records
+from shoal.client import client, round_records, succession
 from shoal.client.model_export import ModelExport, ModelLeft
 from shoal.client.needed_files import NeededFiles
 from shoal.client.round_records import RoundRecords
@@ -25,7 +26,14 @@ from shoal.events.base import Event
 from shoal.events.hosts import DiskTakesAgain
 from shoal.events.incidents import CostsUnknown, RecordUnread, StepsUncounted
 from shoal.events.losses import LossFound
-from shoal.events.run import DiskTakesNothing, ModelFetching, RecordAwaited, RoundNotWritten, RunTakenOver
+from shoal.events.run import (
+    DiskTakesNothing,
+    ModelFetching,
+    RecordAwaited,
+    RecordRestored,
+    RoundNotWritten,
+    RunTakenOver,
+)
 from shoal.wire.messages.round import Record
 
 
@@ -37,10 +45,46 @@ async def test_a_client_that_ends_does_not_wait_for_a_disk_that_does_not_answer(
     monkeypatch.setattr(round_records, "_PATIENCE_S", 0.01)
     ledger, standing = NotedLedger(), SimpleNamespace(record=SimpleNamespace(round=5), signed=None)
     try:
-        assert not await round_records.write_last(cast(RoundOutcome, standing), tmp_path, ledger)
+        needed = NeededFiles(ledger, ManualClock())
+        assert not await round_records.write_last(cast(RoundOutcome, standing), tmp_path, ledger, needed)
     finally:
         answers.set()
     assert ledger.noted == [RoundNotWritten(5, 0.01)]
+
+
+def refused(times: int) -> Callable[..., None]:
+    """Return a way of writing that a full disk refuses so often."""
+    left = iter(range(times))
+
+    def write(*_: object) -> None:
+        if next(left, None) is not None:
+            raise StorageError("cannot write it")
+
+    return write
+
+
+async def test_a_client_that_ends_waits_a_little_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_records, "follows", lambda *_: True)
+    monkeypatch.setattr(round_records, "write_round", refused(3))
+    ledger, clock = NotedLedger(), ManualClock()
+    standing = cast(RoundOutcome, SimpleNamespace(record=SimpleNamespace(round=5), signed=None))
+    assert await round_records.write_last(standing, tmp_path, ledger, NeededFiles(ledger, clock))
+    assert ledger.noted == [DiskTakesNothing("cannot write it", 5 / 60), DiskTakesAgain("the client")]
+    assert ledger.said[0].endswith("cannot write it; in 5 s it ends")
+    monkeypatch.setattr(round_records, "write_round", refused(1000))
+    with pytest.raises(StorageError, match="cannot write it"):
+        await round_records.write_last(standing, tmp_path, ledger, NeededFiles(ledger, clock))
+    assert sum(clock.slept_s) < 20.0
+
+
+async def test_the_beginning_of_a_run_waits_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_records, "write_genesis", refused(3))
+    ledger, clock = NotedLedger(), ManualClock()
+    await round_records.write_beginning(cast(Genesis, None), tmp_path, ledger, NeededFiles(ledger, clock))
+    assert ledger.noted == [DiskTakesNothing("cannot write it", 30.0), DiskTakesAgain("the client")]
+    assert len(clock.slept_s) == 3
 
 
 async def test_a_disk_that_takes_long_for_a_record_is_named_and_waited_for(
@@ -90,7 +134,8 @@ async def test_a_disk_that_takes_long_for_the_beginning_of_a_run_is_named_and_ke
     monkeypatch.setattr(ledger, "note", note)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(round_records.write_beginning, cast(Genesis, None), tmp_path, ledger)
+            needed = NeededFiles(ledger, ManualClock())
+            tasks.start_soon(round_records.write_beginning, cast(Genesis, None), tmp_path, ledger, needed)
             await noted.wait()
             tasks.cancel_scope.cancel()
     finally:
@@ -121,6 +166,22 @@ async def test_the_record_of_others_from_which_a_client_goes_on_waits_for_a_full
     await RoundRecords.inherit(cast(RoundRecords, SimpleNamespace(**parts)), ready)
     waits = DiskTakesNothing("cannot write it", 30.0)
     assert ledger.noted == [waits, DiskTakesAgain("the client"), RunTakenOver(3, 0, {0: "p"})]
+
+
+async def test_records_that_are_damaged_are_named_by_who_goes_on_from_the_record_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, written = NotedLedger(), list[object]()
+    monkeypatch.setattr(succession, "record_hash", lambda _: "hash")
+    monkeypatch.setattr(succession, "used_samples", lambda _: ())
+    monkeypatch.setattr(succession, "parameters_of", lambda _: {})
+    monkeypatch.setattr(succession, "set_aside", lambda *_: {2: "round_0002.json is damaged", 3: "so is this"})
+    monkeypatch.setattr(succession, "write_round", lambda *arguments: written.append(arguments))
+    outcome: Any = SimpleNamespace(record=SimpleNamespace(round=3, generations={}), signed=b"")
+    trainers, data = SimpleNamespace(begin_above=lambda *_: None), SimpleNamespace(know=lambda *_: None)
+    await succession.inherit(outcome, tmp_path, cast(Any, trainers), cast(Any, data), ledger.note)
+    assert ledger.noted == [RecordUnread(2, "round_0002.json is damaged: it is set aside"), RecordRestored(3)]
+    assert written == [(tmp_path, outcome.record, b"")]
 
 
 class _Ticks:
