@@ -9,6 +9,7 @@ from addresses that only this host can reach.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -103,7 +104,8 @@ def _resolved(resolve: Callable[..., list[str]], pattern: str, *more: Any, **nam
 
 def require_form(builder: Any, data: DataConfig) -> None:
     """Refuse what `datasets` reads by other libraries: HDF5 or Lance name further files of the host. Each file of Arrow
-    or parquet is looked at before it is read, whatever it is called and wherever it comes from.
+    or parquet is looked at before it is read, whatever it is called and wherever it comes from; of those that are
+    streamed from the hub only parquet, as it is said at its end how large it becomes.
 
     Args:
         builder: Of a data set, by `datasets`.
@@ -118,29 +120,50 @@ def require_form(builder: Any, data: DataConfig) -> None:
             "JSON lines, CSV, text, images, audio and tar are; convert it"
         )
     if form in _LOOKED_AT:
-        builder._generate_tables = partial(_tables, _LOOKED_AT[form], builder._generate_tables)
+        # In it `datasets` has put what opens files of the hub, in place of Python's own, if it streams.
+        module = sys.modules.get(type(builder).__module__)
+        look_at = partial(_LOOKED_AT[form], lambda: getattr(module, "open", open))
+        builder._generate_tables = partial(_tables, look_at, builder._generate_tables)
 
 
 def _tables(
-    look_at: Callable[[Path], None],
+    look_at: Callable[[str], None],
     generate: Callable[..., Iterable[Any]],
     files: Iterable[str],
     *more: Any,
     **named: Any,
 ) -> Iterator[Any]:
-    """Yield what `datasets` makes of files; one that is streamed from the hub is not here to be looked at."""
-    files = list(files)
-    for file in files:
-        if "://" not in file:
-            look_at(Path(file))
-    yield from generate(files, *more, **named)
+    """Yield what `datasets` makes of files."""
+    yield from generate(_Files(look_at, files), *more, **named)
 
 
-def _require_small(path: Path) -> None:
-    open_parquet(path).close()
+class _Files(list[str]):
+    """Each is looked at when its turn comes: of a stream of thousands the first one is not to wait for all."""
+
+    def __init__(self, look_at: Callable[[str], None], files: Iterable[str]) -> None:
+        super().__init__(files)
+        self._look_at = look_at
+
+    def __iter__(self) -> Iterator[str]:
+        for file in super().__iter__():
+            self._look_at(file)
+            yield file
 
 
-_LOOKED_AT: Final = {"arrow": require_unpacked, "parquet": _require_small}
+def _require_unpacked(opened: Callable[[], Callable[..., Any]], file: str) -> None:
+    if "://" not in file:
+        require_unpacked(Path(file))
+
+
+def _require_small(opened: Callable[[], Callable[..., Any]], file: str) -> None:
+    if "://" not in file:
+        open_parquet(Path(file)).close()
+        return
+    with opened()(file, "rb") as content:
+        open_parquet(file, content=content).close()
+
+
+_LOOKED_AT: Final = {"arrow": _require_unpacked, "parquet": _require_small}
 
 
 def decode_few(webdataset: Any) -> None:

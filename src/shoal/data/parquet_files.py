@@ -15,11 +15,13 @@ _MOST_TIMES: Final = 1000
 """What is packed may be so many times as large as its bytes: text is 2 to 20 times, and rows that are all alike 100."""
 
 
-def open_parquet(path: Path, columns: Collection[str] | None = None) -> Any:
+def open_parquet(path: Path | str, columns: Collection[str] | None = None, content: Any = None) -> Any:
     """Open a file, after what it says of the sizes of its row groups was looked at; nothing is unpacked for that.
 
     Args:
+        path: for messages, and where there is no `content` to be opened.
         columns: those that will be read; None: all.
+        content: the file, opened for reading, of which the end alone is read here.
 
     Returns:
         A `pyarrow.parquet.ParquetFile`.
@@ -32,7 +34,7 @@ def open_parquet(path: Path, columns: Collection[str] | None = None) -> Any:
     except ImportError as error:
         raise ConfigError(f"{path}: to read parquet needs the package pyarrow: pip install 'shoal[hf]'") from error
     try:
-        file: Any = package.ParquetFile(path)
+        file: Any = package.ParquetFile(path if content is None else content)
     except Exception as error:
         raise ConfigError(f"{path} is no parquet file ({error}); mend it or leave it out") from error
     try:
@@ -43,7 +45,7 @@ def open_parquet(path: Path, columns: Collection[str] | None = None) -> Any:
     return file
 
 
-def _require_small(path: Path, metadata: Any, columns: Collection[str] | None) -> None:
+def _require_small(path: Path | str, metadata: Any, columns: Collection[str] | None) -> None:
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         parts = [group.column(each) for each in range(group.num_columns)]

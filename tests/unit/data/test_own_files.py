@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tests.fake_hub import FakeBuilder
 
 from shoal.config.training import DataConfig
+from shoal.data import parquet_files
 from shoal.data.own_files import OwnFiles, decode_few, only, require_form
 from shoal.errors import ConfigError
 
@@ -84,6 +89,40 @@ def test_a_form_that_other_libraries_read_is_refused() -> None:
     hdf5: Any = type("Hdf5", (), {"__module__": "datasets.packaged_modules.hdf5.hdf5"})
     with pytest.raises(ConfigError, match=r"a form that is not read here \(hdf5\)"):
         require_form(hdf5(), data)
+
+
+@pytest.fixture
+def streamed() -> Iterator[Callable[[bytes], Any]]:
+    """Return what gives the rows of parquet files that lie elsewhere, of which `datasets` reads what it needs."""
+    datasets, memory = pytest.importorskip("datasets"), pytest.importorskip("fsspec").filesystem("memory")
+
+    def stream(*contents: bytes) -> Any:
+        for number, content in enumerate(contents):
+            memory.pipe_file(f"/streamed/{number}.parquet", content)
+        files = [f"memory://streamed/{number}.parquet" for number in range(len(contents))]
+        builder = datasets.load_dataset_builder("parquet", data_files=files)
+        require_form(builder, DataConfig(dataset_name="a/b"))
+        return iter(builder.as_streaming_dataset(split="train"))
+
+    yield stream
+    memory.rm("/streamed", recursive=True)
+
+
+def parquet(value: str) -> bytes:
+    written = io.BytesIO()
+    options = {"compression": "zstd", "use_dictionary": False}
+    pyarrow.parquet.write_table(pyarrow.table({"text": [value]}), written, **options)
+    return written.getvalue()
+
+
+def test_a_parquet_that_is_streamed_and_says_it_unpacks_to_gigabytes_is_not_read(
+    streamed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_files, "_MOST_UNPACKED_BYTES", 900_000)
+    rows = streamed(parquet("small"), parquet("a" * 1_000_000))
+    assert next(rows) == {"text": "small"}, "the second one is looked at when its turn comes"
+    with pytest.raises(ConfigError, match=r"1\.parquet: row group 0 unpacks from \d+ bytes to 1\d{6}, more than 1000"):
+        next(rows)
 
 
 def test_members_of_a_tar_are_text_numbers_or_bytes() -> None:
