@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, get_args
 
@@ -21,7 +21,9 @@ from msgspec import inspect
 from shoal.control.records import MirrorRecord, StageRecord
 from shoal.errors import ControlError, RemoteProtocolError, RoundAborted
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.runtime.waking import Signal
 from shoal.swarm import round_joins, sample_ranges
+from shoal.swarm.round_orders import Order
 from shoal.transport.base import Received
 from shoal.transport.memory import MemoryEndpoint
 from shoal.wire.limits import TENSORS_OF
@@ -29,7 +31,7 @@ from shoal.wire.messages import Message
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.control import Heartbeat, RunOver, StartRound, TrainerHello
 from shoal.wire.messages.inner import InnerState, TakeInner
-from shoal.wire.messages.round import Record, SignedRecord
+from shoal.wire.messages.round import Close, CommitRecord, PrepareRecord, Propose, Record, SignedRecord
 from shoal.wire.messages.step import Fence, Open, Opened
 from shoal.wire.tensors import WireTensor
 from shoal_lab import Cluster
@@ -278,3 +280,44 @@ async def test_a_server_that_makes_up_scattered_samples_loses_its_place_in_the_r
         assert all(liar.peer not in members for members in out)
         assert max(item.pass_number for record in result.records for item in record.samples) < 100
         assert result.audit.missing == 0
+
+
+async def test_what_a_member_has_overheard_of_rounds_is_worth_nothing_when_it_says_it_again(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All orders of the client, to every server, later ones before earlier ones, and those of old records as well."""
+    async with make_cluster(make_config(diloco={"outer_steps": 3})) as cluster:
+        mallory = Process(cluster.network, MALLORY)
+        cluster.network.elsewhere.add(MALLORY)
+        client = cluster.host.client_process.endpoint
+        post: Callable[..., None] = client.post
+        heard: list[Message] = []
+        news = Signal()
+
+        def overheard(peer: PeerId, message: Message, *more: Any) -> None:
+            post(peer, message, *more)
+            if isinstance(message, Order):
+                heard.append(message)
+                news.notify()
+
+        async def say_again() -> None:
+            while True:
+                coming = news.coming
+                for server in cluster.servers:
+                    for message in reversed(heard[:5] + heard[-10:]):
+                        mallory.endpoint.introduce(server.process.endpoint.hop)
+                        mallory.endpoint.post(server.peer, message)
+                        await anyio.lowlevel.checkpoint()
+                await coming.wait()
+
+        monkeypatch.setattr(client, "post", overheard)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(overhear, mallory)
+            tasks.start_soon(say_again)
+            result = await cluster.run()
+            tasks.cancel_scope.cancel()
+        assert {type(message) for message in heard} >= {Close, Propose, PrepareRecord, CommitRecord}
+        assert [record.round for record in result.records] == [1, 2, 3]
+        assert (result.audit.missing, result.audit.duplicates) == (0, 0)
+        refused = [server.process.endpoint.counters["protocol.violated"] for server in cluster.servers]
+        assert min(refused) > 0
