@@ -2,7 +2,8 @@
 
     folder | pattern | file  -> the files of a split, in the order of their names
     *.txt                     a document each, in pieces of whole lines; what is named itself may be called otherwise
-    *.jsonl *.parquet *.csv   a document in each row, in the column `data.text_column`; JSON may be one list as well
+    *.jsonl *.parquet *.csv   a document in each row, in the column `data.text_column`; JSON may be one list as well.
+                              The mark that Windows puts before UTF-8 (BOM) is no part of them
     *.bin *.npy               tokens, one after the other
 
 Only the libraries that a file needs are imported, when it is read.
@@ -10,6 +11,7 @@ Only the libraries that a file needs are imported, when it is read.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import glob
 import hashlib
@@ -42,6 +44,8 @@ _ROWS_OF: Final = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", "
 _TEXT: Final = (".txt", ".text")
 _TOKENS: Final = (".bin", ".npy")
 SUFFIXES: Final = (*_TEXT, *_ROWS_OF, *_TOKENS)
+_OTHER_SIGNS: Final = (";", "\t", "|")
+"""What some programs write between the columns of a CSV file."""
 _SPLITS: Final = {
     "train": r"train|training",
     "validation": r"validation|valid|val|dev",
@@ -254,10 +258,11 @@ def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiec
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     read = 0
     with path.open("rb") as file:
-        if file.read(_BEGIN_BYTES).lstrip()[:1] == b"[":
+        begin = file.read(_BEGIN_BYTES)
+        if begin.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
             yield from _json_list(path, reader)
             return
-        file.seek(0)
+        file.seek(len(codecs.BOM_UTF8) if begin.startswith(codecs.BOM_UTF8) else 0)
         for number, line in enumerate(file, 1):
             read += len(line)
             if not line.strip():
@@ -273,7 +278,7 @@ def _json_lines(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiec
 
 def _json_list(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unreadable]]:
     """The rows of a file that is one list, as many tools write it: it is in memory as a whole."""
-    content = path.read_bytes()
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         rows = msgspec.json.decode(content, type=list[Any])
     except MALFORMED as error:
@@ -296,7 +301,7 @@ def _cell(row: dict[str, Any], reader: RowReader, where: str) -> TextPiece | Unr
 
 def _csv(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unreadable]]:
     csv.field_size_limit(min(sys.maxsize, 1 << 31))
-    with path.open("rb") as raw, open(raw.fileno(), encoding="utf-8", newline="", closefd=False) as file:
+    with path.open("rb") as raw, open(raw.fileno(), encoding="utf-8-sig", newline="", closefd=False) as file:
         rows = csv.DictReader(file)
         number = 1
         try:
@@ -308,7 +313,8 @@ def _csv(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece | Unr
         except (csv.Error, UnicodeDecodeError) as error:
             # What follows it in the file cannot be told from it.
             where = f"row {number + 1}" if number > 1 else "its first row"
-            raise ConfigError(f"{path}, {where}, cannot be read ({error}); mend the file") from error
+            remedy = "save it as UTF-8" if isinstance(error, UnicodeDecodeError) else "mend the file"
+            raise ConfigError(f"{path}, {where}, cannot be read ({error}); {remedy}") from error
 
 
 def _parquet(path: Path, reader: RowReader, size: int) -> Iterator[tuple[float, TextPiece | Unreadable]]:
@@ -342,9 +348,14 @@ def _arrow_exception() -> type[Exception]:
 
 
 def _no_column(path: Path, reader: RowReader, names: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f'{reader.key}: {path} has no column "{reader.column}" but {", ".join(names)}; say which one it is'
-    )
+    said = f'{reader.key}: {path} has no column "{reader.column}"'
+    if not names:
+        return ConfigError(f"{said}, and no other one: it is empty; leave it out")
+    if len(names) == 1 and (sign := next((sign for sign in _OTHER_SIGNS if sign in names[0]), None)) is not None:
+        return ConfigError(
+            f"{said} but {names[0]!r}: its columns have to be told apart by commas, not by {sign!r}; save it so"
+        )
+    return ConfigError(f"{said} but {', '.join(names)}; say which one it is")
 
 
 def _tokens(path: Path, data: DataConfig) -> Iterator[tuple[float, TextPiece | Unreadable]]:

@@ -437,6 +437,19 @@ def test_rows_may_be_one_json_list(tmp_path: Path) -> None:
         files_of(tmp_path / "broken.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("by_excel.csv", "text,n\nfew words,1\n"),
+        ("lines.jsonl", '{"text": "few words"}\n'),
+        ("list.json", '[{"text": "few words"}]'),
+    ],
+)
+def test_the_mark_that_windows_puts_before_a_table_is_no_part_of_it(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    assert files_of(tmp_path / name) == ["few words"]
+
+
 def test_a_word_anywhere_in_the_name_of_a_file_of_rows_says_its_split(tmp_path: Path) -> None:
     write_named(tmp_path / "rows", "a.jsonl", "dev-guide.jsonl", "my-test-rows.jsonl")
     assert files_of(tmp_path / "rows") == ["a.jsonl"]
@@ -685,13 +698,19 @@ def _npy(header: str) -> bytes:
         ({"train.jsonl": b""}, {"eval_split": "validation"}, r"data\.eval_split = validation: no file .* train\.jsonl"),
         ({"a.jsonl": b""}, {"eval_split": "./no/such"}, r"data\.eval_split = \./no/such: there is no such file"),
         ({"a.parquet": b"PAR1"}, {}, r"a\.parquet is no parquet file"),
-        ({"a.csv": "n,text\n1,é\n".encode("latin-1")}, {}, r"a\.csv, its first row, cannot be read"),
+        (
+            {"a.csv": "n,text\n1,é\n".encode("latin-1")},
+            {},
+            r"a\.csv, its first row, cannot be read .*; save it as UTF-8",
+        ),
         ({"a.bin": bytes(3)}, {"token_dtype": "uint16"}, r"a\.bin ends within a token of data\.token_dtype = uint16"),
         *(
             ({"a.npy": _npy(header)}, {"token_dtype": "uint16"}, r"a\.npy is no array of numpy")
             for header in (9000 * "(", "{[]: 1}", _NPY % 10**30, _NPY % "True", _NPY % (5000 * "-" + "5"))
         ),
         ({"a.csv": b"n,body\n1,x\n"}, {}, r'a\.csv has no column "text" but n, body'),
+        ({"a.csv": b"n;text\n1;x\n"}, {}, r'no column "text" but \'n;text\': its columns .* by commas, not by \';\''),
+        ({"a.csv": b""}, {}, r'a\.csv has no column "text", and no other one: it is empty'),
         ({"a.jsonl": b'{"text": "few"}\n'}, {}, r"has 4 tokens: too few for data\.seq_len = 8"),
     ],
 )
