@@ -13,7 +13,12 @@ The same as `shoal run-local`.
 
 import sys
 
-from shoal.cli import main
+try:
+    from shoal.cli import main
+except ModuleNotFoundError as error:
+    if error.name != "shoal":
+        raise
+    sys.exit(f"shoal: error: {sys.executable} has no shoal: `make setup`, then `source .venv/bin/activate`")
 
 if __name__ == "__main__":
     sys.exit(main(["run-local", *sys.argv[1:]]))

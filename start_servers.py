@@ -12,7 +12,12 @@ run, and takes model, data and optimizers from the run. The same as `shoal start
 
 import sys
 
-from shoal.cli import main
+try:
+    from shoal.cli import main
+except ModuleNotFoundError as error:
+    if error.name != "shoal":
+        raise
+    sys.exit(f"shoal: error: {sys.executable} has no shoal: `make setup`, then `source .venv/bin/activate`")
 
 if __name__ == "__main__":
     sys.exit(main(["start-servers", *sys.argv[1:]]))

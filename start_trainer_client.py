@@ -13,7 +13,12 @@ as `shoal start-trainer-client`.
 
 import sys
 
-from shoal.cli import main
+try:
+    from shoal.cli import main
+except ModuleNotFoundError as error:
+    if error.name != "shoal":
+        raise
+    sys.exit(f"shoal: error: {sys.executable} has no shoal: `make setup`, then `source .venv/bin/activate`")
 
 if __name__ == "__main__":
     sys.exit(main(["start-trainer-client", *sys.argv[1:]]))

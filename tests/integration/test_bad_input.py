@@ -62,3 +62,14 @@ def test_bad_input_ends_with_exit_code_2_and_one_message(arguments: list[str], p
     # Nothing was begun: no log directory, and of the runtime directory only the lock that all runs share.
     assert not logs.exists()
     assert [path.name for path in runtime.rglob("*") if path.is_dir()] in ([], [f"shoal-{os.getuid()}"])
+
+
+@pytest.mark.parametrize("script", ["run_local.py", "start_servers.py", "start_trainer_client.py"])
+def test_a_script_that_another_python_runs_says_how_to_get_the_right_one(script: str) -> None:
+    # Without what is installed: as that of the system, where nobody has activated the environment.
+    command = [sys.executable, "-S", "-I", str(ROOT / script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"shoal: error: {sys.executable} has no shoal: `make setup`, then `source .venv/bin/activate`\n"
+    )
