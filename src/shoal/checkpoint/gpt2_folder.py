@@ -23,6 +23,7 @@ from torch import Tensor
 from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
 from shoal.checkpoint.hf_files import StoredTensors
 from shoal.checkpoint.model_source import ModelSource
+from shoal.config.load import why_invalid
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
 from shoal.ids import MAX_PARTS
@@ -175,7 +176,9 @@ def _native_config(folder: Path, described: Mapping[str, Any], configuration: Ma
         }
         return Config.model_validate(values)
     except (TypeError, ValidationError) as error:
-        raise ConfigError(f"{folder} does not describe a model of this version of shoal: {error}") from None
+        raise ConfigError(
+            f"{folder} does not describe a model of this version of shoal: {why_invalid(error)}"
+        ) from None
 
 
 def _sizes(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

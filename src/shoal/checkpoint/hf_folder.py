@@ -14,6 +14,7 @@ from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
 from shoal.checkpoint.hf_stored import StoredModel, hf_family
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.checkpoint.model_source import ModelSource
+from shoal.config.load import why_invalid
 from shoal.config.named_code import family_problem
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
@@ -119,4 +120,6 @@ def _config(folder: Path, values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate({**values, "device": "cpu", "quant": None})
     except (TypeError, ValidationError) as error:
-        raise ConfigError(f"{folder} does not describe a model of this version of shoal: {error}") from None
+        raise ConfigError(
+            f"{folder} does not describe a model of this version of shoal: {why_invalid(error)}"
+        ) from None

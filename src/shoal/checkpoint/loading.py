@@ -29,6 +29,7 @@ from shoal.checkpoint.peft_folder import ADAPTER, open_adapter
 from shoal.checkpoint.places import LocalPlace
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.checkpoint.tensor_file import TensorFile
+from shoal.config.load import why_invalid
 from shoal.config.named_code import family_problem
 from shoal.config.schema import Config
 from shoal.config.sources import read_file
@@ -203,7 +204,7 @@ def _configuration(values: object, family: str | None, path: Path) -> Config:
     try:
         config = Config.model_validate({**cast("dict[str, Any]", values), "device": "cpu"})
     except (TypeError, ValidationError) as error:
-        raise ConfigError(f"{path} does not describe a model of this version of shoal: {error}") from None
+        raise ConfigError(f"{path} does not describe a model of this version of shoal: {why_invalid(error)}") from None
     if problem := family_problem(config, family, str(path), NAMING):
         raise ConfigError(problem)
     return config

@@ -31,6 +31,11 @@ _REASONS = {
     "dict_type": "must be `key: value` pairs",
     "model_type": "must be `key: value` pairs",
     "literal_error": "must be {expected}",
+    "extra_forbidden": "is no key",
+    "too_short": "must name at least {min_length}",
+    "too_long": "must name at most {max_length}",
+    "string_too_short": "must not be empty",
+    "path_type": "must be a path",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
@@ -182,12 +187,15 @@ def _explain(error: ValidationError, layer: Layer, *, is_whole: bool) -> list[st
     details = [detail for detail in error.errors(include_url=False) if is_whole or detail["loc"]]
     # A union reports each of its types; the one for a plain word says nothing to whoever wrote a mapping.
     telling = [d for d in details if not any(str(part).startswith("literal[") for part in d["loc"])]
+    # A list whose only item is wrong is said to be empty as well.
+    lists = {detail["loc"][:-1] for detail in telling if detail["loc"]}
+    telling = [d for d in telling if d["type"] != "too_short" or d["loc"] not in lists]
     lines = [_line(detail, layer) for detail in telling or details]
     return list(dict.fromkeys(lines))
 
 
 def _line(detail: ErrorDetails, layer: Layer) -> str:
-    message = _reason(detail)
+    message = reason_of(detail)
     name = _dotted(detail["loc"])
     if not name:
         return message
@@ -199,7 +207,15 @@ def _line(detail: ErrorDetails, layer: Layer) -> str:
     return f"{name} = {value}{where}: {message[:1].lower()}{message[1:]}"
 
 
-def _reason(detail: ErrorDetails) -> str:
+def why_invalid(error: TypeError | ValidationError) -> str:
+    """Return why values from elsewhere, as the folder of a model, are no configuration: a part for each key."""
+    if isinstance(error, TypeError):
+        return str(error)
+    details = error.errors(include_url=False)
+    return "; ".join(": ".join(filter(None, (_dotted(detail["loc"]), reason_of(detail)))) for detail in details)
+
+
+def reason_of(detail: ErrorDetails) -> str:
     """Return what is wrong, in the words of a user rather than of the validator."""
     template = _REASONS.get(detail["type"])
     if template is not None:

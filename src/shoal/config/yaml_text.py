@@ -28,7 +28,8 @@ def parsed_yaml(text: str, origin: str) -> object:
     try:
         return cast(object, _BoundedLoader(text).get_single_data())
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
+        raise ConfigError(f"{origin}: not valid YAML: {said}") from error
     except RecursionError as error:
         raise ConfigError(f"{origin}: not valid YAML: it is nested too deeply; take some levels out") from error
 

@@ -63,6 +63,17 @@ def test_an_exported_gpt_gives_the_logits_of_the_native_one(
     torch.testing.assert_close(logits_there(transformers, to, torch.float64), double, rtol=0, atol=1e-9 * largest)
 
 
+def test_a_folder_of_another_version_says_which_key_is_strange_and_names_no_validator(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", make_config())
+    described = json.loads((model / "config.json").read_text())
+    described["configuration"]["model"]["colour"] = "red"
+    (model / "config.json").write_text(json.dumps(described))
+    with pytest.raises(
+        ConfigError, match=r"does not describe a model of this version of shoal: model\.colour: is no key$"
+    ):
+        open_model(model)
+
+
 def test_what_a_class_of_the_user_s_own_was_called_with_is_not_handed_on(tmp_path: Path) -> None:
     data = {"seq_len": 32, "dataset_name": "somebodys.data:Texts", "arguments": {"url": "https://me:token@host"}}
     _, to = exported(tmp_path, make_config(data=data))

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from shoal import load_config
 from shoal.config import Config, config_from_json, config_to_json, dump_config, published_values
 from shoal.config.distqat_names import REMOVED
 from shoal.config.keys import ALIASES, flag_names, keys, plain
+from shoal.config.load import why_invalid
 from shoal.config.sources import read_file
 from shoal.errors import ConfigError
 
@@ -116,7 +118,10 @@ def test_overrides_may_be_nested_or_dotted() -> None:
         ("diloco: {inner_steps: 1, inner_steps: 2}", ["inner_steps", "twice"]),
         ("diloco: {averaging_timeout: 1, averaging_timeout_s: 2}", ["averaging_timeout_s", "twice"]),
         ("- a", ["key: value", "list"]),
-        ("a: [", ["not valid YAML"]),
+        ("a: [", ["not valid YAML: while parsing a flow node", " in line 1, column 5"]),
+        ("log_dir: 3", ["log_dir = 3", "must be a path"]),
+        ("data: {dataset_name: ''}", ["data.dataset_name = ''", "must not be empty"]),
+        ("servers: {threads: []}", ["servers.threads = []", "must name at least 1"]),
         ("data: {precision: bf16-true}", ["data.precision", "not supported", "bf16-mixed", "fp16-mixed", "32-true"]),
         ("data: {task_type: node_pred}", ["data.task_type", "not supported yet"]),
         ("data: {full_model_name: x}", ["full_model_name", "does not exist in shoal"]),
@@ -168,6 +173,11 @@ def test_a_small_text_cannot_stand_for_a_large_one_and_says_what_is_odd_in_it(
     message = _refused(_write(tmp_path, text))
     assert "config.yaml: not valid YAML" in message
     assert part in message
+
+
+def test_a_list_whose_only_item_is_wrong_is_not_said_to_be_empty_too(tmp_path: Path) -> None:
+    message = _refused(_write(tmp_path, "servers: {threads: [0]}"))
+    assert message.splitlines() == [f"servers.threads[0] = 0 ({tmp_path / 'config.yaml'}): must be at least 1"]
 
 
 def test_what_is_merged_may_be_said_anew_whatever_the_order_in_which_it_is_read(tmp_path: Path) -> None:
@@ -294,3 +304,11 @@ def test_a_dumped_configuration_loads_as_an_equal_one(tmp_path: Path) -> None:
     flags = ["--quant", "{rules: [{class_names: [Conv2d], weight_quant: off}]}", "--initial-peers", "/a,/b"]
     config = load_config(None, [*flags, "--model.extra", '{"a": [1, "x"]}', "--log-dir", "/tmp/x"], {})
     assert load_config(_write(tmp_path, dump_config(config)), env={}) == config
+
+
+def test_why_values_from_elsewhere_are_no_configuration_is_said_by_key_and_without_the_validator() -> None:
+    values = {"model": {"num_layers": "few", "nmu": 1}, "diloco": {"inner_steps": 0}}
+    with pytest.raises(ValidationError) as invalid:
+        Config.model_validate(values)
+    said = "model.num_layers: must be a whole number; model.nmu: is no key; diloco.inner_steps: must be at least 1"
+    assert why_invalid(invalid.value) == said

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Final, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from shoal.cli.arguments import SANDBOX, found
 from shoal.config.base import NonNegativeInt, PositiveInt, Section
 from shoal.config.keys import nearest
-from shoal.config.load import load_with_origins
+from shoal.config.load import load_with_origins, reason_of
 from shoal.config.schema import Config
 from shoal.config.sources import read_file
 from shoal.errors import ConfigError
@@ -123,7 +124,7 @@ def read_hosts(path: Path) -> HostsFile:
     try:
         file = HostsFile.model_validate(values)
     except ValidationError as error:
-        problems = [_line(path, each["loc"], each["msg"]) for each in error.errors(include_url=False)]
+        problems = [_line(path, detail) for detail in error.errors(include_url=False)]
         raise ConfigError("\n".join(dict.fromkeys(problems))) from None
     problems = [*_problems(file)]
     if problems:
@@ -167,16 +168,16 @@ def read_swarm(path: Path) -> DescribedSwarm:
     return DescribedSwarm(hosts, config_path, load_with_origins(config_path, hosts.swarm.flags, {})[0])
 
 
-def _line(path: Path, location: tuple[int | str, ...], message: str) -> str:
-    key = ".".join(map(str, location))
-    if message.startswith("Extra inputs"):
-        message = f"there is no such key; {_advice(location)}"
-    elif message == "Field required":
-        message = "is missing"
-    else:
-        message = message.removeprefix("Value error, ")
-        message = message[:1].lower() + message[1:]
-    return f"{path}: {key}: {message}"
+def _line(path: Path, detail: ErrorDetails) -> str:
+    location = detail["loc"]
+    match detail["type"]:
+        case "extra_forbidden":
+            message = f"there is no such key; {_advice(location)}"
+        case "missing":
+            message = "is missing"
+        case _:
+            message = reason_of(detail)
+    return f"{path}: {'.'.join(map(str, location))}: {message[:1].lower()}{message[1:]}"
 
 
 def _advice(location: Sequence[int | str]) -> str:

@@ -38,10 +38,11 @@ def test_flags_are_taken_as_a_shell_takes_them_and_paths_are_beside_the_file(tmp
     ("text", "parts"),
     [
         (
-            "swarm: {client: box, colour: red}\nhosts: {box: {servers: -1, sshh: a}}",
+            "swarm: {client: box, colour: red}\nhosts: {box: {servers: -1, sshh: a}, two: {servers: few}}",
             (
                 "swarm.colour: there is no such key; there are client, config, flags",
-                "hosts.box.servers: input should be",
+                "hosts.box.servers: must be at least 0",
+                "hosts.two.servers: must be a whole number",
                 "hosts.box.sshh: there is no such key; did you mean ssh?",
             ),
         ),
