@@ -43,7 +43,8 @@ def text_dataset(name: str, text: bytes | bytearray, seq_len: int, holdout_fract
     num_windows = max(0, (len(data) - 1) // seq_len)
     if num_windows < 3:
         raise ConfigError(
-            f"data.dataset_name = {name} has {len(data)} bytes: too few for data.seq_len = {seq_len}; use a shorter one"
+            f"data.dataset_name = {name} has {len(data)} bytes: too few for data.seq_len = {seq_len}; give more text, "
+            "or a shorter data.seq_len"
         )
     # A part of k windows needs one byte more than k * seq_len, the label of its last byte.
     tail_bytes = min(holdout_size(num_windows, holdout_fraction), num_windows - 2) * seq_len + 1

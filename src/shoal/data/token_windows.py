@@ -76,15 +76,15 @@ def windows_dataset(
     num_windows = max(0, (num_tokens - 1) // seq_len)
     if num_windows < (3 if holdout is None else 1):
         raise ConfigError(
-            f"data.dataset_name = {name} has {num_tokens} tokens: too few for data.seq_len = {seq_len}; use a shorter "
-            "one"
+            f"data.dataset_name = {name} has {num_tokens} tokens: too few for data.seq_len = {seq_len}; give more "
+            "text, or a shorter data.seq_len"
         )
     if holdout is not None:
         held_out = TokenWindows(holdout, seq_len, 0, holdout.num_elements)
         if not held_out.num_samples:
             raise ConfigError(
-                f"data.eval_split has {holdout.num_elements} tokens: too few for data.seq_len = {seq_len}; use a "
-                "shorter one"
+                f"data.eval_split has {holdout.num_elements} tokens: too few for data.seq_len = {seq_len}; give "
+                "more text, or a shorter data.seq_len"
             )
         return DataSet(name, TokenWindows(train, seq_len, 0, num_tokens), held_out, num_classes=vocabulary)
     # A part of k windows needs one token more than k * seq_len, the label of its last one.
