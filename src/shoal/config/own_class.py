@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
+from pathlib import Path
+from typing import Final
 
 from shoal.errors import ConfigError
+
+_SHOAL: Final = f"{Path(__file__).parents[1]}/"
+_PYTHON: Final = f"{Path(os.__file__).parent}/"
+_INSTALLED: Final = ("site-packages", "dist-packages")
+"""Folders of what pip and a system install."""
 
 
 def is_class_name(name: str) -> bool:
@@ -32,12 +41,44 @@ def own_class(name: str, key: str) -> object:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:
+        place = place_of(error, name)
+        at = f", imported by {place}" if place else ""
         raise ConfigError(
-            f"{key}: cannot import {module_name} for {name!r} ({error}); is it installed here, or on PYTHONPATH?"
+            f"{key}: cannot import {module_name} for {name!r} ({error}{at}); is it installed here, or on PYTHONPATH?"
         ) from error
     except Exception as error:  # what code of the user's own raises is its own business
-        raise ConfigError(f"{key}: {module_name} raises {type(error).__name__} when imported: {error}") from error
+        raise ConfigError(f"{key}: {module_name}, when it is imported, raises {raised(error, name)}") from error
     found: object = getattr(module, class_name, None)
     if found is None:
         raise ConfigError(f"{key}: the module {module_name} has no {class_name}; check the part after the colon")
     return found
+
+
+def raised(error: BaseException, name: str) -> str:
+    """Say what code of the user's own has raised, and where.
+
+    Args:
+        name: What the configuration calls the code, `package.module:Class`.
+    """
+    place = place_of(error, name)
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"{said} ({place})" if place else said
+
+
+def place_of(error: BaseException, name: str) -> str:
+    """Return the last line of the user's own code that an error has come through, as `FILE line 12`; empty: none.
+
+    Args:
+        name: As of `raised`.
+    """
+    package = sys.modules.get(name.partition(":")[0].partition(".")[0])
+    folders = tuple(f"{folder}/" for folder in getattr(package, "__path__", ()))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(folders) or not _is_of_others(frame.filename)]
+    return f"{own[-1].filename} line {own[-1].lineno}" if own else ""
+
+
+def _is_of_others(file: str) -> bool:
+    """Whether a file is of shoal, of Python or of what is installed beside them."""
+    is_installed = any(part in _INSTALLED for part in Path(file).parts)
+    return is_installed or file.startswith(("<", _SHOAL, _PYTHON))

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.clock import Clock
+from shoal.config.own_class import raised
 from shoal.config.training import DataConfig
 from shoal.data.fields import Fields
 from shoal.data.passing_errors import read_patiently
@@ -92,13 +93,13 @@ class CheckedSamples(KnownSamples):
         found = self._instead.get(index, index)
         while (error := self._raised_of(found, sample)) is not None:
             which = f"{self._kind} {self._source.name_of(found)}"
-            self._skipped.add(UnreadableSample(which, f"{type(error).__name__}: {error}"))
+            self._skipped.add(UnreadableSample(which, raised(error, self._dataset)))
             following = (found + 1) % self.num_samples
             found = self._instead.get(following, following)
             if found == index:
                 raise SampleError(
                     f"no {self._kind} of data.dataset_name = {self._dataset} can be read; of {which} it is said: "
-                    f"{type(error).__name__}: {error}"
+                    f"{raised(error, self._dataset)}"
                 )
         if found != index:
             self._instead[index] = found
@@ -128,7 +129,8 @@ class CheckedSamples(KnownSamples):
             place = int(np.argwhere(wrong)[0, 0])
             raise SampleError(
                 f"{self._kind} {self._source.name_of(int(indices[place]))} of data.dataset_name = {self._dataset} has "
-                f"the label {labels[place][wrong[place]].flat[0]}, and labels are 0 to {self._num_classes - 1}"
+                f"the label {labels[place][wrong[place]].flat[0]}, and labels are 0 to {self._num_classes - 1}: mend "
+                "the data, or give the model more of them (model.num_classes, of text model.vocab_size)"
             )
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from shoal.config.model import NATIVE_FAMILIES
-from shoal.config.own_class import own_class
+from shoal.config.own_class import own_class, raised
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.fields import Fields
@@ -119,7 +119,7 @@ class OwnClass:
         except Exception as error:
             given = ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "no arguments"
             raise self.refused(
-                f"raises {type(error).__name__} when it is called with {given} (data.arguments): {error}"
+                f"raises {raised(error, self._name)} when it is called with {given} (data.arguments)"
             ) from error
 
     def source(self, found: object) -> Source:
@@ -198,7 +198,7 @@ class MapSamples(KnownSamples):
         """Return the first sample that can be read, of some from everywhere."""
         indices = sorted({int(index) for index in np.linspace(0, num_samples - 1, _LOOKED_AT)})
         found: list[Sample] = []
-        failed: Exception | None = None
+        failed = Exception()
         for index in indices:
             try:
                 sample, again = self._looked_at(index), self._looked_at(index)
@@ -219,7 +219,7 @@ class MapSamples(KnownSamples):
         if not found:
             raise ConfigError(
                 f"data.dataset_name = {self._name}: of its {num_samples} samples none of {indices} can be read; "
-                f"the last one raises {type(failed).__name__}: {failed}"
+                f"the last one raises {raised(failed, self._name)}"
             ) from failed
         return found[0]
 

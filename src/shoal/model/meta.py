@@ -12,6 +12,7 @@ from torch import nn
 from shoal.events.base import emit
 from shoal.events.servers import UnitBuilt
 from shoal.model.hf.lora import lora_of
+from shoal.model.own_errors import asked, require_module
 from shoal.model.partition import StageUnits
 from shoal.model.registry import load_family
 from shoal.model.seeding import seeded, unit_seed
@@ -67,11 +68,16 @@ def build_without_values(family: Family, index: int, seed: int) -> nn.Module:
 
     Args:
         seed: Of the run, for a unit that has to be built for real.
+
+    Raises:
+        MisfitError: Code of somebody's own family raises, or gives no module.
     """
-    try:
-        with torch.device("meta"), WithoutValues():
-            return family.build_unit(index)
-    except (RuntimeError, ValueError, TypeError) as error:
-        emit(logger, UnitBuilt(index, f"{type(error).__name__}: {error}"[:200]))
-    with seeded(unit_seed(seed, index)):
-        return family.build_unit(index)
+    kind = type(family)
+    with asked(kind, f"build_unit({index})"):
+        try:
+            with torch.device("meta"), WithoutValues():
+                return require_module(kind, index, family.build_unit(index))
+        except (RuntimeError, ValueError, TypeError) as error:
+            emit(logger, UnitBuilt(index, f"{type(error).__name__}: {error}"[:200]))
+        with seeded(unit_seed(seed, index)):
+            return require_module(kind, index, family.build_unit(index))

@@ -22,9 +22,10 @@ from shoal.clock import Clock, thread_cpu_s
 from shoal.errors import ConfigError, MisfitError
 from shoal.model.device_calls import synchronise
 from shoal.model.meta import build_without_values
+from shoal.model.own_errors import kind_of
 from shoal.model.partition import StageUnits
-from shoal.model.seeding import seeded, unit_seed
-from shoal.model.stage import Family, StageModule, TensorSpec, checked_unit_costs, default_float32
+from shoal.model.seeding import seeded
+from shoal.model.stage import Family, StageModule, TensorSpec, checked_unit_costs, dtype_name, initial_unit
 
 _GRADIENTS_TOO = 2
 """Gradients take as much memory as what they belong to."""
@@ -248,8 +249,7 @@ class _UnitRun:
         self._index = self.kind.indices[0]
         self._is_last = self._index == self.family.num_units - 1
         self._fastest_s: dict[int, float] = {}
-        with seeded(unit_seed(self.seed, self._index)), default_float32():
-            unit = self.family.build_unit(self._index)
+        unit = initial_unit(self.family, self._index, self.seed)
         units = nn.ModuleDict({self.family.unit_name(self._index): unit})
         alone = StageUnits(range(self._index, self._index + 1))
         self._stage = StageModule(self.family, units, alone, self._index, self.family.num_units).to(self.device)
@@ -284,11 +284,7 @@ class _UnitRun:
         self._check(output)
         if self._is_last:
             output, gradient = self._stage.loss(output, self._target), None
-            if output.dim():
-                raise MisfitError(
-                    f"model.family: loss() gives a tensor of shape {tuple(output.shape)}, and has to give one number: "
-                    "the mean over the microbatch"
-                )
+            _check_loss(output)
         else:
             gradient = self._target
         if output.requires_grad:
@@ -298,16 +294,24 @@ class _UnitRun:
         self._fastest_s[self._taken] = min(taken_s, self._fastest_s.get(self._taken, taken_s))
         return taken_s
 
-    def _check(self, output: Tensor) -> None:
+    def _check(self, output: object) -> None:
         """Raises MisfitError: what the unit gives is not what the family says of it."""
         if self._is_last and self.family.is_in_chunks(self._index):
             return  # it is run a chunk at a time, by the loss
+        gives, says = f"model.family: {self.family.unit_name(self._index)} gives", f"boundary_spec({self._index}) says"
+        if not isinstance(output, Tensor):
+            raise MisfitError(f"{gives} {kind_of(output)}, and has to give one tensor")
         wanted = (self._taken, *self.family.boundary_spec(self._index).shape)
         if tuple(output.shape) != wanted:
             raise MisfitError(
-                f"model.family: {self.family.unit_name(self._index)} gives a tensor of shape {tuple(output.shape)}, "
-                f"and boundary_spec({self._index}) says {wanted}, the samples first: every server would refuse it; "
-                "make them agree"
+                f"{gives} a tensor of shape {tuple(output.shape)}, and {says} {wanted}, the samples first: every "
+                "server would refuse it; make them agree"
+            )
+        # The output of the last unit does not travel.
+        if not self._is_last and not self._stage.output_spec.takes(found := dtype_name(output.dtype)):
+            raise MisfitError(
+                f"{gives} a tensor of {found}, and {says} {self._stage.output_spec.dtype}: every server would refuse "
+                "it; make them agree"
             )
 
     def cost_s(self) -> float:
@@ -326,6 +330,16 @@ class _UnitRun:
 
     def _synchronise(self) -> None:
         synchronise(self.device)
+
+
+def _check_loss(loss: object) -> None:
+    """Raises MisfitError: it is no mean over the microbatch."""
+    if isinstance(loss, Tensor) and not loss.dim():
+        return
+    given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else kind_of(loss)
+    raise MisfitError(
+        f"model.family: loss() gives {given}, and has to give one number, as a tensor: the mean over the microbatch"
+    )
 
 
 def _costs(kinds: Iterable[_Kind], static: Sequence[float]) -> tuple[tuple[float, ...], int]:

@@ -13,6 +13,8 @@ from shoal.model.gpt import GptFamily
 from shoal.model.hf.family import HfFamily
 from shoal.model.hf.speech import Wav2Vec2Family
 from shoal.model.mlp import MlpFamily
+from shoal.model.own_errors import asked
+from shoal.model.own_family import require_sound
 from shoal.model.resnet import ResNetFamily
 from shoal.model.stage import Family
 
@@ -37,10 +39,11 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
     """Builds the family that `model.family` names.
 
     Raises:
-        ConfigError: There is no such family, its module cannot be imported, it is no `Family`, or its loss is not
-            computed in chunks where that is wanted, or it has another context than samples have.
+        ConfigError: There is no such family, its module cannot be imported, it is no `Family`, it raises or says what
+            it must not, or its loss is not computed in chunks where that is wanted, or it has another context than
+            samples have.
     """
-    family = family_class(model.family).from_config(model, data)
+    family = _made(family_class(model.family), model, data)
     if model.loss_chunk_tokens is not None and family.loss_chunk_tokens is None:
         raise ConfigError(
             f"model.loss_chunk_tokens = {model.loss_chunk_tokens}: the loss of model.family = {model.family} is not "
@@ -63,6 +66,15 @@ def load_family(model: ModelConfig, data: DataConfig) -> Family:
             f"data.dataset_name = {data.dataset_name} does not give; positions come with data.messages_column, "
             f"{LENGTHS} with data.task_type = speech"
         )
+    return family
+
+
+def _made(kind: type[Family], model: ModelConfig, data: DataConfig) -> Family:
+    if model.family in NATIVE_FAMILIES:
+        return kind.from_config(model, data)
+    with asked(kind, "from_config"):
+        family = kind.from_config(model, data)
+    require_sound(family, kind)
     return family
 
 

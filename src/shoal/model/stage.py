@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError, LocalProtocolError
 from shoal.model.chunked_loss import ChunkedLoss
+from shoal.model.own_errors import asked, require_module
 from shoal.model.partition import StageUnits, counts_by_cost, units_by_counts
 from shoal.model.router_loss import RouterLosses, RouterPass
 from shoal.model.seeding import seeded, unit_seed
@@ -512,9 +513,14 @@ def build_stage(
 
 
 def initial_unit(family: Family, index: int, seed: int) -> nn.Module:
-    """Builds a unit on the CPU, in float32, with the initial values of a run's seed."""
-    with seeded(unit_seed(seed, index)), default_float32():
-        return family.build_unit(index)
+    """Builds a unit on the CPU, in float32, with the initial values of a run's seed.
+
+    Raises:
+        MisfitError: Code of somebody's own family raises, or gives no module.
+    """
+    kind = type(family)
+    with asked(kind, f"build_unit({index})"), seeded(unit_seed(seed, index)), default_float32():
+        return require_module(kind, index, family.build_unit(index))
 
 
 def whole_stage(

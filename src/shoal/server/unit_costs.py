@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import sys
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from shoal.clock import Clock
 from shoal.config.model import NATIVE_FAMILIES
+from shoal.config.own_class import place_of
 from shoal.config.schema import Config
 from shoal.errors import MisfitError
-from shoal.model.device_calls import name_of
+from shoal.model.device_calls import name_of as name_of_device
+from shoal.model.own_errors import name_of
 from shoal.model.profile import Profile, profile_units
 from shoal.model.registry import load_exact_family
 from shoal.model.stage import Family, checked_unit_costs, stage_units
@@ -65,7 +65,7 @@ def unit_costs(
     if not measure:
         return UnitCosts(static, "static", names, family.is_tied)
     where = torch_device(device)
-    key = cost_key(config, device, gpu=name_of(where), code=_code_of(config, family))
+    key = cost_key(config, device, gpu=name_of_device(where), code=_code_of(config, family))
     warnings: list[str] = []
     if cache is not None:
         known = cache.load(key, family.num_units)
@@ -80,7 +80,7 @@ def unit_costs(
     except MisfitError:
         raise
     except Exception as error:  # noqa: BLE001 - the family may be anybody's code, and the run goes on without figures
-        reason = f"{_place_of(error, family)}{type(error).__name__}: {error}".strip()[:_MAX_REASON]
+        reason = _reason(error, family)[:_MAX_REASON]
         warnings.append(f"the units of the model could not be measured, so its own figures decide the cut ({reason})")
         return UnitCosts(static, "static", names, family.is_tied, warnings)
     problem = None if cache is None else cache.store(key, list(profile.costs_s))
@@ -89,25 +89,29 @@ def unit_costs(
     return UnitCosts(list(profile.costs_s), "measured", names, family.is_tied, warnings, profile)
 
 
-def _place_of(error: Exception, family: Family) -> str:
-    """Say in which unit an error was raised, and where in the file of its family; empty: nobody knows."""
-    path = _file_of(family)
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f"{frame.filename} line {frame.lineno}" for frame in frames if frame.filename == path]
-    named = [*getattr(error, "__notes__", ())[:1], *lines[-1:]]
-    return f"{', '.join(named)}: " if named else ""
+def _reason(error: Exception, family: Family) -> str:
+    """Say what was raised, in which unit, and where in the code of its family."""
+    named = [*getattr(error, "__notes__", ())[:1], place_of(error, name_of(type(family)))]
+    where = ", ".join(filter(None, named))
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"{where}: {said}" if where else said
 
 
-def _file_of(family: Family) -> str:
-    module = inspect.getmodule(type(family)) or sys.modules[type(family).__module__]
-    return str(getattr(module, "__file__", None))
+def _files_of(family: Family) -> list[str]:
+    """The files of the package that a family is of, as far as it is imported: its units may be in another one."""
+    package = type(family).__module__.partition(".")[0]
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]
+    return sorted({file for module in modules if isinstance(file := getattr(module, "__file__", None), str)})
 
 
 def _code_of(config: Config, family: Family) -> str | None:
-    """Name the code of somebody's own family by its file; None for ours, which the version names."""
+    """Name the code of somebody's own family by its files; None for ours, which the version names."""
     if config.model.family in NATIVE_FAMILIES:
         return None
+    code = hashlib.sha256()
     try:
-        return hashlib.sha256(Path(_file_of(family)).read_bytes()).hexdigest()
+        for file in _files_of(family):
+            code.update(hashlib.sha256(Path(file).read_bytes()).digest())
     except OSError:
         return None
+    return code.hexdigest()

@@ -83,18 +83,22 @@ def test_a_worker_opens_the_same() -> None:
         ("split", {}, "own_sets:split is not defined there: name it as shoal.data.source:split"),
         ("np", {}, "own_sets:np is no class but a builtins.module"),
         ("", {"dataset_name": "subprocess:getoutput", "arguments": {"cmd": "true"}}, "a module that comes with Python"),
-        ("Raising", {"arguments": {"path": "x.h5"}}, "raises FileNotFoundError .* path='x.h5' .* there is no x.h5"),
-        ("WithoutSplit", {"arguments": {"number": 3}}, "raises TypeError .* number=3"),
+        (
+            "Raising",
+            {"arguments": {"path": "x.h5"}},
+            r"raises FileNotFoundError: there is no x.h5 \(\S+/own_sets\.py line \d+\) when .* path='x.h5'",
+        ),
+        ("WithoutSplit", {"arguments": {"number": 3}}, "raises TypeError: .* number=3"),
         ("WithoutSplit", {"eval_split": "test"}, "takes no argument 'split'.* data.eval_split = test"),
         ("Pictures", {"arguments": {"split": "test"}}, "data.arguments has 'split'"),
-        ("Pictures", {"dataset_split": "tset"}, "raises KeyError .* split='tset'"),
+        ("Pictures", {"dataset_split": "tset"}, "raises KeyError: .* split='tset'"),
         ("with_its_own_held_out", {"arguments": {"count": 9}, "eval_split": "test"}, "takes no argument 'split'"),
         ("WithoutSplit", {"arguments": {"count": 0}}, "has no samples: its length is 0"),
         ("WithoutSplit", {"arguments": {"count": 1}}, "has 1 sample"),
         (
             "WithoutSplit",
             {"arguments": {"bad": list(range(20))}},
-            "none of .* can be read; .* OSError: broken file 19.png",
+            r"none of .* can be read; .* OSError: broken file 19.png \(\S+/own_sets\.py line \d+\)",
         ),
         ("Stream", {}, "stream of samples without a length.* or set data.streaming = true"),
         ("test_of_nothing", {}, "has no test_of_nothing"),
@@ -116,7 +120,7 @@ def test_what_is_no_data_set_is_refused_with_what_to_do(name: str, data: dict[st
     ("name", "message"),
     [
         ("Growing", r"Growing\[7\]: its inputs are float32\[1, 5, 4\], and those of other samples float32\[1, 4, 4\]"),
-        ("ManyClasses", r"sample .*ManyClasses\[7\] of .* has the label 4, and labels are 0 to 3"),
+        ("ManyClasses", r"sample .*ManyClasses\[7\] of .* has the label 4, and labels are 0 to 3: mend .*num_classes"),
     ],
 )
 def test_a_sample_that_is_not_like_the_others_ends_the_run_by_name(name: str, message: str) -> None:
@@ -205,5 +209,8 @@ def test_a_module_that_raises_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "dividing_by_zero.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     own = config("Pictures", {"dataset_name": "dividing_by_zero:Own"})
-    with pytest.raises(ConfigError, match=r"data\.dataset_name: dividing_by_zero raises ZeroDivisionError"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data\.dataset_name: dividing_by_zero, when it is imported, raises ZeroDivisionError.* line 1",
+    ):
         open_source(own)

@@ -60,6 +60,32 @@ class Unreduced(GptFamily):
         return super().loss(output, labels)[None]
 
 
+class Recurrent(GptFamily):
+    """Its blocks give what torch's recurrent layers give: a tensor and their state."""
+
+    def build_unit(self, index: int) -> nn.Module:
+        return nn.LSTM(16, 16, batch_first=True) if index == 1 else super().build_unit(index)
+
+
+class Widening(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
+
+
+class Double(GptFamily):
+    """Its blocks give numbers of another type than it says."""
+
+    def build_unit(self, index: int) -> nn.Module:
+        return Widening() if index == 1 else super().build_unit(index)
+
+
+class Counted(Unreduced):
+    """Its loss is no tensor."""
+
+    def loss(self, output: Tensor, labels: Tensor) -> Any:
+        return super().loss(output, labels).item()
+
+
 def _costs(cache: CostCache | None = None, config: Config = CONFIG, *, measure: bool = True) -> UnitCosts:
     return unit_costs(config, "cpu", SystemClock(), measure=measure, cache=cache)
 
@@ -98,6 +124,9 @@ def test_a_family_that_cannot_run_alone_is_cut_by_its_own_figures_with_one_warni
     [
         ("Wider", r"block_0 gives a tensor of shape \(1, 8, 16\), and boundary_spec\(1\) says \(1, 8, 16, 1\)"),
         ("Unreduced", r"loss\(\) gives a tensor of shape \(1,\), and has to give one number"),
+        ("Counted", r"loss\(\) gives a builtins\.float, and has to give one number, as a tensor"),
+        ("Recurrent", r"block_0 gives a builtins\.tuple, and has to give one tensor"),
+        ("Double", r"block_0 gives a tensor of float64, and boundary_spec\(1\) says float32"),
     ],
 )
 def test_a_family_that_no_server_could_train_is_refused(name: str, problem: str) -> None:
@@ -139,6 +168,24 @@ def test_other_code_of_somebodys_own_family_is_measured_anew(tmp_path: Path, mon
     config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"family": "their_family:Theirs"})})
     assert [_costs(cache, config).source for _ in range(2)] == ["measured", "cached"]
     file.write_text(source + "# changed\n")
+    assert _costs(cache, config).source == "measured"
+
+
+def test_so_is_a_family_whose_units_are_in_another_file_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_package").mkdir()
+    units = tmp_path / "their_package" / "units.py"
+    units.write_text("")
+    (tmp_path / "their_package" / "family.py").write_text(
+        "from shoal.model.gpt import GptFamily\nfrom their_package import units\nclass Theirs(GptFamily):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cache = CostCache(tmp_path / "costs")
+    model = CONFIG.model.model_copy(update={"family": "their_package.family:Theirs"})
+    config = CONFIG.model_copy(update={"model": model})
+    assert [_costs(cache, config).source for _ in range(2)] == ["measured", "cached"]
+    units.write_text("WIDTH = 3\n")
     assert _costs(cache, config).source == "measured"
 
 
