@@ -16,7 +16,11 @@ from shoal.control.counter_report import counters_reported
 from shoal.control.role_start import DataServerSpec, open_role_endpoint
 from shoal.data.catalog import open_source, opening_of
 from shoal.data.server import DataService
+from shoal.data.source import DataSet
+from shoal.data.text_corpus import Say
+from shoal.data_server.fitting import require_taken
 from shoal.data_server.opening import OpeningProgress
+from shoal.errors import ConfigError
 from shoal.events.base import Event, emit, tell
 from shoal.events.data import DatasetOpened, TokensProgress
 from shoal.pipeline.role_hooks import role_hooks
@@ -35,7 +39,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
         control: is told `RoleReady` once batches can be asked for.
 
     Raises:
-        ConfigError: the data set cannot be opened.
+        ConfigError: the data set cannot be opened, or the model does not take its samples.
     """
     start = DataServerSpec.begun(spec)
     await control.until_stopped(_serve, start, start.config(), control)
@@ -60,7 +64,7 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
             loop.call_soon_threadsafe(show, event)
 
     opening = OpeningProgress(config.data.dataset_name, does, SystemClock())
-    dataset = await opening.through(partial(open_source, config, say))
+    dataset = await opening.through(partial(_opened, config, say))
     socket_path = Path(start.socket_path)
     emit(logger, DatasetOpened(dataset.name, dataset.train.num_samples, dataset.holdout.num_samples))
     # The client dials its data server: no address is needed.
@@ -89,3 +93,14 @@ async def _serve(start: DataServerSpec, config: Config, control: RoleControl) ->
             service.close()
             if dataset.windows is not None:
                 dataset.windows.close()
+
+
+def _opened(config: Config, say: Say) -> DataSet:
+    dataset = open_source(config, say)
+    try:
+        require_taken(config, dataset)
+    except ConfigError:
+        if dataset.windows is not None:
+            dataset.windows.close()
+        raise
+    return dataset
