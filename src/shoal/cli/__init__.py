@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
@@ -14,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: the arguments without the program's name; None takes those of the process.
+        argv: the arguments without the program's name; None takes those of the process. Without any it is --help.
 
     Returns:
         The exit code: 0 done, 1 the run failed, 2 the user's input is wrong, 3 too busy to measure, 130 interrupted.
@@ -28,4 +29,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130  # `shoal.cli.exits` is not there yet
 
-    return run(argv)
+    return run((sys.argv[1:] if argv is None else argv) or ["--help"])

@@ -103,6 +103,12 @@ def test_print_config_starts_nothing(capsys: Capture) -> None:
     assert shown["experiment_prefix"] == "sandbox"
 
 
+def test_without_a_command_there_is_the_list_of_commands(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(sys, "argv", ["shoal"])
+    assert main() == main([]) == 0
+    assert capsys.readouterr().out.count("run-local") >= 2
+
+
 def test_every_key_is_listed_as_a_flag(capsys: Capture) -> None:
     assert main(["config", "keys"]) == 0
     assert "--diloco.inner-optim.adam-lr [0.0004]  Peak learning rate" in capsys.readouterr().out
