@@ -1,6 +1,6 @@
 """Whether the swarm can be joined at the initial peers, looked at before anything is started there.
 
-    name -> TCP connection -> what listens there -> TLS -> whose certificate it is
+    how it is written -> name -> TCP connection -> what listens there -> TLS -> whose certificate it is
 
 libp2p says only that it could not connect, half a minute later. Each step that can fail here is an error of its own,
 with what to do about it. Nothing is trusted: a peer that passes is one that is worth joining, and libp2p proves who it
@@ -16,6 +16,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 import anyio
@@ -26,7 +27,7 @@ from cryptography import x509
 
 from shoal.clock import Clock, Deadline
 from shoal.errors import BootstrapError, IdentityError
-from shoal.identity import peer_id_of
+from shoal.identity import peer_id_of, public_key_of
 from shoal.ids import PeerId
 from shoal.transport.reach import DIAL_TIMEOUT_S, DialFailure, dial_failure
 from shoal.transport.tls import UNREADABLE_CERTIFICATE
@@ -38,6 +39,13 @@ _ANSWER_TIMEOUT_S: Final = DIAL_TIMEOUT_S
 
 _MADDR: Final = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)(?:/p2p/([^/]+))?/?")
 _FAMILIES: Final = {"ip4": socket.AF_INET, "dns4": socket.AF_INET, "ip6": socket.AF_INET6, "dns6": socket.AF_INET6}
+
+_KINDS: Final = frozenset({*_FAMILIES, "dns", "dnsaddr", "ip6zone", "memory", "onion", "onion3", "p2p", "unix"})
+"""What an address of libp2p begins with."""
+
+_AS_PRINTED: Final = (
+    "take it as a whole, as the client's host has printed it: /ip4/203.0.113.7/tcp/50000/p2p/12D3KooW..."
+)
 
 _GREETING: Final = b"\x13/multistream/1.0.0\n"
 _WANTED: Final = b"\x0b/tls/1.0.0\n"
@@ -107,7 +115,7 @@ async def require_reachable(
                 say(f"{len(obstacles)} of {len(found)} addresses do not answer: one that does is enough")
             say("the swarm answers; starting what joins it")
             return
-        if deadline.expired():
+        if deadline.expired() or all(obstacle.remedy == _AS_PRINTED for obstacle in obstacles):
             break
         if not was_said:
             say(f"{obstacles[0].cause}; trying again for {patience_s:.0f} s")
@@ -128,7 +136,8 @@ async def look(maddrs: Sequence[str]) -> tuple[Obstacle | None, ...]:
 
     async with anyio.create_task_group() as tasks:
         for index, maddr in enumerate(maddrs):
-            if (place := parse(maddr)) is not None:
+            found[index] = misspelt(maddr)
+            if found[index] is None and (place := parse(maddr)) is not None:
                 tasks.start_soon(look_at, index, place)
     return tuple(found)
 
@@ -140,6 +149,34 @@ def parse(maddr: str) -> PeerAddress | None:
         return None
     peer = None if match[4] is None else PeerId(match[4])
     return PeerAddress(maddr, _FAMILIES.get(match[1], socket.AF_UNSPEC), match[2], int(match[3]), peer)
+
+
+def misspelt(maddr: str) -> Obstacle | None:
+    """Return what is wrong with how an address is written; None: nothing, or nobody here can tell."""
+    place, kind = parse(maddr), maddr.removeprefix("/").partition("/")[0]
+    cause = None
+    if kind not in _KINDS:
+        cause = f"no address begins with /{kind}"
+    elif place is not None and kind in ("ip4", "ip6") and not _is_ip(place.host, int(kind[-1])):
+        cause = f"{place.host} is no IPv{kind[-1]} address"
+    elif place is not None and place.peer is not None and not _is_peer(place.peer):
+        cause = f"{place.peer} is no peer id"
+    return None if cause is None else Obstacle(maddr, cause, _AS_PRINTED)
+
+
+def _is_ip(host: str, version: int) -> bool:
+    try:
+        return ip_address(host).version == version
+    except ValueError:
+        return False
+
+
+def _is_peer(peer: PeerId) -> bool:
+    try:
+        public_key_of(peer)
+    except IdentityError:
+        return False
+    return True
 
 
 def unknown_name(place: PeerAddress) -> Obstacle:

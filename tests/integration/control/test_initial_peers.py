@@ -102,6 +102,23 @@ async def test_an_address_of_a_form_that_is_not_known_is_left_to_libp2p(maddr: s
     assert await look([maddr]) == (None,)
 
 
+@pytest.mark.parametrize(
+    ("maddr", "cause"),
+    [
+        (f"/ipv4/127.0.0.1/tcp/50000/p2p/{STRANGER}", "no address begins with /ipv4"),
+        (f"/ip4/300.0.0.1/tcp/50000/p2p/{STRANGER}", "300.0.0.1 is no IPv4 address"),
+        (f"/ip4/::1/tcp/50000/p2p/{STRANGER}", "::1 is no IPv4 address"),
+        (f"/ip4/127.0.0.1/tcp/50000/p2p/{STRANGER[:-9]}", f"{STRANGER[:-9]} is no peer id"),
+    ],
+)
+async def test_an_address_that_is_written_wrong_says_where_and_is_not_tried_again(maddr: str, cause: str) -> None:
+    assert await _cause(maddr) == cause
+    said: list[str] = []
+    with pytest.raises(BootstrapError, match=r"take it as a whole, as the client's host has printed it"):
+        await require_reachable([maddr], SystemClock(), said.append)
+    assert said == []
+
+
 async def test_one_peer_that_answers_is_enough_and_the_others_are_said(tmp_path: Path) -> None:
     said: list[str] = []
     async with await _node(tmp_path) as node, _program(b"SSH-2.0-x\r\n") as other:

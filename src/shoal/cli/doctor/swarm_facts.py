@@ -19,7 +19,7 @@ from shoal.cli.doctor.facts import Facts
 from shoal.cli.doctor.host_checks import ip_of
 from shoal.cli.doctor.host_facts import is_known
 from shoal.config import Config
-from shoal.control.initial_peers import Obstacle, look, parse, unknown_name
+from shoal.control.initial_peers import Obstacle, look, misspelt, parse, unknown_name
 from shoal.runtime.role import leaves
 from shoal.runtime.run_dir import RunDir
 
@@ -47,7 +47,8 @@ async def see_swarm(
 
     async def look_at(maddr: str) -> None:
         place = parse(maddr)
-        if place is not None and ip_of(place.host) is None and not await is_known(place.host):
+        is_written_well = misspelt(maddr) is None
+        if is_written_well and place is not None and ip_of(place.host) is None and not await is_known(place.host):
             looks[maddr] = unknown_name(place)
             return
         [looks[maddr]] = await look((maddr,))

@@ -75,8 +75,8 @@ def wanted_of(swarm: DescribedSwarm) -> Wanted:
     hosts, config = swarm.hosts, swarm.config
     if hosts.num_servers < config.num_stages:
         raise ConfigError(
-            f"the hosts have {hosts.num_servers} servers, and each of the {config.num_stages} stages of "
-            f"{swarm.config_path} needs one: give hosts more `servers`"
+            f"the hosts have {hosts.num_servers} server{'s'[: hosts.num_servers != 1]}, and each of the "
+            f"{config.num_stages} stages of {swarm.config_path} needs one: give hosts more `servers`"
         )
     return Wanted(hosts, swarm.prefix, swarm.config_path.read_text(encoding="utf-8"), _installation(hosts))
 
