@@ -163,6 +163,7 @@ class RoundCoordinator:
         keep: bool = False,
         trained_s: float | None = None,
         num_samples: int | None = None,
+        marks: bytes = b"",
     ) -> None:
         """Begin the end of the round.
 
@@ -173,13 +174,14 @@ class RoundCoordinator:
             keep: A checkpoint of its record is wanted.
             trained_s: How long it was trained; None: not known.
             num_samples: Of a pass over the data; None: not known.
+            marks: Of the windows of a stream that were read here; empty: of none.
 
         Raises:
             LocalProtocolError: The run is not in this round.
         """
         if round != self._machine.tip.round + 1:
             raise LocalProtocolError(f"round {round} cannot be closed, the run is in round {self.round}")
-        known = dict(slots), dict(generations or {}), join_within_s, keep, trained_s, num_samples
+        known = dict(slots), dict(generations or {}), join_within_s, keep, trained_s, num_samples, marks
         self._do(self._machine.close(CloseRequest(round, *known), self._clock.now_s()))
 
     @property

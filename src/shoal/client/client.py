@@ -475,7 +475,8 @@ class Client:
         saved = self._diary.saved
         round, pipelines = (0, ()) if saved.plan is None else (saved.plan.round, saved.plan.pipelines)
         self.reports.resume(round, pipelines)
-        self._data.know(self._coordinator.round - 1 if saved.plan is None else round - 1, saved.recorded, saved.chain)
+        base_round = self._coordinator.round - 1 if saved.plan is None else round - 1
+        self._data.know(base_round, saved.recorded, saved.chain, saved.marks)
         # The earlier start may have ended between noting a pause, or its end, and telling of it.
         self._data.pause(paused=self._pausing.is_paused)
         # The registry takes a moment to be read; it corrects this as soon as it is.

@@ -34,6 +34,7 @@ from shoal.wire.messages.feed import (
     Released,
     ReleaseTrainer,
     ResumeRound,
+    WindowsRead,
 )
 
 _CLIENT = -1
@@ -55,6 +56,7 @@ class DataLink:
         trainers: those that are there now may lease.
         launcher: starts a data server again that hangs but is not dead.
         is_late: whether it is, and nobody can train since it has no batch for those who ask.
+        marks: of the windows of a stream that it has read; empty: of none, as far as it has said.
         changed: it is lost or back, or has answered.
     """
 
@@ -68,12 +70,14 @@ class DataLink:
     _recorded: Ranges = ()
     _base_round: int = 0
     _chain: str = ""
+    _marks: bytes = b""
     _has_dead: bool = False
     _is_paused: bool = False
     _has_said_unknown: bool = False
     _released: dict[int, Released] = field(default_factory=dict[int, Released])
     is_up: bool = field(default=True, init=False)
     is_late: bool = field(default=False, init=False)
+    marks: bytes = field(default=b"", init=False)
     _is_told: bool = False
     _sent: tuple[PlanRound | None, int, str, bool] = (None, 0, "", False)
     _lost: Signal = field(default_factory=Signal)
@@ -85,7 +89,7 @@ class DataLink:
         self.endpoint.introduce(self.data_server)
 
     def receive(self, event: Received) -> bool:
-        """Take the answer to a release, or the data server's word whether samples come.
+        """Take the answer to a release, or the data server's word whether samples come, and which it has read.
 
         Raises:
             RemoteProtocolError: it came from another peer.
@@ -93,14 +97,17 @@ class DataLink:
         message = event.message
         if isinstance(message, HoldoutInfo) and event.peer == self.data_server.peer:
             self._up()
-        if not isinstance(message, Released | BatchesAwaited):
+        if not isinstance(message, Released | BatchesAwaited | WindowsRead):
             return False
         if event.peer != self.data_server.peer:
             raise RemoteProtocolError(f"{type(message).__name__} from {event.peer}, which is not the data server")
-        if isinstance(message, BatchesAwaited):
-            self.is_late = message.awaited
-        else:
-            self._released[message.trainer] = message
+        match message:
+            case BatchesAwaited(awaited):
+                self.is_late = awaited
+            case WindowsRead(marks):
+                self.marks = marks
+            case Released(trainer):
+                self._released[trainer] = message
         self.changed.notify()
         return True
 
@@ -163,16 +170,22 @@ class DataLink:
         """What the data server tells the present chain of records from earlier ones by."""
         return self._chain
 
-    def know(self, base_round: int, recorded: Ranges, chain: str) -> None:
+    @property
+    def recorded_marks(self) -> bytes:
+        """Of the windows of a stream that the records have samples of."""
+        return self._marks
+
+    def know(self, base_round: int, recorded: Ranges, chain: str, marks: bytes = b"") -> None:
         """Take over what others, or an earlier start of this client, knew of the records, and tell the data server.
 
         Args:
             base_round: of the newest record.
             chain: if it differs from the one before, the data server forgets the old chain and begins anew.
+            marks: of the newest record.
         """
         if chain != self._chain:
             self._plan = None
-        self._base_round, self._recorded, self._chain = base_round, recorded, chain
+        self._base_round, self._recorded, self._chain, self._marks = base_round, recorded, chain, marks
         self._post_record()
 
     def pause(self, *, paused: bool) -> None:
@@ -216,10 +229,10 @@ class DataLink:
         if self.is_up:
             self._post_plan()
 
-    def record(self, round: int, samples: tuple[SampleRange, ...]) -> None:
-        """A record is committed and holds these samples, those of skipped steps included."""
+    def record(self, round: int, samples: tuple[SampleRange, ...], marks: bytes = b"") -> None:
+        """A record is committed and holds these samples, those of skipped steps included, and these marks."""
         self._recorded = lowest((*self._recorded, *samples))
-        self._base_round = round
+        self._base_round, self._marks = round, marks
         if self.is_up:
             self._post(RecordSamples(round, self._of_the_data(samples), self._chain))
 
@@ -268,7 +281,8 @@ class DataLink:
 
     def _post_record(self) -> None:
         if self._recorded or self._chain:
-            self._post(RecordSamples(self._base_round, self._of_the_data(self._recorded), self._chain))
+            recorded = self._of_the_data(self._recorded)
+            self._post(RecordSamples(self._base_round, recorded, self._chain, self._marks))
 
     def _of_the_data(self, samples: Ranges) -> Ranges:
         """Return what of this the data have: the data server would not take the rest, however often it is told."""

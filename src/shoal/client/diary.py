@@ -74,6 +74,7 @@ class Saved:
             resumed; empty: none.
         resumed: the record of the checkpoint from which the run is resumed here, until a round is begun on a later
             one; None: it was not, or has gone on.
+        marks: of the windows of a stream that the records have samples of.
     """
 
     run_id: str
@@ -88,6 +89,7 @@ class Saved:
     base: str = ""
     chain: str = ""
     resumed: SignedRecord | None = None
+    marks: bytes = b""
 
 
 DiaryEvent = (

@@ -48,6 +48,7 @@ def write_fork(
     identity, before = Identity.generate(), origin.record
     signer = Signer(identity, authority, run_id)
     shared, configured = shared_configuration(config), genesis_of(origin.genesis, GENESIS).configuration
+    goes_on = has_same_samples(shared, configured)
     genesis = Genesis(
         config.run.seed, signer.authority, shared, config.servers.threads, program_versions(), machine_type()
     )
@@ -58,7 +59,8 @@ def write_fork(
         origin=before,
         origin_hash=record_hash(origin.signed),
         stages=recut.hashes(),
-        recorded=used_samples(before) if has_same_samples(shared, configured) else (),
+        recorded=used_samples(before) if goes_on else (),
+        marks=before.marks if goes_on else b"",
     )
     totals = RunTotals(rounds=record.round, hashes=parameters_of(record))
     checkpoint = Checkpoint(

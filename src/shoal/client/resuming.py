@@ -56,7 +56,8 @@ def go_back(log_dir: Path, checkpoint: StoredCheckpoint, now_s: float) -> list[s
     problems = [restore_genesis(log_dir, checkpoint.genesis), *set_aside(log_dir, record, digest).values()]
     write_round(log_dir, record, signed)
     # Last: without it the folder is still that of the run that has ended.
-    saved = Saved(record.run_id, totals, recorded=used_samples(record), base=digest, chain=digest, resumed=signed)
+    used = used_samples(record)
+    saved = Saved(record.run_id, totals, recorded=used, base=digest, chain=digest, resumed=signed, marks=record.marks)
     leave_saved(log_dir, saved)
     said = [f"{problem}: it is set aside" for problem in problems if problem]
     if uncounted:

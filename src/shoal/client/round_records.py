@@ -70,7 +70,14 @@ class RoundRecords:
         keep = self.checkpointing.is_due(round)
         num_samples = self.ledger.totals.num_train or None
         self.coordinator.close_round(
-            round, slots, self.slots.lowest, within_s, keep=keep, trained_s=trained_s, num_samples=num_samples
+            round,
+            slots,
+            self.slots.lowest,
+            within_s,
+            keep=keep,
+            trained_s=trained_s,
+            num_samples=num_samples,
+            marks=self.data.marks,
         )
 
     async def recorded(self, ready: RoundReady, begun_s: float | None, closed_s: float | None) -> None:
@@ -91,7 +98,7 @@ class RoundRecords:
         await self.needed.written(partial(write, outcome, self.log_dir, self.ledger))
         self._note(outcome, begun_s, closed_s)
         await self._count_costs(record)
-        self.data.record(record.round, tuple(sorted((*record.samples, *record.skipped))))
+        self.data.record(record.round, tuple(sorted((*record.samples, *record.skipped))), record.marks)
         if record.round < self.config.diloco.outer_steps:
             self.reassignment.recorded(outcome.holders, record.round)
         self.reports.divergence.round_over(*(sum(map(len, ranges)) for ranges in (record.samples, record.skipped)))

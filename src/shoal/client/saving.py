@@ -59,6 +59,7 @@ class Saving:
                 servers=self.membership.servers,
                 base=base,
                 chain=self.data.chain,
+                marks=self.data.recorded_marks,
                 resumed=still_resumes(self.diary.saved.resumed, base),
             )
         )

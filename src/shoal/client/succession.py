@@ -166,5 +166,5 @@ async def inherit(
         note(RecordRestored(round) if is_next else RecordUnread(round, f"{problem}: it is set aside"))
     await run_in_thread(write_round, log_dir, record, outcome.signed)
     trainers.begin_above(record.generations, GENERATIONS_APART)
-    data.know(record.round, used_samples(record), digest)
+    data.know(record.round, used_samples(record), digest, record.marks)
     return parameters_of(record)

@@ -60,6 +60,7 @@ from shoal.wire.messages.feed import (
     Released,
     ReleaseTrainer,
     ResumeRound,
+    WindowsRead,
 )
 
 logger = logging.getLogger(__name__)
@@ -183,6 +184,8 @@ class DataService:
         self._awaited_since_s: float | None = None
         self._is_late = False
         self._needed_from = 0
+        # Of the stream, as the client knows them.
+        self._told_marks = b""
 
     @property
     def max_read_samples(self) -> int:
@@ -265,7 +268,15 @@ class DataService:
         ahead = [Content(batch.samples) for batch in self.table.upcoming(self._num_ahead)]
         if self._windows is not None:
             urgent, ahead = self._arrived(self._windows, urgent, ahead)
+            self._tell_marks(self._windows)
         self.preparer.start(urgent, ahead)
+
+    def _tell_marks(self, windows: Windows) -> None:
+        """Tell the client of windows that are new, before a batch of theirs is prepared."""
+        marks = windows.marks
+        if self._client is not None and marks != self._told_marks:
+            self._told_marks = marks
+            self._endpoint.post(self._client, WindowsRead(marks))
 
     def _tell_if_late(self) -> float:
         """Tell the client whether nobody can train for want of samples; return after how many seconds to look again."""
@@ -320,6 +331,9 @@ class DataService:
     ) -> None:
         if peer != self._client:
             raise RemoteProtocolError(f"{type(message).__name__} from {peer}, which is not the client of this host")
+        if isinstance(message, PlanRound | ResumeRound):
+            # It may have been started again.
+            self._told_marks = b""
         match message:
             case PlanRound(number, num_slots, steps, speeds):
                 self._awaited = {}
@@ -336,7 +350,9 @@ class DataService:
             case PauseLeases():
                 self.table.go_on()
                 self._grant_early()
-            case RecordSamples(number, samples, chain):
+            case RecordSamples(number, samples, chain, marks):
+                if marks and self._windows is not None:
+                    self._windows.expect(marks)
                 ended = self.table.record(number, samples, chain)
                 self._forget_below(self._first_unrecorded())
                 self._free_leases(ended)

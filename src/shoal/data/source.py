@@ -169,6 +169,15 @@ class Windows(Protocol):
 
     folder: Path
 
+    @property
+    def marks(self) -> bytes:
+        """Of the stream and of all windows that were read so far (`swarm.window_marks`); empty: nothing was."""
+        ...
+
+    def expect(self, marks: bytes) -> None:
+        """Have windows compared with those that a run has trained on; `need` and `wait` raise where they differ."""
+        ...
+
     def watch(self, changed: Callable[[], None]) -> None:
         """Have a function called, by a thread, whenever a window has come, or none will come any more."""
         ...

@@ -13,6 +13,7 @@ from typing import cast
 from shoal.config.load import config_from_json
 from shoal.data.stream_filling import WindowFiller, make_facts
 from shoal.data.stream_messages import (
+    ExpectWindows,
     FillerEvent,
     FillerOrder,
     FillerReport,
@@ -21,6 +22,7 @@ from shoal.data.stream_messages import (
     OpenStream,
     StreamOpened,
     WindowFilled,
+    WindowsCompared,
 )
 from shoal.data.stream_opening import open_streams
 from shoal.data.stream_store import WindowStore
@@ -63,9 +65,15 @@ def serve(orders: Iterator[FillerOrder], report: Callable[[FillerReport], None])
         )
         report(StreamOpened(facts))
         for order in orders:
-            if not isinstance(order, FillWindow):
-                raise InvariantViolation(f"a filler cannot do {type(order).__name__} twice")
-            report(WindowFilled(filler.fill(order.number)))
+            match order:
+                case ExpectWindows(marks):
+                    filler.expect(marks)
+                    report(WindowsCompared())
+                case FillWindow(number):
+                    entry = filler.fill(number)
+                    report(WindowFilled(entry, filler.marks))
+                case OpenStream():
+                    raise InvariantViolation("a filler cannot do OpenStream twice")
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 samples, from the first one on -> held out: the first few | window 0 | window 1 | ... | (its end: begin anew) | ...
 
 What has been noted of a window holds: made again, it has the same SHA-256, or the stream is refused. A process that
-goes on where another one has stopped makes a window again first, and so sees that it is the same stream.
+goes on where another one has stopped makes a window again first, and so sees that it is the same stream. Where a run
+has trained on it before, perhaps on another host, each window is compared with the mark that a record has of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from shoal.data.stream_store import FORMAT, Cursor, StreamFacts, WindowEntry, Wi
 from shoal.data.streams import RowsRead, SampleStream, StreamPlace, Taken
 from shoal.errors import ConfigError, SampleError
 from shoal.events.base import Event
-from shoal.events.data import SamplesSkipped, StreamRepeats
+from shoal.events.data import SamplesSkipped, StreamCompared, StreamRepeats
+from shoal.swarm.window_marks import MAX_WINDOWS, first_difference, mark_of, num_windows
 
 _PART_BYTES: Final = 1 << 20
 
@@ -89,16 +91,35 @@ class WindowFiller:
     def __post_init__(self) -> None:
         self._record = record_of(self.facts.fields)
         self._entries = self.store.entries()
+        self._marks = bytearray(mark_of(self.store.beginning))
+        for entry in self._entries:
+            self._mark(entry)
+        self._expected, self._is_compared = b"", True
         self._is_verified = False
         # What is read at this place, if it is the next one.
         self._cursor: Cursor | None = None
         self._items: Iterator[Taken | RowsRead] = iter(())
 
+    @property
+    def marks(self) -> bytes:
+        """Of the stream, and of all windows in the manifest."""
+        return bytes(self._marks)
+
+    def expect(self, marks: bytes) -> None:
+        """Compare the windows in the manifest, and each that is made from now on, with what a run has trained on.
+
+        Raises:
+            ConfigError: One of them is another one.
+        """
+        self._expected, self._is_compared = marks, False
+        self._require_expected(self.marks)
+        self._say_if_compared()
+
     def fill(self, number: int) -> WindowEntry:
         """Have a window, and all before it in the manifest, whose files are not kept.
 
         Raises:
-            ConfigError: The stream gives other samples than it gave, or none.
+            ConfigError: The stream gives other samples than it gave, or than the run has trained on, or none.
             SampleError: It cannot be read, or too much of it.
             StorageError: The window cannot be kept.
         """
@@ -106,8 +127,11 @@ class WindowFiller:
             self._make_again(min(number, len(self._entries) - 1))
         self._is_verified = True
         while number >= len(self._entries):
-            made = self.store.add(self._make(len(self._entries)))
-            self._entries.append(made)
+            made = self.store.chained(self._make(len(self._entries)))
+            self._require_expected(self.marks + mark_of(made.chain), made)
+            self._entries.append(self.store.add(made))
+            self._mark(made)
+            self._say_if_compared()
             if made.number < number:
                 # It was made for what follows it, and nobody reads it: a host that takes over a run that has trained on
                 # much of a stream may have no room for all of that.
@@ -116,6 +140,40 @@ class WindowFiller:
         if not self.store.is_whole(self.store.path(number), entry.sha256):
             self._make_again(number)
         return entry
+
+    def _mark(self, entry: WindowEntry) -> None:
+        if num_windows(self._marks) < MAX_WINDOWS:
+            self._marks += mark_of(entry.chain)
+
+    def _require_expected(self, marks: bytes, made: WindowEntry | None = None) -> None:
+        """Compare what was read with what the run has trained on.
+
+        Args:
+            made: The last window, which is in no manifest yet; None: all of them are.
+        """
+        number = first_difference(self._expected, marks)
+        if number is None:
+            return
+        what = "the one before them, of what is held out"
+        remedy = ""
+        if number >= 0:
+            start = (made or self._entries[number]).start
+            what = f"window {number}, of rows from {start.place.row} on"
+        if made is None:
+            remedy = f"; if it is the same by now, remove {self.store.folder}, which has what was read here before"
+        else:
+            # So that whoever brings back the data finds no trace of others.
+            self.store.path(number).unlink(missing_ok=True)
+        raise ConfigError(
+            f"data.dataset_name = {self.name} gives other samples than the run has trained on: of "
+            f"{num_windows(self._expected)} windows the first that differs is {what}. Have the same data here, in the "
+            f"same order and read by the same code and packages, and start again{remedy}"
+        )
+
+    def _say_if_compared(self) -> None:
+        if not self._is_compared and len(self._marks) >= len(self._expected):
+            self._is_compared = True
+            self.say(StreamCompared(self.name, num_windows(self._expected)))
 
     def _make_again(self, number: int) -> None:
         if self._make(number).sha256 != self._entries[number].sha256:

@@ -2,6 +2,8 @@
 
 starter -- OpenStream --> filler
         <- StreamOpened -
+        -- ExpectWindows --> , where a run has trained on some before
+        <- WindowsCompared -
         -- FillWindow --> , one at a time, as often as one is needed
         <- WindowFilled -
         <- FillerTells -  , as often as something happens
@@ -14,6 +16,7 @@ import msgspec
 from shoal.data.stream_store import StreamFacts, WindowEntry
 from shoal.events.data import (
     SamplesSkipped,
+    StreamCompared,
     StreamRepeats,
     TokenizerTraining,
     TokensAwaited,
@@ -22,7 +25,7 @@ from shoal.events.data import (
     TokensProgress,
 )
 
-FillerEvent = (SamplesSkipped | StreamRepeats | TokenizerTraining) | (
+FillerEvent = (SamplesSkipped | StreamCompared | StreamRepeats | TokenizerTraining) | (
     TokensAwaited | TokensBuilt | TokensDamaged | TokensProgress
 )
 
@@ -38,6 +41,12 @@ class OpenStream(msgspec.Struct, frozen=True, tag=True):
     folder: str
 
 
+class ExpectWindows(msgspec.Struct, frozen=True, tag=True):
+    """Compare what was made, and what will be, with these marks (`swarm.window_marks`)."""
+
+    marks: bytes
+
+
 class FillWindow(msgspec.Struct, frozen=True, tag=True):
     number: int
 
@@ -46,13 +55,24 @@ class StreamOpened(msgspec.Struct, frozen=True, tag=True):
     facts: StreamFacts
 
 
+class WindowsCompared(msgspec.Struct, frozen=True, tag=True):
+    """Those that were made before are the same."""
+
+
 class WindowFilled(msgspec.Struct, frozen=True, tag=True):
+    """A window is there.
+
+    Attributes:
+        marks: Of all windows that are known.
+    """
+
     entry: WindowEntry
+    marks: bytes
 
 
 class FillerTells(msgspec.Struct, frozen=True, tag=True):
     event: FillerEvent
 
 
-FillerOrder = OpenStream | FillWindow
-FillerReport = StreamOpened | WindowFilled | FillerTells
+FillerOrder = OpenStream | ExpectWindows | FillWindow
+FillerReport = StreamOpened | WindowsCompared | WindowFilled | FillerTells

@@ -98,6 +98,9 @@ def record_of(fields: Fields[ArraySpec]) -> np.dtype[np.void]:
 class WindowStore:
     """The folder of a stream. One process writes it at a time, any number read.
 
+    Attributes:
+        beginning: SHA-256 (hex) of the facts, once `entries` were read.
+
     Raises:
         StorageError: Its manifest is not as it was written.
     """
@@ -108,6 +111,7 @@ class WindowStore:
         self._manifest = folder / "manifest.jsonl"
         # Of the whole lines that were read or written.
         self._chain, self._size_bytes = "", 0
+        self.beginning = ""
 
     def path(self, number: int) -> Path:
         """Where a window is, while it is there."""
@@ -152,7 +156,8 @@ class WindowStore:
             return []
         except (OSError, ValueError) as error:
             raise self._changed(str(error)) from error
-        self._chain, self._size_bytes = hashlib.sha256(first).hexdigest(), len(first) + 1
+        self.beginning = hashlib.sha256(first).hexdigest()
+        self._chain, self._size_bytes = self.beginning, len(first) + 1
         found: list[WindowEntry] = []
         for line in lines:
             entry = self._decoded(line, WindowEntry)
@@ -173,13 +178,17 @@ class WindowStore:
             put_whole(self._manifest, msgspec.json.encode(facts) + b"\n", lasting=True)
         self.entries()
 
+    def chained(self, entry: WindowEntry) -> WindowEntry:
+        """Return a window as it is noted where it comes next, behind `entries`, which have been read."""
+        return msgspec.structs.replace(entry, chain=_chained(self._chain, entry))
+
     def add(self, entry: WindowEntry) -> WindowEntry:
         """Add a window, whose file is on the disk, to `entries`, which have been read; return what is noted of it.
 
         Raises:
             StorageError: It cannot be written.
         """
-        entry = msgspec.structs.replace(entry, chain=_chained(self._chain, entry))
+        entry = self.chained(entry)
         line = msgspec.json.encode(entry) + b"\n"
         with self._written(), self._manifest.open("r+b") as file:
             # What a process that died has left of a line is no line.

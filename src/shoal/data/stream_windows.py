@@ -30,7 +30,17 @@ from shoal.data.builtin import BUILTINS
 from shoal.data.element_file import ElementFile
 from shoal.data.fields import Fields
 from shoal.data.source import Array, DataSet, Indices, KnownSamples
-from shoal.data.stream_messages import FillerReport, FillerTells, FillWindow, OpenStream, StreamOpened, WindowFilled
+from shoal.data.stream_messages import (
+    ExpectWindows,
+    FillerOrder,
+    FillerReport,
+    FillerTells,
+    FillWindow,
+    OpenStream,
+    StreamOpened,
+    WindowFilled,
+    WindowsCompared,
+)
 from shoal.data.stream_store import FORMAT, StreamFacts, WindowStore, record_of
 from shoal.data.text_corpus import Say
 from shoal.errors import ChildDied, ConfigError, RemoteError, ShoalError, StorageError
@@ -107,6 +117,9 @@ class StreamWindows:
         self._say = say
         self._changed: Callable[[], None] = lambda: None
         self._condition = threading.Condition()
+        self._marks = self._expected = b""
+        # Of what is expected, what the process that makes windows knows.
+        self._told = b""
         self._wanted: frozenset[int] = frozenset()
         self._there: set[int] = set()
         self._facts: StreamFacts | None = None
@@ -136,6 +149,17 @@ class StreamWindows:
                 raise self._error or RemoteError("nobody reads the stream any more")
             return self._facts
 
+    @property
+    def marks(self) -> bytes:
+        """Of the stream and of all windows that were read so far; empty: nothing was."""
+        return self._marks
+
+    def expect(self, marks: bytes) -> None:
+        """Have windows compared with those that a run has trained on; see `need`."""
+        with self._condition:
+            self._expected = marks
+            self._condition.notify_all()
+
     def watch(self, changed: Callable[[], None]) -> None:
         """Have a function called, by a thread, whenever a window has come, or none will come any more."""
         self._changed = changed
@@ -150,7 +174,7 @@ class StreamWindows:
 
         Raises:
             ConfigError, SampleError, StorageError, RemoteError: As `facts`; or the stream gives other samples than it
-                gave.
+                gave, or than are expected.
         """
         with self._condition:
             if self._error is not None:
@@ -192,22 +216,33 @@ class StreamWindows:
             self._thread.start()
         self._condition.notify_all()
 
-    def _next(self) -> int | None:
-        """Return what is to be made next, or None to open the stream; waits until there is something."""
+    def _next(self) -> FillerOrder | None:
+        """Return what is to be done next, or None when this was closed; waits until there is something."""
         with self._condition:
-            self._condition.wait_for(lambda: self._is_closed or self._is_opening or self._wanted - self._there)
-            if self._is_opening or self._is_closed:
+            self._condition.wait_for(
+                lambda: (
+                    self._is_closed
+                    or self._is_opening
+                    or self._expected != self._told
+                    or bool(self._wanted - self._there)
+                )
+            )
+            if self._is_closed:
                 return None
-            return min(self._wanted - self._there)
+            if self._filler is None:
+                return self._order
+            if self._expected != self._told:
+                return ExpectWindows(self._expected)
+            return FillWindow(min(self._wanted - self._there))
 
     def _work(self) -> None:
         deaths = 0
         try:
             while True:
-                number = self._next()
-                if self._is_closed:
+                order = self._next()
+                if order is None:
                     return
-                match self._made(number):
+                match self._carried_out(order):
                     case WindowFilled():
                         deaths = 0
                     case "died" if not self._is_closed:
@@ -233,19 +268,20 @@ class StreamWindows:
             self._condition.notify_all()
         self._changed()
 
-    def _made(self, number: int | None) -> StreamOpened | WindowFilled | Literal["died", "stopped", "closed"]:
-        """Have the filler open the stream, or a window made; returns why it has not."""
+    def _carried_out(
+        self, order: FillerOrder
+    ) -> StreamOpened | WindowsCompared | WindowFilled | Literal["died", "stopped", "closed"]:
+        """Have the filler do something; returns why it has not."""
         if self._filler is None:
+            self._told = b""
             filler = Child[FillerReport](_FILLER, FillerReport)
             with self._condition:
                 self._filler, self._was_stopped = filler, False
                 if self._is_closed:
                     return "closed"
-            filler.tell(self._order)
-        elif number is not None:
-            self._filler.tell(FillWindow(number))
+        self._filler.tell(order)
         try:
-            return self._answer(self._filler)
+            answer = self._answer(self._filler)
         except ChildDied as died:
             if is_endless(died, COMPUTES):
                 raise endless_tokenizer(self._tokenizer, "one of the texts") from died
@@ -253,8 +289,11 @@ class StreamWindows:
             with self._condition:
                 self._filler = None
             return "stopped" if self._was_stopped else "died"
+        if isinstance(order, ExpectWindows):
+            self._told = order.marks
+        return answer
 
-    def _answer(self, filler: Child[FillerReport]) -> StreamOpened | WindowFilled:
+    def _answer(self, filler: Child[FillerReport]) -> StreamOpened | WindowsCompared | WindowFilled:
         """Wait until the filler has done what it was told."""
 
         def kill_stopped() -> None:
@@ -271,11 +310,14 @@ class StreamWindows:
                         self._facts, self._is_opening = facts, False
                         self._condition.notify_all()
                     return report
-                case WindowFilled(entry) as report:
+                case WindowsCompared() as report:
+                    return report
+                case WindowFilled(entry, marks) as report:
                     self._say(
                         StreamWindow(self._name, entry.number, entry.past + entry.read, entry.skipped, entry.sha256)
                     )
                     with self._condition:
+                        self._marks = marks
                         self._there.add(entry.number)
                         self._condition.notify_all()
                     self._changed()

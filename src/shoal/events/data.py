@@ -274,6 +274,14 @@ class StreamWindow(Event, frozen=True, tag="stream.window"):
     sha256: str
 
 
+class StreamCompared(Event, frozen=True, tag="stream.compared"):
+    """A stream that was read anew is the one that the run has trained on: all windows that the run has marked are the
+    same here."""
+
+    dataset: str
+    windows: int
+
+
 class StreamRepeats(Event, frozen=True, tag="stream.repeats"):
     """A stream has ended, and is read from its beginning on again."""
 

@@ -40,7 +40,8 @@ def _compute(start: ReplayStart, say: Callable[[Report], None]) -> None:
     plan = plan_of(files)
     links = {process: ProcessLink(socket.socket(fileno=fd), process) for process, fd in start.link_fds.items()}
     crew = Crew(start.homes, start.process, links)
-    engine = Engine(files.config, Samples(files.config), plan.generations, crew, files.beginning)
+    samples = Samples(files.config, marks=files.records[-1][0].marks)
+    engine = Engine(files.config, samples, plan.generations, crew, files.beginning)
     # That the logs contradict each other is found by the replay itself, at the same place.
     with suppress(Contradiction):
         for number, action in enumerate(plan.order()):

@@ -82,7 +82,7 @@ def replay(
     notes = tuple(_circumstances(files))
     for text in notes:
         note(text)
-    samples = Samples(files.config, dataset)
+    samples = Samples(files.config, dataset, files.records[-1][0].marks)
     plan = plan_of(files)
     homes = plan.homes(num_processes if config is None and dataset is None else 1, steps_per_process)
     run = _Replay(files, plan, progress)

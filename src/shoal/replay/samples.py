@@ -22,13 +22,16 @@ class Samples:
 
     Args:
         dataset: replaces the one that the configuration names.
+        marks: of the windows of a stream that the run has trained on, as its newest record has them.
 
     Raises:
         ConfigError: there is no such data set, or it cannot be reached.
     """
 
-    def __init__(self, config: Config, dataset: DataSet | None = None) -> None:
+    def __init__(self, config: Config, dataset: DataSet | None = None, marks: bytes = b"") -> None:
         self._dataset = dataset or open_source(config)
+        if self._dataset.windows is not None:
+            self._dataset.windows.expect(marks)
         self._order = PassOrder.of(self._dataset, config.run.seed)
 
     def close(self) -> None:

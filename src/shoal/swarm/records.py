@@ -16,6 +16,7 @@ import msgspec
 from shoal.errors import MALFORMED, RemoteProtocolError
 from shoal.ids import Ballot, PeerId, StepKey
 from shoal.swarm.sample_ranges import Ranges, lowest, merge, subtract
+from shoal.swarm.window_marks import up_to
 from shoal.wire.messages.base import Era
 from shoal.wire.messages.round import (
     MAX_ROUND_RANGES,
@@ -175,6 +176,7 @@ def rebase_record(
     origin_hash: str,
     stages: Sequence[StageHashes],
     recorded: Ranges,
+    marks: bytes = b"",
 ) -> Record:
     """Build the first record of a fork, which goes on from a record of another run.
 
@@ -182,6 +184,7 @@ def rebase_record(
         genesis: what stands for D_0 of the fork.
         stages: what the origin's state hashes to, by the stages of the fork.
         recorded: samples of the origin that are not to be trained again.
+        marks: of the windows of a stream that these are of.
     """
     return Record(
         run_id=run_id,
@@ -195,6 +198,7 @@ def rebase_record(
         recorded=lowest(recorded),
         eras=(Era(origin.round, ballot),),
         origin=Origin(origin.run_id, origin_hash),
+        marks=marks,
     )
 
 
@@ -211,6 +215,7 @@ def build_record(
     eras: tuple[Era, ...] = (),
     keep: bool = False,
     codec: str = "",
+    marks: bytes = b"",
 ) -> Record:
     """Build the record that follows `previous`, from the joins of the final members alone.
 
@@ -226,6 +231,7 @@ def build_record(
         eras: those of `previous`; empty after D_0.
         keep: whether a checkpoint of it is wanted.
         codec: as what pseudo-gradients of the next round travel; empty: as configured.
+        marks: of windows of a stream, also of some that nobody has trained on.
     """
     logs = {peer: joins[peer].log for quorum in quorums for peer in quorum.members}
     steps = steps_held(logs.values())
@@ -241,6 +247,8 @@ def build_record(
     said = [*steps.values(), *(entry for log in logs.values() for entry in log if not _is_alike(entry, steps))]
     trained = merge(item for entry in said if not entry.skipped for item in entry.samples)
     skipped = merge(item for entry in said if entry.skipped for item in entry.samples)
+    # A pass is a window, and they are trained on in their order.
+    windows = 1 + max((item.pass_number for item in (*recorded, *trained, *skipped)), default=-1) if marks else 0
     return Record(
         run_id=run_id,
         round=previous.round + 1,
@@ -254,4 +262,5 @@ def build_record(
         eras=eras,
         keep=keep,
         codec=codec,
+        marks=up_to(marks, windows),
     )

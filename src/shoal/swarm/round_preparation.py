@@ -16,6 +16,7 @@ from shoal.swarm.round_effects import Journal, Send
 from shoal.swarm.round_quorums import RoundQuorums
 from shoal.swarm.round_settings import CloseRequest, RoundSettings
 from shoal.swarm.sample_ranges import Ranges
+from shoal.swarm.window_marks import longer
 from shoal.wire.messages.round import Basis, Join, PrepareRecord, Record, RecordName, RecordPrepared, SignedRecord
 
 
@@ -71,6 +72,7 @@ class RecordPreparation:
             eras=() if before is None else before.eras,
             keep=request.keep,
             codec=codec,
+            marks=longer(b"" if before is None else before.marks, request.marks),
         )
         signed = self._seal(record)
         self.tip, self._previous = Tip(record.round, record_hash(signed), signed), previous

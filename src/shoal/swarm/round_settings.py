@@ -49,6 +49,7 @@ class CloseRequest:
         keep: a checkpoint of its record is wanted.
         trained_s: how long it was trained; None: not known.
         num_samples: of a pass over the data; None: not known.
+        marks: of the windows of a stream that the data server has read; empty: of none.
     """
 
     round: int
@@ -58,6 +59,7 @@ class CloseRequest:
     keep: bool = False
     trained_s: float | None = None
     num_samples: int | None = None
+    marks: bytes = b""
 
 
 class RoundPhase(enum.Enum):

@@ -10,7 +10,7 @@ from typing import Final
 from shoal.wire.messages import Message
 from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import RunStatus, StartRound, UpdateReplicas
-from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer
+from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer, WindowsRead
 from shoal.wire.messages.mirror import Follow, Mirrored, RunCounts
 from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Propose, Restore, RoundState
 from shoal.wire.messages.snapshot import OfferSnapshot
@@ -55,14 +55,16 @@ LONG_MESSAGES: Final[frozenset[type]] = frozenset(
         OfferSnapshot,
         RecordSamples,
         ReleaseTrainer,
+        WindowsRead,
         Fenced,
         RunStatus,
         StartRound,
         UpdateReplicas,
     }
 )
-"""Messages that contain a whole round's logs, records, sample ranges, a content's hashes or all peers, and may be that
-long: of as many peers as an endpoint has connections with, each with as many addresses as a `Hop` may have."""
+"""Messages that contain a whole round's logs, records, sample ranges, marks of a stream, a content's hashes or all
+peers, and may be that long: of as many peers as an endpoint has connections with, each with as many addresses as a
+`Hop` may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from shoal.data.shuffle import PassOrder, permutation
 from shoal.data.source import DataSet
 from shoal.errors import ConfigError, RemoteError, SampleError, ShoalError
 from shoal.events.base import Event
-from shoal.events.data import DataProcessStopped, SamplesSkipped, StreamRepeats, StreamWindow
+from shoal.events.data import DataProcessStopped, SamplesSkipped, StreamCompared, StreamRepeats, StreamWindow
 from shoal.replay.samples import Samples
 from shoal.runtime import child
+from shoal.swarm.window_marks import num_windows, up_to
+from shoal.transport.base import Received
 from shoal.wire.messages.base import SampleRange, StepRange
-from shoal.wire.messages.feed import PlanRound, RecordSamples
+from shoal.wire.messages.feed import PlanRound, RecordSamples, WindowsRead
 
 SETS = "tests.unit.data.stream_sets"
 WINDOW = 16
@@ -155,6 +158,119 @@ async def test_over_killed_data_servers_and_a_resumed_run_each_sample_is_trained
         made = [event.window for event in said if isinstance(event, StreamWindow)]
         assert min(made) == 2 * life
     assert seen == expected(5, 6)
+
+
+async def marks_told(at: Host, windows: int) -> bytes:
+    """What the client is told, when it is of so many windows."""
+    async for event in at.client.events():
+        message = event.message if isinstance(event, Received) else None
+        if isinstance(message, WindowsRead) and num_windows(message.marks) >= windows:
+            return message.marks
+    raise AssertionError("no more is told")
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: Path) -> Config:
+    """The stream of a host that has never read it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    return config("", {"dataset_name": str(rows), "task_type": "llm", "seq_len": 16})
+
+
+TEXTS = [f"row {number:011d}" for number in range(400)]
+
+
+def texts(batch: LeasedBatch) -> list[str]:
+    return [bytes(row).decode().strip() for row in batch.fields.inputs]
+
+
+async def trained_texts(at: Host, rounds: range) -> tuple[list[str], list[SampleRange]]:
+    """What one trainer trains in rounds of a window each, all of which are recorded."""
+    feed, seen, recorded = at.trainer(0), list[str](), list[SampleRange]()
+    for round_number in rounds:
+        at.tell(PlanRound(round_number, 1, StepRange(0, 4)))
+        for step in range(4):
+            with anyio.fail_after(60):
+                batch = await feed.lease(round_number, step)
+            assert batch is not None
+            seen += texts(batch)
+            recorded += batch.samples
+            feed.give_back(batch)
+        at.tell(RecordSamples(round_number, tuple(recorded)))
+    return seen, recorded
+
+
+async def begun_here(tmp_path: Path) -> tuple[list[str], list[SampleRange], bytes]:
+    """Train on three windows; return what was, and the marks that the client was told before."""
+    write_json_lines(tmp_path / "here/a.jsonl", TEXTS[:300])
+    write_json_lines(tmp_path / "here/b.jsonl", TEXTS[300:])
+    here = config("", {"dataset_name": str(tmp_path / "here"), "task_type": "llm", "seq_len": 16})
+    with opened(here) as dataset:
+        async with host(batch=4, seed=5, dataset=dataset) as at:
+            seen, recorded = await trained_texts(at, range(1, 4))
+            return seen, recorded, up_to(await marks_told(at, 3), 3)
+
+
+async def test_a_host_that_takes_over_reads_the_stream_anew_and_goes_on_at_the_next_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, recorded, marks = await begun_here(tmp_path)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    said: list[Event] = []
+    with opened(elsewhere(monkeypatch, tmp_path, tmp_path / "there"), said) as dataset:
+        async with host(batch=4, seed=5, dataset=dataset) as at:
+            at.tell(RecordSamples(3, tuple(recorded), "", marks))
+            seen += (await trained_texts(at, range(4, 6)))[0]
+            assert up_to(await marks_told(at, 5), 3) == marks
+    assert sorted(seen) == TEXTS[2 : 2 + 5 * WINDOW], "each row once"
+    assert [event for event in said if isinstance(event, StreamCompared)] == [
+        StreamCompared(str(tmp_path / "there"), 3)
+    ]
+
+
+def _edit(folder: Path) -> None:
+    write_json_lines(folder / "a.jsonl", [*TEXTS[:20], "row 000000wrong", *TEXTS[21:300]])
+
+
+def _rename(folder: Path) -> None:
+    (folder / "b.jsonl").rename(folder / "0.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(_edit, "window 1, of rows from 0 on"), (_rename, "the one before them, of what is held out")],
+    ids=["a row was edited", "another order of files"],
+)
+async def test_a_host_that_takes_over_with_other_data_is_refused_before_it_has_handed_out_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], what: str
+) -> None:
+    _, recorded, marks = await begun_here(tmp_path)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    change(tmp_path / "there")
+    leased: list[object] = []
+
+    async def take_over(dataset: DataSet) -> None:
+        async with host(batch=4, seed=5, dataset=dataset) as at:
+            at.tell(RecordSamples(3, tuple(recorded), "", marks))
+            at.tell(PlanRound(4, 1, StepRange(0, 4)))
+            leased.append(await at.trainer(0).lease(4, 0))
+
+    there = elsewhere(monkeypatch, tmp_path, tmp_path / "there")
+    with opened(there) as dataset, pytest.raises(ExceptionGroup) as caught:
+        await take_over(dataset)
+    says = rf"data\.dataset_name = {tmp_path / 'there'} gives other samples than the run has trained on: .* is {what}"
+    assert caught.group_contains(ConfigError, match=says)
+    assert leased == []
+
+
+async def test_a_replay_elsewhere_compares_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = (await begun_here(tmp_path))[2]
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    _edit(tmp_path / "there")
+    samples = Samples(elsewhere(monkeypatch, tmp_path, tmp_path / "there"), marks=marks)
+    try:
+        with pytest.raises(ConfigError, match=r"than the run has trained on: .* is window 1, of rows from 0 on"):
+            samples.microbatches((SampleRange(1, 0, 4),), [4])
+    finally:
+        samples.close()
 
 
 async def test_who_waits_for_rows_that_have_not_come_gets_its_batch_when_they_come_and_others_go_on(

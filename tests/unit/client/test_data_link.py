@@ -32,6 +32,7 @@ from shoal.wire.messages.feed import (
     PlanRound,
     RecordSamples,
     ResumeRound,
+    WindowsRead,
 )
 
 CLIENT, SERVER = PeerId("client"), PeerId("data")
@@ -120,6 +121,37 @@ async def test_a_data_server_is_told_of_which_chain_the_samples_are() -> None:
         RecordSamples(3, (SampleRange(0, 0, 8),), "a chain"),
         RecordSamples(4, (SampleRange(0, 8, 9),), "a chain"),
     ]
+
+
+async def test_a_data_server_that_was_started_again_is_told_of_the_marks_of_the_records_and_not_of_what_was_read() -> (
+    None
+):
+    desk = Desk()
+    desk.link.know(3, (SampleRange(0, 0, 8),), "a chain", b"held outwindow 0")
+    desk.link.receive(Received(SERVER, WindowsRead(b"held outwindow 0window 1window 2")))
+    assert desk.link.marks == b"held outwindow 0window 1window 2"
+    desk.link.record(4, (SampleRange(1, 0, 8),), b"held outwindow 0window 1")
+    told: list[RecordSamples] = []
+    async with alongside(desk.link.run):
+        desk.link.peer_lost(SERVER)
+        async for event in desk.server.events():
+            if isinstance(event, Received) and isinstance(event.message, RecordSamples):
+                told.append(event.message)
+                if len(told) == 3:
+                    break
+    assert [(each.round, each.marks) for each in told] == [
+        (3, b"held outwindow 0"),
+        (4, b""),
+        (4, b"held outwindow 0window 1"),
+    ]
+    assert desk.link.recorded_marks == told[-1].marks
+    assert desk.link.marks == b"held outwindow 0window 1window 2", "until the next one says more"
+
+
+async def test_only_the_data_server_of_the_host_says_what_was_read() -> None:
+    desk = Desk()
+    with pytest.raises(RemoteProtocolError, match="WindowsRead from trainer, which is not the data server"):
+        desk.link.receive(Received(PeerId("trainer"), WindowsRead(b"held out")))
 
 
 async def test_a_data_server_that_was_started_again_hears_of_a_pause_before_it_can_lease_anything() -> None:

@@ -34,8 +34,9 @@ def step(number: int, at_s: float, slot: int = 0) -> StepReported:
     return StepReported(slot, number, 0, 4, 4, 2.5, False, 0.5, at_s)
 
 
-def checkpoint_of(round: int, client: bytes, genesis: bytes = b'{"a copy": 1}') -> StoredCheckpoint:
-    record, signed = make_record(round, USED)
+def checkpoint_of(round: int, client: bytes, genesis: bytes = b'{"a copy": 1}', marks: bytes = b"") -> StoredCheckpoint:
+    record = msgspec.structs.replace(make_record(round, USED)[0], marks=marks)
+    signed = seal(record)
     return cast(StoredCheckpoint, SimpleNamespace(signed=signed, record=record, client=client, genesis=genesis))
 
 
@@ -44,13 +45,14 @@ def counted(totals: RunTotals | None = None, at_s: float = 50.0) -> bytes:
 
 
 def test_the_next_client_finds_the_record_its_samples_and_what_was_counted(tmp_path: Path) -> None:
-    checkpoint = checkpoint_of(2, counted())
+    checkpoint = checkpoint_of(2, counted(), marks=b"held outwindow 0")
     assert go_back(tmp_path, checkpoint, 1000.0) == []
     diary = Diary(tmp_path, "run")
     saved, digest = diary.saved, record_hash(checkpoint.signed)
     assert diary.is_resumed
     assert (saved.plan, saved.is_finished, saved.recorded) == (None, False, tuple(USED))
     assert (saved.base, saved.chain, saved.resumed) == (digest, digest, checkpoint.signed)
+    assert saved.marks == b"held outwindow 0", "what is read anew is compared with it"
     assert saved.totals.launched_s == 960.0, "40 seconds of the run have passed, as on that clock"
     assert [record.round for record, _ in read_records(tmp_path)] == [2]
     assert (tmp_path / "rounds/round_0000.json").read_bytes() == checkpoint.genesis

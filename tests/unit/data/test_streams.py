@@ -20,7 +20,8 @@ from shoal.data.streams import RowsRead, RowStream, SampleStream, StreamPlace, T
 from shoal.data.tokenising import ByteEncoder
 from shoal.errors import ConfigError, SampleError, StorageError
 from shoal.events.base import Event
-from shoal.events.data import SamplesSkipped, StreamRepeats
+from shoal.events.data import SamplesSkipped, StreamCompared, StreamRepeats
+from shoal.swarm.window_marks import num_windows, up_to
 
 WINDOW = 8
 SPECS = Fields(ArraySpec("float32", (2,)), ArraySpec("int64", ()))
@@ -162,6 +163,91 @@ def test_a_stream_that_gives_other_samples_is_refused_whichever_window_is_needed
     assert host.manifest.read_bytes() == before
     host.begin(numbers(100))
     assert host.labels(number) == list(range(3 + number * 8, 11 + number * 8))
+
+
+def changed_at(changed: int, count: int = 100) -> RowStream:
+    """Numbers, of which one is another one."""
+
+    def convert(row: object, where: str) -> Fields[Array]:
+        assert isinstance(row, int)
+        label = 900 if row == changed else row
+        return Fields(np.full(2, label, np.float32), np.asarray(label))
+
+    return RowStream(lambda: range(count), convert, SPECS, 1000, "numbers")
+
+
+def marks_of_a_run(folder: Path, windows: int) -> bytes:
+    """What the records have that were trained on so many windows, of which one more was read."""
+    begun = Host(folder, numbers(100))
+    for number in range(windows + 1):
+        begun.labels(number)
+    assert num_windows(begun.filler.marks) == windows + 1
+    return up_to(begun.filler.marks, windows)
+
+
+@pytest.mark.parametrize("first_read", [0, 2, 9])
+def test_another_host_that_reads_a_stream_anew_goes_on_where_it_is_the_same(tmp_path: Path, first_read: int) -> None:
+    marks = marks_of_a_run(tmp_path / "a", 4)
+    other = Host(tmp_path / "b", numbers(100))
+    for number in range(first_read):
+        other.labels(number)
+    other.begin()
+    other.filler.expect(marks)
+    assert other.labels(4) == list(range(35, 43))
+    assert other.said == [StreamCompared("numbers", 4)], "once, wherever it has come from"
+    assert up_to(other.filler.marks, 4) == marks
+
+
+@pytest.mark.parametrize(("changed", "window"), [(3, 0), (10, 0), (11, 1), (34, 3)])
+def test_another_host_whose_stream_differs_is_refused_at_the_first_window_that_does(
+    tmp_path: Path, changed: int, window: int
+) -> None:
+    marks = marks_of_a_run(tmp_path / "a", 4)
+    other = Host(tmp_path / "b", changed_at(changed))
+    other.filler.expect(marks)
+    says = rf"numbers gives other .* of 4 windows the first .* is window {window}, of rows from {3 + 8 * window} on"
+    with pytest.raises(ConfigError, match=says) as caught:
+        other.labels(4)
+    assert "start again" in str(caught.value)
+    assert "remove" not in str(caught.value)
+    assert len(other.store.entries()) == window, "nothing of it is noted"
+    assert not other.store.path(window).exists()
+    # The data are brought back.
+    other.begin(numbers(100))
+    other.filler.expect(marks)
+    assert other.labels(4) == list(range(35, 43))
+
+
+def test_what_differs_behind_the_marks_was_never_trained_on_and_is_taken(tmp_path: Path) -> None:
+    marks = marks_of_a_run(tmp_path / "a", 4)
+    other = Host(tmp_path / "b", changed_at(35))
+    other.filler.expect(marks)
+    assert other.labels(4) == [900, *range(36, 43)]
+
+
+def test_a_stream_that_has_become_shorter_differs_where_it_begins_anew(tmp_path: Path) -> None:
+    marks = marks_of_a_run(tmp_path / "a", 4)
+    other = Host(tmp_path / "b", numbers(30))
+    other.filler.expect(marks)
+    with pytest.raises(ConfigError, match="the first that differs is window 3, of rows from 27 on"):
+        other.labels(4)
+
+
+def test_what_a_host_has_read_of_other_data_before_is_named_and_so_is_its_folder(tmp_path: Path) -> None:
+    marks = marks_of_a_run(tmp_path / "a", 4)
+    other = Host(tmp_path / "b", changed_at(20))
+    other.labels(4)
+    other.begin(numbers(100))
+    says = rf"is window 2, of rows from 19 on.*; if it is the same by now, remove {tmp_path / 'b'}, which"
+    with pytest.raises(ConfigError, match=says):
+        other.filler.expect(marks)
+
+
+def test_other_samples_that_are_held_out_elsewhere_are_refused_before_any_window(tmp_path: Path) -> None:
+    marks = marks_of_a_run(tmp_path / "a", 4)
+    other = Host(tmp_path / "b", changed_at(2))
+    with pytest.raises(ConfigError, match="the first that differs is the one before them, of what is held out"):
+        other.filler.expect(marks)
 
 
 def test_other_samples_that_are_held_out_are_refused(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def quorum(stage: int, *members: str) -> StageOutcome:
     return StageOutcome(stage, 2, tuple(PeerId(m) for m in members), (4,) * len(members), HASHES, 0)
 
 
-def build(quorums: Sequence[StageOutcome], joins: dict[str, Join], recorded: Sequence[SampleRange] = ()) -> Record:
+def build(
+    quorums: Sequence[StageOutcome], joins: dict[str, Join], recorded: Sequence[SampleRange] = (), marks: bytes = b""
+) -> Record:
     return build_record(
         run_id="run",
         previous=Tip(4, "hash of D_4", None),
@@ -54,6 +56,7 @@ def build(quorums: Sequence[StageOutcome], joins: dict[str, Join], recorded: Seq
         recorded=tuple(recorded),
         generations={0: 1},
         restored={1: Basis(2, HASHES)},
+        marks=marks,
     )
 
 
@@ -73,7 +76,9 @@ def test_a_rebase_record_has_the_origins_round_on_top_of_the_forks_own_beginning
         origin_hash="hash of D_5",
         stages=[HASHES] * 3,
         recorded=used_samples(origin),
+        marks=b"held outwindow 0",
     )
+    assert record.marks == b"held outwindow 0"
     assert (record.run_id, record.round, record.previous) == ("fork", 5, "D_0 of the fork")
     assert record.origin == Origin("run", "hash of D_5")
     assert [(stage.stage, stage.members, stage.hashes) for stage in record.stages] == [
@@ -125,6 +130,17 @@ def test_a_record_alone_says_which_samples_are_used() -> None:
     record = build([quorum(0, "a")], {"a": join(0, entry(1, "a"), skipped)}, earlier)
     assert record.recorded == (SampleRange(0, 0, 4), SampleRange(0, 14, 16))
     assert used_samples(record) == (SampleRange(0, 0, 12), SampleRange(0, 14, 16))
+
+
+@pytest.mark.parametrize(("last_pass", "marks"), [(0, b"held outwindow 0"), (1, b"held outwindow 0window 1")])
+def test_a_record_has_the_marks_of_the_windows_that_were_trained_on_and_of_none_behind(
+    last_pass: int, marks: bytes
+) -> None:
+    read = b"held outwindow 0window 1window 2"
+    recorded = [SampleRange(last_pass, 90, 91)]
+    assert build([quorum(0, "a")], {"a": join(0, entry(1, "a"))}, recorded, read).marks == marks
+    assert build([quorum(0, "a")], {"a": join(0)}, (), read).marks == b"", "nothing was trained"
+    assert build([quorum(0, "a")], {"a": join(0, entry(1, "a"))}, recorded).marks == b"", "it is no stream"
 
 
 def test_stages_are_named_in_order() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.ids import PeerId
+from shoal.ids import PeerId, StepKey
 from shoal.swarm.codec_rule import CodecRule
 from shoal.swarm.records import Tip, record_hash, seal, unseal
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
@@ -24,7 +24,7 @@ from shoal.swarm.round_effects import (
 )
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_settings import CloseRequest, RoundPhase, RoundSettings
-from shoal.wire.messages.base import Hop
+from shoal.wire.messages.base import Hop, SampleRange
 from shoal.wire.messages.round import (
     AskRound,
     Basis,
@@ -46,6 +46,7 @@ from shoal.wire.messages.round import (
     StaleBallot,
     Swapped,
 )
+from shoal.wire.messages.step import StepEntry
 
 ME, A, B = PeerId("C"), PeerId("a"), PeerId("b")
 BYTES = StageHashes("p", "m", "b")
@@ -314,6 +315,34 @@ def newcomer(machine: RoundCoordinatorMachine, signed: SignedRecord) -> None:
     assert isinstance(machine.receive(B, refused, 5.0)[0], ReplicaOut)
     assert machine.holders == {A: 0}
     assert machine.wake_at_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("read", "marks"),
+    [
+        (b"held outwindow 0window 1", b"held outwindow 0window 1"),
+        (b"", b"held outwindow 0"),
+        (b"held outsomewhatother...", b"held outwindow 0"),
+    ],
+    ids=["read on", "not read yet", "another stream"],
+)
+def test_a_record_has_the_marks_of_the_one_before_and_those_that_follow(
+    machine: RoundCoordinatorMachine, read: bytes, marks: bytes
+) -> None:
+    lead(machine, A)
+    found: list[bytes] = []
+    for round, known in ((1, b"held outwindow 0window 1"), (2, read)):
+        machine.close(CloseRequest(round, {}, {}, marks=known), 1.0)
+        samples = (SampleRange(round - 1, 0, 4),)
+        log = (StepEntry(StepKey(0, 1, round, 0), (A,), 0, samples, 4, 4, 1.0, 0.1, False),)
+        machine.receive(A, Join(machine.ballot, round, 0, 4, (), log, ()), 1.0)
+        effects = machine.receive(A, Staged(machine.ballot, round, 0, 0, BYTES), 2.0)
+        [journal] = [effect for effect in effects if isinstance(effect, Journal)]
+        found.append(journal.record.marks)
+        machine.journaled(journal.digest)
+        machine.receive(A, RecordPrepared(machine.ballot, round, journal.digest), 3.0)
+        machine.receive(A, Swapped(round, 0, journal.digest, BYTES, {}), 4.0)
+    assert found == [b"held outwindow 0", marks]
 
 
 def test_a_newcomer_is_a_holder_as_soon_as_it_says_so(machine: RoundCoordinatorMachine) -> None:

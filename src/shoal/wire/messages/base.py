@@ -75,6 +75,10 @@ Routers = Annotated[tuple[RouterReport, ...], msgspec.Meta(max_length=1024)]
 """Of layers in their order; those without experts have none. Behind them the figures."""
 
 
+WindowMarks = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+"""Of a stream, and of windows of it (`swarm.window_marks`); empty: of none."""
+
+
 class Hop(Struct, frozen=True):
     """One peer of a path or a ring, with the addresses under which it can be dialled."""
 

@@ -8,7 +8,7 @@ In others its size follows the speed of its trainer.
 from __future__ import annotations
 
 from shoal.ids import PeerId, StepKey
-from shoal.wire.messages.base import SampleRange, StepRange, Struct
+from shoal.wire.messages.base import SampleRange, StepRange, Struct, WindowMarks
 
 
 class TensorPlace(Struct, frozen=True):
@@ -52,11 +52,13 @@ class PauseLeases(Struct, frozen=True, tag="pause_leases"):
 class RecordSamples(Struct, frozen=True, tag="record_samples"):
     """D_round is committed and contains these samples, those of skipped steps included; whatever else was leased in the
     round is free again. With another `chain` than before the run goes on from other records than this host knew: these
-    are all samples that are used, and what else was recorded or leased is free again, whatever its round."""
+    are all samples that are used, and what else was recorded or leased is free again, whatever its round. `marks` are
+    those of the records: the windows of a stream that are read here have to be the same; empty: as told before."""
 
     round: int
     samples: tuple[SampleRange, ...]
     chain: str = ""
+    marks: WindowMarks = b""
 
 
 class ReleaseTrainer(Struct, frozen=True, tag="release_trainer"):
@@ -173,6 +175,13 @@ class BatchesAwaited(Struct, frozen=True, tag="batches_awaited"):
     awaited: bool
 
 
+class WindowsRead(Struct, frozen=True, tag="windows_read"):
+    """Sent by the data server to the client, in each round and before it hands out a batch of a window that is new: the
+    marks of the stream and of all its windows that were read here."""
+
+    marks: WindowMarks
+
+
 class Attempt(Struct, frozen=True):
     """A noted attempt, as in NoteAttempt."""
 
@@ -222,5 +231,6 @@ FeedMessage = (
     | GiveBack
     | HoldoutInfo
     | BatchesAwaited
+    | WindowsRead
     | DataHello
 )

@@ -47,6 +47,7 @@ from shoal.wire.messages.base import (
     Sent,
     Struct,
     Warrant,
+    WindowMarks,
 )
 from shoal.wire.messages.step import Earlier, StepEntry
 
@@ -120,7 +121,8 @@ class Record(Struct, frozen=True):
     know when they swap to it (`wire.messages.inner`). `codec` is as what pseudo-gradients of the round after it travel,
     where the run leaves that open; empty: as the configuration says. `origin` has the first record of a fork alone, its
     *rebase record*: of the origin's round, on top of D_0, without members; it names the origin's state by the stages of
-    this run."""
+    this run. `marks` are of the windows of a stream of which this record or one before has samples: who reads the
+    stream anew has to get the same; of the last one or two they may lack those that the client had not heard of yet."""
 
     run_id: str
     round: Ordinal
@@ -135,6 +137,7 @@ class Record(Struct, frozen=True):
     keep: bool = False
     origin: Origin | None = None
     codec: str = ""
+    marks: WindowMarks = b""
 
 
 class SignedRecord(Struct, frozen=True):
