@@ -111,8 +111,8 @@ class RoundRecords:
         """Know what the record says that clients of other hosts have committed, or D_0; see `succession.inherit`."""
         hashes: dict[int, str] = {}
         if ready.tip.signed is not None:
-            note = self.ledger.note
-            taken = partial(inherit, self.coordinator.outcome(ready), self.log_dir, self.slots, self.data, note)
+            outcome = self.coordinator.outcome(ready)
+            taken = partial(inherit, outcome, self.log_dir, self.slots, self.data, self.ledger)
             hashes = await self.needed.written(taken)
         self.ledger.note(RunTakenOver(ready.tip.round, len(ready.holders), hashes))
 

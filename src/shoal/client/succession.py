@@ -8,7 +8,7 @@ have left ends with the steps that it has; closing it is what tells which sample
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,6 @@ from shoal.clock import Clock
 from shoal.control.membership import Membership
 from shoal.control.run_end import RunEndListener
 from shoal.data.feed import Feed
-from shoal.events.base import Event
 from shoal.events.incidents import RecordUnread
 from shoal.events.run import DataSized, RecordRestored
 from shoal.ids import PeerId
@@ -143,7 +142,7 @@ class TurnTaken:
 
 
 async def inherit(
-    outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, data: DataLink, note: Callable[[Event], None]
+    outcome: RoundOutcome, log_dir: Path, trainers: TrainerSlots, data: DataLink, ledger: Ledger
 ) -> dict[int, str]:
     """Go on from the record that stands, which clients of other hosts have committed.
 
@@ -152,7 +151,7 @@ async def inherit(
             logs stay on the hosts that gathered them.
         trainers: of this client; reports of earlier trainers no longer count.
         data: its data server hands out all samples but those that the record names as used.
-        note: told of files that are damaged.
+        ledger: is told of files that are damaged.
 
     Returns:
         The hash of each stage's parameters.
@@ -163,7 +162,7 @@ async def inherit(
     record, digest = outcome.record, record_hash(outcome.signed)
     for round, problem in (await run_in_thread(set_aside, log_dir, record, digest)).items():
         is_next = round == record.round
-        note(RecordRestored(round) if is_next else RecordUnread(round, f"{problem}: it is set aside"))
+        ledger.note(RecordRestored(round) if is_next else RecordUnread(round, f"{problem}: it is set aside"))
     await run_in_thread(write_round, log_dir, record, outcome.signed)
     trainers.begin_above(record.generations, GENERATIONS_APART)
     data.know(record.round, used_samples(record), digest, record.marks)

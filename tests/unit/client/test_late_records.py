@@ -177,9 +177,9 @@ async def test_records_that_are_damaged_are_named_by_who_goes_on_from_the_record
     monkeypatch.setattr(succession, "parameters_of", lambda _: {})
     monkeypatch.setattr(succession, "set_aside", lambda *_: {2: "round_0002.json is damaged", 3: "so is this"})
     monkeypatch.setattr(succession, "write_round", lambda *arguments: written.append(arguments))
-    outcome: Any = SimpleNamespace(record=SimpleNamespace(round=3, generations={}), signed=b"")
+    outcome: Any = SimpleNamespace(record=SimpleNamespace(round=3, generations={}, marks=b""), signed=b"")
     trainers, data = SimpleNamespace(begin_above=lambda *_: None), SimpleNamespace(know=lambda *_: None)
-    await succession.inherit(outcome, tmp_path, cast(Any, trainers), cast(Any, data), ledger.note)
+    await succession.inherit(outcome, tmp_path, cast(Any, trainers), cast(Any, data), ledger)
     assert ledger.noted == [RecordUnread(2, "round_0002.json is damaged: it is set aside"), RecordRestored(3)]
     assert written == [(tmp_path, outcome.record, b"")]
 
