@@ -134,10 +134,10 @@ def _tables(
     **named: Any,
 ) -> Iterator[Any]:
     """Yield what `datasets` makes of files."""
-    yield from generate(_Files(look_at, files), *more, **named)
+    yield from generate(_FilesInTurn(look_at, files), *more, **named)
 
 
-class _Files(list[str]):
+class _FilesInTurn(list[str]):
     """Each is looked at when its turn comes: of a stream of thousands the first one is not to wait for all."""
 
     def __init__(self, look_at: Callable[[str], None], files: Iterable[str]) -> None:
