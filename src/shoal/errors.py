@@ -24,6 +24,7 @@
     |   +-- RoundClosed*             replicas take no more steps of the round
     +-- TrainingDiverged             nothing but steps that are not finite
     +-- SampleError                  a sample of the data set cannot be prepared
+    |   +-- BadSamples               nor by whoever tries it again
     +-- UnreadableAudio              a clip of audio is left out of the data set, or trains nothing
     +-- StorageError                 a file that the run cannot do without cannot be written
     |   +-- PlaceTaken               another process writes checkpoints to the same folder
@@ -206,6 +207,10 @@ class TrainingDiverged(ShoalError):
 
 class SampleError(ShoalError):
     """A sample cannot be read or prepared, or whoever prepares it dies of it; the message names it."""
+
+
+class BadSamples(SampleError):
+    """Samples are not what they have to be, or too many cannot be read: whoever reads them again finds the same."""
 
 
 class StorageError(ShoalError):

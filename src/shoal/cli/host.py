@@ -36,7 +36,7 @@ from shoal.control.role_start import (
     ServerSpec,
     TrainerSpec,
 )
-from shoal.errors import ConnectionLost, ShoalError
+from shoal.errors import BadSamples, ConnectionLost, ShoalError
 from shoal.events.base import emit
 from shoal.events.hosts import DataServerKilled
 from shoal.events.registry import DhtJoined
@@ -60,7 +60,7 @@ _POLICY = RestartPolicy(max_restarts=5, window_s=60.0, first_delay_s=0.2, max_de
 _RESTARTS: Mapping[str, RestartPolicy] = {
     "server": _POLICY,
     "monitor": replace(_POLICY, serves_on=True),
-    "data_server": replace(_POLICY, serves_on=True),
+    "data_server": replace(_POLICY, serves_on=True, last_words=frozenset({BadSamples.__name__})),
     "scout": _POLICY,
     "mirror": _POLICY,
     # All trainers may be waiting for it at the end of their round.

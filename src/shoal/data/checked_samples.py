@@ -28,7 +28,7 @@ from shoal.data.passing_errors import read_patiently
 from shoal.data.skipped_samples import SkippedSamples, UnreadableSample
 from shoal.data.source import Array, DataSet, Indices, KnownSamples, Source
 from shoal.data.targets import IGNORED
-from shoal.errors import SampleError, ShoalError, UnreadableAudio
+from shoal.errors import BadSamples, ShoalError, UnreadableAudio
 from shoal.events.base import Event
 
 
@@ -72,7 +72,7 @@ class CheckedSamples(KnownSamples):
         """See `Source.read_into`.
 
         Raises:
-            SampleError: Too many samples cannot be read, or one is not as it should be.
+            BadSamples: Too many samples cannot be read, or one is not as it should be.
             StorageError: The system does not give one.
         """
         found = self._readable(indices)
@@ -97,7 +97,7 @@ class CheckedSamples(KnownSamples):
             following = (found + 1) % self.num_samples
             found = self._instead.get(following, following)
             if found == index:
-                raise SampleError(
+                raise BadSamples(
                     f"no {self._kind} of data.dataset_name = {self._dataset} can be read; of {which} it is said: "
                     f"{raised(error, self._dataset)}"
                 )
@@ -127,7 +127,7 @@ class CheckedSamples(KnownSamples):
             wrong &= labels != IGNORED
         if wrong.any():
             place = int(np.argwhere(wrong)[0, 0])
-            raise SampleError(
+            raise BadSamples(
                 f"{self._kind} {self._source.name_of(int(indices[place]))} of data.dataset_name = {self._dataset} has "
                 f"the label {labels[place][wrong[place]].flat[0]}, and labels are 0 to {self._num_classes - 1}: mend "
                 "the data, or give the model more of them (model.num_classes, of text model.vocab_size)"

@@ -30,7 +30,7 @@ from shoal.data.fields import Fields
 from shoal.data.passing_errors import read_patiently
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, Source, split
 from shoal.data.text_corpus import model_vocabulary
-from shoal.errors import ConfigError, SampleError, ShoalError, StorageError
+from shoal.errors import BadSamples, ConfigError, SampleError, ShoalError, StorageError
 from shoal.wire.tensors import ITEM_BYTES
 
 _SPLIT: Final = "split"
@@ -256,7 +256,7 @@ def require_alike(sample: Sample, fields: Fields[ArraySpec], where: str) -> None
     """
     for part, array, spec in zip(Sample._fields, sample, fields.everything, strict=True):
         if array.shape != spec.shape or not np.can_cast(array.dtype, spec.dtype):
-            raise SampleError(
+            raise BadSamples(
                 f"{where}: its {part} are {array.dtype}{list(array.shape)}, and those of other samples "
                 f"{spec.dtype}{list(spec.shape)}: all samples need the same shape and type"
             )
@@ -268,7 +268,7 @@ def _parts(item: object, where: str) -> tuple[object, object]:
         inputs = [name for name in _INPUTS if name in named]
         labels = [name for name in _LABELS if name in named]
         if len(inputs) != 1 or len(labels) != 1 or len(named) != 2:
-            raise SampleError(
+            raise BadSamples(
                 f"{where} has {', '.join(map(str, named))}: a mapping has one of {', '.join(_INPUTS)} and one of "
                 f"{', '.join(_LABELS)}, and nothing else"
             )
@@ -277,8 +277,8 @@ def _parts(item: object, where: str) -> tuple[object, object]:
         pair = cast("Sequence[object]", item)
         if len(pair) == 2:
             return pair[0], pair[1]
-        raise SampleError(f"{where} has {len(pair)} parts: a sample is a pair (input, label), or a mapping")
-    raise SampleError(f"{where} is {_kind(item)}: a sample is a pair (input, label), or a mapping")
+        raise BadSamples(f"{where} has {len(pair)} parts: a sample is a pair (input, label), or a mapping")
+    raise BadSamples(f"{where} is {_kind(item)}: a sample is a pair (input, label), or a mapping")
 
 
 def _array(value: object, part: str, where: str) -> Array:
@@ -290,7 +290,7 @@ def _array(value: object, part: str, where: str) -> Array:
         return array
     if np.issubdtype(array.dtype, np.integer) and array.dtype != np.uint64:
         return array.astype(np.int64)
-    raise SampleError(
+    raise BadSamples(
         f"{where}: its {part} are {_kind(value)}, as an array of {array.dtype}: give numbers, as an array of numpy or "
         "a tensor"
     )

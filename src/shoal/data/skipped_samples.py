@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from shoal.errors import SampleError
+from shoal.errors import BadSamples
 from shoal.events.base import Event, emit
 from shoal.events.data import SampleSkipped, SamplesSkipped
 
@@ -47,7 +47,7 @@ class SkippedSamples:
         """Count a sample, unless it was counted before.
 
         Raises:
-            SampleError: There are more than `data.max_bad_fraction`.
+            BadSamples: There are more than `data.max_bad_fraction`.
         """
         with self._lock:
             if sample.which in self._found:
@@ -57,7 +57,7 @@ class SkippedSamples:
             count = len(self._found)
         emit(logger, SampleSkipped(self._dataset, sample.which, sample.reason))
         if count > self._max_bad_fraction * self._num_samples:
-            raise SampleError(
+            raise BadSamples(
                 f"{count} of {self._num_samples} samples of data.dataset_name = {self._dataset} cannot be read, more "
                 f"than data.max_bad_fraction = {self._max_bad_fraction}; the last one is {sample.which}: "
                 f"{sample.reason}; mend them, leave them out, or allow more"

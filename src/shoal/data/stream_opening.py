@@ -21,7 +21,7 @@ from shoal.data.source import Array, ArraySpec, DataSet, Source
 from shoal.data.streams import RowStream, SampleStream, TokenStream
 from shoal.data.targets import IGNORED
 from shoal.data.text_corpus import Say, documents_here, documents_of_hub, encoder_of, model_vocabulary
-from shoal.errors import ConfigError, SampleError
+from shoal.errors import BadSamples, ConfigError, SampleError
 
 _MOST_TOKENS: Final = int(np.iinfo(np.int32).max)
 
@@ -160,5 +160,5 @@ def _fitting(sample: Sample, fields: Fields[ArraySpec], num_classes: int, where:
             wrong &= labels != IGNORED
         if wrong.any():
             found = labels[wrong].flat[0]
-            raise SampleError(f"{where} has the label {found}, and labels are 0 to {num_classes - 1}")
+            raise BadSamples(f"{where} has the label {found}, and labels are 0 to {num_classes - 1}")
     return Fields(sample.inputs, sample.labels)

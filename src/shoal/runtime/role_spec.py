@@ -23,6 +23,7 @@ class RestartPolicy:
         first_delay_s: the pause before the first restart; it doubles with each further one.
         serves_on: it ends when it is told; if it does so unasked, somebody has sent it a SIGTERM, and it is missed.
         only_killed: restart only a role that was killed; if it fails by itself, its error is its last word.
+        last_words: the kinds of errors that are its last word, since it would meet the same again.
     """
 
     max_restarts: int = 0
@@ -32,6 +33,7 @@ class RestartPolicy:
     max_delay_s: float = 10.0
     serves_on: bool = False
     only_killed: bool = False
+    last_words: frozenset[str] = frozenset()
 
 
 NEVER_RESTART = RestartPolicy()

@@ -226,7 +226,8 @@ class Supervisor:
         while True:
             status = await self._follow(handle, launch)
             # What has failed by itself before it ever served would not do better the next time.
-            is_hopeless = status.code > 0 and (handle.spec.restart.only_killed or not handle.was_ready)
+            has_said_all = handle.spec.restart.only_killed or handle.last_kind in handle.spec.restart.last_words
+            is_hopeless = status.code > 0 and (has_said_all or not handle.was_ready)
             is_done = status.ok and not handle.spec.restart.serves_on
             if is_done or is_hopeless or self._stopping.is_set():
                 break

@@ -263,6 +263,15 @@ async def test_whose_error_is_its_last_word_is_not_started_again(only_killed: bo
     assert handle.restarts == (0 if only_killed else 2)
 
 
+async def test_nor_is_one_that_would_meet_the_same_error_again() -> None:
+    policy = replace(EAGER, serves_on=True, last_words=frozenset({"ZeroDivisionError"}))
+    async with Supervisor() as supervisor:
+        handle = await supervisor.start(RoleSpec("data_server", 0, "roles:failing_later", restart=policy))
+        with anyio.fail_after(DEADLINE_S):
+            assert (await handle.wait()).code == 1
+    assert handle.restarts == 0
+
+
 async def test_stop_does_not_wait_for_the_pause_before_a_restart() -> None:
     policy = RestartPolicy(max_restarts=1, first_delay_s=1000.0, max_delay_s=1000.0)
     async with Supervisor() as supervisor:

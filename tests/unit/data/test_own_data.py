@@ -14,7 +14,7 @@ from shoal.data.catalog import open_configured, open_source, opening_of
 from shoal.data.fields import Fields
 from shoal.data.preparation import Content, prepare
 from shoal.data.source import Array, DataSet, Source
-from shoal.errors import ConfigError, SampleError
+from shoal.errors import BadSamples, ConfigError, SampleError
 from shoal.events.base import Event
 from shoal.events.data import SamplesSkipped
 from shoal.wire.messages.base import SampleRange
@@ -125,7 +125,7 @@ def test_what_is_no_data_set_is_refused_with_what_to_do(name: str, data: dict[st
 )
 def test_a_sample_that_is_not_like_the_others_ends_the_run_by_name(name: str, message: str) -> None:
     dataset = open_source(config(name, {"max_bad_fraction": 1}))
-    with pytest.raises(SampleError, match=message):
+    with pytest.raises(BadSamples, match=message):
         read_all(dataset)
 
 
@@ -193,7 +193,7 @@ def test_samples_that_raise_are_counted_once_and_named() -> None:
 
 def test_more_of_them_than_allowed_end_the_run() -> None:
     dataset = reading({"arguments": {"count": 40, "bad": [3, 7, 8, 30]}, "max_bad_fraction": 0.09})
-    with pytest.raises(SampleError, match=r"4 of 40 samples .* more than data.max_bad_fraction = 0.09; .*broken file"):
+    with pytest.raises(BadSamples, match=r"4 of 40 samples .* more than data.max_bad_fraction = 0.09; .*broken file"):
         read_all(dataset)
 
 
