@@ -12,6 +12,7 @@ import anyio
 
 from shoal.config import Config
 from shoal.config.load import load_with_origins
+from shoal.config.named_code import own_family
 from shoal.control.maddrs import outward
 from shoal.control.peers_file import PEERS_FILE
 from shoal.errors import ConfigError
@@ -187,6 +188,9 @@ def invitation(
     """
     path = config.network.swarm_key_file
     command = ["python", "start_servers.py", "--num-servers", str(config.num_stages), *_naming(config)]
+    family = own_family(config)
+    if family is not None:
+        command += ["--model.family", family]
     if text:
         yield "on every other host, `shoal join` asks for this text, within an hour; who reads it is a member for good"
         yield text
@@ -195,6 +199,8 @@ def invitation(
     yield f"{'or' if text else 'on every other host'}, with the swarm key in {path}, run"
     yield f"export {PEERS_VARIABLE}={','.join(maddrs)}"
     yield shlex.join(command)
+    if family is not None:
+        yield f"the code of {family} has to be there too, and `shoal join` takes --model.family {family} as well"
     yield f"any address in {log_dir / PEERS_FILE} does as well: as peers come, theirs are there too"
     if not text:
         yield "or `shoal invite` here prints one text, key and addresses in it, for which `shoal join` there asks"

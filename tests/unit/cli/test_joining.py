@@ -143,6 +143,17 @@ def test_the_invitation_repeats_what_other_hosts_cannot_guess() -> None:
     assert "waiting" not in later
 
 
+def test_the_invitation_to_a_run_of_ones_own_family_names_it_as_other_hosts_have_to() -> None:
+    config = load_config(None, {"model": {"family": "mine.net:Net"}}, {})
+    lines = list(invitation(config, [ONE], Path("/logs/r"), new_key=False))
+    [command] = [line for line in lines if line.startswith("python")]
+    assert command.endswith(" --model.family mine.net:Net")
+    assert (
+        "the code of mine.net:Net has to be there too, and `shoal join` takes --model.family mine.net:Net"
+        in "\n".join(lines)
+    )
+
+
 def test_of_many_addresses_the_first_ones_are_named_and_the_others_counted() -> None:
     assert addresses(["a", "b", "c"]) == "a, b, c"
     assert addresses(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more addresses"
