@@ -239,6 +239,7 @@ async def write_last(standing: RoundOutcome | None, log_dir: Path, ledger: Ledge
             return await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
         return None
 
+    written: tuple[bool, bool] | None = None
     with anyio.CancelScope(shield=True):
         written = await needed.written(answered, _PATIENCE_S)
     if written is None:

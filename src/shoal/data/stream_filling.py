@@ -142,7 +142,7 @@ class WindowFiller:
         return entry
 
     def _mark(self, entry: WindowEntry) -> None:
-        if num_windows(self._marks) < MAX_WINDOWS:
+        if entry.number < MAX_WINDOWS:
             self._marks += mark_of(entry.chain)
 
     def _require_expected(self, marks: bytes, made: WindowEntry | None = None) -> None:

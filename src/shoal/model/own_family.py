@@ -30,7 +30,7 @@ def require_sound(family: object, kind: type[Family]) -> None:
             f"model.family: from_config of {name} gives {kind_of(family)}, and has to give the family, as cls(...)"
         )
     with asked(kind, "num_units"):
-        num_units: object = family.num_units
+        num_units = cast("object", family.num_units)
     if not isinstance(num_units, int) or num_units < 1:
         raise MisfitError(
             f"model.family: num_units of {name} is {num_units!r}, and has to be a whole number of 1 or more"
@@ -61,7 +61,7 @@ def _spec_problem(kind: type[Family], name: str, what: str, ask: Callable[[], ob
         return f"{said} {kind_of(spec)}, and has to give a TensorSpec"
     if spec.dtype not in ITEM_BYTES:
         return f"{said} the type {spec.dtype!r}, and has to give one of {', '.join(ITEM_BYTES)}, as text"
-    shape: object = spec.shape
+    shape = cast("object", spec.shape)
     sizes = cast("tuple[object, ...]", shape) if isinstance(shape, tuple) else (None,)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return f"{said} the shape {shape!r}, and has to give a tuple of whole numbers, that of one sample"
