@@ -149,19 +149,33 @@ _Result = TypeVar("_Result")
 
 def always_answers(path: Path) -> bool:
     """Return whether a file is, or will be, one on a disk of this machine: no pipe, no terminal, no other's disk."""
-    kinds = _kinds(_MOUNTS)
-
-    def is_far(place: Path) -> bool:
-        kind = next((kinds[each] for each in (place, *place.parents) if each in kinds), "")
-        return kind in _OF_NETWORKS or (kind.startswith("fuse.") and kind != _OF_CONTAINERS)
-
-    # A disk of a network that hangs already is not asked where a link leads.
-    if is_far(path.absolute()) or is_far(Path(os.path.realpath(path))):
+    if lies_far(path):
         return False
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
         return True  # it is not there yet
+
+
+def lies_far(path: Path) -> bool:
+    """Return whether a place is on a disk of another machine, or of a program."""
+    # A disk of a network that hangs already is not asked where a link leads.
+    return _is_far(path.absolute()) or _is_far(Path(os.path.realpath(path)))
+
+
+def lies_in_memory(path: Path) -> bool:
+    """Return whether what is written to a place takes memory, as in many a temporary folder."""
+    return _kind(Path(os.path.realpath(path))) in ("tmpfs", "ramfs")
+
+
+def _is_far(place: Path) -> bool:
+    kind = _kind(place)
+    return kind in _OF_NETWORKS or (kind.startswith("fuse.") and kind != _OF_CONTAINERS)
+
+
+def _kind(place: Path) -> str:
+    kinds = _kinds(_MOUNTS)
+    return next((kinds[each] for each in (place, *place.parents) if each in kinds), "")
 
 
 @lru_cache(maxsize=1)

@@ -42,6 +42,7 @@ from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
 from shoal.server.reassignment_monitor import ReassignmentMonitor
 from shoal.server.replica import LocalReplica, build_replica
+from shoal.swarm.assignment import Files
 from shoal.swarm.content_transfer import CHUNK_BYTES, TransferSettings
 from shoal.swarm.view import SwarmView
 from shoal.transport.dispatch import dispatch
@@ -136,6 +137,7 @@ class Cluster:
         caps: Mapping[int, int] | None = None,
         paces: Mapping[int, DevicePace] | None = None,
         checkpoint: StoredCheckpoint | None = None,
+        files: Files = Files.NOTHING,
     ) -> None:
         """Prepare; entering the context builds everything.
 
@@ -150,6 +152,7 @@ class Cluster:
             caps: the most samples in a microbatch, by the server's number; other servers take any number.
             checkpoint: from which the run was resumed; `log_dir` is the folder that was prepared for it.
             paces: of emulated devices, by the server's number; a server that is started again keeps its pace.
+            files: what of replicas lies in files, in `log_dir`.
 
         Raises:
             ConfigError: there is no such stage, or the order does not name exactly these servers.
@@ -173,6 +176,7 @@ class Cluster:
         self._caps = dict(caps or {})
         self._paces = dict(paces or {})
         self._checkpoint = checkpoint
+        self._files = files
         self._run_id = run_id_of(checkpoint)
         self._num_started = 0
         self.said: list[tuple[PeerId, LastOfStage | ServerMayLeave]] = []
@@ -399,6 +403,7 @@ class Cluster:
                 clock=self._clock,
                 transfer=self._transfer,
                 hooks=EmulatedRole(self._clock, pace=self._paces.get(number)),
+                files=self._files,
             )
 
         joined = float(self._order.index(number) if number in self._order else number)

@@ -9,10 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.launched import END_S, ROOT, SMALL, SMALLEST, Launched, completed, launched
+from tests.e2e.launched import END_S, ROOT, SMALL, SMALLEST, Launched, completed, launched, run_shoal
 
 from shoal.averaging.journal import read_records
 from shoal.config import load_config
+from shoal.ids import PeerId
+from shoal.runtime.file_memory import file_room
+from shoal.server.memory import stage_needs
+from shoal.swarm.assignment import Files
+from shoal.swarm.view import Candidate
+from shoal.wire.messages.base import Hop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -133,6 +139,28 @@ def test_servers_with_little_memory_take_smaller_microbatches(tmp_path: Path) ->
     assert set(caps) == {0, 1}
     summary = run.summary()
     assert (summary["exit"], summary["duplicates"], summary["missing"]) == ("done", 0, 0)
+
+
+def test_a_stage_too_large_for_its_servers_memory_lies_in_files_and_its_run_is_reproduced_in_memory(
+    tmp_path: Path,
+) -> None:
+    if why := file_room(tmp_path)[1]:
+        pytest.skip(why)
+    flags = (*SMALL, "--model.hidden-size=576", "--model-pipeline.stages=1", "--diloco.inner-steps=2")
+    [need] = stage_needs(load_config(ROOT / "configs" / "sandbox.yaml", flags, {}))
+    nobody = Candidate(Hop(PeerId("any"), ()), 0.0)
+    # Smaller microbatches would rather be taken.
+    limit = need.of(nobody, need.min_samples, files=Files.VECTORS)[0] - 1
+    assert need.of(nobody, need.min_samples, files=Files.MOMENTS)[0] <= limit
+    run = completed(tmp_path, *flags, f"--servers.max-memory-bytes={limit}")
+    for index in range(2):
+        [said] = run.events(f"server_{index}", "server.uses_disk")
+        assert (said["files"], said["file_bytes"]) == ("moments", need.disk_bytes)
+    assert run.log_dir is not None
+    assert "bit for bit" in run_shoal("replay", str(run.log_dir)), "which has no limit"
+    with launched(tmp_path, *flags, f"--servers.max-memory-bytes={limit}", "--servers.max-disk-bytes=0") as refused:
+        assert refused.ends(END_S) == 2, refused.output
+    assert "Nothing may lie in files instead: servers.max_disk_bytes is 0." in refused.output
 
 
 @pytest.mark.slow

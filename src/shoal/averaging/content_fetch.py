@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 import anyio.to_thread
+import torch
 from torch import Tensor
 
 from shoal.clock import Clock
 from shoal.codec.raw import to_wire
 from shoal.ids import PeerId
+from shoal.optim.vector_memory import leave
 from shoal.runtime.waking import Signal
 from shoal.swarm.content_transfer import (
     AskDonor,
@@ -67,7 +69,7 @@ class ContentFetch(ABC):
         self._plan = ChunkPlan([vector.nbytes for vector in vectors], chunk_bytes)
         self.num_chunks = len(self._plan)
         self.machine = ContentTransfer(self.num_chunks, settings)
-        self._memory = [to_wire(vector).data for vector in vectors]
+        self._bytes = [vector.view(torch.uint8) if vector.numel() else vector for vector in vectors]
         self._events: deque[Received | PeerLost] = deque()
         self._waiting: set[tuple[PeerId, int]] = set()  # chunks among the events
         self._has_events = Signal()
@@ -195,7 +197,9 @@ class ContentFetch(ABC):
                 case Store(chunk):
                     if self._arrived is not None:
                         place = self._plan.place(chunk)
-                        self._memory[place.vector][place.start : place.stop] = self._arrived.data
+                        into = self._bytes[place.vector][place.start : place.stop]
+                        to_wire(into).data[:] = self._arrived.data
+                        leave(into)
                         self.progressed()
                 case Verify():
                     self._is_complete = True

@@ -6,9 +6,10 @@ fetch -> ContentFetch -> Want, Read -> ...        what it wants
 Which contents there are, and for how long, the parts say that use it: a replica's state and what leads on from it
 (`state_donor`, `state_sync`), snapshots (`snapshot_owner`, `snapshot_exchange`).
 
-Chunks are sent out of the offered vectors themselves, which never change, so nothing is copied and the device thread is
-not needed. Each peer is served by itself, at the speed at which it takes what is sent: at most the transport's high
-water mark waits for it. Who asks in vain is remembered, and gets the offer when there is something to offer.
+Chunks are sent out of the offered vectors themselves, which never change, so nothing is copied (but chunks of files),
+and the device thread is not needed. Each peer is served by itself, at the speed at which it takes what is sent: at most
+the transport's high water mark waits for it. Who asks in vain is remembered, and gets the offer when there is something
+to offer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from shoal.clock import Clock
 from shoal.codec.raw import to_wire
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory, is_in_file, leave
 from shoal.runtime.waking import Mailbox
 from shoal.swarm.content_transfer import CHUNK_BYTES, ChunkPlan
 from shoal.swarm.view import NO_BASE
@@ -67,7 +69,13 @@ class Offered:
     def chunk(self, number: int) -> WireTensor:
         """Raises IndexError: there is no such chunk."""
         place = self.plan.place(number)
-        return to_wire(self._vectors[place.vector][place.start : place.stop])
+        part = self._vectors[place.vector][place.start : place.stop]
+        if not is_in_file(part):
+            return to_wire(part)
+        # The connection writes it when it can: its pages would come back then, and stay.
+        copied = part.clone()
+        leave(part)
+        return to_wire(copied)
 
     @property
     def is_hashed(self) -> bool:
@@ -87,13 +95,17 @@ class Contents:
 
     Args:
         chunk_bytes: of states and averages; the same on all replicas.
+        memory: where what comes, and is kept for others, lies.
 
     Attributes:
         offered: what others may have, by name.
         base_rounds: of each stage the newest record whose state is given.
     """
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, chunk_bytes: int = CHUNK_BYTES, memory: VectorMemory = IN_MEMORY
+    ) -> None:
+        self.memory = memory
         self.endpoint = endpoint
         self.clock = clock
         self.chunk_bytes = chunk_bytes

@@ -48,7 +48,7 @@ class DigestFetch(ContentFetch):
         givers: Callable[[], Collection[PeerId]],
         heard: Callable[[], None] = lambda: None,
     ) -> None:
-        self.content = torch.empty(num_bytes, dtype=torch.uint8)
+        self.content = contents.memory.empty(num_bytes, torch.uint8)
         self._givers = givers
         self._heard = heard
         self._is_lost = False

@@ -127,7 +127,7 @@ class InnerExchange:
             return
         self._forget()  # before the next copy is made: two of them would take twice the memory
         owner = owned_by(self._endpoint.peer_id, self.generation)
-        content = await self.device.run(lambda: encode_tensors(self.capture(), owner))
+        content = await self.device.run(lambda: encode_tensors(self.capture(), owner, self.contents.memory))
         self._kept = _Kept(round, record_hash, content, offered(content, self._read), is_wanted)
         emit(logger, InnerKept(round, self.stage, content.nbytes))
 

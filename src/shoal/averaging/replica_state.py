@@ -39,6 +39,7 @@ from shoal.optim.merge import Merge, merged
 from shoal.optim.norm import all_finite, squared_norm
 from shoal.optim.outer import OuterSgd, pseudo_gradient
 from shoal.optim.parts import AveragedParts
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory, leave, parts_of
 from shoal.quant.lsq import is_step_size
 from shoal.wire.messages.round import Payload, StageHashes
 
@@ -114,20 +115,28 @@ def outer_optimizer(outer: OuterOptimConfig, parameters: FlatLayout) -> OuterSgd
     return OuterSgd(outer.sgd_lr, outer.sgd_momentum, outer.sgd_nesterov, tuple(averaged))
 
 
-def outer_step(optimizer: OuterSgd, state: OuterState, average: Contribution, fragment: Fragment = WHOLE) -> OuterState:
+def outer_step(
+    optimizer: OuterSgd,
+    state: OuterState,
+    average: Contribution,
+    fragment: Fragment = WHOLE,
+    memory: VectorMemory = IN_MEMORY,
+) -> OuterState:
     """The state that follows from another one and the averages of the round after it, in new buffers.
 
     Args:
         fragment: Of that round; all else of the parameters and of the momentum stays.
+        memory: Where the long ones of the buffers lie.
     """
     own = replace(optimizer, averaged=fragment.places(optimizer.averaged))
     parameters_N, momentum_N = own.stage(
-        fragment.take(state.parameters_N), fragment.take(state.momentum_N), average.parameters_M
+        fragment.take(state.parameters_N), fragment.take(state.momentum_N), average.parameters_M, memory
     )
     if not fragment.is_whole:
         # One after the other: what is put is needed no more.
-        parameters_N = fragment.put(parameters_N, state.parameters_N.clone())
-        momentum_N = fragment.put(momentum_N, state.momentum_N.clone())
+        parameters_N = fragment.put(parameters_N, memory.copy(state.parameters_N))
+        momentum_N = fragment.put(momentum_N, memory.copy(state.momentum_N))
+        leave(state.parameters_N, state.momentum_N, parameters_N, momentum_N)
     buffers = average if fragment.has_buffers else state
     return OuterState(parameters_N, momentum_N, buffers.floats_F, buffers.integers_I)
 
@@ -162,6 +171,7 @@ class ReplicaState:
         merge: What a swap makes of what was learnt since the cut; None: there are no cuts. The same on all replicas.
 
     Attributes:
+        memory: Where the states of records lie.
         hashes: Of the state of the record that the replica holds.
     """
 
@@ -174,7 +184,9 @@ class ReplicaState:
         resets_inner: bool = False,
         num_fragments: int = 1,
         merge: Merge | None = None,
+        memory: VectorMemory = IN_MEMORY,
     ) -> None:
+        self.memory = memory
         self._stage = stage
         self._merge = merge
         self._encoding: Bringing | None = None
@@ -184,8 +196,11 @@ class ReplicaState:
         self._resets_inner = resets_inner
         self._brought: Brought | None = None
         self._optimizer = optimizer
-        parameters_N, floats_F, integers_I = self._local()
-        self._base = OuterState(parameters_N, torch.zeros_like(parameters_N), floats_F, integers_I)
+        parameters, floats, integers = stage.averaged
+        layout = parameters.layout
+        parameters_N = parameters.flat(memory.empty(layout.numel, layout.dtype))
+        momentum_N = memory.zeros_like(parameters_N)
+        self._base = OuterState(parameters_N, momentum_N, floats.flat().cpu(), integers.flat().cpu())
         self._staged: dict[StageHashes, _Staged] = {}
         self._pinned: StageHashes | None = None
         self._forgets = False
@@ -235,10 +250,10 @@ class ReplicaState:
         The length is NaN or infinite if that is not finite, or anything else of the local parameters or a buffer is
         not. If so, the inner optimizer's moments came to be with these parameters: the next swap forgets them.
         """
-        local_N, floats_F, _ = self._local()
-        is_finite = all_finite([floats_F] if fragment.is_whole else [floats_F, local_N])
-        local_M = fragment.take(local_N)
-        gradient_M = pseudo_gradient(fragment.take(self._base.parameters_N), local_M, out=local_M)
+        parameters, floats, _ = self._stage.averaged
+        self.memory.make_room()
+        is_finite = all_finite(floats.tensors if fragment.is_whole else [*floats.tensors, *parameters.tensors])
+        gradient_M = self._pseudo_gradient(fragment, self._base.parameters_N.new_empty(self.gradient_size(fragment)))
         norm = math.sqrt(squared_norm(gradient_M).item()) if is_finite else math.nan
         self._forgets = not math.isfinite(norm)
         return norm, gradient_M
@@ -342,18 +357,33 @@ class ReplicaState:
             gradient_M: Is overwritten with the pseudo-gradient. None makes a new vector.
             scale: A second factor on the pseudo-gradient, in an operation of its own; 1: no operation.
         """
+        self.memory.make_room()  # also of what was measured
         floats_F, integers_I = self.buffers(weight, total_weight, fragment)
         base_N = self._base.parameters_N
         if gradient_M is None:
             gradient_M = base_N.new_empty(fragment.size(base_N.numel()))
         if weight == 0:
             return Contribution(gradient_M.zero_(), floats_F, integers_I)
-        local_N = self._stage.averaged.parameters.flat().cpu()
-        pseudo_gradient(fragment.take(base_N), fragment.take(local_N), out=gradient_M)
-        gradient_M.mul_(weight / total_weight)
+        self._pseudo_gradient(fragment, gradient_M).mul_(weight / total_weight)
         if scale != 1.0:
             gradient_M.mul_(scale)
         return Contribution(gradient_M, floats_F, integers_I)
+
+    def _pseudo_gradient(self, fragment: Fragment, out_M: Tensor) -> Tensor:
+        """Write it into a vector, which is returned. Of a whole one no copy of the local parameters is made."""
+        base_N, parameters = self._base.parameters_N, self._stage.averaged.parameters
+        if fragment.is_whole:
+            for entry, tensor in zip(parameters.layout.entries, parameters.tensors, strict=True):
+                own = slice(entry.offset, entry.offset + entry.numel)
+                base, local, out = base_N[own], tensor.detach().cpu().reshape(-1), out_M[own]
+                for part in parts_of(base):
+                    pseudo_gradient(base[part], local[part], out=out[part])
+                    leave(base[part])
+        else:
+            local_M = fragment.take(parameters.flat().cpu())
+            pseudo_gradient(fragment.take(base_N), local_M, out=out_M)
+            leave(base_N)
+        return out_M
 
     def buffers(self, weight: int, total_weight: int, fragment: Fragment = WHOLE) -> tuple[Tensor, Tensor]:
         """The buffers of `contribution` alone: floats (F) and integers (I)."""
@@ -400,12 +430,13 @@ class ReplicaState:
         self._staged = {key: kept for key, kept in self._staged.items() if key == self._pinned}
         kept = average if keep_average else None
         if kept is not None:
-            kept = kept._replace(parameters_M=kept.parameters_M.clone())
+            kept = kept._replace(parameters_M=self.memory.copy(kept.parameters_M))
         self._staged[hashes] = _Staged(staged, kept)
         return hashes
 
     def successor(self, state: OuterState, average: Contribution, fragment: Fragment = WHOLE) -> OuterState:
-        return outer_step(self._optimizer, state, average, fragment)
+        """See `outer_step`."""
+        return outer_step(self._optimizer, state, average, fragment, self.memory)
 
     def stage_fetched(self, state: OuterState, hashes: StageHashes) -> None:
         """Take what was fetched from other replicas as staged; whoever fetched it has compared it with the hashes."""
@@ -498,15 +529,11 @@ class ReplicaState:
             if merge is not None and cut_N is not None:
                 values_M = merged(merge, values_M, fragment.take(parameters_N), fragment.take(cut_N))
             fragment.put(values_M, parameters_N)
+            leave(self._base.parameters_N)
         parameters.load(parameters_N)
         if fragment.has_buffers:
             floats.load(self._base.floats_F)
             integers.load(self._base.integers_I)
-
-    def _local(self) -> tuple[Tensor, Tensor, Tensor]:
-        """A copy of what the replica is now, on the CPU: parameters (N), floats (F), integers (I)."""
-        parameters, floats, integers = self._stage.averaged
-        return parameters.flat().cpu(), floats.flat().cpu(), integers.flat().cpu()
 
     def check(self) -> None:
         """Compare the held bytes with the hashes that the record gave them.

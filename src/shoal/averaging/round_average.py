@@ -133,8 +133,10 @@ class RoundAverage:
         return self._inbox.receive(event)
 
     def end(self) -> None:
-        """What still arrives for the last quorum is of no use."""
+        """The round is over: what still arrives for the last quorum is of no use."""
         self._inbox.close()
+        if self.state.memory.is_short:
+            self._memory.rest()
 
     def close(self) -> None:
         """Give the shared memory back."""

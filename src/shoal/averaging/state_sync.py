@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 import anyio.to_thread
-import torch
 
 from shoal.averaging.content_fetch import ContentFetch
 from shoal.averaging.contents import Contents
@@ -70,7 +69,7 @@ class _PieceFetch(ContentFetch):
         like = template if base is None else template.averages_like(self._fragment)
         contents = sync.contents
         name = content_of(sync.stage, piece.order.record_hash, piece.is_average)
-        self._vectors = tuple(torch.empty_like(vector) for vector in like)
+        self._vectors = tuple(contents.memory.empty(vector.numel(), vector.dtype) for vector in like)
         ends = (contents.endpoint, contents.clock)
         super().__init__(*ends, name, self._vectors, sync.settings, contents.chunk_bytes)
         self.state: OuterState | None = None

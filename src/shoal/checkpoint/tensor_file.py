@@ -22,6 +22,7 @@ from torch import Tensor
 from shoal.codec.raw import to_wire
 from shoal.errors import MALFORMED, StateMismatch
 from shoal.optim.flat import FlatEntry, FlatLayout
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory, leave
 from shoal.runtime.durable_files import FileDigest
 
 if TYPE_CHECKING:
@@ -70,16 +71,20 @@ class OutFile(Protocol):
         ...
 
 
-def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Tensor:
-    """Return the bytes of a file with these tensors, of any device, as a vector on the CPU."""
+def encode_tensors(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], memory: VectorMemory = IN_MEMORY
+) -> Tensor:
+    """Return the bytes of a file with these tensors, of any device, as a vector on the CPU that lies in `memory`."""
     entries = FlatLayout.of_named(tensors.items()).entries
     places, header = _laid_out(entries, metadata)
     num_bytes = len(header) + sum(tensor.nbytes for tensor in tensors.values())
-    content = torch.empty(num_bytes, dtype=torch.uint8)
-    memory = to_wire(content).data
-    memory[: len(header)] = header
+    content = memory.empty(num_bytes, torch.uint8)
+    view = to_wire(content).data
+    view[: len(header)] = header
     for name, place in places.items():
-        memory[place : place + tensors[name].nbytes] = _content(tensors[name])
+        end = place + tensors[name].nbytes
+        view[place:end] = _content(tensors[name])
+        leave(content[place:end], tensors[name])
     return content
 
 

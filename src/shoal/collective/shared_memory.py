@@ -8,7 +8,7 @@ process can be smuggled in.
 
 Life of the memory of one member:
 
-    free --vectors()--> written --lend()--> lent --take_back()--> free
+    free --vectors()--> written --lend()--> lent --take_back()--> free --rest()--> gone
                                               '--- never taken back (an operation was cancelled) ---> retired
 
 Lent memory may be read by others at any time, so whoever needs vectors while it is lent gets a new file. The old one
@@ -140,6 +140,13 @@ class SharedMemory:
         if start < 0 or start % _ALIGNMENT_BYTES or start + num_bytes > size:
             raise RemoteProtocolError(f"{peer} refers to bytes {start} to {start + num_bytes} of {size}")
         return known[2][start : start + num_bytes].view(like.dtype)
+
+    def rest(self) -> None:
+        """Nothing is needed for a while: let go of what nobody can be reading, and of what is mapped of others."""
+        self._mapped.clear()
+        if self._segment is not None and not self.is_lent:
+            self._segment.close()
+            self._segment = None
 
     def forget_others(self, members: Iterable[PeerId]) -> None:
         """Let go of what is mapped of anyone else."""

@@ -12,6 +12,7 @@ from shoal.errors import MALFORMED
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ByteCount = Annotated[int, Field(ge=0), BeforeValidator(parse_bytes)]
 ByteSize = Annotated[int, Field(ge=1), BeforeValidator(parse_bytes)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

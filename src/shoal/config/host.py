@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from shoal.config.base import ByteSize, NonNegativeInt, PositiveFloat, PositiveInt, Section, Words
+from shoal.config.base import ByteCount, ByteSize, NonNegativeInt, PositiveFloat, PositiveInt, Section, Words
 from shoal.config.per_server import split_values
 from shoal.ids import HOST_NAME_PATTERN
 
@@ -209,8 +209,14 @@ class ServersConfig(Section):
     max_memory_bytes: ByteSize | None = Field(
         default=None,
         description="The most memory that each server may plan with, of its GPU or, on the CPU, of this host: 4GiB, "
-        "800MB or bytes. A stage that needs more is taken in smaller microbatches, or not at all. null: what is free, "
-        "shared evenly.",
+        "800MB or bytes. Of a stage that needs more, what rounds alone need lies in files of log_dir's disk; then it "
+        "is taken in smaller microbatches; then, on the CPU, moments of the inner optimizer lie in files too, which "
+        "each step reads and writes; or it is not taken. null: what is free, shared evenly.",
+    )
+    max_disk_bytes: ByteCount | None = Field(
+        default=None,
+        description="The most of log_dir's disk that each server may use in place of memory that it lacks; 0: none. "
+        "Only a disk of this machine is used. null: half of what is free, shared evenly.",
     )
 
 

@@ -83,8 +83,11 @@ class StageChooser:
         return any(candidate.peer == self.peer for candidate in self.registry.membership.view.candidates)
 
 
-def require_fit(server: Candidate, needs: Sequence[StageNeed], stages: Sequence[int]) -> None:
+def require_fit(server: Candidate, needs: Sequence[StageNeed], stages: Sequence[int], no_files: str = "") -> None:
     """Check that the server's memory suffices for one of these stages, if only for a sample at a time.
+
+    Args:
+        no_files: why nothing may lie in files in place of memory; empty: it may.
 
     Raises:
         ConfigError: it suffices for none; the message has the sizes and what to do.
@@ -92,19 +95,27 @@ def require_fit(server: Candidate, needs: Sequence[StageNeed], stages: Sequence[
     if any(needs[stage].fits_cut(server) for stage in stages):
         return
     sizes = "; ".join(_demand(stage, needs[stage], server) for stage in stages)
+    files = f"Nothing may lie in files instead: {no_files}. " if no_files else ""
     none = f"stage {stages[0]} does not fit" if len(stages) == 1 else "no stage fits"
     raise ConfigError(
         f"{none} into the {_amounts(server.free_memory_bytes, server.device_memory_bytes)} that this server may use, "
-        f"however small the microbatches: {sizes}. Start fewer servers on this host (--num-servers; they share its "
-        "memory), raise servers.max_memory_bytes if it is set, cut the model into more stages (model_pipeline.stages, "
-        "at the client), or use a larger machine"
+        f"however small the microbatches: {sizes}. {files}Start fewer servers on this host (--num-servers; they share "
+        "its memory), raise servers.max_memory_bytes if it is set, cut the model into more stages "
+        "(model_pipeline.stages, at the client), or use a larger machine"
     )
 
 
 def _demand(stage: int, need: StageNeed, server: Candidate) -> str:
     samples = "sample" if need.min_samples == 1 else "samples"
-    amounts = _amounts(*need.of(server, need.min_samples))
-    return f"stage {stage} needs {amounts} with {need.min_samples} {samples} at a time"
+    files = need.files_of(server)
+    amounts = _amounts(*need.of(server, need.min_samples, files=files))
+    said = f"stage {stage} needs {amounts} with {need.min_samples} {samples} at a time"
+    if files:
+        return f"{said}, beside {format_bytes(need.disk_bytes)} in files"
+    if server.free_disk_bytes and need.disk_bytes:
+        room = format_bytes(server.free_disk_bytes)
+        return f"{said}; less with {format_bytes(need.disk_bytes)} in files, for which there is room for {room}"
+    return said
 
 
 def _amounts(host_bytes: int, device_bytes: int) -> str:

@@ -76,6 +76,7 @@ class StageRecord(Struct, frozen=True, tag="stage"):
     serving: bool = False
     max_microbatch_samples: Cap | None = None
     device_memory_bytes: Ordinal = 0
+    free_disk_bytes: Ordinal = 0
     cap: Cap | None = None
     maddrs: Maddrs = ()
     host: HostName = UNNAMED

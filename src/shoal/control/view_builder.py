@@ -77,7 +77,8 @@ def is_server_topic(topic: str) -> bool:
 def server_of(peer: PeerId, record: StageRecord) -> Candidate:
     """Return what others see in a server's record: a `Replica` if it has a stage."""
     hop = Hop(peer, record.addresses)
-    resources = (record.free_memory_bytes, record.device_memory_bytes, record.max_microbatch_samples)
+    memory = (record.free_memory_bytes, record.device_memory_bytes)
+    resources = (*memory, record.max_microbatch_samples, record.free_disk_bytes)
     if record.stage is None:
         return Candidate(hop, record.join_unix_s, *resources)
     return Replica(

@@ -21,13 +21,41 @@ class ServerIsReady(Event, frozen=True, tag="server.ready"):
 
 class ServerTakesLess(Event, frozen=True, tag="server.takes_less"):
     """This server's memory has room for smaller microbatches only, so that trainers cut them further, or for fewer
-    steps of different trainers at the same time, so that others wait or go elsewhere."""
+    steps of different trainers at the same time, so that others wait or go elsewhere. What is said of files is why
+    none of them helps, if none may."""
 
     level = WARNING
     stage: int
     cap: int | None
     steps: int
+    no_files: str
     memory: dict[str, Any]
+
+
+class ServerUsesDisk(Event, frozen=True, tag="server.uses_disk"):
+    """This server's memory has no room for all of its stage: what rounds alone need lies in files (vectors), so that
+    rounds wait for the disk, or also what the inner optimizer knows (moments), which each step reads and writes."""
+
+    level = WARNING
+    do = (
+        "give the server more memory (servers.max_memory_bytes if it is set, or fewer servers on its host), or leave "
+        "it so if its disk is fast; with servers.max_disk_bytes = 0 it uses no disk, and takes less or no stage"
+    )
+    stage: int
+    files: str
+    file_bytes: int
+    memory: dict[str, Any]
+
+
+class ServerFileRefused(Event, frozen=True, tag="server.file_refused"):
+    """The system gives no file for what was to lie in one: it lies in memory, of which there may be too little."""
+
+    level = WARNING
+    do = "do soon what the remedy says: a server whose memory is full takes less at a time, or ends and begins again"
+    folder: str
+    num_bytes: int
+    reason: str
+    remedy: str
 
 
 class UnitBuilt(Event, frozen=True, tag="unit.built"):

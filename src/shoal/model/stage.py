@@ -362,6 +362,11 @@ class StageModule(nn.Module):
             head.train(mode)
         return super().train(mode)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code stands for a part of it."""
+        return self._compiled is not None
+
     def compute_by(self, compiled: Callable[..., Tensor], sizes: Collection[int]) -> None:
         """Has `compiled` stand for `computed` in training mode, where B is one of `sizes`."""
         self._compiled = _Compiled(compiled, frozenset(sizes))

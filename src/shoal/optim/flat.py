@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import StateMismatch
+from shoal.optim.vector_memory import leave, parts_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -132,7 +133,14 @@ class FlatLayout:
         """
         self._check(into)
         for view, tensor in zip(self.views(flat_N), into, strict=True):
-            tensor.copy_(view)
+            if not tensor.is_contiguous():
+                tensor.copy_(view)
+                leave(view)
+                continue
+            values, own = view.view(-1), tensor.view(-1)
+            for part in parts_of(values):
+                own[part].copy_(values[part])
+                leave(values[part])
 
     def views(self, flat_N: Tensor) -> Iterator[Tensor]:
         """Views of the vector in the shapes of the layout, in its order.
@@ -179,12 +187,14 @@ def tensor_sha256(tensor: Tensor) -> str:
     """SHA-256 of the tensor's elements as contiguous bytes, in hex. Neither dtype nor shape are part of it.
 
     Bytes are little-endian, as on every platform that torch has wheels for. Copies only what is not contiguous on the
-    CPU.
+    CPU. Parts of a file are left.
     """
     flat = tensor.detach().to("cpu").contiguous().view(-1)
-    if flat.numel() == 0:
-        return hashlib.sha256(b"").hexdigest()
-    return hashlib.sha256(cast("Buffer", flat.view(torch.uint8).numpy())).hexdigest()
+    digest = hashlib.sha256()
+    for part in parts_of(flat):
+        digest.update(cast("Buffer", flat[part].view(torch.uint8).numpy()))
+        leave(flat[part])
+    return digest.hexdigest()
 
 
 def buffers_sha256(floats_F: Tensor, integers_I: Tensor) -> str:
@@ -195,7 +205,9 @@ def buffers_sha256(floats_F: Tensor, integers_I: Tensor) -> str:
 def packed(tensors: Iterable[Tensor]) -> Tensor:
     """A copy of the tensors' elements as bytes, one after the other, in one vector on the CPU."""
     parts = [tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+    content = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+    leave(*parts)
+    return content
 
 
 @torch.no_grad()
@@ -213,4 +225,5 @@ def unpack(content: Tensor, into: Sequence[Tensor]) -> None:
         if size:
             # In memory of its own, since a part may begin where its type may not.
             tensor.copy_(content[start : start + size].clone().view(tensor.dtype).view(tensor.shape))
+            leave(tensor)
         start += size

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shoal.config.diloco import InnerOptimConfig, InnerOptimSettings
 from shoal.errors import ConfigError
 from shoal.optim.update_rules import SteppedTogether, UpdateRule, rule_of
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory, leave
 
 _CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
 
@@ -39,16 +40,22 @@ class InnerOptimizer:
     """
 
     def __init__(
-        self, named: Iterable[tuple[str, Tensor]], config: InnerOptimConfig, transposed: Collection[str]
+        self,
+        named: Iterable[tuple[str, Tensor]],
+        config: InnerOptimConfig,
+        transposed: Collection[str],
+        memory: VectorMemory = IN_MEMORY,
     ) -> None:
         """Takes the parameters as they are.
 
         Args:
             transposed: See `transposed_matrices`.
+            memory: Where the state lies. Where that is short, one parameter is stepped after the other.
 
         Raises:
             ConfigError: This version of torch has no such optimizer.
         """
+        self._memory = memory
         given = list(named)
         self._params = tuple(parameter for _, parameter in given)
         self._dimensions = [own_dimensions(name, parameter) for name, parameter in given]
@@ -76,7 +83,7 @@ class InnerOptimizer:
             trained = [index for index in indices if self._params[index].grad is not None]
             for index in trained:
                 if index not in self.state:
-                    self.state[index] = rule.initial_state(self._params[index], optim)
+                    self.state[index] = rule.initial_state(self._params[index], optim, self._memory)
             params = [self._params[index] for index in trained]
             gradients = [cast(Tensor, parameter.grad) for parameter in params]
             states = [self.state[index] for index in trained]
@@ -86,7 +93,12 @@ class InnerOptimizer:
                 states = [{name: each.t() for name, each in state.items()} for state in states]
             # Where there is no other rate, the very number that the trainer sent.
             own_lr = lr if optim.lr == self._lr else lr * (optim.lr / self._lr)
-            rule.apply(SteppedTogether(params, gradients, states, own_lr, weight_decay), optim)
+            if not self._memory.is_short:
+                rule.apply(SteppedTogether(params, gradients, states, own_lr, weight_decay), optim)
+                continue
+            for parameter, gradient, state in zip(params, gradients, states, strict=True):
+                rule.apply(SteppedTogether([parameter], [gradient], [state], own_lr, weight_decay), optim)
+                leave(*state.values())
 
     @property
     def state_bytes(self) -> int:
@@ -108,7 +120,7 @@ class InnerOptimizer:
         """A state for these parameters, as it is before their first step."""
         chosen = [index for index, has in enumerate(has_state) if has]
         return {
-            index: self._rules[index].initial_state(self._params[index], self._settings[index].optim)
+            index: self._rules[index].initial_state(self._params[index], self._settings[index].optim, self._memory)
             for index in chosen
         }
 
@@ -127,7 +139,10 @@ class InnerOptimizer:
 
 
 def build_inner_optimizer(
-    named: Iterable[tuple[str, Tensor]], config: InnerOptimConfig, transposed: Collection[str] = ()
+    named: Iterable[tuple[str, Tensor]],
+    config: InnerOptimConfig,
+    transposed: Collection[str] = (),
+    memory: VectorMemory = IN_MEMORY,
 ) -> InnerOptimizer:
     """Builds the optimizer that `diloco.inner_optim` asks for.
 
@@ -135,11 +150,12 @@ def build_inner_optimizer(
         named: The stage's parameters in the order of its layout, with their names in the stage or in a unit's; may be
             empty.
         transposed: See `transposed_matrices`.
+        memory: As `InnerOptimizer`.
 
     Raises:
         ConfigError: As `InnerOptimizer`.
     """
-    return InnerOptimizer(named, config, transposed)
+    return InnerOptimizer(named, config, transposed, memory)
 
 
 def transposed_matrices(module: nn.Module) -> frozenset[str]:

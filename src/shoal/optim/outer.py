@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory, leave
+
 _PART = 1 << 18
 
 
@@ -42,19 +44,23 @@ class OuterSgd:
     averaged: tuple[slice, ...] = ()
 
     @torch.no_grad()
-    def stage(self, outer_N: Tensor, momentum_N: Tensor, average_N: Tensor) -> tuple[Tensor, Tensor]:
+    def stage(
+        self, outer_N: Tensor, momentum_N: Tensor, average_N: Tensor, memory: VectorMemory = IN_MEMORY
+    ) -> tuple[Tensor, Tensor]:
         """Computes one outer step into new buffers; the inputs stay as they are until the round's record swaps.
 
         Args:
             outer_N: The outer parameters theta of the round before.
             momentum_N: The outer momentum v of the round before, zeros before the first.
             average_N: The averaged pseudo-gradient g.
+            memory: Where the new buffers are to lie.
 
         Returns:
             `(theta - lr * u, v')` with `v' = mu * v + g` and `u = g + mu * v'` (Nesterov) or `u = v'`; where elements
             are only averaged, `(theta - g, 0)`.
         """
-        new_outer_N, new_momentum_N = torch.empty_like(outer_N), torch.empty_like(momentum_N)
+        new_outer_N = memory.empty(outer_N.numel(), outer_N.dtype)
+        new_momentum_N = memory.empty(momentum_N.numel(), momentum_N.dtype)
         # Part by part, so that beside the two new vectors hardly any memory is taken.
         for start in range(0, outer_N.numel(), _PART):
             part = slice(start, start + _PART)
@@ -66,6 +72,7 @@ class OuterSgd:
                 update = velocity * self.momentum
                 update += average
             torch.sub(outer_N[part], update * self.lr, out=new_outer_N[part])
+            leave(outer_N[part], momentum_N[part], new_outer_N[part], new_momentum_N[part], average)
         for part in self.averaged:
             torch.sub(outer_N[part], average_N[part], out=new_outer_N[part])
             new_momentum_N[part] = 0

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, packed, state_buffers, trained_parameters, unpack
 from shoal.optim.inner import InnerOptimizer, InnerStates
+from shoal.optim.vector_memory import leave
 
 _RESIDUAL = "residual"
 
@@ -148,6 +149,7 @@ class ReplicaParts:
         begun = self._begun(found)
         for name, tensor in self._named(begun):
             tensor.copy_(found[name])
+            leave(tensor, found[name])
         self.inner.state = begun
         residual = tuple(map(torch.zeros_like, self.residual))
         for name, view in self._named_residual(residual):

@@ -18,6 +18,7 @@ from torch.optim.sgd import sgd
 
 from shoal.config.diloco import InnerOptimConfig, InnerOptimType
 from shoal.errors import ConfigError
+from shoal.optim.vector_memory import IN_MEMORY, VectorMemory
 
 _NEWTON_SCHULZ: Final = (3.4445, -4.7750, 2.0315)
 _EPSILON: Final = 1e-7
@@ -50,8 +51,10 @@ class UpdateRule(ABC):
         return 0.0
 
     @abstractmethod
-    def initial_state(self, parameter: Tensor, optim: InnerOptimConfig) -> dict[str, Tensor]:
-        """The state before a parameter's first step."""
+    def initial_state(
+        self, parameter: Tensor, optim: InnerOptimConfig, memory: VectorMemory = IN_MEMORY
+    ) -> dict[str, Tensor]:
+        """The state before a parameter's first step, in `memory`."""
 
     @abstractmethod
     def apply(self, stepped: SteppedTogether, optim: InnerOptimConfig) -> None:
@@ -68,11 +71,13 @@ class AdamW(UpdateRule):
     def weight_decay(self, num_dimensions: int, optim: InnerOptimConfig) -> float:
         return optim.adam_weight_decay if num_dimensions >= 2 else 0.0
 
-    def initial_state(self, parameter: Tensor, optim: InnerOptimConfig) -> dict[str, Tensor]:
+    def initial_state(
+        self, parameter: Tensor, optim: InnerOptimConfig, memory: VectorMemory = IN_MEMORY
+    ) -> dict[str, Tensor]:
         return {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg": memory.zeros_like(parameter),
+            "exp_avg_sq": memory.zeros_like(parameter),
         }
 
     def apply(self, stepped: SteppedTogether, optim: InnerOptimConfig) -> None:
@@ -98,9 +103,11 @@ class AdamW(UpdateRule):
 class Sgd(UpdateRule):
     """SGD with (Nesterov's) momentum, without weight decay."""
 
-    def initial_state(self, parameter: Tensor, optim: InnerOptimConfig) -> dict[str, Tensor]:
+    def initial_state(
+        self, parameter: Tensor, optim: InnerOptimConfig, memory: VectorMemory = IN_MEMORY
+    ) -> dict[str, Tensor]:
         # With zero dampening a velocity of zeros becomes the first gradient, as torch's own first step has it.
-        return {"momentum": torch.zeros_like(parameter, requires_grad=False)} if optim.sgd_momentum else {}
+        return {"momentum": memory.zeros_like(parameter)} if optim.sgd_momentum else {}
 
     def apply(self, stepped: SteppedTogether, optim: InnerOptimConfig) -> None:
         sgd(
@@ -129,8 +136,10 @@ class Muon(UpdateRule):
     def weight_decay(self, num_dimensions: int, optim: InnerOptimConfig) -> float:
         return optim.muon_weight_decay
 
-    def initial_state(self, parameter: Tensor, optim: InnerOptimConfig) -> dict[str, Tensor]:
-        return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
+    def initial_state(
+        self, parameter: Tensor, optim: InnerOptimConfig, memory: VectorMemory = IN_MEMORY
+    ) -> dict[str, Tensor]:
+        return {"momentum_buffer": memory.zeros_like(parameter)}
 
     def apply(self, stepped: SteppedTogether, optim: InnerOptimConfig) -> None:
         # The newest of the three: the oldest torch that is supported has none, and its users need none.

@@ -42,6 +42,7 @@ from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import InnerOptimizer
 from shoal.optim.norm import squared_norm
 from shoal.optim.parts import AveragedParts, ReplicaParts
+from shoal.optim.vector_memory import is_in_file, leave, left_behind
 from shoal.pipeline.host_memory import to_host
 from shoal.pipeline.split_backward import SplitBackward, split
 from shoal.pipeline.step_buffers import LiveBuffers
@@ -427,10 +428,16 @@ class StageCompute:
             return self.module(*taken, **options)
         if self.base_parameters is None:
             raise LocalProtocolError(f"stage {self.stage} does not hold the parameters that the round started from")
-        layout = self.parts.averaged.parameters.layout
-        base = dict(zip(layout.names, layout.views(self.base_parameters().to(self._device)), strict=True))
+        layout, base_N = self.parts.averaged.parameters.layout, self.base_parameters()
+        base = dict(zip(layout.names, layout.views(base_N.to(self._device)), strict=True))
         typed = {name: base[name].to(p.dtype) for name, p in trained_parameters(self.module)}
-        return functional_call(self.module, typed, taken, options)
+        # Compiled code, which is not used here, must find its modules as they were.
+        parts = () if self.module.is_compiled or not is_in_file(base_N) else self.module.modules()
+        try:
+            with left_behind(parts):
+                return functional_call(self.module, typed, taken, options)
+        finally:
+            leave(base_N)
 
     # ---- between rounds
 

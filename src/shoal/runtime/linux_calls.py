@@ -27,6 +27,7 @@ class LinuxCall(Enum):
     WAITID = "waitid(2), without reaping"  # waitpid(2)
     PEER_CREDENTIALS = "SO_PEERCRED"  # getpeereid(3), or the socket's mode alone
     EXCHANGE = "renameat2(2) with RENAME_EXCHANGE"  # two renames
+    FILE_MEMORY = "posix_fallocate(3), and madvise(2) of mapped files"  # all vectors stay in memory
     CACHE_ADVICE = "posix_fadvise(2)"  # nothing: what is read back may come from memory
     READ_CACHED = "preadv2(2) with RWF_NOWAIT"  # a thread reads, which may wait
     AFFINITY = "sched_getaffinity(2)"  # all processors
@@ -55,6 +56,7 @@ def available_calls() -> frozenset[LinuxCall]:
         LinuxCall.WAITID: hasattr(os, "waitid"),
         LinuxCall.PEER_CREDENTIALS: is_linux,
         LinuxCall.EXCHANGE: is_linux,
+        LinuxCall.FILE_MEMORY: is_linux,
         LinuxCall.CACHE_ADVICE: hasattr(os, "posix_fadvise"),
         LinuxCall.READ_CACHED: hasattr(os, "RWF_NOWAIT"),
         LinuxCall.AFFINITY: hasattr(os, "sched_getaffinity"),

@@ -10,6 +10,15 @@ estimate of the most that a replica takes, the same on every host, since all com
              the vector that rounds are averaged in,
              averages for mirrors, inner states for checkpoints
 
+Where a server has not so much, what no step needs lies in files of its disk (`swarm.assignment.Files`). Of the host it
+takes, beside the process, the vector that a round is averaged in, while it is; and as a last resort the optimizer's
+state lies there too, but for that of the parameter that is being stepped:
+
+    device:  parameters [+ optimizer state]        + gradients of each open step + activations
+    host:                                          + one vector while averaging
+
+Pages of files that are being looked at, some megabytes, are not counted: the system takes them back when it needs them.
+
 Exact are parameters, optimizer and outer state. Activations follow from what flows between units (see
 `Family.activation_bytes`); the allocator's own overhead and the workspaces of kernels are not counted.
 """
@@ -33,8 +42,9 @@ from shoal.model.partition import StageUnits
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, stage_units
 from shoal.optim.flat import state_buffers, trained_parameters
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer, build_inner_optimizer
 from shoal.optim.parts import AveragedParts, ReplicaParts
+from shoal.optim.vector_memory import LONG_BYTES
 from shoal.quant.targets import module_path, plan_of, target_of
 from shoal.runtime.child import Parent
 from shoal.server.stage_question import StagesAsked, StagesNeed
@@ -118,12 +128,16 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
     largest_bytes = max(tally.largest_activation_bytes for tally in tallies)
     own_bytes, sample_bytes = _in_flight(config, family, parts, tallies, further=0)
     more_bytes, more_sample_bytes = _in_flight(config, family, parts, tallies, further=1)
+    vector_bytes = replica.averaged.parameters.layout.numel * _FLOAT_BYTES
+    file_bytes, round_file_bytes = _file_bytes(config, replica)
+    moment_bytes = _moment_bytes(replica.inner) if file_bytes else 0
     microbatches = config.model_pipeline.microbatches
     max_samples = -(-config.diloco.batch_size_per_step // microbatches)
     return StageNeed(
         device_bytes=replica.num_bytes + constant_bytes,
         step_bytes=gradient_bytes + 2 * buffer_bytes + cast_bytes,
-        open_bytes=own_bytes + sum(tally.chunk_bytes for tally in tallies),
+        # A gradient of a cast is there before that of its weight, and leaves a gap where the next one has no room.
+        open_bytes=own_bytes + sum(tally.chunk_bytes + tally.cast_bytes for tally in tallies),
         sample_bytes=largest_bytes + sample_bytes,
         further_bytes=more_bytes - own_bytes,
         further_sample_bytes=more_sample_bytes - sample_bytes,
@@ -131,6 +145,10 @@ def _need(config: Config, family: Family, stage: int, units: StageUnits) -> Stag
         eval_sample_bytes=largest_bytes,
         host_bytes=_host_bytes(config, replica) + buffer_bytes,
         round_bytes=_round_bytes(config, replica.averaged.parameters.layout.numel) + 2 * buffer_bytes,
+        file_bytes=file_bytes,
+        round_file_bytes=round_file_bytes,
+        moment_bytes=moment_bytes,
+        disk_bytes=file_bytes + _ROUND_VECTORS * vector_bytes + moment_bytes if file_bytes else 0,
         max_samples=max_samples,
         min_samples=within([max_samples] * microbatches * config.diloco.gradient_accumulation_steps),
         max_steps=MAX_OPEN_STEPS,
@@ -179,6 +197,27 @@ def _round_bytes(config: Config, num_elements: int) -> int:
         round_bytes += _GATHER_VECTORS * num_elements * _FLOAT_BYTES
         round_bytes += _GATHERED_MEMBERS * codec.max_size_bytes(num_elements)
     return round_bytes
+
+
+def _file_bytes(config: Config, replica: ReplicaParts) -> tuple[int, int]:
+    """Return what of the bytes of a server's host may lie in files: of those that it always has, and of a round's."""
+    vector_bytes = replica.averaged.parameters.layout.numel * _FLOAT_BYTES
+    if vector_bytes < LONG_BYTES:
+        return 0, 0
+    copied_bytes = replica.inner.state_bytes + (vector_bytes if config.diloco.feedback else 0)
+    # New parameters and momentum lie in files. What sums are formed in is memory, now of the round; and where a round
+    # averages a fragment, so is a copy of the local parameters.
+    new_bytes = _ROUND_VECTORS * vector_bytes
+    if averaging_codec(config.diloco).is_elementwise:
+        new_bytes -= vector_bytes if config.diloco.fragments == 1 else new_bytes
+    return _HELD_VECTORS * vector_bytes + copied_bytes, new_bytes
+
+
+def _moment_bytes(inner: InnerOptimizer) -> int:
+    """Return what of the optimizer's state may lie in files: not that of the parameter that is being stepped."""
+    states = inner.begun([True] * len(inner.has_state)).values()
+    of_each = [sum(tensor.nbytes for tensor in state.values() if tensor.nbytes >= LONG_BYTES) for state in states]
+    return sum(of_each) - max(of_each, default=0)
 
 
 def _host_bytes(config: Config, replica: ReplicaParts) -> int:

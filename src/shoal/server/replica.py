@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -40,6 +41,7 @@ from shoal.model.stage import StageModule
 from shoal.optim.flat import trained_parameters
 from shoal.optim.inner import build_inner_optimizer, transposed_matrices
 from shoal.optim.merge import Merge
+from shoal.optim.vector_memory import IN_MEMORY, FileVectorMemory, VectorMemory
 from shoal.pipeline.configured_stage import Fill, configured_stage, tell_if_in_vain
 from shoal.pipeline.host_memory import page_locked
 from shoal.pipeline.replica_log import Place, ReplicaLog, Started, place_of
@@ -48,6 +50,7 @@ from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import CapLowered, RoundCuts, StageWorker, StepLimits, StepRights
 from shoal.runtime.device_thread import DeviceThread
 from shoal.server.memory import MAX_OPEN_STEPS, UNKNOWN_ROOM_BYTES
+from shoal.swarm.assignment import Files
 from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.cut_rule import CutRule
 from shoal.swarm.records import genesis_hash
@@ -127,6 +130,7 @@ async def build_replica(
     snapshot_key: bytes = b"",
     snapshot_room_bytes: int = UNKNOWN_ROOM_BYTES,
     fill: Fill | None = fill_start,
+    files: Files = Files.NOTHING,
 ) -> LocalReplica:
     """Build the stage with the state of D_0, on the device thread, and connect it.
 
@@ -145,19 +149,23 @@ async def build_replica(
         snapshot_key: seals this peer's snapshots; the same in all its generations, and secret.
         snapshot_room_bytes: the most that is kept of other replicas' snapshots.
         fill: gives the stage what the run begins from; None: a record stands, and D_0 is of no use.
+        files: what of the replica lies in files, on the disk of `log_dir`.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
         WeightsMissing: the run begins from weights that are not on this host.
     """
-    compute, state = await device.run(build_state, config, stage, device_name, fill or _unfilled)
+    memory = FileVectorMemory(log_dir) if files else IN_MEMORY
+    of_inner = memory if files is Files.MOMENTS else IN_MEMORY
+    build = partial(build_state, fill=fill or _unfilled, memory=memory, of_inner=of_inner)
+    compute, state = await device.run(build, config, stage, device_name)
     tell_if_in_vain(config, stage, max_microbatch_samples)
     if device_name != "cpu":
         endpoint.receive_into(page_locked)
     started = Started(run_id, endpoint.peer_id, stage, await device.run(_place, device_name))
     log = ReplicaLog(log_dir, started, lambda: state.hashes, endpoint.metrics)
     transfer = transfer or TransferSettings(timeout_s=config.diloco.load_state_timeout_s)
-    contents, cuts = Contents(endpoint, clock, transfer.chunk_bytes), CutRule.of(config.diloco)
+    contents, cuts = Contents(endpoint, clock, transfer.chunk_bytes, memory), CutRule.of(config.diloco)
     owner, snapshots = None, None
     if config.diloco.snapshot_every_steps:
         every_steps = config.diloco.snapshot_every_steps
@@ -266,12 +274,20 @@ def _place(device_name: str) -> Place:
 
 
 def build_state(
-    config: Config, stage: int, device_name: str, fill: Fill = fill_start
+    config: Config,
+    stage: int,
+    device_name: str,
+    fill: Fill = fill_start,
+    *,
+    memory: VectorMemory = IN_MEMORY,
+    of_inner: VectorMemory = IN_MEMORY,
 ) -> tuple[StageCompute, ReplicaState]:
     """Build what a replica of a stage computes with, in the state of D_0; runs on the device thread.
 
     Args:
         device_name: as torch names it.
+        memory: where the states of records lie.
+        of_inner: where what the inner optimizer knows lies.
 
     Raises:
         ConfigError: the model does not fit the configuration, or there is no such device.
@@ -279,7 +295,7 @@ def build_state(
     """
     module = configured_stage(config, load_family(config.model, config.data), stage, device_name, fill)
     inner_optim = config.diloco.inner_optim
-    optimizer = build_inner_optimizer(trained_parameters(module), inner_optim, transposed_matrices(module))
+    optimizer = build_inner_optimizer(trained_parameters(module), inner_optim, transposed_matrices(module), of_inner)
     compute = StageCompute(
         module,
         optimizer,
@@ -296,5 +312,6 @@ def build_state(
         resets_inner=config.diloco.inner_state == "reset",
         num_fragments=config.diloco.fragments,
         merge=Merge(config.diloco.overlap_merge) if config.diloco.overlap_steps else None,
+        memory=memory,
     )
     return compute, state

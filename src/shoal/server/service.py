@@ -30,7 +30,7 @@ from shoal.control.run_question import RunTeller
 from shoal.control.view_builder import server_of
 from shoal.errors import ConfigError
 from shoal.events.base import emit
-from shoal.events.servers import ServerIsReady, ServerTakesLess
+from shoal.events.servers import ServerIsReady, ServerTakesLess, ServerUsesDisk
 from shoal.identity import swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.model.registry import load_exact_family
@@ -39,6 +39,7 @@ from shoal.pipeline.role_hooks import role_hooks
 from shoal.pipeline.torch_device import device_initialiser
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.device_thread import DeviceThread
+from shoal.runtime.file_memory import file_room
 from shoal.runtime.launcher_messages import DialledBack, RunConcluded, ServerReady
 from shoal.server.announcer import Announcer
 from shoal.server.leaving import Leaving
@@ -88,6 +89,7 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
         memory = await device.run(
             server_memory, spec.device, spec.memory_bytes, spec.device_sharers, config.servers.max_memory_bytes
         )
+        disk_bytes, no_files = _file_room(spec, config)
         record = StageRecord(
             addresses=endpoint.addresses,
             join_unix_s=clock.unix_s(),
@@ -96,13 +98,14 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             free_memory_bytes=memory.host_bytes,
             device_memory_bytes=memory.device_bytes,
             max_microbatch_samples=config.servers.max_microbatch_samples,
+            free_disk_bytes=disk_bytes,
             host=config.network.shown_host_name,
             index=min(spec.index, MAX_INDEX),
         )
         await device.run(load_exact_family, config.model, config.data)
         needs = await device.run(stage_needs, config)
         server = server_of(endpoint.peer_id, record)
-        stage = await _stage(spec, registry, endpoint, record, needs)
+        stage = await _stage(spec, registry, endpoint, record, needs, no_files)
         authority = swarm_authority(spec.swarm_key).peer_id
         weights: ServerWeights | None = None
         if config.begins_from_weights:
@@ -117,17 +120,20 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
             )
 
         async def build(stage: int) -> LocalReplica:
-            require_fit(server, needs, (stage,))
+            require_fit(server, needs, (stage,), no_files)
             cap = needs[stage].cap_of(server)
             steps = needs[stage].steps_of(server, cap)
+            files = needs[stage].files_of(server)
+            if files:
+                emit(logger, ServerUsesDisk(stage, files.name.lower(), needs[stage].disk_bytes, asdict(memory)))
             if cap != server.max_microbatch_samples or steps < needs[stage].max_steps:
-                emit(logger, ServerTakesLess(stage, cap, steps, asdict(memory)))
+                emit(logger, ServerTakesLess(stage, cap, steps, no_files, asdict(memory)))
             if weights is None:
                 return await build_from(stage, cap, steps, fill_start)
             return await weights.built(stage, partial(build_from, stage, cap, steps))
 
         async def build_from(stage: int, cap: int | None, steps: int, fill: Fill | None) -> LocalReplica:
-            further = needs[stage].further_of(server, cap, steps)
+            further, files = needs[stage].further_of(server, cap, steps), needs[stage].files_of(server)
             return await build_replica(
                 config=config,
                 run_id=RunId(spec.run_id),
@@ -144,8 +150,9 @@ async def _serve(spec: ServerSpec, control: RoleControl) -> None:
                 clock=clock,
                 hooks=hooks,
                 snapshot_key=hmac.digest(spec.identity_key, b"shoal snapshot", "sha256"),
-                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap, steps, further)[0]),
+                snapshot_room_bytes=snapshot_room(memory, needs[stage].of(server, cap, steps, further, files)[0]),
                 fill=fill,
+                files=files,
             )
 
         def recorded(record: Record) -> None:
@@ -235,8 +242,20 @@ def _require_few_parts(config: Config) -> None:
         )
 
 
+def _file_room(spec: ServerSpec, config: Config) -> tuple[int, str]:
+    """Return how many bytes may lie in files in place of this server's memory, and if none, why."""
+    if spec.device == "mps":
+        return 0, "a GPU of a Mac computes with the host's memory, and not with files"
+    return file_room(Path(spec.log_dir), config.num_servers, config.servers.max_disk_bytes)
+
+
 async def _stage(
-    spec: ServerSpec, registry: Registry, endpoint: Endpoint, record: StageRecord, needs: Sequence[StageNeed]
+    spec: ServerSpec,
+    registry: Registry,
+    endpoint: Endpoint,
+    record: StageRecord,
+    needs: Sequence[StageNeed],
+    no_files: str,
 ) -> int:
     """The given stage, or the one that needs a server most.
 
@@ -245,6 +264,6 @@ async def _stage(
     """
     if spec.stage is not None:
         return spec.stage
-    require_fit(server_of(endpoint.peer_id, record), needs, range(len(needs)))
+    require_fit(server_of(endpoint.peer_id, record), needs, range(len(needs)), no_files)
     chooser = StageChooser(registry, endpoint.peer_id, record, needs, num_servers=spec.expected_servers or None)
     return await chooser.choose()

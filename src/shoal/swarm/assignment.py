@@ -16,11 +16,20 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 from shoal.ids import PeerId, StageIndex
 from shoal.swarm.microbatch_cut import EVAL_SAMPLES
 from shoal.swarm.view import Candidate, Replica, SwarmView
+
+
+class Files(IntEnum):
+    """What of a replica lies in files on the disk of its server, where memory is short. The more, the slower it is."""
+
+    NOTHING = 0
+    VECTORS = 1  # what rounds and checkpoints need, and no step
+    MOMENTS = 2  # also what the inner optimizer knows, which each step reads and writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,10 @@ class StageNeed:
         eval_sample_bytes: of the device, for each sample that is evaluated: steps wait meanwhile.
         host_bytes: of the host, always.
         round_bytes: of the host, while averaging: then no step is open.
+        file_bytes: of `host_bytes` and, while averaging, of `round_bytes`: what may lie in files instead.
+        round_file_bytes: likewise of `round_bytes`; the vector that is averaged is in memory then, and only then.
+        moment_bytes: of `device_bytes`, where that is the host: what may lie in files too.
+        disk_bytes: that files of all these take at most.
         max_samples: of the largest microbatch.
         min_samples: of the smallest microbatches into which a step may be cut: replicas take a limited number of them.
         max_steps: that a replica ever has open.
@@ -53,11 +66,22 @@ class StageNeed:
     eval_sample_bytes: int = 0
     host_bytes: int = 0
     round_bytes: int = 0
+    file_bytes: int = 0
+    round_file_bytes: int = 0
+    moment_bytes: int = 0
+    disk_bytes: int = 0
     max_samples: int = 1
     min_samples: int = 1
     max_steps: int = 1
 
-    def of(self, server: Candidate, cap: int | None, steps: int = 1, further: int = 0) -> tuple[int, int]:
+    def of(
+        self,
+        server: Candidate,
+        cap: int | None,
+        steps: int = 1,
+        further: int = 0,
+        files: Files = Files.NOTHING,
+    ) -> tuple[int, int]:
         """Return the bytes that the stage needs of the server's host and of its device.
 
         A server without a device of its own (`device_memory_bytes` 0) needs all of its host.
@@ -66,7 +90,11 @@ class StageNeed:
             cap: the most samples in a microbatch; None: any number.
             steps: that are open at the same time.
             further: microbatches that each of these has in flight beside those of the window.
+            files: what does not lie in memory.
         """
+        host_bytes = self.host_bytes - (self.file_bytes if files else 0)
+        round_bytes = self.round_bytes - (self.round_file_bytes if files else 0)
+        device_bytes = self.device_bytes - (self.moment_bytes if files is Files.MOMENTS else 0)
         samples = self.max_samples if cap is None else min(cap, self.max_samples)
         evaluated = EVAL_SAMPLES if cap is None else min(cap, EVAL_SAMPLES)
         activation_bytes = max(samples * self.sample_bytes, evaluated * self.eval_sample_bytes)
@@ -74,20 +102,41 @@ class StageNeed:
         busy_bytes = steps * self.step_bytes + self.open_bytes + activation_bytes + further_bytes
         if server.device_memory_bytes:
             # What of these is on its way from or to the device lies beside it.
-            return self.host_bytes + self.round_bytes + further_bytes, self.device_bytes + busy_bytes
-        return self.host_bytes + self.device_bytes + max(busy_bytes, self.round_bytes), 0
+            return host_bytes + round_bytes + further_bytes, device_bytes + busy_bytes
+        return host_bytes + device_bytes + max(busy_bytes, round_bytes), 0
+
+    def files_of(self, server: Candidate) -> Files:
+        """Return what has to lie in files for the stage to fit into the server's memory; all that may, if it does not
+        fit even so.
+
+        Files are rather taken than smaller microbatches, and these rather than moments in files.
+        """
+        has_disk = 0 < self.disk_bytes <= server.free_disk_bytes
+        if not has_disk or self.fits(server, server.max_microbatch_samples):
+            return Files.NOTHING
+        # What a device has of its own is in no file.
+        if server.device_memory_bytes or self._fits_somehow(server, Files.VECTORS):
+            return Files.VECTORS
+        return Files.MOMENTS
+
+    def _fits_somehow(self, server: Candidate, files: Files) -> bool:
+        """Whether the memory suffices with what the server's user lets it take, or with the smallest microbatches."""
+        caps = (server.max_microbatch_samples, *self._caps(server)[:1])
+        return any(self.fits(server, cap, files=files) for cap in caps)
 
     def cap_of(self, server: Candidate) -> int | None:
         """Return the most samples in a microbatch with which the stage fits into the memory of a server that it
         `fits_cut`: what the server's user says where that fits. None: any number."""
-        if self.fits_whole(server):
-            return server.max_microbatch_samples
+        files, cap = self.files_of(server), server.max_microbatch_samples
+        if self.fits(server, cap, files=files):
+            return cap
         caps = self._caps(server)
-        return caps[bisect_left(caps, True, key=lambda samples: not self.fits(server, samples)) - 1]
+        return caps[bisect_left(caps, True, key=lambda samples: not self.fits(server, samples, files=files)) - 1]
 
     def steps_of(self, server: Candidate, cap: int | None) -> int:
         """Return how many steps a server that the stage fits with this cap may have open: one at least."""
-        return next((steps for steps in range(self.max_steps, 1, -1) if self.fits(server, cap, steps)), 1)
+        files = self.files_of(server)
+        return next((steps for steps in range(self.max_steps, 1, -1) if self.fits(server, cap, steps, files=files)), 1)
 
     def further_of(self, server: Candidate, cap: int | None, steps: int) -> int:
         """Return how many microbatches each of so many open steps may have in flight beside those of the window.
@@ -97,16 +146,19 @@ class StageNeed:
         """
         if not server.free_memory_bytes and not server.device_memory_bytes:
             return 0
-        more = range(1, self.max_further + 1)
-        return bisect_left(more, True, key=lambda further: not self.fits(server, cap, steps, 2 * further))
+        files, more = self.files_of(server), range(1, self.max_further + 1)
+        return bisect_left(more, True, key=lambda further: not self.fits(server, cap, steps, 2 * further, files))
 
     def fits_whole(self, server: Candidate) -> bool:
-        """Whether the server's memory suffices with microbatches as large as its user lets them be."""
-        return self.fits(server, server.max_microbatch_samples)
+        """Whether the server's memory suffices with microbatches as large as its user lets them be, if need be with
+        files for what no step needs."""
+        files = self.files_of(server)
+        return files is not Files.MOMENTS and self.fits(server, server.max_microbatch_samples, files=files)
 
     def fits_cut(self, server: Candidate) -> bool:
-        """Whether the server's memory suffices, if need be with smaller microbatches than its user lets them be."""
-        return self.fits_whole(server) or any(self.fits(server, samples) for samples in self._caps(server)[:1])
+        """Whether the server's memory suffices, if need be with smaller microbatches than its user lets them be, or
+        with all in files that may lie there."""
+        return self._fits_somehow(server, self.files_of(server))
 
     def _caps(self, server: Candidate) -> range:
         """Return the caps that cut a step, and into no more microbatches than replicas take."""
@@ -114,9 +166,11 @@ class StageNeed:
         cap = server.max_microbatch_samples
         return range(self.min_samples, (most if cap is None else min(cap, most)) + 1)
 
-    def fits(self, server: Candidate, cap: int | None, steps: int = 1, further: int = 0) -> bool:
+    def fits(
+        self, server: Candidate, cap: int | None, steps: int = 1, further: int = 0, files: Files = Files.NOTHING
+    ) -> bool:
         """Whether the server's memory suffices, for what `of` is asked; what is not known is taken to be enough."""
-        host_bytes, device_bytes = self.of(server, cap, steps, further)
+        host_bytes, device_bytes = self.of(server, cap, steps, further, files)
         fits_host = not server.free_memory_bytes or host_bytes <= server.free_memory_bytes
         return fits_host and device_bytes <= server.device_memory_bytes
 

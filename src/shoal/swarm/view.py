@@ -80,6 +80,7 @@ class Candidate:
             host's memory.
         max_microbatch_samples: the most samples that its user lets it take in a microbatch of any stage; None: any
             number. Which stage it takes depends on it, and not on the `cap` of one that it hosts already.
+        free_disk_bytes: that a stage may use of its disk, in place of memory; 0: none.
     """
 
     hop: Hop
@@ -87,6 +88,7 @@ class Candidate:
     free_memory_bytes: int = 0
     device_memory_bytes: int = 0
     max_microbatch_samples: int | None = None
+    free_disk_bytes: int = 0
 
     @property
     def peer(self) -> PeerId:

@@ -69,6 +69,25 @@ def test_memory_is_used_again_and_no_file_stays_open() -> None:
     assert open_files() == before
 
 
+def test_what_rests_is_gone_unless_somebody_may_be_reading_it() -> None:
+    before, mapped = open_files(), mappings()
+    memory, reader = SharedMemory(), SharedMemory()
+    floats, _ = memory.vectors(KINDS)
+    loan = memory.lend()
+    reader.look(P, ME, reference(memory, floats), 1000, floats)
+    memory.rest()
+    assert memory.reference(floats) is not None, "it is lent"
+    memory.take_back(loan)
+    for each in (memory, reader):
+        each.rest()
+    del floats, _, loan
+    assert (open_files(), mappings()) == (before, mapped)
+    floats, _ = memory.vectors(KINDS)
+    assert memory.reference(floats) is not None, "it begins anew"
+    memory.close()
+    reader.close()
+
+
 def test_lent_memory_that_nobody_gave_back_is_left_as_it_is() -> None:
     before = open_files()
     owner, reader = SharedMemory(), SharedMemory()

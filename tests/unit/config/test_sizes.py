@@ -30,5 +30,13 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         load_config(None, [f"--servers.max-memory-bytes={text}"], {})
 
 
+def test_no_disk_may_be_used_but_no_memory_is_none() -> None:
+    servers = load_config(None, ["--servers.max-disk-bytes=0"], {}).servers
+    assert (servers.max_disk_bytes, load_config(None, [], {}).servers.max_disk_bytes) == (0, None)
+    assert load_config(None, ["--servers.max-disk-bytes=20GB"], {}).servers.max_disk_bytes == 20 * 10**9
+    with pytest.raises(ConfigError, match=r"servers\.max_disk_bytes"):
+        load_config(None, ["--servers.max-disk-bytes=-1GB"], {})
+
+
 def test_sizes_are_shown_in_the_unit_that_fits() -> None:
     assert [format_bytes(n) for n in (12, 2048, 3 * 2**29, 2**42)] == ["12 bytes", "2.0 KiB", "1.5 GiB", "4.0 TiB"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.control.assignment import require_fit
@@ -17,6 +19,9 @@ HUNGRY = (
     StageNeed(GIB, sample_bytes=GIB, max_samples=16),
     StageNeed(GIB, sample_bytes=GIB, max_samples=16, min_samples=3),
 )
+
+
+FILED = (StageNeed(3 * GIB, host_bytes=4 * GIB, file_bytes=GIB, moment_bytes=2 * GIB, disk_bytes=6 * GIB),)
 
 
 def server(host_bytes: int, device_bytes: int = 0) -> Candidate:
@@ -56,3 +61,26 @@ def test_too_little_memory_is_an_error_of_the_user(small: Candidate, stages: tup
         require_fit(small, HUNGRY if small.free_memory_bytes == 3 * GIB else NEEDS, stages)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("disk_bytes", "no_files", "said"),
+    [
+        (6 * GIB, "", "stage 0 needs 4.0 GiB with 1 sample at a time, beside 6.0 GiB in files. Start fewer"),
+        (
+            5 * GIB,
+            "",
+            "needs 7.0 GiB with 1 sample at a time; less with 6.0 GiB in files, for which there is room for 5.0 GiB. S",
+        ),
+        (
+            0,
+            "/logs lies in memory itself",
+            "at a time. Nothing may lie in files instead: /logs lies in memory itself. ",
+        ),
+    ],
+)
+def test_what_would_fit_with_files_says_why_there_are_none(disk_bytes: int, no_files: str, said: str) -> None:
+    small = replace(server(3 * GIB), free_disk_bytes=disk_bytes)
+    with pytest.raises(ConfigError) as caught:
+        require_fit(small, FILED, (0,), no_files)
+    assert said in str(caught.value)

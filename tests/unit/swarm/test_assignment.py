@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.ids import PeerId, StageIndex
-from shoal.swarm.assignment import StageNeed, assign
+from shoal.swarm.assignment import Files, StageNeed, assign
 from shoal.swarm.view import Candidate, Replica, SwarmView
 from shoal.wire.messages.base import Hop
 
@@ -259,6 +259,62 @@ def test_a_gpu_needs_room_on_both_sides() -> None:
     assert not NEED.fits_whole(gpu(66, 220))
     assert not NEED.fits_whole(gpu(67, 219))
     assert NEED.fits_whole(gpu(0, 220)), "unknown host memory is enough"
+
+
+FILED = replace(NEED, file_bytes=5, round_file_bytes=30, moment_bytes=50, disk_bytes=80)
+"""In memory it takes 227 bytes with eight samples and 167 with one; with vectors in files 222 and 152, with moments
+there too 172 and 102."""
+
+
+def _with_disk(host_bytes: int, disk_bytes: int = 80, cap: int | None = None) -> Candidate:
+    return replace(_candidate("disk", 0.0, host_bytes), free_disk_bytes=disk_bytes, max_microbatch_samples=cap)
+
+
+@pytest.mark.parametrize(
+    ("server", "files", "cap", "is_whole"),
+    [
+        (_with_disk(0), Files.NOTHING, None, True),  # nobody knows how much memory there is
+        (_with_disk(227), Files.NOTHING, None, True),
+        (_with_disk(226), Files.VECTORS, None, True),
+        (_with_disk(222), Files.VECTORS, None, True),
+        # Smaller microbatches are rather taken than moments in files.
+        (_with_disk(221), Files.VECTORS, 7, False),
+        (_with_disk(152), Files.VECTORS, 1, False),
+        (_with_disk(151), Files.MOMENTS, 5, False),
+        (_with_disk(151, cap=4), Files.MOMENTS, 4, False),
+        (_with_disk(102), Files.MOMENTS, 1, False),
+        # Without room on a disk all of it lies in memory.
+        (_with_disk(226, disk_bytes=79), Files.NOTHING, 7, False),
+        (_with_disk(167, disk_bytes=0), Files.NOTHING, 2, False),
+        # What a GPU has of its own is in no file.
+        (replace(_with_disk(32), device_memory_bytes=220), Files.VECTORS, None, True),
+        (replace(_with_disk(32), device_memory_bytes=170), Files.VECTORS, 3, False),
+    ],
+)
+def test_where_memory_is_short_files_take_its_place_and_moments_only_where_nothing_else_helps(
+    server: Candidate, files: Files, cap: int | None, is_whole: bool
+) -> None:
+    assert FILED.fits_cut(server)
+    assert (FILED.files_of(server), FILED.cap_of(server), FILED.fits_whole(server)) == (files, cap, is_whole)
+
+
+def test_a_stage_that_does_not_fit_with_all_in_files_is_not_taken() -> None:
+    assert not FILED.fits_cut(_with_disk(101))
+    assert not FILED.fits_cut(_with_disk(166, disk_bytes=79))
+    assert not FILED.fits_cut(replace(_with_disk(31), device_memory_bytes=220))
+    assert not FILED.fits_cut(replace(_with_disk(1000), device_memory_bytes=149))
+
+
+def test_open_steps_and_further_microbatches_count_what_lies_in_files() -> None:
+    need = replace(FILED, max_steps=4, further_bytes=4, max_further=50)
+    server = _with_disk(226)
+    assert (need.steps_of(server, None), need.further_of(server, None, 1)) == (1, 0)
+    more = _with_disk(226, cap=1)  # it takes 167 bytes in memory
+    assert need.files_of(more) is Files.NOTHING
+    assert need.steps_of(more, 1) == 2
+    tight = replace(_with_disk(156 + 40), max_microbatch_samples=5)  # 197 in memory, 192 with files
+    assert (need.files_of(tight), need.further_of(tight, 5, 1)) == (Files.VECTORS, 0)
+    assert replace(need, further_bytes=1).further_of(tight, 5, 1) == 2
 
 
 def _reference_cap(need: StageNeed, server: Candidate) -> int | None:

@@ -111,6 +111,7 @@ class StageRoom:
     num_servers: int
     max_microbatch_samples: int | None
     needs: tuple[StageNeed, ...]
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True)

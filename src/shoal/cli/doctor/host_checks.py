@@ -163,11 +163,12 @@ def room(found: StageRoom) -> Judged:
         0.0,
         free_memory_bytes=found.share_bytes,
         max_microbatch_samples=found.max_microbatch_samples,
+        free_disk_bytes=found.disk_bytes,
     )
     if not found.share_bytes:
         return skipped("how much memory is free is not known on this system")
     fitting = [stage for stage, need in enumerate(found.needs) if need.fits_cut(server)]
-    least_bytes = min(need.of(server, need.min_samples)[0] for need in found.needs)
+    least_bytes = min(need.of(server, need.min_samples, files=need.files_of(server))[0] for need in found.needs)
     share = f"each of {found.num_servers} servers may take {found.share_bytes / MIB:,.0f} MiB"
     if not fitting:
         return failed(
@@ -176,7 +177,9 @@ def room(found: StageRoom) -> Judged:
             "stages (model_pipeline.stages)",
         )
     count = "all" if len(fitting) == len(found.needs) else f"{len(fitting)} of {len(found.needs)}"
-    return ok(f"{share}; {count} stages fit")
+    num_filed = sum(bool(found.needs[stage].files_of(server)) for stage in fitting)
+    filed = f", {num_filed} with files in place of memory" if num_filed else ""
+    return ok(f"{share}; {count} stages fit{filed}")
 
 
 def devices(found: WantedDevices) -> Judged:

@@ -54,6 +54,7 @@ from shoal.errors import ConfigError, DeadlineExceeded, ShoalError
 from shoal.file_thread import WANTED_FILES
 from shoal.identity import KEY_BYTES, swarm_key_fingerprint
 from shoal.model.cpp_compiler import require_compiler
+from shoal.runtime.file_memory import file_room
 from shoal.runtime.hardware import installed_version, usable_processors
 from shoal.runtime.memory import free_memory_bytes
 from shoal.runtime.run_dir import require_socket_room
@@ -187,11 +188,17 @@ def socket_room() -> Judged:
         return by_error(error)
 
 
+def _existing(path: Path) -> Path:
+    """The folder, or the one in which it will be made."""
+    path = path.expanduser().absolute()
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
 def folder_of(key: str, path: Path) -> Folder:
     """Look at a folder, or the one in which it will be made."""
     path = path.expanduser().absolute()
     try:
-        there = next(each for each in (path, *path.parents) if each.exists())
+        there = _existing(path)
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
@@ -361,6 +368,7 @@ async def stage_room(config: Config, num_servers: int | None, within_s: float) -
         num_servers=num_servers or 1,
         max_microbatch_samples=config.servers.max_microbatch_samples,
         needs=needs,
+        disk_bytes=file_room(_existing(config.log_dir), num_servers or 1, config.servers.max_disk_bytes)[0],
     )
 
 

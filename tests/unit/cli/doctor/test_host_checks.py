@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,19 @@ def test_memory_below_the_smallest_stage_is_found_and_enough_for_one_stage_suffi
         assert judged.condition is Condition.OK
         assert f"{count} stages fit" in judged.evidence
     assert host_checks.room(StageRoom(0, 1, None, NEEDS)).condition is Condition.SKIPPED
+
+
+def test_memory_that_suffices_with_files_on_the_disk_suffices() -> None:
+    needs = (replace(NEEDS[0], file_bytes=40 * MIB, moment_bytes=100 * MIB, disk_bytes=GIB), NEEDS[1])
+    judged = host_checks.room(StageRoom(250 * MIB, 1, None, needs, disk_bytes=GIB))
+    assert judged.condition is Condition.OK
+    assert "1 of 2 stages fit, 1 with files in place of memory" in judged.evidence
+    found(
+        host_checks.room(StageRoom(250 * MIB, 1, None, needs, disk_bytes=GIB - 1)),
+        Condition.FAILED,
+        "may take 250 MiB, and the smallest stage needs 360 MiB",
+        "--num-servers",
+    )
 
 
 def test_a_device_that_is_not_there_is_found() -> None:
