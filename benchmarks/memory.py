@@ -3,11 +3,16 @@
 
     python benchmarks/memory.py                             about ten minutes
     python benchmarks/memory.py --models gpt --json memory.json
+    python benchmarks/memory.py --models gpt,gpt-bf16 --max-memory 800MB
 
 Each model is cut into two stages with two replicas each, one for each of two trainers, and trained for a few rounds on
 the CPU. Planned is what `server.memory` says of the stage, with one open step, by which servers choose it. Measured is
 the memory (PSS) of a server and its libp2p daemon: the most that was seen from its first committed step on, looked for
 every 50 ms.
+
+With --max-memory each model is one stage, and has as many layers as servers take that may use so much: what they can
+lies in files then, of the disk with the temporary folder (set TMPDIR, if that lies in memory). How many times as large
+it is as the largest that has all in memory is shown too.
 
 Exit code: 0 if the plan is within 10 % of the largest replica of every stage, else 1.
 """
@@ -22,17 +27,23 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 from shoal.config.load import load_config
+from shoal.config.schema import Config
 from shoal.errors import RunFailed
 from shoal.ids import PeerId
+from shoal.model.meta import build_units_without_values
+from shoal.model.registry import load_family
+from shoal.model.stage import stage_units
+from shoal.runtime.file_memory import file_room
 from shoal.runtime.process_info import tree_usage
 from shoal.server.memory import stage_needs
+from shoal.swarm.assignment import Files
 from shoal.swarm.view import Candidate
 from shoal.wire.messages.base import Hop
 from shoal_lab.launched import END_S, START_S, Launched, until
@@ -70,15 +81,33 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+DEEP = ("gpt", "gpt-bf16")
+"""Those whose number of layers can be chosen."""
+
+
+class Plan(NamedTuple):
+    """What is planned of one stage: bytes of memory, parameters, and what lies in files."""
+
+    num_bytes: int
+    num_parameters: int
+    files: Files
+
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage of one model plans with, and the most that one of its servers took, in bytes."""
+    """What one stage of one model plans with, and the most that one of its servers took, in bytes.
+
+    Attributes:
+        times: its parameters over those of the largest model that has all in memory; None: that was not looked for.
+    """
 
     model: str
     stage: int
     planned_bytes: int
     measured_bytes: int
+    num_parameters: int
+    files: str
+    times: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -88,22 +117,54 @@ class Stage:
 
 def config_of(model: str, folder: Path) -> Path:
     """Write the configuration of a model's run, and return where it is."""
-    values = {
-        "experiment_prefix": f"memory_{model}",
-        **MODELS[model],
-        "diloco": _SHORT,
-        "model_pipeline": {"stages": 2, "microbatches": 2},
-        "servers": {"replicas": 2},
+    flow = {"stages": 2, "microbatches": 2}
+    return _written(folder / f"{model}.yaml", model, {"model_pipeline": flow, "servers": {"replicas": 2}})
+
+
+def largest_of(model: str, folder: Path, servers: Mapping[str, Any]) -> Path:
+    """Write the configuration of the run of a model of one stage, with as many layers as these servers take."""
+    path, num_layers = folder / f"{model}.yaml", 1
+    sections: dict[str, Mapping[str, Any]] = {
+        "data": {"seq_len": 32},
+        "model_pipeline": {"stages": 1, "microbatches": 4},
+        "servers": {"replicas": 2, **servers},
     }
-    path = folder / f"{model}.yaml"
-    path.write_text(yaml.safe_dump(values))
+
+    def fits(num_layers: int) -> bool:
+        config = load_config(_written(path, model, {**sections, "model": {"num_layers": num_layers}}))
+        [need] = stage_needs(config)
+        return need.fits_cut(_server(config, folder))
+
+    while fits(num_layers + 1):
+        num_layers += 1
+    return _written(path, model, {**sections, "model": {"num_layers": num_layers}})
+
+
+def _written(path: Path, model: str, sections: Mapping[str, Mapping[str, Any]]) -> Path:
+    own = {"experiment_prefix": f"memory_{model}", "diloco": dict(_SHORT)}
+    merged = {name: {**MODELS[model].get(name, {}), **sections.get(name, {})} for name in {**MODELS[model], **sections}}
+    path.write_text(yaml.safe_dump(own | merged))
     return path
 
 
-def planned(config: Path) -> list[int]:
-    """Return the bytes that each stage needs of a server that computes in the host's memory."""
-    nobody = Candidate(Hop(peer=PeerId("nobody"), addresses=()), 0.0)
-    return [need.of(nobody, None)[0] for need in stage_needs(load_config(config))]
+def _server(config: Config, folder: Path) -> Candidate:
+    limit, servers = config.servers.max_memory_bytes or 0, config.servers
+    disk_bytes, _ = file_room(folder, config.num_servers, servers.max_disk_bytes) if limit else (0, "")
+    return Candidate(Hop(peer=PeerId("any"), addresses=()), 0.0, limit, free_disk_bytes=disk_bytes)
+
+
+def planned(path: Path) -> list[Plan]:
+    """Return what is planned of each stage on a server that computes in the host's memory."""
+    config = load_config(path)
+    family, server = load_family(config.model, config.data), _server(config, path.parent)
+    stages = stage_units(family, config.num_stages, config.model_pipeline.cut)
+    found = list[Plan]()
+    for units, need in zip(stages, stage_needs(config), strict=True):
+        files = need.files_of(server)
+        num_bytes, _ = need.of(server, need.cap_of(server), files=files)
+        parameters = build_units_without_values(family, units, config).parameters()
+        found.append(Plan(num_bytes, sum(parameter.numel() for parameter in parameters), files))
+    return found
 
 
 def measured(config: Path, directory: Path) -> dict[int, int]:
@@ -130,31 +191,51 @@ def measured(config: Path, directory: Path) -> dict[int, int]:
 
 def table(found: Sequence[Stage]) -> Table:
     """Return what a reader wants to see."""
-    shown = Table(title="Memory of a server", caption="planned over measured")
-    for column in ("model", "stage", "planned", "measured", "ratio"):
+    shown = Table(title="Memory of a server", caption="ratio: planned over measured")
+    for column in ("model", "stage", "parameters", "times", "in files", "planned", "measured", "ratio"):
         shown.add_column(column, justify="left" if column == "model" else "right")
     for each in found:
         sizes = (f"{size / 1e6:.0f} MB" for size in (each.planned_bytes, each.measured_bytes))
-        shown.add_row(each.model, str(each.stage), *sizes, f"{each.ratio:.3f}")
+        times = "" if each.times is None else f"{each.times:.2f}"
+        parameters = f"{each.num_parameters / 1e6:.1f} M"
+        shown.add_row(each.model, str(each.stage), parameters, times, each.files, *sizes, f"{each.ratio:.3f}")
     return shown
+
+
+def stages_of(model: str, folder: Path, limit: str | None) -> list[Stage]:
+    """Train a model, and return what its stages took; with a limit the largest that servers take with files."""
+    times = None
+    if limit is None:
+        config = config_of(model, folder)
+    else:
+        [plain] = planned(largest_of(model, folder, {"max_memory_bytes": limit, "max_disk_bytes": 0}))
+        config = largest_of(model, folder, {"max_memory_bytes": limit})
+        times = planned(config)[0].num_parameters / plain.num_parameters
+    took = measured(config, folder / model)
+    return [
+        Stage(model, stage, plan.num_bytes, took[stage], plan.num_parameters, plan.files.name.lower(), times)
+        for stage, plan in enumerate(planned(config))
+    ]
 
 
 def main() -> int:
     """Measure what was asked for, print it, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}, with commas")
+    parser.add_argument("--max-memory", help="what each server may use (800MB): find the largest models for it")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     arguments = parser.parse_args()
     models = arguments.models.split(",")
     if unknown := sorted(set(models) - MODELS.keys()):
         parser.error(f"no such model: {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    if arguments.max_memory and (others := sorted(set(models) - set(DEEP))):
+        parser.error(f"with --max-memory not: {', '.join(others)}; {', '.join(DEEP)} have layers to add")
     console, found = Console(), list[Stage]()
     with tempfile.TemporaryDirectory(prefix="memory-") as temporary:
         for model in models:
-            config = config_of(model, Path(temporary))
-            took = measured(config, Path(temporary) / model)
-            found += [Stage(model, stage, plan, took[stage]) for stage, plan in enumerate(planned(config))]
-            console.print(table([each for each in found if each.model == model]))
+            of_model = stages_of(model, Path(temporary), arguments.max_memory)
+            found += of_model
+            console.print(table(of_model))
     console.print(table(found))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(each) for each in found], indent=2))
