@@ -5,7 +5,6 @@ Those that train, measure or compute a run again are here, the others in `run_co
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -118,9 +117,9 @@ app.command(export_model, name="export", group=MODEL)
 app.command(import_model, name="import", group=MODEL)
 
 
-def run(argv: Sequence[str] | None) -> int:
+def run(argv: Sequence[str]) -> int:
     """Run the command in `argv`; see `shoal.cli.main`."""
-    tokens = spelt_out(list(sys.argv[1:] if argv is None else argv))
+    tokens = spelt_out(list(argv))
 
     def call() -> int | None:
         result = app(tokens)
