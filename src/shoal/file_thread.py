@@ -114,6 +114,7 @@ _REMEDIES: Final = {
     errno.EACCES: "let this user write there",
     errno.EFBIG: "allow larger files, by `ulimit -f unlimited` or another file system",
     errno.ENOENT: "see who has removed the folder",
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "move the file away that stands where a folder has to be"),
     errno.EMFILE: f"allow more open files there with `ulimit -n {WANTED_FILES}`",
     errno.ENFILE: "end other programs there, which have too many files open, or allow more with `sysctl fs.file-max`",
     **dict.fromkeys((errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN), _AWAY),

@@ -10,6 +10,7 @@ from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -20,7 +21,7 @@ from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
 from shoal.errors import ConfigError, os_error_as
 from shoal.events.base import SUMMARY_FILE
-from shoal.file_thread import FileThread, remedy, said_by_disk
+from shoal.file_thread import FileThread, remedy, said_and_remedy, said_by_disk
 from shoal.ids import RunId
 from shoal.runtime.durable_files import put_private, put_whole
 
@@ -44,10 +45,11 @@ def make_log_dir(config: Config, run_id: RunId, *, is_local: bool = False) -> Pa
         is_local: other hosts cannot join or see the run; the folder says so (`LOCAL_MARK`).
 
     Raises:
-        ConfigError: the directory cannot be made or written, or its disk does not answer.
+        ConfigError: the directory, or `checkpoint_dir`, cannot be made or written, or a disk does not answer.
     """
 
     def make() -> Path:
+        _require_checkpoint_dir(config)
         path = _made(config.log_dir.absolute() / run_id)
         _fill(path, config, is_local=is_local)
         return path
@@ -63,11 +65,13 @@ def take_log_dir(config: Config, run_id: RunId, claim: Callable[[Path], bool], *
         is_local: as in `make_log_dir`.
 
     Raises:
-        ConfigError: the directory cannot be made or written, its disk does not answer, or another launcher has it.
+        ConfigError: the directory, or `checkpoint_dir`, cannot be made or written, a disk does not answer, or another
+            launcher has it.
     """
     path = config.log_dir.absolute() / run_id
 
     def take() -> bool:
+        _require_checkpoint_dir(config)
         with os_error_as(partial(_cannot_write, path)):
             path.mkdir(parents=True, exist_ok=True)
             is_ours = claim(path)
@@ -159,6 +163,24 @@ def _answered(config: Config, do: Callable[[], _Result]) -> _Result:
             "server is there, or choose another with --log-dir"
         )
     return done.result()
+
+
+def _require_checkpoint_dir(config: Config) -> None:
+    """Refuse a folder for checkpoints before a run begins, and not when its first one is written.
+
+    Raises:
+        ConfigError: it cannot be made, or nothing can be written there.
+    """
+    path = Path(config.checkpoint_location)
+    if config.checkpoint_dir is None or "://" in config.checkpoint_dir or not config.param_mirror.enable:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        said = said_and_remedy(error, path, "choose another with --checkpoint-dir")
+        raise ConfigError(f"checkpoint_dir: cannot write to {path} {said}") from error
 
 
 def _made(path: Path) -> Path:

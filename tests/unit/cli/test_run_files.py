@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,22 @@ def test_a_folder_whose_name_is_no_text_is_refused_before_anything_is_made(tmp_p
         make_log_dir(Config(log_dir=log_dir), RunId("mine-1"))
     assert str(refused.value).isascii()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", ["file", "file/below"])
+def test_a_folder_for_checkpoints_that_cannot_be_is_refused_before_a_run_begins(there: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = Config(log_dir=tmp_path / "logs", checkpoint_dir=str(tmp_path / there))
+    for begin in (make_log_dir, partial(take_log_dir, claim=lambda _: True)):
+        with pytest.raises(ConfigError, match=f"checkpoint_dir: .*{there} .*move the file away.* --checkpoint-dir"):
+            begin(config, RunId("a-run"))
+    assert not (tmp_path / "logs/a-run").exists()
+
+
+def test_a_folder_for_checkpoints_is_made_for_who_writes_some(tmp_path: Path) -> None:
+    mirrors = Config(log_dir=tmp_path / "logs", checkpoint_dir=str(tmp_path / "kept/here"))
+    make_log_dir(mirrors, RunId("a-run"))
+    assert list((tmp_path / "kept/here").iterdir()) == []
+    none = mirrors.param_mirror.model_copy(update={"enable": False})
+    config = mirrors.model_copy(update={"checkpoint_dir": "/proc/none", "param_mirror": none})
+    assert make_log_dir(config, RunId("b-run")).is_dir()
