@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch.multiprocessing
 from tests.fake_hub import FakeBuilder
 
 from shoal.config.training import DataConfig
@@ -104,7 +105,11 @@ def streamed() -> Iterator[Callable[[bytes], Any]]:
         require_form(builder, DataConfig(dataset_name="a/b"))
         return iter(builder.as_streaming_dataset(split="train"))
 
+    # hivemind, which another test may have imported, has torch share memory by a process that stays.
+    usual = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")
     yield stream
+    torch.multiprocessing.set_sharing_strategy(usual)
     memory.rm("/streamed", recursive=True)
 
 
