@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from tests.e2e import ending_rows
 from tests.e2e.hosts import Hosts, hosts_of, invited
 from tests.e2e.launched import END_S, ENDLESS, SMALL, START_S, Launched, until
 from tests.e2e.namespaces import lan
@@ -280,8 +281,11 @@ def test_a_host_of_servers_comes_late_leaves_and_comes_back_as_the_same_peers(tm
 
 @pytest.mark.slow
 def test_servers_hear_why_a_run_has_failed_also_from_the_successor_of_a_killed_scout(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    arguments = json.dumps({"ended": str(ended)})
+    rows = f"--data.dataset-name={ending_rows.__name__}:EndingRows", f"--data.arguments={arguments}"
     with hosts_of(tmp_path) as hosts:
-        client = hosts.run("client", "start_trainer_client.py", *ENDLESS)
+        client = hosts.run("client", "start_trainer_client.py", *ENDLESS, *rows)
         variable, command = invited(client)
         hosts.give_key("client", "servers")
         servers = hosts.run("servers", *command, environment=variable)
@@ -289,15 +293,11 @@ def test_servers_hear_why_a_run_has_failed_also_from_the_successor_of_a_killed_s
         for num_before in (0, 1):  # the first successor is a new role to the supervisor, the second one is its own work
             os.kill(_scout_of(servers), signal.SIGKILL)
             until(lambda n=num_before: len(servers.events("scout_0", "scout.watching")) > n, START_S, "another scout")
-        # What the client writes next it cannot write: that ends the run.
-        assert client.log_dir is not None
-        rounds = client.log_dir / "rounds"
-        rounds.rename(rounds.with_name("moved"))
-        rounds.write_text("in the way")
+        ended.touch()
         assert client.ends(END_S) == 1, client.output
         assert servers.ends(END_S) == 1, servers.output
         assert "has failed: " in servers.output
-        assert "rounds" in servers.output
+        assert ending_rows.WHY in servers.output
         for each in (client, servers):
             each.leaves_nothing()
         assert client.summary()["exit"] == "failed"
