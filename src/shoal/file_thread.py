@@ -121,12 +121,17 @@ _REMEDIES: Final = {
 }
 
 
+def nearest(path: Path) -> Path:
+    """Return this absolute path, or the first of the folders above it that there is: in it the others would be made."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
 def _lacks_inodes(error: OSError, path: str | Path) -> bool:
     """Whether a disk that says that it is full has space, but not for another file."""
     if error.errno == errno.ENOSPC:
         place = Path(error.filename or path).absolute()
         with suppress(OSError, ValueError):
-            disk = os.statvfs(next(each for each in (place, *place.parents) if each.exists()))
+            disk = os.statvfs(nearest(place))
             return bool(disk.f_files and not disk.f_favail and disk.f_bavail)
     return False
 

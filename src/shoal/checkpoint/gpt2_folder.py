@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
 from shoal.checkpoint.hf_files import StoredTensors
 from shoal.checkpoint.model_source import ModelSource
-from shoal.config.load import why_invalid
+from shoal.config.load import describing_model
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
 from shoal.ids import MAX_PARTS
@@ -166,7 +165,7 @@ def _native_config(folder: Path, described: Mapping[str, Any], configuration: Ma
         blocks = model["num_layers"]
         cut = [1 + (stage == 0) + (stage == blocks - 1) for stage in range(blocks)]
         configuration = {"model_pipeline": {"stages": blocks, "cut": cut}}
-    try:
+    with describing_model(folder):
         values = {
             **configuration,
             "device": "cpu",
@@ -175,10 +174,6 @@ def _native_config(folder: Path, described: Mapping[str, Any], configuration: Ma
             "data": {**configuration.get("data", {}), "seq_len": context},
         }
         return Config.model_validate(values)
-    except (TypeError, ValidationError) as error:
-        raise ConfigError(
-            f"{folder} does not describe a model of this version of shoal: {why_invalid(error)}"
-        ) from None
 
 
 def _sizes(folder: Path, described: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

@@ -7,14 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
 from shoal.checkpoint.hf_stored import StoredModel, hf_family
 from shoal.checkpoint.model_layout import stage_layouts
 from shoal.checkpoint.model_source import ModelSource
-from shoal.config.load import why_invalid
+from shoal.config.load import describing_model
 from shoal.config.named_code import family_problem
 from shoal.config.schema import Config
 from shoal.errors import ConfigError
@@ -117,9 +116,5 @@ def _of_elsewhere(folder: Path, described: Mapping[str, Any]) -> Config:
 
 
 def _config(folder: Path, values: Mapping[str, Any]) -> Config:
-    try:
+    with describing_model(folder):
         return Config.model_validate({**values, "device": "cpu", "quant": None})
-    except (TypeError, ValidationError) as error:
-        raise ConfigError(
-            f"{folder} does not describe a model of this version of shoal: {why_invalid(error)}"
-        ) from None

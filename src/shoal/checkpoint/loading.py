@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import msgspec
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from shoal.checkpoint.gpt2_folder import MODEL_TYPE, open_gpt2
@@ -29,7 +28,7 @@ from shoal.checkpoint.peft_folder import ADAPTER, open_adapter
 from shoal.checkpoint.places import LocalPlace
 from shoal.checkpoint.stored import StoredCheckpoint
 from shoal.checkpoint.tensor_file import TensorFile
-from shoal.config.load import why_invalid
+from shoal.config.load import describing_model
 from shoal.config.named_code import family_problem
 from shoal.config.schema import Config
 from shoal.config.sources import read_file
@@ -201,10 +200,8 @@ def _open_checkpoint(folder: Path, family: str | None) -> ModelSource:
 
 
 def _configuration(values: object, family: str | None, path: Path) -> Config:
-    try:
+    with describing_model(path):
         config = Config.model_validate({**cast("dict[str, Any]", values), "device": "cpu"})
-    except (TypeError, ValidationError) as error:
-        raise ConfigError(f"{path} does not describe a model of this version of shoal: {why_invalid(error)}") from None
     if problem := family_problem(config, family, str(path), NAMING):
         raise ConfigError(problem)
     return config

@@ -64,8 +64,8 @@ async def _whole(response: Any) -> bytes:
             content += part
             if len(content) > _MAX_ANSWER_BYTES:
                 raise OSError(errno.EFBIG, f"an answer has more than {_MAX_ANSWER_BYTES} bytes")
-    except BaseException:
-        response.close()  # what is left of it is not waited for
+    except BaseException:  # also where it is cancelled, what is left of the answer is not waited for
+        response.close()
         raise
     return bytes(content)
 

@@ -171,9 +171,9 @@ def _require_checkpoint_dir(config: Config) -> None:
     Raises:
         ConfigError: it cannot be made, or nothing can be written there.
     """
-    path = Path(config.checkpoint_location)
     if config.checkpoint_dir is None or "://" in config.checkpoint_dir or not config.param_mirror.enable:
         return
+    path = Path(config.checkpoint_location)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):

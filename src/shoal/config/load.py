@@ -2,7 +2,8 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -213,6 +214,15 @@ def why_invalid(error: TypeError | ValidationError) -> str:
         return str(error)
     details = error.errors(include_url=False)
     return "; ".join(": ".join(filter(None, (_dotted(detail["loc"]), reason_of(detail)))) for detail in details)
+
+
+@contextmanager
+def describing_model(where: Path) -> Generator[None]:
+    """Inside, values that are no configuration become a ConfigError: the files of a model have said them."""
+    try:
+        yield
+    except (TypeError, ValidationError) as error:
+        raise ConfigError(f"{where} does not describe a model of this version of shoal: {why_invalid(error)}") from None
 
 
 def reason_of(detail: ErrorDetails) -> str:

@@ -65,6 +65,11 @@ def raised(error: BaseException, name: str) -> str:
     return f"{said} ({place})" if place else said
 
 
+def kind_of(value: object) -> str:
+    """Return what kind of thing a value is, for people."""
+    return "None" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
 def place_of(error: BaseException, name: str) -> str:
     """Return the last line of the user's own code that an error has come through, as `FILE line 12`; empty: none.
 

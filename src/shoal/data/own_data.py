@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from shoal.config.model import NATIVE_FAMILIES
-from shoal.config.own_class import own_class, raised
+from shoal.config.own_class import kind_of, own_class, raised
 from shoal.config.schema import Config
 from shoal.config.training import DataConfig
 from shoal.data.fields import Fields
@@ -87,7 +87,7 @@ class OwnClass:
         self._data = data
         found = own_class(self._name, "data.dataset_name")
         if not (inspect.isclass(found) or inspect.isfunction(found)):
-            raise self.refused(f"is no class but {_kind(found)}")
+            raise self.refused(f"is no class but {kind_of(found)}")
         if found.__module__ != self._name.partition(":")[0]:
             raise self.refused(
                 f"is not defined there: name it as {found.__module__}:{found.__qualname__}, or derive a class of your "
@@ -135,8 +135,8 @@ class OwnClass:
             )
         if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
             raise self.refused(
-                f"gives {_kind(found)}: it has to be a data set with __len__ and __getitem__, or a Source or a DataSet "
-                "of shoal.data.source"
+                f"gives {kind_of(found)}: it has to be a data set with __len__ and __getitem__, or a Source or a "
+                "DataSet of shoal.data.source"
             )
         return MapSamples(cast("Sequence[object]", found), self._name)
 
@@ -278,7 +278,7 @@ def _parts(item: object, where: str) -> tuple[object, object]:
         if len(pair) == 2:
             return pair[0], pair[1]
         raise BadSamples(f"{where} has {len(pair)} parts: a sample is a pair (input, label), or a mapping")
-    raise BadSamples(f"{where} is {_kind(item)}: a sample is a pair (input, label), or a mapping")
+    raise BadSamples(f"{where} is {kind_of(item)}: a sample is a pair (input, label), or a mapping")
 
 
 def _array(value: object, part: str, where: str) -> Array:
@@ -291,8 +291,8 @@ def _array(value: object, part: str, where: str) -> Array:
     if np.issubdtype(array.dtype, np.integer) and array.dtype != np.uint64:
         return array.astype(np.int64)
     raise BadSamples(
-        f"{where}: its {part} are {_kind(value)}, as an array of {array.dtype}: give numbers, as an array of numpy or "
-        "a tensor"
+        f"{where}: its {part} are {kind_of(value)}, as an array of {array.dtype}: give numbers, as an array of numpy "
+        "or a tensor"
     )
 
 
@@ -331,7 +331,3 @@ def _described(fields: Fields[ArraySpec]) -> str:
 def spec_of(array: Array) -> ArraySpec:
     """Return what samples are like of which this is a part."""
     return ArraySpec(array.dtype.name, array.shape)
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__module__}.{type(value).__qualname__}"

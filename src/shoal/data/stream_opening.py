@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.config.own_class import kind_of
 from shoal.config.schema import Config
 from shoal.data.documents import Documents, RowReader
 from shoal.data.fields import Fields
@@ -128,7 +129,7 @@ def _rows_of(own: OwnClass, found: object) -> Iterable[object]:
     if isinstance(found, Source | DataSet) or (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
         raise own.refused("can be read by index, and so is no stream: leave out data.streaming")
     if not hasattr(found, "__iter__"):
-        raise own.refused(f"gives a {type(found).__module__}.{type(found).__qualname__}, which is no iterable")
+        raise own.refused(f"gives {kind_of(found)}, which is no iterable")
     return cast("Iterable[object]", found)
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from shoal.data.fields import Fields
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, holdout_size
-from shoal.errors import ConfigError
+from shoal.data.token_windows import too_few
 
 BYTE_VALUES = 256
 
@@ -42,10 +42,7 @@ def text_dataset(name: str, text: bytes | bytearray, seq_len: int, holdout_fract
     data = np.frombuffer(text, dtype=np.uint8)
     num_windows = max(0, (len(data) - 1) // seq_len)
     if num_windows < 3:
-        raise ConfigError(
-            f"data.dataset_name = {name} has {len(data)} bytes: too few for data.seq_len = {seq_len}; give more text, "
-            "or a shorter data.seq_len"
-        )
+        raise too_few(f"data.dataset_name = {name} has {len(data)} bytes", seq_len)
     # A part of k windows needs one byte more than k * seq_len, the label of its last byte.
     tail_bytes = min(holdout_size(num_windows, holdout_fraction), num_windows - 2) * seq_len + 1
     train, holdout = ByteText(data[:-tail_bytes], seq_len), ByteText(data[-tail_bytes:], seq_len)

@@ -75,17 +75,11 @@ def windows_dataset(
     num_tokens = train.num_elements
     num_windows = max(0, (num_tokens - 1) // seq_len)
     if num_windows < (3 if holdout is None else 1):
-        raise ConfigError(
-            f"data.dataset_name = {name} has {num_tokens} tokens: too few for data.seq_len = {seq_len}; give more "
-            "text, or a shorter data.seq_len"
-        )
+        raise too_few(f"data.dataset_name = {name} has {num_tokens} tokens", seq_len)
     if holdout is not None:
         held_out = TokenWindows(holdout, seq_len, 0, holdout.num_elements)
         if not held_out.num_samples:
-            raise ConfigError(
-                f"data.eval_split has {holdout.num_elements} tokens: too few for data.seq_len = {seq_len}; give "
-                "more text, or a shorter data.seq_len"
-            )
+            raise too_few(f"data.eval_split has {holdout.num_elements} tokens", seq_len)
         return DataSet(name, TokenWindows(train, seq_len, 0, num_tokens), held_out, num_classes=vocabulary)
     # A part of k windows needs one token more than k * seq_len, the label of its last one.
     tail = min(holdout_size(num_windows, holdout_fraction), num_windows - 2) * seq_len + 1
@@ -96,3 +90,12 @@ def windows_dataset(
         TokenWindows(train, seq_len, cut, tail),
         num_classes=vocabulary,
     )
+
+
+def too_few(said: str, seq_len: int) -> ConfigError:
+    """Return the error of text that makes no samples.
+
+    Args:
+        said: How much of it there is.
+    """
+    return ConfigError(f"{said}: too few for data.seq_len = {seq_len}; give more text, or a shorter data.seq_len")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from shoal.config.own_class import raised
+from shoal.config.own_class import kind_of, raised
 from shoal.errors import MisfitError, ShoalError
 
 
@@ -28,7 +28,7 @@ def asked(family: type[object], what: str) -> Generator[None]:
         is_ours = family.__module__.startswith("shoal.")
         if is_ours or isinstance(error, ShoalError | MemoryError | torch.OutOfMemoryError):
             raise
-        name = name_of(family)
+        name = configured_name(family)
         raise MisfitError(f"model.family: {what} of {name} raises {raised(error, name)}; mend it there") from error
 
 
@@ -37,16 +37,11 @@ def require_module(family: type[object], index: int, unit: object) -> nn.Module:
     if isinstance(unit, nn.Module):
         return unit
     raise MisfitError(
-        f"model.family: build_unit({index}) of {name_of(family)} gives {kind_of(unit)}, and has to give a "
+        f"model.family: build_unit({index}) of {configured_name(family)} gives {kind_of(unit)}, and has to give a "
         "torch.nn.Module"
     )
 
 
-def name_of(family: type[object]) -> str:
+def configured_name(family: type[object]) -> str:
     """Return what the configuration calls the class of a family of somebody's own."""
     return f"{family.__module__}:{family.__qualname__}"
-
-
-def kind_of(value: object) -> str:
-    """Return what kind of thing a value is, for people."""
-    return "None" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
+from shoal.config.own_class import kind_of
 from shoal.errors import ConfigError, MisfitError
-from shoal.model.own_errors import asked, kind_of, name_of
+from shoal.model.own_errors import asked, configured_name
 from shoal.model.stage import Family, TensorSpec, checked_unit_costs
 from shoal.wire.tensors import ITEM_BYTES
 
@@ -24,7 +25,7 @@ def require_sound(family: object, kind: type[Family]) -> None:
     Raises:
         MisfitError: Some of it is wrong, or cannot be said; all of that is named.
     """
-    name = name_of(kind)
+    name = configured_name(kind)
     if not isinstance(family, Family):
         raise MisfitError(
             f"model.family: from_config of {name} gives {kind_of(family)}, and has to give the family, as cls(...)"

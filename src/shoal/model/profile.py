@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from shoal.clock import Clock, thread_cpu_s
+from shoal.config.own_class import kind_of
 from shoal.errors import ConfigError, MisfitError
 from shoal.model.device_calls import synchronise
 from shoal.model.meta import build_without_values
-from shoal.model.own_errors import kind_of
 from shoal.model.partition import StageUnits
 from shoal.model.seeding import seeded
 from shoal.model.stage import Family, StageModule, TensorSpec, checked_unit_costs, dtype_name, initial_unit

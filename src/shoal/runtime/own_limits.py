@@ -53,12 +53,12 @@ class Timer(NamedTuple):
     ends_by: signal.Signals
 
 
-FIRST: Final = Timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM)
-SECOND: Final = Timer(signal.ITIMER_PROF, signal.SIGPROF)
+USER_TIME: Final = Timer(signal.ITIMER_VIRTUAL, signal.SIGVTALRM)
+CPU_TIME: Final = Timer(signal.ITIMER_PROF, signal.SIGPROF)
 
 
 @contextmanager
-def ends_after(cpu_s: float, timer: Timer = FIRST) -> Generator[None]:
+def ends_after(cpu_s: float, timer: Timer = USER_TIME) -> Generator[None]:
     """End this process, by a signal, if what is in the context computes for longer, also within a call to a library.
 
     Its own computing counts, of all threads, so that a busy host is no reason. The parent tells it from other deaths by
@@ -71,6 +71,6 @@ def ends_after(cpu_s: float, timer: Timer = FIRST) -> Generator[None]:
         signal.setitimer(timer.which, outer_s)
 
 
-def is_endless(died: ChildDied, timer: Timer = FIRST) -> bool:
+def is_endless(died: ChildDied, timer: Timer = USER_TIME) -> bool:
     """Whether a child was ended by `ends_after`."""
     return died.code == -timer.ends_by

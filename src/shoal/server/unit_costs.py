@@ -13,8 +13,8 @@ from shoal.config.model import NATIVE_FAMILIES
 from shoal.config.own_class import place_of
 from shoal.config.schema import Config
 from shoal.errors import MisfitError
-from shoal.model.device_calls import name_of as name_of_device
-from shoal.model.own_errors import name_of
+from shoal.model.device_calls import name_of
+from shoal.model.own_errors import configured_name
 from shoal.model.profile import Profile, profile_units
 from shoal.model.registry import load_exact_family
 from shoal.model.stage import Family, checked_unit_costs, stage_units
@@ -65,7 +65,7 @@ def unit_costs(
     if not measure:
         return UnitCosts(static, "static", names, family.is_tied)
     where = torch_device(device)
-    key = cost_key(config, device, gpu=name_of_device(where), code=_code_of(config, family))
+    key = cost_key(config, device, gpu=name_of(where), code=_code_of(config, family))
     warnings: list[str] = []
     if cache is not None:
         known = cache.load(key, family.num_units)
@@ -91,7 +91,7 @@ def unit_costs(
 
 def _reason(error: Exception, family: Family) -> str:
     """Say what was raised, in which unit, and where in the code of its family."""
-    named = [*getattr(error, "__notes__", ())[:1], place_of(error, name_of(type(family)))]
+    named = [*getattr(error, "__notes__", ())[:1], place_of(error, configured_name(type(family)))]
     where = ", ".join(filter(None, named))
     said = f"{type(error).__name__}: {error}".removesuffix(": ")
     return f"{where}: {said}" if where else said

@@ -51,7 +51,7 @@ from shoal.control.initial_peers import parse
 from shoal.control.lan import FoundSwarm, find_on_lan, hears_itself
 from shoal.control.maddrs import check_port_free
 from shoal.errors import ConfigError, DeadlineExceeded, ShoalError
-from shoal.file_thread import WANTED_FILES
+from shoal.file_thread import WANTED_FILES, nearest
 from shoal.identity import KEY_BYTES, swarm_key_fingerprint
 from shoal.model.cpp_compiler import require_compiler
 from shoal.runtime.file_memory import file_room
@@ -188,17 +188,11 @@ def socket_room() -> Judged:
         return by_error(error)
 
 
-def _existing(path: Path) -> Path:
-    """The folder, or the one in which it will be made."""
-    path = path.expanduser().absolute()
-    return next(each for each in (path, *path.parents) if each.exists())
-
-
 def folder_of(key: str, path: Path) -> Folder:
     """Look at a folder, or the one in which it will be made."""
     path = path.expanduser().absolute()
     try:
-        there = _existing(path)
+        there = nearest(path)
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
@@ -363,12 +357,13 @@ async def stage_room(config: Config, num_servers: int | None, within_s: float) -
         return skipped(f"what the stages of the run need cannot be computed here: {reason[:300]}")
     share_bytes = free_memory_bytes() // (num_servers or 1)
     cap_bytes = config.servers.max_memory_bytes
+    there = nearest(config.log_dir.expanduser().absolute())
     return StageRoom(
         share_bytes=min(share_bytes, cap_bytes or share_bytes),
         num_servers=num_servers or 1,
         max_microbatch_samples=config.servers.max_microbatch_samples,
         needs=needs,
-        disk_bytes=file_room(_existing(config.log_dir), num_servers or 1, config.servers.max_disk_bytes)[0],
+        disk_bytes=file_room(there, num_servers or 1, config.servers.max_disk_bytes)[0],
     )
 
 

@@ -24,7 +24,7 @@ from shoal.errors import MALFORMED, ConfigError, StorageError
 from shoal.file_thread import said_and_remedy
 from shoal.model.hf.repository import INSTALL, Repository
 from shoal.runtime.inside import places_of, require_inside
-from shoal.runtime.own_limits import SECOND, Timer, ends_after
+from shoal.runtime.own_limits import CPU_TIME, Timer, ends_after
 from shoal.runtime.user_cache import keep, user_cache
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ GENERATION: Final = "generation_config.json"
 """Of a model: which tokens end its answers. It is kept beside the tokenizer, and is no part of it."""
 _KEPT: Final = (*FILES, GENERATION)
 _FACTS: Final = "shoal.json"
-COMPUTES: Final[Timer] = SECOND
-"""Ends a process whose tokenizer computes without end, see `makes_tokens`: a chat template has the first one."""
+COMPUTES: Final[Timer] = CPU_TIME
+"""Ends a process whose tokenizer computes without end, see `makes_tokens`: a chat template has the other timer."""
 _LEAST_S: Final = 120.0
 _SLOWEST_BYTES_PER_S: Final = 20_000
 """Of text, a hundredth of what a slow tokenizer makes tokens of."""
