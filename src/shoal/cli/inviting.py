@@ -28,7 +28,7 @@ from shoal.control.maddrs import outward
 from shoal.control.pairing import VALID_S
 from shoal.errors import MALFORMED, ConfigError
 from shoal.identity import create_swarm_key, load_swarm_key, swarm_key_fingerprint
-from shoal.runtime.durable_files import put_private
+from shoal.runtime.durable_files import put_whole
 
 HOUR_S: Final = 3600.0
 JOINED_FILE: Final = Path("~/.config/shoal/joined.json")
@@ -239,6 +239,6 @@ def _remember(joined: Joined) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # By its name as well: whoever says which swarm is meant need not have joined it last.
         for each in (_joined_file(joined.experiment_prefix), path):
-            put_private(each, msgspec.json.encode(joined))
+            put_whole(each, msgspec.json.encode(joined), lasting=False, private=True)
     except OSError as error:
         raise ConfigError(f"cannot remember the swarm in {path}: {error.strerror}") from error

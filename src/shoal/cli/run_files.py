@@ -23,7 +23,7 @@ from shoal.errors import ConfigError, os_error_as
 from shoal.events.base import SUMMARY_FILE
 from shoal.file_thread import FileThread, remedy, said_and_remedy, said_by_disk
 from shoal.ids import RunId
-from shoal.runtime.durable_files import put_private, put_whole
+from shoal.runtime.durable_files import put_whole
 
 DISK_PATIENCE_S: Final = 30.0
 """So long is a disk that does not answer waited for, before a run begins and when it is over."""
@@ -89,7 +89,7 @@ def _fill(path: Path, config: Config, *, is_local: bool) -> None:
     with os_error_as(partial(_cannot_write, path)):
         if is_local:
             (path / LOCAL_MARK).touch()
-        put_private(path / CONFIG_FILE, dump_config(config).encode())
+        put_whole(path / CONFIG_FILE, dump_config(config).encode(), lasting=False, private=True)
     # Some disks know no links, as those of Windows and of memory sticks: the run does without.
     with suppress(OSError):
         if link.is_symlink() or not link.exists():
@@ -108,7 +108,7 @@ def write_config(config: Config, log_dir: Path) -> None:
     """
     path = log_dir / CONFIG_FILE
     with os_error_as(partial(_cannot_write, path)):
-        put_private(path, dump_config(config).encode())
+        put_whole(path, dump_config(config).encode(), lasting=False, private=True)
 
 
 def written_config(log_dir: Path) -> Config:

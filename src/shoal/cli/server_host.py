@@ -205,7 +205,7 @@ class ServerHost:
         self.early.preload_for(config)
         run_id = found.run_id
         log_dir = self._log_dir = make_joining_log_dir(config, run_id, self.what)
-        self._peers_file = PeersFile(log_dir, "launcher", self._say)
+        self._peers_file = PeersFile(log_dir, self._say)
         log.configure("launcher", log_dir, config.log_level)
         self.early.announce(run_id, log_dir, hosts=self.what)
         self._say(f"run {run_id}, logs in {log_dir}")

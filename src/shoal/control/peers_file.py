@@ -19,6 +19,7 @@ from shoal.control.membership import Membership
 from shoal.events.base import tell
 from shoal.events.registry import PeersUnwritten
 from shoal.file_thread import FileThread, remedy, said_by_disk
+from shoal.runtime.durable_files import put_whole
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +31,13 @@ MAX_LISTED: Final = 16
 class PeersFile:
     """The file of one run on one host."""
 
-    def __init__(self, log_dir: Path, writer: str, notice: Callable[[str], None]) -> None:
+    def __init__(self, log_dir: Path, notice: Callable[[str], None]) -> None:
         """Write nothing yet.
 
         Args:
-            writer: the role that writes; each role prepares its lines in a file of its own.
             notice: shows the user a line; it is used once, if the file cannot be written.
         """
         self._path = log_dir / PEERS_FILE
-        self._aside = log_dir / f".{PEERS_FILE}.{writer}"
         self._notice = notice
         self._thread = FileThread(PEERS_FILE, path=self._path)
         self._failure = ""
@@ -60,8 +59,7 @@ class PeersFile:
 
     def _put(self, lines: str) -> None:
         try:
-            self._aside.write_text(lines)
-            self._aside.replace(self._path)
+            put_whole(self._path, lines.encode(), lasting=False)
         except OSError as error:
             self._failure = f"{said_by_disk(error, self._path)}: {remedy(error, self._path)}"
 

@@ -62,7 +62,7 @@ async def main(spec: bytes, control: RoleControl) -> None:
 
 async def _serve(start: MonitorSpec, control: RoleControl, config: Config, clock: Clock, gatherer: Gatherer) -> None:
     joined_unix_s = clock.unix_s()
-    peers_file = PeersFile(Path(start.log_dir), start.role, control.notice)
+    peers_file = PeersFile(Path(start.log_dir), control.notice)
     try:
         async with (
             open_role_endpoint(start) as endpoint,

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import hashlib
 import os
-import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -109,20 +109,22 @@ class DurableFile:
         self._file.close()
 
 
-def put_whole(path: Path, content: bytes, *, lasting: bool) -> None:
+def put_whole(path: Path, content: bytes, *, lasting: bool, private: bool = False) -> None:
     """Put a file in place, or leave what was there: who reads it finds the whole of the old or of the new content.
 
     Args:
         lasting: it is on the disk when this returns, and outlives a loss of power.
+        private: its owner alone may read it, whatever the umask.
 
     Raises:
-        OSError: it could not be written in full.
+        OSError: it could not be written in full; nothing is left of the attempt.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{threading.get_native_id()}.unfinished")
     # In a folder that others have made this name may be a link, to any file of this user.
     unfinished.unlink(missing_ok=True)
     try:
-        with unfinished.open("xb") as file:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             if lasting:
                 file.flush()
@@ -134,24 +136,6 @@ def put_whole(path: Path, content: bytes, *, lasting: bool) -> None:
         raise
     if lasting:
         sync_directory(path.parent)
-
-
-def put_private(path: Path, content: bytes) -> None:
-    """Put a file in place that its owner alone may read, whole or not at all.
-
-    Raises:
-        OSError: that is not possible; nothing is left of the attempt.
-    """
-    # Readable by the owner alone, whatever the umask.
-    descriptor, aside = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(aside, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(aside)
-        raise
 
 
 def require_size(path: Path, size_bytes: int) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.runtime.durable_files import put_private
+from shoal.runtime.durable_files import put_whole
 
 
 def user_cache(name: str, environment: Mapping[str, str] | None = None) -> Path:
@@ -34,4 +34,4 @@ def keep(path: Path, content: bytes) -> None:
         OSError: That is not possible; nothing is left of the attempt.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    put_private(path, content)
+    put_whole(path, content, lasting=False, private=True)

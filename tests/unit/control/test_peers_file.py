@@ -84,7 +84,7 @@ async def test_the_list_follows_the_view_with_the_own_address_first_and_survives
 
 def test_the_file_is_replaced_as_a_whole_and_read_back(tmp_path: Path) -> None:
     notices: list[str] = []
-    file = PeersFile(tmp_path, "client", notices.append)
+    file = PeersFile(tmp_path, notices.append)
     assert not file.exists
     assert read_peers_file(tmp_path) == ()
     file.write(("/a", "/b"))
@@ -99,7 +99,7 @@ def test_a_file_whose_disk_does_not_answer_may_have_been_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far_disk(monkeypatch)
-    file = PeersFile(tmp_path, "client", lambda _: None)
+    file = PeersFile(tmp_path, lambda _: None)
     for _ in range(2):  # for the second time it is asked, and not waited for
         answers = threading.Event()
         with monkeypatch.context() as patch:
@@ -115,7 +115,7 @@ def test_a_file_whose_disk_does_not_answer_may_have_been_written(
 def test_a_file_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path) -> None:
     notices: list[str] = []
     gone = tmp_path / "gone"
-    file = PeersFile(gone, "client", notices.append)
+    file = PeersFile(gone, notices.append)
     for _ in range(3):
         file.write(("/a",))
     [told, remedy] = notices

@@ -125,7 +125,7 @@ async def test_an_address_that_cannot_be_written_down_now_lets_nobody_in(
     access.serves(1234)
     before, answers = access.url, threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr("shoal.monitor.http.access.put_private", lambda *_: answers.wait())
+        patch.setattr("shoal.monitor.http.access.put_whole", lambda *_, **__: answers.wait())
         with pytest.raises(OSError, match=r"does not answer.*dashboard\.url"):
             access.redeem(before.rpartition("=")[2])
         answers.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,13 @@ def test_what_a_process_of_the_same_number_has_left_is_in_nobody_s_way(tmp_path:
     (tmp_path / f".a.{os.getpid()}.unfinished").write_text("half a li")
     put_whole(tmp_path / "a", b"whole", lasting=True)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "whole")]
+
+
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o644)])
+def test_a_private_file_is_its_owner_s_alone_whatever_the_umask(private: bool, mode: int, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        put_whole(tmp_path / "key", b"secret", lasting=False, private=private)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == mode

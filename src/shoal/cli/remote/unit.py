@@ -38,7 +38,7 @@ from shoal.cli.remote.unit_starts import OUTPUT, service_name, start_service, st
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import MALFORMED, ConfigError
 from shoal.file_thread import always_answers
-from shoal.runtime.durable_files import put_private, put_whole
+from shoal.runtime.durable_files import put_whole
 from shoal.runtime.process_info import read_stat
 
 UNITS_DIR: Final = Path("~") / UNITS
@@ -114,7 +114,8 @@ async def _start(request: StartUnit) -> Units:
         pid = start_session((*unit.argv, *request.this_time), folder)
     stat = read_stat(pid) if pid else None
     started_s = 0.0 if stat is None else stat.started_s
-    put_private(folder / NOTE, msgspec.json.encode(_Note(unit, since_unix_s, pid, started_s, platform.node())))
+    new = _Note(unit, since_unix_s, pid, started_s, platform.node())
+    put_whole(folder / NOTE, msgspec.json.encode(new), lasting=False, private=True)
     _remove_unused_installations()
     return Units((_state(unit.name, 1),), changed=verb)
 

@@ -25,7 +25,7 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from shoal.file_thread import FileThread
-from shoal.runtime.durable_files import put_private
+from shoal.runtime.durable_files import put_whole
 
 KEY_FILE, URL_FILE, TOKEN_FILE = "dashboard.key", "dashboard.url", "metrics.token"
 _KEY_BYTES = 32
@@ -146,8 +146,8 @@ class Access:
         return True
 
     def _write_down(self) -> None:
-        put_private(self._token_path, self.reader_token.encode())
-        put_private(self._url_path, f"{self.url}\n".encode())
+        put_whole(self._token_path, self.reader_token.encode(), lasting=False, private=True)
+        put_whole(self._url_path, f"{self.url}\n".encode(), lasting=False, private=True)
 
     def _left(self) -> tuple[str, int]:
         """Return the token that is not used yet, and the port of an earlier start; a new one and 0 at the first."""
@@ -166,5 +166,5 @@ def _key(path: Path) -> bytes:
         key = b""
     if len(key) != _KEY_BYTES:
         key = secrets.token_bytes(_KEY_BYTES)
-        put_private(path, key.hex().encode())
+        put_whole(path, key.hex().encode(), lasting=False, private=True)
     return key
