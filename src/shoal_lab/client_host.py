@@ -25,7 +25,7 @@ from shoal.data.source import DataSet
 from shoal.identity import Identity, swarm_authority
 from shoal.ids import PeerId, RunId
 from shoal.runtime import launcher_messages as messages
-from shoal.trainer.trainer import Trainer
+from shoal.trainer.loop import Trainer
 from shoal.transport.dispatch import dispatch
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.base import Hop

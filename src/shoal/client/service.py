@@ -21,9 +21,9 @@ from shoal.client.client import Beginning, Client, ClientRun
 from shoal.client.diary import FILE_NAME as DIARY_FILE
 from shoal.client.diary import Diary
 from shoal.client.ledger import Ledger
-from shoal.client.opening import data_server_started
 from shoal.client.resuming import needed_checkpoint
 from shoal.clock import Clock, SystemClock
+from shoal.config.schema import Config
 from shoal.control.counter_report import counters_logged
 from shoal.control.dial_back import DialBack
 from shoal.control.join import join_swarm
@@ -33,7 +33,7 @@ from shoal.control.records import ClientRecord, RunRecord, Undialled
 from shoal.control.registry import Registry
 from shoal.control.role_start import ClientSpec, open_role_endpoint
 from shoal.control.run_end import say_run_is_over
-from shoal.errors import StorageError
+from shoal.errors import ControlError, StorageError
 from shoal.events.base import tell
 from shoal.events.run import DiskAwaited
 from shoal.file_thread import FileThread
@@ -43,14 +43,16 @@ from shoal.optim.inner import require_matches
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.quant.coverage import require_quantisable
 from shoal.runtime.control_pipe import RoleControl
-from shoal.runtime.launcher_messages import RoleReady, RunSummary, RunUnwanted
+from shoal.runtime.launcher_messages import RoleReady, RunSummary, RunUnwanted, StartDataServer
 from shoal.runtime.patient_thread import run_in_thread
 from shoal.runtime.process_info import process_age_s
 from shoal.runtime.role import leaves
-from shoal.transport.base import Endpoint
+from shoal.transport.base import Endpoint, Received
+from shoal.transport.dispatch import Handler, Rest, dispatch
 from shoal.transport.reach import why_unreachable
 from shoal.transport.tls import tls_contexts
 from shoal.wire.messages.base import Hop
+from shoal.wire.messages.control import MAX_STATE_CHARS, AskStatus, RunStatus
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +106,7 @@ async def main(payload: bytes, control: RoleControl) -> None:
                 try:
                     async with anyio.create_task_group() as beside:
                         # Until the end only: when all leave, the last ones are not where the swarm can be joined.
-                        file = PeersFile(Path(spec.log_dir), spec.role, control.notice)
+                        file = PeersFile(Path(spec.log_dir), control.notice)
                         beside.start_soon(keep_peers_file, file, membership)
                         await turn.wait()
                         if client.has_turn:
@@ -253,3 +255,53 @@ async def _train(client: Client, control: RoleControl, clock: Clock, end: RunEnd
         with anyio.CancelScope(shield=True):
             await client.counters.gather()
             control.tell(RunSummary(await client.summary(end.exit)))
+
+
+@dataclass(eq=False, repr=False)
+class OpeningAnswers(Handler):
+    """The client's side of `shoal status` until the data server serves, which may list many files or make tokens.
+
+    Nobody else knows of this client then, since it has not joined the swarm. A client that is started again has peers
+    that send it what it must not miss; its data server serves already.
+    """
+
+    endpoint: Endpoint
+    config: Config
+    control: RoleControl
+
+    def receive(self, event: Received) -> bool:
+        """Answer the question; what it is beside that waits for the run."""
+        if not isinstance(event.message, AskStatus):
+            return False
+        state = f"starting: {self.control.doing or 'waiting for the data server'}"
+        rounds, stages = self.config.diloco.outer_steps, self.config.num_stages
+        status = RunStatus(state[:MAX_STATE_CHARS], 0, rounds, 0, 0, None, None, 0.0, None, (), num_stages=stages)
+        self.endpoint.post(event.peer, status)
+        return True
+
+
+async def data_server_started(control: RoleControl, endpoint: Endpoint, config: Config, *, is_new: bool) -> bool:
+    """Have the launcher start the data server, and wait until it serves; return whether it does, and not the run's end
+    is wanted.
+
+    Args:
+        is_new: no peer knows this client.
+
+    Raises:
+        ControlError: it could not be started.
+    """
+    async with anyio.create_task_group() as tasks:
+
+        async def stop_when_told() -> None:
+            await control.stopping.wait()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(stop_when_told)
+        if is_new:
+            tasks.start_soon(dispatch, endpoint, (OpeningAnswers(endpoint, config, control), Rest()))
+        answer = await control.request(StartDataServer())
+        tasks.cancel_scope.cancel()
+        if answer.error:
+            raise ControlError(f"the data server could not be started: {answer.error}")
+        return True
+    return False

@@ -1,7 +1,7 @@
 """Samples of several texts each, which a model sees apart: tokens, the targets among them, positions in the texts.
 
     file      text 0 | text 1 | text 2 ...     marked tokens: the first one of a text, and those that are targets
-    sample    text 1, text 7, text 2, nothing  by a plan made from the lengths (`packing`)
+    sample    text 1, text 7, text 2, nothing  by a plan made from the lengths (`best_fit`)
 
 A text of n tokens takes n - 1 places: each token but the last with the one that follows it for a label, if that is a
 target. Positions (T) begin at 0 in each text, and in what fills up a sample.
@@ -10,7 +10,7 @@ target. Positions (T) begin at 0 in each text, and in what fills up a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from shoal.config.training import POSITIONS
 from shoal.data.element_file import ElementFile
 from shoal.data.fields import Fields
-from shoal.data.packing import best_fit
 from shoal.data.source import Array, ArraySpec, DataSet, Indices, KnownSamples, split_indices
 from shoal.data.targets import IGNORED
 from shoal.data.token_windows import token_dtype
@@ -160,3 +159,60 @@ def packed_dataset(
         PackedTexts(holdout or train, held_out, seq_len, vocabulary),
         num_classes=vocabulary,
     )
+
+
+class Packing(NamedTuple):
+    """The plan.
+
+    Attributes:
+        texts: (n,) All texts, those of the first sample first.
+        starts: (samples + 1,) Where in `texts` those of each sample begin, and the end.
+    """
+
+    texts: Indices
+    starts: Indices
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return len(self.starts) - 1
+
+    def of(self, sample: int) -> Indices:
+        """Return the texts of a sample, in the order in which they stand in it."""
+        return self.texts[self.starts[sample] : self.starts[sample + 1]]
+
+
+def best_fit(lengths: Indices, capacity: int) -> Packing:
+    """Plan which texts share a sample, from their lengths alone: the plan is the same wherever it is made.
+
+    Best fit, the longest first: each text goes where the least room is left behind it (Johnson et al. 1974, "Worst-case
+    performance bounds for simple one-dimensional packing algorithms"). Every text is in one sample, whole.
+
+    Args:
+        lengths: (n,) Of each text, 1..capacity.
+    """
+    # Equal lengths keep the order of the texts.
+    order = np.argsort(-lengths, kind="stable")
+    ordered: list[int] = lengths[order].tolist()
+    sample_of = np.empty(len(lengths), dtype=np.int64)
+    with_room = [list[int]() for _ in range(capacity + 1)]
+    # Bit r is set where a sample has room r left: the least room that is enough is the lowest bit from there on.
+    rooms = num_samples = 0
+    for text, length in zip(order.tolist(), ordered, strict=True):
+        enough = rooms >> length
+        if enough:
+            room = length + (enough & -enough).bit_length() - 1
+            sample = with_room[room].pop()
+            if not with_room[room]:
+                rooms ^= 1 << room
+        else:
+            room, sample = capacity, num_samples
+            num_samples += 1
+        sample_of[text] = sample
+        left = room - length
+        if left:
+            with_room[left].append(sample)
+            rooms |= 1 << left
+    texts = np.argsort(sample_of, kind="stable")
+    counts = np.bincount(sample_of, minlength=num_samples)
+    return Packing(texts, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))

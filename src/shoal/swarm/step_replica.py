@@ -18,11 +18,10 @@ from dataclasses import KW_ONLY, dataclass
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.attempts import AttemptLedger, keys_below
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
 from shoal.swarm.microbatch_cut import exceeded, refusal
 from shoal.swarm.microbatch_pass import MicrobatchPass, Payload
-from shoal.swarm.open_step import OpenStep, entry_bytes
+from shoal.swarm.open_step import AttemptLedger, OpenStep, entry_bytes, keys_below
 from shoal.swarm.settlement import Settlement
 from shoal.swarm.step_operations import (
     BEHIND,

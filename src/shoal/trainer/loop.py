@@ -25,12 +25,15 @@ from shoal.events.steps import (
     StepIsStuck,
 )
 from shoal.ids import PeerId, StepKey
+from shoal.model.registry import is_wrapped
 from shoal.optim.loss_scale import LossScale
 from shoal.optim.schedule import LrSchedule
 from shoal.pipeline.driver import StepDriver
+from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.runtime.waking import Signal
 from shoal.swarm.step_trainer import Finished
 from shoal.transport.base import Endpoint, Received
+from shoal.transport.dispatch import dispatch
 from shoal.wire.messages.base import Hop, ReplicaRef, Replicas
 from shoal.wire.messages.control import (
     MAX_REFUSAL_CHARS,
@@ -291,3 +294,62 @@ class TrainerLoop:
         with anyio.move_on_after(_REFUSED_S):
             while self._next is None and self._replicas == refused:
                 await self._changed.wait()
+
+
+class Trainer:
+    """One slot's trainer: what the role's process runs, and a cluster in one process as well.
+
+    endpoint -> StepDriver (replicas), Feed (data server), TrainerLoop (client)
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        endpoint: Endpoint,
+        slot: int,
+        generation: int,
+        client: Hop,
+        data_server: Hop,
+        clock: Clock,
+        hooks: RoleHooks = NO_HOOKS,
+    ) -> None:
+        """Connect the parts.
+
+        Args:
+            endpoint: `run` takes its events.
+            slot: the pipeline that is its home; also its number in step ids.
+            generation: counts the starts of this slot's trainer in the run, from 1.
+        """
+        self._endpoint, self._hooks = endpoint, hooks
+        pipeline = config.model_pipeline
+        self._feed = Feed(endpoint=endpoint, data_server=data_server, trainer=slot, generation=generation, clock=clock)
+        self._driver = StepDriver(
+            endpoint=endpoint,
+            trainer=slot,
+            generation=generation,
+            window=pipeline.microbatches_in_flight,
+            evaluation_window=pipeline.evaluations_in_flight,
+            max_grad_norm=config.diloco.max_grad_norm,
+            clock=clock,
+            step_timeout_s=pipeline.forward_timeout_s + pipeline.backward_timeout_s,
+            is_wrapped=is_wrapped(config),
+        )
+        self._loop = TrainerLoop(
+            endpoint=endpoint,
+            feed=self._feed,
+            driver=self._driver,
+            config=config,
+            client=client,
+            slot=slot,
+            generation=generation,
+            clock=clock,
+        )
+
+    async def run(self) -> None:
+        """Say hello to the client and train until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            handlers = self._hooks.handlers((self._driver, self._feed, self._loop))
+            tasks.start_soon(dispatch, self._endpoint, handlers, self._driver.peer_found)
+            tasks.start_soon(self._feed.run)
+            tasks.start_soon(self._loop.run)

@@ -8,7 +8,7 @@ from shoal.control.role_start import TrainerSpec, open_role_endpoint
 from shoal.pipeline.role_hooks import role_hooks
 from shoal.runtime.control_pipe import RoleControl
 from shoal.runtime.launcher_messages import RoleReady
-from shoal.trainer.trainer import Trainer
+from shoal.trainer.loop import Trainer
 
 
 async def main(payload: bytes, control: RoleControl) -> None:

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from shoal.cli.observing import ClientTarget
-from shoal.client.opening import data_server_started
+from shoal.client.service import data_server_started
 from shoal.config import Config
 from shoal.errors import ControlError
 from shoal.identity import Identity

@@ -174,7 +174,7 @@ async def test_while_it_opens_a_folder_it_says_how_many_files_that_has_and_for_h
 
     monkeypatch.setattr("shoal.data_server.service.open_source", slow)
     for name in ("FIRST_S", "_EVERY_S", "_QUIET_S"):
-        monkeypatch.setattr(f"shoal.data_server.opening.{name}", 0.01)
+        monkeypatch.setattr(f"shoal.data_server.service.{name}", 0.01)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         async with open_role_control(theirs) as control, anyio.create_task_group() as group:

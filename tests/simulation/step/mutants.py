@@ -10,9 +10,9 @@ from tests.simulation.step.hosts import Chain, ReplicaHost, Work
 from tests.simulation.step.world import World
 
 from shoal.ids import PeerId, StepKey
-from shoal.swarm.attempts import AttemptLedger
 from shoal.swarm.flight_window import FlightWindow
 from shoal.swarm.microbatch_pass import Payload
+from shoal.swarm.open_step import AttemptLedger
 from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import FeedMicrobatch, StepPhase, StepPlan, StepTrainer, TrainerEffect

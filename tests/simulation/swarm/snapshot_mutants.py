@@ -9,7 +9,7 @@ import msgspec
 from tests.simulation.swarm.snapshots import SnapshotServer, SnapshotWorld
 
 from shoal.ids import PeerId
-from shoal.swarm.attempts import AttemptLedger
+from shoal.swarm.open_step import AttemptLedger
 from shoal.swarm.snapshots import Base, SearchEffects, SnapshotSearch, is_due
 from shoal.swarm.step_replica import StepReplica
 from shoal.wire.messages.snapshot import Snapshot

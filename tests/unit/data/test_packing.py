@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.data.packing import best_fit
+from shoal.data.packed_texts import best_fit
 from shoal.data.source import Indices
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.config import Config
 from shoal.data.catalog import open_source
-from shoal.data_server.fitting import require_taken
+from shoal.data_server.service import require_taken
 from shoal.errors import ConfigError
 from shoal.model.mlp import MlpFamily
 from shoal.model.stage import TensorSpec

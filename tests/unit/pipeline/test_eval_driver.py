@@ -10,7 +10,7 @@ from tests.alongside import alongside, until
 from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.ids import PeerId
-from shoal.pipeline.eval_driver import EvalDriver
+from shoal.pipeline.driver import EvalDriver
 from shoal.transport.memory import MemoryNetwork
 from shoal.wire.messages.step import EvalResult
 from shoal.wire.tensors import WireTensor

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shoal.ids import Ballot, PeerId, StepKey
-from shoal.swarm import trained_twice as module
+from shoal.swarm import round_quorums as module
 from shoal.swarm.round_effects import TrainedTwice
-from shoal.swarm.round_quorums import RoundQuorums
+from shoal.swarm.round_quorums import RoundQuorums, trained_twice
 from shoal.swarm.round_settings import RoundSettings
-from shoal.swarm.trained_twice import trained_twice
 from shoal.wire.messages.base import SampleRange
 from shoal.wire.messages.round import Join
 from shoal.wire.messages.step import StepEntry

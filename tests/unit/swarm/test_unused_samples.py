@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.swarm.sample_ranges import Ranges, count, merge, subtract
-from shoal.swarm.unused_samples import UnusedSamples
+from shoal.swarm.shared_deal import UnusedSamples
 from shoal.wire.messages.base import SampleRange
 
 

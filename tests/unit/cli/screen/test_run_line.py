@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shoal.cli.screen.run_line import ASCII_LEVELS, LEVELS, sparkline
+from shoal.cli.screen.layout import ASCII_LEVELS, LEVELS, sparkline
 
 
 def test_a_sparkline_has_eight_levels_from_the_least_to_the_most() -> None:
