@@ -49,7 +49,11 @@ _SMALL_ORDER_YS: Final = frozenset({1, _FIELD - 1, 0, _ORDER_8_Y, _FIELD - _ORDE
 
 
 class Identity:
-    """An Ed25519 key pair."""
+    """An Ed25519 key pair.
+
+    Attributes:
+        peer_id: contains the pair's public key.
+    """
 
     def __init__(self, private_bytes: bytes) -> None:
         """Use the key with this 32-byte seed.
@@ -61,7 +65,7 @@ class Identity:
             raise IdentityError(f"an Ed25519 private key has {KEY_BYTES} bytes, not {len(private_bytes)}")
         self._key = Ed25519PrivateKey.from_private_bytes(private_bytes)
         self._public_bytes = self._key.public_key().public_bytes_raw()
-        self._peer_id = peer_id_of(self._public_bytes)
+        self.peer_id = peer_id_of(self._public_bytes)
 
     @classmethod
     def generate(cls) -> Identity:
@@ -89,11 +93,6 @@ class Identity:
         if len(seed) != KEY_BYTES or cls(seed).p2p_key_bytes != raw:
             raise IdentityError(f"{path} holds no Ed25519 key in libp2p's form: move it away to have a new one made")
         return cls(seed)
-
-    @property
-    def peer_id(self) -> PeerId:
-        """The peer id that contains this identity's public key."""
-        return self._peer_id
 
     @property
     def private_bytes(self) -> bytes:
@@ -124,7 +123,7 @@ class Identity:
         return self._key.sign(data)
 
     def __repr__(self) -> str:
-        return f"Identity({self._peer_id})"
+        return f"Identity({self.peer_id})"
 
 
 def peer_id_of(public_key: bytes) -> PeerId:

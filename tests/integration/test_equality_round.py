@@ -37,7 +37,7 @@ from shoal.data.microbatch import Microbatch
 from shoal.identity import Identity
 from shoal.ids import PeerId
 from shoal.model.stage import Family, build_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.optim.merge import Merge
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.driver import StepDriver
@@ -161,7 +161,7 @@ async def make_swarm(
         for stage in range(num_stages):
             for slot in range(num_slots):
                 module = build_stage(family, stage, num_stages, seed=SEED)
-                optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig(type=inner.type))
+                optimizer = InnerOptimizer(module.named_parameters(), InnerOptimConfig(type=inner.type))
                 compute = StageCompute(
                     module,
                     optimizer,

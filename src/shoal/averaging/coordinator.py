@@ -95,6 +95,10 @@ class RoundCoordinator:
         ballot_number: Of the last ballot before a restart. This client gives way to a higher one.
         known: A record that is known to be committed, though no replica may hold it: of a checkpoint.
         on_event: Is told which replicas are in and out, which stages lack one and which are restored.
+
+    Attributes:
+        stuck: Stages for whose replicas the coordinator waits now.
+        stages: Of each replica that has said it on the connection that it has now.
     """
 
     def __init__(
@@ -125,8 +129,8 @@ class RoundCoordinator:
         self._committed: RecordCommitted | None = None
         self._ready: RoundReady | None = None
         self._is_retired = False
-        self._stuck: tuple[int, ...] = ()
-        self._stages: dict[PeerId, int] = {}
+        self.stuck: tuple[int, ...] = ()
+        self.stages: dict[PeerId, int] = {}
         self._changed = Signal()
 
     # -- commands
@@ -207,22 +211,12 @@ class RoundCoordinator:
         return RoundOutcome(self._unseal(signed), signed, ready.sent_bytes, ready.holders)
 
     @property
-    def stuck(self) -> tuple[int, ...]:
-        """Stages for whose replicas the coordinator waits now."""
-        return self._stuck
-
-    @property
     def holders(self) -> Mapping[PeerId, int] | None:
         """The replicas that hold the record that stands now, with their stages; None while that is not known.
 
         Those that have caught up since the round began are among them: they may be used at once.
         """
         return self._machine.holders
-
-    @property
-    def stages(self) -> Mapping[PeerId, int]:
-        """The stage of each replica that has said so on the connection that it has now."""
-        return self._stages
 
     @property
     def ballot(self) -> Ballot:
@@ -268,12 +262,12 @@ class RoundCoordinator:
         if self._is_retired and (self._machine.is_said or not isinstance(event.message, Swapped)):
             return True
         if isinstance(event.message, RoundState):
-            self._stages[event.peer] = event.message.stage
+            self.stages[event.peer] = event.message.stage
         self._do(self._machine.receive(event.peer, event.message, self._clock.now_s()))
         return True
 
     def peer_lost(self, peer: PeerId) -> None:
-        self._stages.pop(peer, None)
+        self.stages.pop(peer, None)
         if self._is_retired:
             return
         self._do(self._machine.lost(peer, self._clock.now_s()))
@@ -320,7 +314,7 @@ class RoundCoordinator:
                     emit(logger, ReplicaCameIn(peer, self._machine.tip.round + 1))
                     self._tell(effect)
                 case Stuck(stages):
-                    self._stuck = stages
+                    self.stuck = stages
                     self._tell(effect)
                 case Restored():
                     self._tell(effect)

@@ -173,6 +173,7 @@ class ReplicaState:
     Attributes:
         memory: Where the states of records lie.
         hashes: Of the state of the record that the replica holds.
+        base: The state of that record; may be read by any thread.
     """
 
     def __init__(
@@ -200,11 +201,11 @@ class ReplicaState:
         layout = parameters.layout
         parameters_N = parameters.flat(memory.empty(layout.numel, layout.dtype))
         momentum_N = memory.zeros_like(parameters_N)
-        self._base = OuterState(parameters_N, momentum_N, floats.flat().cpu(), integers.flat().cpu())
+        self.base = OuterState(parameters_N, momentum_N, floats.flat().cpu(), integers.flat().cpu())
         self._staged: dict[StageHashes, _Staged] = {}
         self._pinned: StageHashes | None = None
         self._forgets = False
-        self.hashes = self._base.hashes()
+        self.hashes = self.base.hashes()
         stage.base_parameters = self.base_parameters
         # What is trained on is the held state, where a swap replaces all of the local one.
         keeps_own = num_fragments > 1 or merge is not None
@@ -213,16 +214,11 @@ class ReplicaState:
 
     def base_parameters(self) -> Tensor:
         """The parameters (N) of the record that the replica holds; not to be changed."""
-        return self._base.parameters_N
+        return self.base.parameters_N
 
     def base_buffers(self) -> tuple[Tensor, Tensor]:
         """The floating (F) and the integer (I) buffers of the record that the replica holds; not to be changed."""
-        return self._base.floats_F, self._base.integers_I
-
-    @property
-    def base(self) -> OuterState:
-        """The state of that record; may be read by any thread."""
-        return self._base
+        return self.base.floats_F, self.base.integers_I
 
     def fragment(self, round: int) -> Fragment:
         """What a round averages."""
@@ -231,18 +227,18 @@ class ReplicaState:
     @property
     def ring_bytes(self) -> int:
         """Bytes of a contribution: the most that there are in a round."""
-        _, floats_F, integers_I = self._base.values
+        _, floats_F, integers_I = self.base.values
         num_elements, dtype = self.gradient_kind
         return num_elements * dtype.itemsize + floats_F.nbytes + integers_I.nbytes
 
     def gradient_size(self, fragment: Fragment) -> int:
         """M, the elements of a pseudo-gradient of this fragment."""
-        return fragment.size(self._base.parameters_N.numel())
+        return fragment.size(self.base.parameters_N.numel())
 
     @property
     def gradient_kind(self) -> tuple[int, torch.dtype]:
         """Elements and dtype of the longest pseudo-gradient that there is: that of the first fragment."""
-        return self.gradient_size(self.fragment(0)), self._base.parameters_N.dtype
+        return self.gradient_size(self.fragment(0)), self.base.parameters_N.dtype
 
     def _measured(self, fragment: Fragment) -> tuple[float, Tensor]:
         """The length of this replica's pseudo-gradient, and the pseudo-gradient (M) in memory of its own.
@@ -253,7 +249,7 @@ class ReplicaState:
         parameters, floats, _ = self._stage.averaged
         self.memory.make_room()
         is_finite = all_finite(floats.tensors if fragment.is_whole else [*floats.tensors, *parameters.tensors])
-        gradient_M = self._pseudo_gradient(fragment, self._base.parameters_N.new_empty(self.gradient_size(fragment)))
+        gradient_M = self._pseudo_gradient(fragment, self.base.parameters_N.new_empty(self.gradient_size(fragment)))
         norm = math.sqrt(squared_norm(gradient_M).item()) if is_finite else math.nan
         self._forgets = not math.isfinite(norm)
         return norm, gradient_M
@@ -287,7 +283,7 @@ class ReplicaState:
             return True
         if self._encoding is None:
             self._encoding = bring_in_pieces(
-                self._encoder, fragment, self._base.parameters_N, cut_N, self._stage.residual
+                self._encoder, fragment, self.base.parameters_N, cut_N, self._stage.residual
             )
         try:
             next(self._encoding)
@@ -359,7 +355,7 @@ class ReplicaState:
         """
         self.memory.make_room()  # also of what was measured
         floats_F, integers_I = self.buffers(weight, total_weight, fragment)
-        base_N = self._base.parameters_N
+        base_N = self.base.parameters_N
         if gradient_M is None:
             gradient_M = base_N.new_empty(fragment.size(base_N.numel()))
         if weight == 0:
@@ -371,7 +367,7 @@ class ReplicaState:
 
     def _pseudo_gradient(self, fragment: Fragment, out_M: Tensor) -> Tensor:
         """Write it into a vector, which is returned. Of a whole one no copy of the local parameters is made."""
-        base_N, parameters = self._base.parameters_N, self._stage.averaged.parameters
+        base_N, parameters = self.base.parameters_N, self._stage.averaged.parameters
         if fragment.is_whole:
             for entry, tensor in zip(parameters.layout.entries, parameters.tensors, strict=True):
                 own = slice(entry.offset, entry.offset + entry.numel)
@@ -388,15 +384,15 @@ class ReplicaState:
     def buffers(self, weight: int, total_weight: int, fragment: Fragment = WHOLE) -> tuple[Tensor, Tensor]:
         """The buffers of `contribution` alone: floats (F) and integers (I)."""
         if not fragment.has_buffers:
-            return self._base.floats_F.new_empty(0), self._base.integers_I.new_empty(0)
+            return self.base.floats_F.new_empty(0), self.base.integers_I.new_empty(0)
         floats, integers = self._stage.averaged.floats, self._stage.averaged.integers
-        floats_F = floats.flat().cpu().mul_(weight / total_weight) if weight else torch.zeros_like(self._base.floats_F)
+        floats_F = floats.flat().cpu().mul_(weight / total_weight) if weight else torch.zeros_like(self.base.floats_F)
         return floats_F, integers.flat().cpu()
 
     def foresee(self, average_M: Tensor, fragment: Fragment = WHOLE) -> Foreseen:
         """What `stage` will compute of the parameters if that is their average. Any thread may call this: what it reads
         stays as it is."""
-        base = self._base
+        base = self.base
         state = self.successor(base, Contribution(average_M, base.floats_F, base.integers_I), fragment)
         hashes = tensor_sha256(state.parameters_N), tensor_sha256(state.momentum_N)
         return Foreseen(average_M, state.parameters_N, state.momentum_N, *hashes)
@@ -418,12 +414,12 @@ class ReplicaState:
             foreseen: What is known of that step.
         """
         if average is None:
-            staged, hashes = self._base, self._base.hashes()
+            staged, hashes = self.base, self.base.hashes()
         elif foreseen is None:
-            staged = self.successor(self._base, average, fragment)
+            staged = self.successor(self.base, average, fragment)
             hashes = staged.hashes()
         else:
-            buffers = average if fragment.has_buffers else self._base
+            buffers = average if fragment.has_buffers else self.base
             staged = OuterState(foreseen.parameters_N, foreseen.momentum_N, buffers.floats_F, buffers.integers_I)
             digest = buffers_sha256(buffers.floats_F, buffers.integers_I)
             hashes = StageHashes(foreseen.parameters_hash, foreseen.momentum_hash, digest)
@@ -476,7 +472,7 @@ class ReplicaState:
         Raises:
             StateMismatch: the hashes are neither staged nor held; nothing has changed.
         """
-        staged = self._staged.get(hashes, _Staged(self._base, None) if hashes == self.hashes else None)
+        staged = self._staged.get(hashes, _Staged(self.base, None) if hashes == self.hashes else None)
         if staged is None:
             raise StateMismatch(f"parameters {hashes.parameters[:16]} are not staged here")
         state, average = staged
@@ -484,7 +480,7 @@ class ReplicaState:
             self.brought(fragment)  # another life of this peer has joined, perhaps with the same steps
         if self._brought is not None and self._brought.announced == counted:
             self._stage.residual = self._residual_after(self._brought, fragment)
-        self._base = state
+        self.base = state
         self.hashes = hashes
         self._encoder = encoder_in(self._codec, codec)
         self._forgets = self._forgets or anew
@@ -515,25 +511,25 @@ class ReplicaState:
         if self._forgets or self._resets_inner:
             self._stage.forget_moments()
         if self._forgets:
-            self._stage.residual = self._codec.initial_state(self._base.parameters_N.numel())
+            self._stage.residual = self._codec.initial_state(self.base.parameters_N.numel())
             self._forgets = False
         cut_N, self._stage.cut = self._stage.cut, None
         self._brought = self._encoding = self._norm_of_cut = None
         self._staged.clear()
         self._pinned = None
         parameters, floats, integers = self._stage.averaged
-        parameters_N = self._base.parameters_N
+        parameters_N = self.base.parameters_N
         is_cut = merge is not None and cut_N is not None
         if is_cut or not fragment.is_whole:
             values_M, parameters_N = fragment.take(parameters_N), parameters.flat().cpu()
             if merge is not None and cut_N is not None:
                 values_M = merged(merge, values_M, fragment.take(parameters_N), fragment.take(cut_N))
             fragment.put(values_M, parameters_N)
-            leave(self._base.parameters_N)
+            leave(self.base.parameters_N)
         parameters.load(parameters_N)
         if fragment.has_buffers:
-            floats.load(self._base.floats_F)
-            integers.load(self._base.integers_I)
+            floats.load(self.base.floats_F)
+            integers.load(self.base.integers_I)
 
     def check(self) -> None:
         """Compare the held bytes with the hashes that the record gave them.
@@ -541,6 +537,6 @@ class ReplicaState:
         Raises:
             StateMismatch: They differ: this machine's memory cannot be trusted.
         """
-        found = self._base.hashes()
+        found = self.base.hashes()
         if found != self.hashes:
             raise StateMismatch(f"the held state hashes to {found}, the record says {self.hashes}")

@@ -55,6 +55,8 @@ class DataLink:
         data_server: of the same host as the client.
         trainers: those that are there now may lease.
         launcher: starts a data server again that hangs but is not dead.
+        recorded: the samples of all records.
+        chain: what the data server tells the present chain of records from earlier ones by.
         is_late: whether it is, and nobody can train since it has no batch for those who ask.
         marks: of the windows of a stream that it has read; empty: of none, as far as it has said.
         changed: it is lost or back, or has answered.
@@ -67,9 +69,9 @@ class DataLink:
     trainers: TrainerSlots
     launcher: Launcher
     _plan: PlanRound | None = None
-    _recorded: Ranges = ()
+    recorded: Ranges = field(default=(), init=False)
     _base_round: int = 0
-    _chain: str = ""
+    chain: str = field(default="", init=False)
     _marks: bytes = b""
     _has_dead: bool = False
     _is_paused: bool = False
@@ -161,16 +163,6 @@ class DataLink:
         return False
 
     @property
-    def recorded(self) -> Ranges:
-        """The samples of all records."""
-        return self._recorded
-
-    @property
-    def chain(self) -> str:
-        """What the data server tells the present chain of records from earlier ones by."""
-        return self._chain
-
-    @property
     def recorded_marks(self) -> bytes:
         """Of the windows of a stream that the records have samples of."""
         return self._marks
@@ -183,9 +175,9 @@ class DataLink:
             chain: if it differs from the one before, the data server forgets the old chain and begins anew.
             marks: of the newest record.
         """
-        if chain != self._chain:
+        if chain != self.chain:
             self._plan = None
-        self._base_round, self._recorded, self._chain, self._marks = base_round, recorded, chain, marks
+        self._base_round, self.recorded, self.chain, self._marks = base_round, recorded, chain, marks
         self._post_record()
 
     def pause(self, *, paused: bool) -> None:
@@ -220,7 +212,7 @@ class DataLink:
             self._post(
                 ResumeRound(plan.round, plan.num_slots, plan.steps, trainers, complete, plan.speeds),
             )
-        self._sent, self._is_told = (plan, self._base_round, self._chain, self._is_paused), True
+        self._sent, self._is_told = (plan, self._base_round, self.chain, self._is_paused), True
         self._post(DataHello(_CLIENT))
 
     def plan(self, round: int, num_slots: int, steps: StepRange, speeds: tuple[float, ...]) -> None:
@@ -231,10 +223,10 @@ class DataLink:
 
     def record(self, round: int, samples: tuple[SampleRange, ...], marks: bytes = b"") -> None:
         """A record is committed and holds these samples, those of skipped steps included, and these marks."""
-        self._recorded = lowest((*self._recorded, *samples))
+        self.recorded = lowest((*self.recorded, *samples))
         self._base_round, self._marks = round, marks
         if self.is_up:
-            self._post(RecordSamples(round, self._of_the_data(samples), self._chain))
+            self._post(RecordSamples(round, self._of_the_data(samples), self.chain))
 
     async def release(self, trainer: int, generation: int, settled: Settled) -> Released:
         """Free what this generation has leased and surely not trained; return what the data server says to it."""
@@ -273,16 +265,16 @@ class DataLink:
         plan, base_round, chain, is_paused = self._sent
         if is_paused != self._is_paused:
             self._post(PauseLeases(self._is_paused))
-        if (base_round, chain) != (self._base_round, self._chain):
+        if (base_round, chain) != (self._base_round, self.chain):
             self._post_record()
         if plan != self._plan:
             self._post_plan()
         self.changed.notify()
 
     def _post_record(self) -> None:
-        if self._recorded or self._chain:
-            recorded = self._of_the_data(self._recorded)
-            self._post(RecordSamples(self._base_round, recorded, self._chain, self._marks))
+        if self.recorded or self.chain:
+            recorded = self._of_the_data(self.recorded)
+            self._post(RecordSamples(self._base_round, recorded, self.chain, self._marks))
 
     def _of_the_data(self, samples: Ranges) -> Ranges:
         """Return what of this the data have: the data server would not take the rest, however often it is told."""

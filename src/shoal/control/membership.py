@@ -34,7 +34,14 @@ _MAX_RECORDS = 8192
 
 
 class Membership:
-    """An observable `SwarmView`."""
+    """An observable `SwarmView`.
+
+    Attributes:
+        view: what is known now.
+        clock_differences: by how much (seconds) the clocks of peers are ahead of this host's whose records are refused
+            for it, and what those peers are called; see `RecordStore.clock_differences`.
+        other_versions: peers whose records are of another version of the protocol, and of which; not in the view.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -42,19 +49,14 @@ class Membership:
         self._expired: dict[tuple[PeerId, str], VerifiedRecord] = {}
         self._lost: dict[PeerId, int] = {}
         self._connected: set[PeerId] = set()
-        self._view = SwarmView()
+        self.view = SwarmView()
         self._labels: dict[PeerId, PeerLabel] = {}
         self._changed = Signal()
-        self._other_versions: dict[PeerId, int] = {}
-        self._clock_differences: Mapping[PeerId, tuple[float, str]] = {}
+        self.other_versions: dict[PeerId, int] = {}
+        self.clock_differences: Mapping[PeerId, tuple[float, str]] = {}
         self._gate = FloodGate(logger, clock)
         self._num_eager = 0
         self._has_asked = Signal()
-
-    @property
-    def view(self) -> SwarmView:
-        """What is known now."""
-        return self._view
 
     @property
     def servers(self) -> tuple[VerifiedRecord, ...]:
@@ -72,34 +74,23 @@ class Membership:
         of_servers = (opened for opened in self._records.values() if isinstance(opened.record, StageRecord))
         return any(opened.peer == peer and opened.sequence > oldest for opened in of_servers)
 
-    @property
-    def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
-        """By how much (seconds) the clocks of peers are ahead of this host's whose records are refused for it, and what
-        those peers are called; see `RecordStore.clock_differences`."""
-        return self._clock_differences
-
     def clocks(self, differences: Mapping[PeerId, tuple[float, str]]) -> None:
         """Learn whose clocks differ; used by the registry."""
-        if differences.keys() != self._clock_differences.keys():
-            self._clock_differences = dict(differences)
+        if differences.keys() != self.clock_differences.keys():
+            self.clock_differences = dict(differences)
             self._changed.notify()
-
-    @property
-    def other_versions(self) -> Mapping[PeerId, int]:
-        """Peers whose records are of another version of the protocol, and of which: they are not in the view."""
-        return self._other_versions
 
     async def changed(self) -> SwarmView:
         """Wait for the next change; return the new view."""
         await self._changed.wait()
-        return self._view
+        return self.view
 
     async def wait_for(self, predicate: Callable[[SwarmView], bool]) -> SwarmView:
         """Wait, while the registry is asked often, until the view fulfils `predicate`; return that view."""
         with self.eager():
-            while not predicate(self._view):
+            while not predicate(self.view):
                 await self.changed()
-        return self._view
+        return self.view
 
     @contextmanager
     def eager(self) -> Generator[None]:
@@ -185,9 +176,9 @@ class Membership:
         """Name a peer of another version when it appears, since it can only be upgraded by people."""
         found = {o.peer: o.record.version for o in self._records.values() if isinstance(o.record, OtherVersion)}
         for peer, version in found.items():
-            if self._other_versions.get(peer) != version:
+            if self.other_versions.get(peer) != version:
                 self._gate.emit(PeerOtherVersion(peer, f"it {version_misfit(version)}"), peer)
-        self._other_versions = found
+        self.other_versions = found
 
     def _note_labels(self) -> None:
         """Remember what all are called, also after they are gone."""
@@ -201,8 +192,8 @@ class Membership:
     def _rebuild(self) -> None:
         believed = (o for o in self._records.values() if o.sequence > self._lost.get(o.peer, -1))
         view = build_view(believed, self._labels)
-        if view != self._view:
-            self._view = view
+        if view != self.view:
+            self.view = view
             self._changed.notify()
 
 

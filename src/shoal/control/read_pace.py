@@ -29,18 +29,17 @@ _FAST_SHARE, _SLOW_SHARE = 0.05, 0.25
 
 
 class ReadPace:
-    """Chooses the pause after each read."""
+    """Chooses the pause after each read.
+
+    Attributes:
+        holders: how many holders of each record the next read asks; None: everybody who may be one.
+    """
 
     def __init__(self) -> None:
         self._waited_s = 0.0
         self._quiet_s = 0.0
         self._since_all_s = 0.0
-        self._holders: int | None = None
-
-    @property
-    def holders(self) -> int | None:
-        """How many holders of each record the next read asks; None: everybody who may be one."""
-        return self._holders
+        self.holders: int | None = None
 
     def pause_s(self, *, awaited: bool, changed: bool, expires_in_s: float = math.inf) -> float:
         """Return how long to pause now.
@@ -61,13 +60,13 @@ class ReadPace:
         self._quiet_s += pause_s
         calm_s = min(self._quiet_s, self._waited_s) if awaited else self._quiet_s
         self._since_all_s += pause_s
-        self._holders = SOME
+        self.holders = SOME
         seems_to_expire = expires_in_s <= pause_s + SEARCH_AHEAD_S
         if calm_s <= SEARCH_FOR_S or seems_to_expire:
-            self._holders = None
+            self.holders = None
         elif self._since_all_s >= ALL_EVERY_S:
-            self._holders = REPLICAS
-        if self._holders != SOME:
+            self.holders = REPLICAS
+        if self.holders != SOME:
             self._since_all_s = 0.0
         if seems_to_expire:
             pause_s = min(pause_s, expires_in_s if expires_in_s <= SEARCH_AHEAD_S else expires_in_s - SEARCH_AHEAD_S)

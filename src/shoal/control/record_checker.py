@@ -37,6 +37,7 @@ class RecordChecker:
 
     Attributes:
         rejected: how many records were dropped, by reason.
+        clock_differences: by how much the clock of each of these others is ahead of this host's, and what it is called.
     """
 
     def __init__(self, namespace: str, key_of: Callable[[str], bytes], clock: Clock, metrics: MetricRegistry) -> None:
@@ -54,7 +55,7 @@ class RecordChecker:
         self._gate = FloodGate(logger, clock)
         # The newest sequence number of each peer and topic, and until when an older record could still be alive.
         self._newest: OrderedDict[tuple[PeerId, str], tuple[int, float]] = OrderedDict()
-        self._differences: OrderedDict[PeerId, tuple[float, str]] = OrderedDict()
+        self.clock_differences: OrderedDict[PeerId, tuple[float, str]] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, bytes], VerifiedRecord | Rejection] = OrderedDict()
 
     @property
@@ -65,13 +66,8 @@ class RecordChecker:
     @property
     def clock_difference_s(self) -> float | None:
         """By how much the clocks of others are ahead of this host's, as their refused records say; None if none was."""
-        differences_s = [ahead_s for ahead_s, _ in self._differences.values()]
+        differences_s = [ahead_s for ahead_s, _ in self.clock_differences.values()]
         return statistics.median(differences_s) if differences_s else None
-
-    @property
-    def clock_differences(self) -> Mapping[PeerId, tuple[float, str]]:
-        """By how much the clock of each of these others is ahead of this host's, and what the peer is called."""
-        return self._differences
 
     def check(self, key: bytes, subkey: str, value: bytes, expires_unix_s: float) -> bool:
         """Return whether the DHT may store or pass on a record.
@@ -118,7 +114,7 @@ class RecordChecker:
             self._reject(Rejection.OUTDATED, subkey)
             return None
         self._remember(opened)
-        self._differences.pop(opened.peer, None)
+        self.clock_differences.pop(opened.peer, None)
         return opened
 
     def malformed(self, subkey: object) -> bool:
@@ -140,9 +136,9 @@ class RecordChecker:
     def _note_difference(self, opened: VerifiedRecord) -> None:
         """Name a peer whose clock and this host's differ so much that neither believes the other's records."""
         difference_s = opened.expires_unix_s - TTL_S - self._clock.unix_s()
-        self._differences[opened.peer] = difference_s, str(label_of(opened.record) or "")
-        if len(self._differences) > _MAX_DIFFERENCES:
-            self._differences.popitem(last=False)
+        self.clock_differences[opened.peer] = difference_s, str(label_of(opened.record) or "")
+        if len(self.clock_differences) > _MAX_DIFFERENCES:
+            self.clock_differences.popitem(last=False)
         self._gate.emit(ClockDiffers(opened.peer, round(difference_s)), opened.peer)
 
     def _unseal(self, subkey: str, value: bytes) -> VerifiedRecord | Rejection:

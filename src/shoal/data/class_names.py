@@ -8,6 +8,7 @@ The package that knows them is large, and reads files of strangers: a process of
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 import msgspec
@@ -20,7 +21,7 @@ from shoal.data.catalog import wanted_of_hub
 from shoal.data.text_corpus import Say
 from shoal.errors import ChildDied, ConfigError, RemoteError
 from shoal.events.data import ClassesAsked
-from shoal.runtime.child import Child, Parent
+from shoal.runtime.child import Parent, ask
 from shoal.runtime.own_limits import within_free_memory
 from shoal.runtime.process_control import set_process_title
 
@@ -61,12 +62,10 @@ def with_classes(config: Config, say: Say) -> Config:
         return config
     say(wanted_of_hub(data) or ClassesAsked(data.dataset_name))
     # It may download what is trained on: nothing says how long that takes.
-    with Child[ClassesNamed](_MODULE, ClassesNamed, keeps_output=True) as asked:
-        asked.tell(NameClasses(config_to_json(config)))
-        try:
-            classes = asked.hear().classes
-        except ChildDied as died:
-            raise RemoteError(f"{died}; is the memory enough?") from died
+    try:
+        classes = ask(_MODULE, NameClasses(config_to_json(config)), ClassesNamed, within_s=inf).classes
+    except ChildDied as died:
+        raise RemoteError(f"{died}; is the memory enough?") from died
     if (known := config.model.num_classes) < len(classes):
         raise ConfigError(
             f"model.num_classes = {known} is too small for data.dataset_name = {data.dataset_name}: it has "

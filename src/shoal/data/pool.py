@@ -31,7 +31,11 @@ Bytes = NDArray[np.uint8]
 
 
 class Pool:
-    """The writer's end. Not thread-safe, except that different places may be written from different threads."""
+    """The writer's end. Not thread-safe, except that different places may be written from different threads.
+
+    Attributes:
+        fd: of the segment, for a process that shall write into it as well: see `PoolWriter`.
+    """
 
     def __init__(self, *, place_bytes: int, num_places: int, directory: Path | None = None) -> None:
         """Create the segment.
@@ -44,22 +48,17 @@ class Pool:
         self.num_bytes = place_bytes * num_places
         self._file: Path | None = None
         if has_memfd():
-            self._fd = sealed_memfd("shoal-batches", self.num_bytes)
-            self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+            self.fd = sealed_memfd("shoal-batches", self.num_bytes)
+            self.path = f"/proc/{os.getpid()}/fd/{self.fd}"
         else:
             # Nobody but its owner may read or write it.
-            self._fd, self.path = tempfile.mkstemp(prefix="shoal-batches-", dir=directory)
+            self.fd, self.path = tempfile.mkstemp(prefix="shoal-batches-", dir=directory)
             self._file = Path(self.path)
-            os.ftruncate(self._fd, self.num_bytes)
-        self._map = mmap.mmap(self._fd, self.num_bytes)
+            os.ftruncate(self.fd, self.num_bytes)
+        self._map = mmap.mmap(self.fd, self.num_bytes)
         # One bit for each place, the lowest for the first.
         self._free = (1 << num_places) - 1
         self._taken: dict[int, int] = {}
-
-    @property
-    def fd(self) -> int:
-        """The descriptor of the segment, for a process that shall write into it as well: see `PoolWriter`."""
-        return self._fd
 
     def take(self, num_places: int = 1) -> int | None:
         """Return the first of so many free places in a row, which now belong to the caller; None: there are none."""
@@ -98,7 +97,7 @@ class Pool:
         # A view that is still alive keeps the mapping until it is collected; that is all a failure to close means.
         with contextlib.suppress(BufferError):
             self._map.close()
-        os.close(self._fd)
+        os.close(self.fd)
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 

@@ -106,6 +106,9 @@ class StreamWindows:
         folder: Of the stream; nobody else uses it.
         lock_fd: By which nobody does; it is closed with this.
         say: Told what happens, by a thread.
+
+    Attributes:
+        marks: Of the stream and of all windows that were read so far; empty: nothing was.
     """
 
     def __init__(self, config: Config, folder: Path, lock_fd: int, say: Say) -> None:
@@ -117,7 +120,7 @@ class StreamWindows:
         self._say = say
         self._changed: Callable[[], None] = lambda: None
         self._condition = threading.Condition()
-        self._marks = self._expected = b""
+        self.marks = self._expected = b""
         # Of what is expected, what the process that makes windows knows.
         self._told = b""
         self._wanted: frozenset[int] = frozenset()
@@ -148,11 +151,6 @@ class StreamWindows:
             if self._facts is None:
                 raise self._error or RemoteError("nobody reads the stream any more")
             return self._facts
-
-    @property
-    def marks(self) -> bytes:
-        """Of the stream and of all windows that were read so far; empty: nothing was."""
-        return self._marks
 
     def expect(self, marks: bytes) -> None:
         """Have windows compared with those that a run has trained on; see `need`."""
@@ -317,7 +315,7 @@ class StreamWindows:
                         StreamWindow(self._name, entry.number, entry.past + entry.read, entry.skipped, entry.sha256)
                     )
                     with self._condition:
-                        self._marks = marks
+                        self.marks = marks
                         self._there.add(entry.number)
                         self._condition.notify_all()
                     self._changed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from shoal.ids import PeerId
 from shoal.swarm.view import SwarmView
@@ -23,12 +22,15 @@ class Status:
     `paused` (1 if a user has paused the run, else 0); of a model with experts `loss/router` (mean over the layers; 1
     where all is even) and `router/load_cv` (of the layer whose experts' numbers of tokens vary the most); what
     `Family.figures` names.
+
+    Attributes:
+        at_s: when each number came, in monotonic time; what the registry says has none.
     """
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
         self._values: dict[str, float] = {}
-        self._at_s: dict[str, float] = {}
+        self.at_s: dict[str, float] = {}
         self._seen: dict[str, float] = {}
         self._client: PeerId | None = None
         self._view = SwarmView()
@@ -49,7 +51,7 @@ class Status:
             if message.round:  # the first one has begun
                 added["round"] = float(message.round)
         self._values |= added
-        self._at_s |= dict.fromkeys(added, now_s)
+        self.at_s |= dict.fromkeys(added, now_s)
         return added
 
     def lost(self, peer: PeerId) -> bool:
@@ -74,8 +76,3 @@ class Status:
     def values(self) -> dict[str, float]:
         """All numbers by name."""
         return self._values | self._seen if self._client is None else self._seen | self._values
-
-    @property
-    def at_s(self) -> Mapping[str, float]:
-        """When each number came, in monotonic time; what the registry says has none."""
-        return self._at_s

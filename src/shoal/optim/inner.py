@@ -43,12 +43,15 @@ class InnerOptimizer:
         self,
         named: Iterable[tuple[str, Tensor]],
         config: InnerOptimConfig,
-        transposed: Collection[str],
+        transposed: Collection[str] = (),
         memory: VectorMemory = IN_MEMORY,
     ) -> None:
         """Takes the parameters as they are.
 
         Args:
+            named: The stage's parameters in the order of its layout, with their names in the stage or in a unit's; may
+                be empty.
+            config: `diloco.inner_optim`.
             transposed: See `transposed_matrices`.
             memory: Where the state lies. Where that is short, one parameter is stepped after the other.
 
@@ -136,26 +139,6 @@ class InnerOptimizer:
             key = settings, self._rules[index].weight_decay(dimensions, settings.optim), is_turned
             found.setdefault(key, []).append(index)
         return [_Together(indices, *key) for key, indices in found.items()]
-
-
-def build_inner_optimizer(
-    named: Iterable[tuple[str, Tensor]],
-    config: InnerOptimConfig,
-    transposed: Collection[str] = (),
-    memory: VectorMemory = IN_MEMORY,
-) -> InnerOptimizer:
-    """Builds the optimizer that `diloco.inner_optim` asks for.
-
-    Args:
-        named: The stage's parameters in the order of its layout, with their names in the stage or in a unit's; may be
-            empty.
-        transposed: See `transposed_matrices`.
-        memory: As `InnerOptimizer`.
-
-    Raises:
-        ConfigError: As `InnerOptimizer`.
-    """
-    return InnerOptimizer(named, config, transposed, memory)
 
 
 def transposed_matrices(module: nn.Module) -> frozenset[str]:

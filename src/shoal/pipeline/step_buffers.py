@@ -27,7 +27,12 @@ _COUNTER: Final = "num_batches_tracked"
 
 
 class LiveBuffers:
-    """The committed buffers of a module; the tensors stay the same objects for ever."""
+    """The committed buffers of a module; the tensors stay the same objects for ever.
+
+    Attributes:
+        live: The buffers themselves; whoever writes to them calls `changed`.
+        changes: Counts the changes of the live buffers.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [
@@ -36,23 +41,13 @@ class LiveBuffers:
             for name, buffer in owner._buffers.items()  # pyright: ignore[reportPrivateUsage]
             if buffer is not None and name not in owner._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         ]
-        self._live = self._bound()
+        self.live = self._bound()
         self._averages = _averages_of(self._places)
-        self._changes = 0
-
-    @property
-    def live(self) -> list[Tensor]:
-        """The live buffers themselves; whoever writes to them calls `changed`."""
-        return self._live
-
-    @property
-    def changes(self) -> int:
-        """Counts the changes of the live buffers."""
-        return self._changes
+        self.changes = 0
 
     def copy(self) -> list[Tensor]:
         """Copies of the live buffers."""
-        return [buffer.clone() for buffer in self._live]
+        return [buffer.clone() for buffer in self.live]
 
     @contextmanager
     def bound_to(self, buffers: list[Tensor]) -> Generator[list[Tensor]]:
@@ -63,13 +58,13 @@ class LiveBuffers:
             yield left
             left.extend(self._bound())
         finally:
-            self._bind(self._live)
+            self._bind(self.live)
 
     @torch.no_grad()
     def apply(self, base: list[Tensor], last: list[Tensor], changes: int) -> None:
         """Commits a step that started from `base` when there had been `changes` changes, and ended with `last`."""
-        for number, (live, old, new) in enumerate(zip(self._live, base, last, strict=True)):
-            if changes == self._changes or live.dtype == torch.bool:
+        for number, (live, old, new) in enumerate(zip(self.live, base, last, strict=True)):
+            if changes == self.changes or live.dtype == torch.bool:
                 live.copy_(new)
             elif number in self._averages:
                 counter, momentum = self._averages[number]
@@ -77,11 +72,11 @@ class LiveBuffers:
                 live.sub_(old).mul_(kept).add_(new)
             else:
                 live.add_(new - old)
-        self._changes += 1
+        self.changes += 1
 
     def changed(self) -> None:
         """The live tensors were written by someone else."""
-        self._changes += 1
+        self.changes += 1
 
     def _bound(self) -> list[Tensor]:
         return [owner.get_buffer(name) for owner, name in self._places]

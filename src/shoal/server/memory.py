@@ -42,7 +42,7 @@ from shoal.model.partition import StageUnits
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, stage_units
 from shoal.optim.flat import state_buffers, trained_parameters
-from shoal.optim.inner import InnerOptimizer, build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.optim.parts import AveragedParts, ReplicaParts
 from shoal.optim.vector_memory import LONG_BYTES
 from shoal.quant.targets import module_path, plan_of, target_of
@@ -162,7 +162,7 @@ def _replica(config: Config, built: nn.ModuleDict, tallies: Sequence[_Tally]) ->
     averaged = AveragedParts.of(_numbered(parameters), _numbered(buffers))
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     named = ((names[id(parameter)], parameter) for parameter in parameters)
-    return ReplicaParts(averaged, build_inner_optimizer(named, config.diloco.inner_optim))
+    return ReplicaParts(averaged, InnerOptimizer(named, config.diloco.inner_optim))
 
 
 def _casts_once(config: Config) -> bool:

@@ -38,7 +38,7 @@ from shoal.model.device_calls import name_of
 from shoal.model.registry import load_family
 from shoal.model.stage import StageModule
 from shoal.optim.flat import trained_parameters
-from shoal.optim.inner import build_inner_optimizer, transposed_matrices
+from shoal.optim.inner import InnerOptimizer, transposed_matrices
 from shoal.optim.merge import Merge
 from shoal.optim.vector_memory import IN_MEMORY, FileVectorMemory, VectorMemory
 from shoal.pipeline.configured_stage import Fill, configured_stage, tell_if_in_vain
@@ -294,7 +294,7 @@ def build_state(
     """
     module = configured_stage(config, load_family(config.model, config.data), stage, device_name, fill)
     inner_optim = config.diloco.inner_optim
-    optimizer = build_inner_optimizer(trained_parameters(module), inner_optim, transposed_matrices(module), of_inner)
+    optimizer = InnerOptimizer(trained_parameters(module), inner_optim, transposed_matrices(module), of_inner)
     compute = StageCompute(
         module,
         optimizer,

@@ -186,6 +186,9 @@ class UnusedSamples:
     """Hands out ranges of any size; every sample of a pass is out exactly once until it is put back.
 
     took, put back ...|  cursor -> new samples, without those that somebody is known to have (`remove`)
+
+    Attributes:
+        returned: What was put back and not handed out again, merged.
     """
 
     def __init__(self, num_samples: int) -> None:
@@ -195,20 +198,15 @@ class UnusedSamples:
             num_samples: of one pass, at least 1.
         """
         self._num_samples = num_samples
-        self._returned: Ranges = ()
+        self.returned: Ranges = ()
         self._pass, self._start = 0, 0
         # At or after the cursor: in a record, or somebody's already.
         self._skipped: Ranges = ()
 
-    @property
-    def returned(self) -> Ranges:
-        """What was put back and not handed out again, merged."""
-        return self._returned
-
     def copy(self) -> Self:
         """Return another one in the same state."""
         other = type(self)(self._num_samples)
-        other._returned, other._skipped = self._returned, self._skipped
+        other.returned, other._skipped = self.returned, self._skipped
         other._pass, other._start = self._pass, self._start
         return other
 
@@ -218,14 +216,12 @@ class UnusedSamples:
         What came back goes first.
         """
         taken: list[SampleRange] = []
-        while (
-            num_samples and self._returned and self._returned[0].pass_number == (taken or self._returned)[0].pass_number
-        ):
-            first, *rest = self._returned
+        while num_samples and self.returned and self.returned[0].pass_number == (taken or self.returned)[0].pass_number:
+            first, *rest = self.returned
             stop = min(first.stop, first.start + num_samples)
             taken.append(SampleRange(first.pass_number, first.start, stop))
             left = (SampleRange(first.pass_number, stop, first.stop),) if stop < first.stop else ()
-            self._returned = (*left, *rest)
+            self.returned = (*left, *rest)
             num_samples -= len(taken[-1])
         while num_samples and (not taken or taken[0].pass_number == self._pass):
             new = self._next_new(num_samples)
@@ -242,17 +238,17 @@ class UnusedSamples:
 
     def put_back(self, samples: Ranges) -> None:
         """Nobody has these samples any more; they were handed out here, or removed."""
-        self._returned = merge((*self._returned, *samples))
+        self.returned = merge((*self.returned, *samples))
 
     def remove(self, samples: Ranges) -> None:
         """Somebody has these samples, or a record contains them."""
-        self._returned = subtract(self._returned, samples)
+        self.returned = subtract(self.returned, samples)
         ahead = (item for item in samples if (item.pass_number, item.stop) > (self._pass, self._start))
         self._skipped = lowest((*self._skipped, *ahead))
 
     def has(self, samples: Ranges) -> bool:
         """Return whether nobody has any of these samples, and all exist."""
-        new = subtract(samples, self._returned)
+        new = subtract(samples, self.returned)
         return (
             count(samples) == count(merge(samples))
             and all(0 <= item.start < item.stop <= self._num_samples for item in samples)

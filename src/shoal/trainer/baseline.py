@@ -18,7 +18,7 @@ from shoal.data.targets import IGNORED
 from shoal.errors import ConfigError
 from shoal.model.seeding import operation_seed, seeded
 from shoal.model.stage import StageModule
-from shoal.optim.inner import build_inner_optimizer, transposed_matrices
+from shoal.optim.inner import InnerOptimizer, transposed_matrices
 from shoal.optim.loss_scale import LossScale
 from shoal.optim.norm import squared_norm
 
@@ -57,7 +57,7 @@ class PlainLoop:
         self._head_parameters = [] if head is None else list(head.parameters())
         self._head_gradients: list[Tensor | None] = [None] * len(self._head_parameters)
         self._optimizers = [
-            build_inner_optimizer(stage.named_parameters(), inner_optim, transposed_matrices(stage)) for stage in stages
+            InnerOptimizer(stage.named_parameters(), inner_optim, transposed_matrices(stage)) for stage in stages
         ]
         self._max_grad_norm = max_grad_norm
         self._loss_scale = LossScale(is_needed=any(stage.autocast == torch.float16 for stage in stages))

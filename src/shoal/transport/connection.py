@@ -103,6 +103,8 @@ class Connection(asyncio.BufferedProtocol):
         heard, spoke: whether anything was received or sent since the heartbeats cleared them.
         settled: set when the handshake is over, either way.
         ended: set when the connection is lost.
+        opened: whether this side may have said something.
+        reading: whether the socket is read; not while the consumer is far behind.
     """
 
     def __init__(self, owner: ConnectionOwner, limits: TransportLimits, dialled: PeerId | None = None) -> None:
@@ -130,8 +132,8 @@ class Connection(asyncio.BufferedProtocol):
         self._is_gathering = False
         self._empty = anyio.Event()
         self._empty.set()
-        self._reading = True
-        self._opened = False
+        self.reading = True
+        self.opened = False
         self._is_over = False
         self._reason: str | None = None
 
@@ -144,16 +146,6 @@ class Connection(asyncio.BufferedProtocol):
     def reason(self) -> str:
         """Why the connection ended, as far as is known."""
         return self._reason or "unknown"
-
-    @property
-    def opened(self) -> bool:
-        """Whether this side may have said something."""
-        return self._opened
-
-    @property
-    def reading(self) -> bool:
-        """Whether the socket is read; not while the consumer is far behind."""
-        return self._reading
 
     @property
     def queued_bytes(self) -> int:
@@ -227,9 +219,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def read_on(self, is_wanted: bool) -> None:
         """Read the socket, or let what arrives wait in it."""
-        if self._reading == is_wanted:
+        if self.reading == is_wanted:
             return
-        self._reading = is_wanted
+        self.reading = is_wanted
         if self.meter is not None and not is_wanted:
             self.meter.paused()
         if self._transport is None or self.closing:
@@ -283,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def open(self, proven: PeerId | None) -> None:
         """Start the handshake with a peer that has proven to be `proven`, if it has."""
-        self.proven, self._opened = proven, True
+        self.proven, self.opened = proven, True
         self._owner.on_open(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -43,7 +43,12 @@ def message_bytes(frame: EncodedFrame) -> int:
 
 
 class SendQueue:
-    """The frames of one connection that the stream has not been given yet."""
+    """The frames of one connection that the stream has not been given yet.
+
+    Attributes:
+        queued_bytes: of the frames that have not left, without the headers of further pieces.
+        message_bytes: of memory that only this queue holds: frames without their tensors.
+    """
 
     def __init__(self, *, piece_bytes: int, control_bytes: int) -> None:
         """Start empty.
@@ -62,21 +67,11 @@ class SendQueue:
         self._open: deque[memoryview] = deque()  # what is left of the payload that has begun to leave
         self._open_bytes = 0
         self._open_urgency = Urgency.BACKGROUND
-        self._queued_bytes = 0
-        self._message_bytes = 0
+        self.queued_bytes = 0
+        self.message_bytes = 0
 
     def __bool__(self) -> bool:
-        return self._queued_bytes > 0
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of the frames that have not left, without the headers of further pieces."""
-        return self._queued_bytes
-
-    @property
-    def message_bytes(self) -> int:
-        """Of memory that only this queue holds: frames without their tensors."""
-        return self._message_bytes
+        return self.queued_bytes > 0
 
     @property
     def urgency(self) -> Urgency | None:
@@ -91,8 +86,8 @@ class SendQueue:
 
     def put(self, frame: EncodedFrame) -> None:
         """Append a frame."""
-        self._queued_bytes += frame.num_bytes
-        self._message_bytes += message_bytes(frame)
+        self.queued_bytes += frame.num_bytes
+        self.message_bytes += message_bytes(frame)
         if frame.is_bulk:
             self._bulk[_URGENCY[frame.traffic]].append((self._num_control_put, frame))
         else:
@@ -145,13 +140,13 @@ class SendQueue:
         return None
 
     def _took_message(self, head: bytearray) -> None:
-        self._queued_bytes -= len(head)
-        self._message_bytes -= len(head) + _FRAME_BYTES
+        self.queued_bytes -= len(head)
+        self.message_bytes -= len(head) + _FRAME_BYTES
 
     def _take_payload(self, batch: list[Buffer], num_bytes: int) -> None:
         """Move the next bytes of the open payload to the batch."""
         self._open_bytes -= num_bytes
-        self._queued_bytes -= num_bytes
+        self.queued_bytes -= num_bytes
         while num_bytes:
             part = self._open[0]
             if len(part) <= num_bytes:

@@ -21,7 +21,7 @@ from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.ids import PeerId, StepKey
 from shoal.model.stage import Family, StageModule, build_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.pipeline.driver import StepDriver
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.stage_worker import StageWorker, StepLimits
@@ -148,7 +148,7 @@ def make_swarm() -> MakeSwarm:
                 for i in range(num_replicas):
                     module = build_stage(family, stage, num_stages, seed=seed, dtype=dtype, autocast=autocast)
                     await device.run(prepare, module)
-                    optimizer = build_inner_optimizer(module.named_parameters(), optim or InnerOptimConfig())
+                    optimizer = InnerOptimizer(module.named_parameters(), optim or InnerOptimConfig())
                     compute = StageCompute(
                         module,
                         optimizer,

@@ -18,7 +18,7 @@ from shoal.errors import NoPipeline, RoundClosed
 from shoal.ids import PeerId
 from shoal.model.resnet import ResNetFamily, ResNetShape
 from shoal.model.stage import build_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.swarm.step_operations import Schedule
 from shoal.trainer.baseline import PlainLoop
@@ -240,7 +240,7 @@ def replayed(logs: Sequence[Any]) -> list[StageCompute]:
 def fresh(stage: int) -> StageCompute:
     module = build_stage(family(), stage, 2, seed=SEED)
     return StageCompute(
-        module, build_inner_optimizer(module.named_parameters(), InnerOptimConfig()), run_seed=SEED, stage=stage
+        module, InnerOptimizer(module.named_parameters(), InnerOptimConfig()), run_seed=SEED, stage=stage
     )
 
 

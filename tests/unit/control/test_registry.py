@@ -296,8 +296,12 @@ async def test_few_are_asked_where_nothing_happens_and_everybody_as_soon_as_some
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.control.registry.SLOW_READ_S", 0.01)
-    monkeypatch.setattr(ReadPace, "holders", SOME)
-    monkeypatch.setattr(ReadPace, "pause_s", lambda *_args, **_kwargs: 0.02)
+
+    def pause_s(pace: ReadPace, **_: object) -> float:
+        pace.holders = SOME
+        return 0.02
+
+    monkeypatch.setattr(ReadPace, "pause_s", pause_s)
     shelf: Shelf = {}
     registry, store, _ = _registry(shelf, SystemClock())
     other, _, identity = _registry(shelf, SystemClock())

@@ -19,7 +19,7 @@ from shoal.model.meta import build_without_values
 from shoal.model.registry import load_family
 from shoal.model.seeding import seeded
 from shoal.model.stage import StageModule, build_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.swarm.step_operations import Schedule
 
@@ -143,7 +143,7 @@ def trained(**how: Any) -> tuple[StageCompute, list[tuple[tuple[str, float], ...
     module = build_stage(family(WITH_ATTENTION), 0, 1, seed=1)
     groups = [{"name_patterns": ["gan.generator.*"], "every_steps": 2, "adam_lr": 1e-3}]
     optim = InnerOptimConfig.model_validate({"adam_betas1": 0.0, "adam_lr": 2e-3, "groups": groups})
-    compute = StageCompute(module, build_inner_optimizer(module.named_parameters(), optim), run_seed=3, stage=0, **how)
+    compute = StageCompute(module, InnerOptimizer(module.named_parameters(), optim), run_seed=3, stage=0, **how)
     reported: list[tuple[tuple[str, float], ...]] = []
     for number in range(3):
         key = StepKey(0, 1, number, 0)
@@ -169,7 +169,7 @@ def test_a_stage_that_computes_otherwise_trains_the_same_bits(how: dict[str, Any
 
 def test_figures_of_a_step_are_means_over_its_samples() -> None:
     module = build_stage(family(), 0, 1, seed=1)
-    optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
+    optimizer = InnerOptimizer(module.named_parameters(), InnerOptimConfig())
     compute = StageCompute(module, optimizer, run_seed=3, stage=0)
     said: list[float] = []
     original = module.figures

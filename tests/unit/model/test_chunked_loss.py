@@ -34,7 +34,7 @@ from shoal.model.hf.family import HfFamily
 from shoal.model.profile import profile_units
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, StageModule, build_stage, whole_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.quant.apply import apply_quant
 from shoal.server.memory import stage_needs
@@ -173,7 +173,7 @@ class _Peak(TorchDispatchMode):
 def _compute(family: Family, schedule: Schedule = Schedule.ONE_F_ONE_B) -> StageCompute:
     """The last stage of two, with a block."""
     module = build_stage(family, 1, 2, seed=5, cut=[family.num_units - 2, 2])
-    optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
+    optimizer = InnerOptimizer(module.named_parameters(), InnerOptimConfig())
     return StageCompute(module, optimizer, run_seed=5, stage=1, schedule=schedule)
 
 

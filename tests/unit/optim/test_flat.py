@@ -11,7 +11,7 @@ from torch import nn
 from shoal.config.diloco import InnerOptimConfig
 from shoal.errors import StateMismatch
 from shoal.optim.flat import FlatLayout, tensor_sha256
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.optim.parts import ReplicaParts
 
 
@@ -64,7 +64,7 @@ def test_constants_are_nobody_s_state() -> None:
     module = nn.ModuleDict({"one": Rotary(), "two": nn.Sequential(Rotary())})
     assert FlatLayout.of_float_buffers(module).names == ("one.seen", "two.0.seen")
     assert FlatLayout.of_integer_buffers(module).names == ()
-    averaged = ReplicaParts.of_module(module, build_inner_optimizer([], InnerOptimConfig()), lambda: None).averaged
+    averaged = ReplicaParts.of_module(module, InnerOptimizer([], InnerOptimConfig()), lambda: None).averaged
     assert averaged.floats.layout.names == ("one.seen", "two.0.seen")
     assert not averaged.integers.tensors
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from shoal.config.diloco import DilocoConfig, InnerOptimConfig
 from shoal.errors import ConfigError
-from shoal.optim.inner import InnerOptimizer, build_inner_optimizer, group_name, require_matches
+from shoal.optim.inner import InnerOptimizer, group_name, require_matches
 from shoal.optim.update_rules import rule_of
 
 NAMES = ("units.first.weight", "units.last.bias")
@@ -23,7 +23,7 @@ def _parameters() -> list[torch.nn.Parameter]:
 
 
 def _built(parameters: list[torch.nn.Parameter], config: InnerOptimConfig) -> InnerOptimizer:
-    return build_inner_optimizer(zip(NAMES, parameters, strict=False), config)
+    return InnerOptimizer(zip(NAMES, parameters, strict=False), config)
 
 
 def _set_gradients(parameters: list[torch.nn.Parameter], seed: int) -> None:
@@ -75,7 +75,7 @@ def test_biases_of_several_experts_and_norms_of_several_heads_in_a_matrix_are_no
     parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = build_inner_optimizer(parameters.items(), InnerOptimConfig(type=kind, muon_except=()))
+    optimizer = InnerOptimizer(parameters.items(), InnerOptimConfig(type=kind, muon_except=()))
     optimizer.step(0.1, 0)
     assert [bool((parameter == 1).all()) for parameter in parameters.values()] == [True, True, False, False]
     by_muon = ["momentum_buffer" in optimizer.state[number] for number in range(4)]
@@ -132,7 +132,7 @@ def test_muon_gives_matrices_the_bits_of_torchs_own_and_the_rest_those_of_its_ad
     )
     groups = [{"params": [embedding, kernel], "weight_decay": 0.25}, {"params": [bias], "weight_decay": 0.0}]
     of_adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
-    optimizer = build_inner_optimizer(ours.items(), config)
+    optimizer = InnerOptimizer(ours.items(), config)
     for step, lr in enumerate((0.02, 0.01, 0.005)):
         _set_gradients(list(ours.values()), step)
         _set_gradients(theirs, step)
@@ -155,7 +155,7 @@ def test_muon_makes_steps_of_all_directions_equally_long() -> None:
     parameter = torch.nn.Parameter(torch.zeros(8, 8))
     left, _ = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
     parameter.grad = left @ torch.diag(torch.logspace(0, 2, 8))
-    build_inner_optimizer([("units.a.weight", parameter)], NO_EXCEPTION).step(1.0, 0)
+    InnerOptimizer([("units.a.weight", parameter)], NO_EXCEPTION).step(1.0, 0)
     lengths = torch.linalg.svdvals(parameter.detach())
     assert lengths.min() > 0.3
     assert lengths.max() < 1.3

@@ -8,16 +8,14 @@ from torch import nn
 
 from shoal.config.diloco import InnerOptimConfig
 from shoal.errors import StateMismatch
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.optim.parts import ReplicaParts
 
 
 def parts(seed: int, *, has_residual: bool = True) -> ReplicaParts:
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    made = ReplicaParts.of_module(
-        module, build_inner_optimizer(module.named_parameters(), InnerOptimConfig()), lambda: None
-    )
+    made = ReplicaParts.of_module(module, InnerOptimizer(module.named_parameters(), InnerOptimConfig()), lambda: None)
     for parameter in module.parameters():
         parameter.grad = torch.randn_like(parameter)
     made.inner.step(0.1, 0)

@@ -15,7 +15,7 @@ from torch import nn
 from shoal.config.diloco import InnerOptimConfig
 from shoal.optim import vector_memory
 from shoal.optim.flat import FlatLayout, tensor_sha256
-from shoal.optim.inner import InnerOptimizer, build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.optim.outer import OuterSgd
 from shoal.optim.vector_memory import (
     IN_MEMORY,
@@ -104,7 +104,7 @@ def _optimizer(kind: str, memory: VectorMemory) -> tuple[InnerOptimizer, dict[st
     shapes = {"units.a.weight": (1024, 1026), "units.b.weight": (1024, 1025), "units.c.bias": (300,)}
     parameters = {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
     config = InnerOptimConfig.model_validate({"type": kind, "muon_except": []})
-    return build_inner_optimizer(parameters.items(), config, (), memory), parameters
+    return InnerOptimizer(parameters.items(), config, (), memory), parameters
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd", "muon"])

@@ -18,7 +18,7 @@ from shoal.config.quant import QuantConfig
 from shoal.errors import LocalProtocolError
 from shoal.ids import StepKey
 from shoal.model.stage import Family, TensorSpec, build_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.pipeline.split_backward import split
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.quant.apply import apply_quant
@@ -172,7 +172,7 @@ def computed(
 ) -> StageCompute:
     module = build_stage(family, stage, 3, seed=5)
     apply_quant(module, quant)
-    optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
+    optimizer = InnerOptimizer(module.named_parameters(), InnerOptimConfig())
     return StageCompute(
         module, optimizer, run_seed=5, stage=stage, schedule=schedule, activation_checkpointing=checkpoints
     )

@@ -17,7 +17,7 @@ from shoal.errors import LocalProtocolError, StateMismatch
 from shoal.ids import StepKey
 from shoal.model.resnet import ResNetFamily, ResNetShape
 from shoal.model.stage import build_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.pipeline.step_buffers import LiveBuffers
 
@@ -34,14 +34,14 @@ def compute(
 ) -> StageCompute:
     shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
     module = build_stage(family_class(shape), stage, 2, seed=5, autocast=autocast)
-    optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
+    optimizer = InnerOptimizer(module.named_parameters(), InnerOptimConfig())
     return StageCompute(module, optimizer, run_seed=5, stage=stage)
 
 
 def grouped(config: InnerOptimConfig) -> StageCompute:
     shape = ResNetShape((1, 0, 0, 0), bottleneck=False, stem="cifar", num_channels=1, img_size=4, num_classes=4)
     module = build_stage(TinyNet(shape), 0, 2, seed=5)
-    return StageCompute(module, build_inner_optimizer(module.named_parameters(), config), run_seed=5, stage=0)
+    return StageCompute(module, InnerOptimizer(module.named_parameters(), config), run_seed=5, stage=0)
 
 
 def image(seed: int, n: int = 3) -> Tensor:
@@ -317,9 +317,7 @@ def test_a_snapshot_of_something_else_is_refused_and_changes_nothing() -> None:
 def wrapped() -> StageCompute:
     """The first of two stages, which has the head as well."""
     module = build_stage(tied_gpt(), 0, 2, seed=5)
-    return StageCompute(
-        module, build_inner_optimizer(module.named_parameters(), InnerOptimConfig()), run_seed=5, stage=0
-    )
+    return StageCompute(module, InnerOptimizer(module.named_parameters(), InnerOptimConfig()), run_seed=5, stage=0)
 
 
 def train_wrapped(stage: StageCompute, order: str, key: StepKey = KEY) -> list[Tensor]:

@@ -18,7 +18,7 @@ from shoal.config.quant import QuantConfig
 from shoal.errors import ConfigError
 from shoal.model.meta import units_of
 from shoal.model.stage import build_stage
-from shoal.optim.inner import build_inner_optimizer, transposed_matrices
+from shoal.optim.inner import InnerOptimizer, transposed_matrices
 from shoal.quant import lsq
 from shoal.quant.apply import apply_quant
 from shoal.quant.coverage import require_quantisable
@@ -128,7 +128,7 @@ def test_no_step_size_is_decayed_as_a_matrix_is() -> None:
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
-    build_inner_optimizer(parameters.items(), InnerOptimConfig(adam_weight_decay=0.5)).step(0.1, 0)
+    InnerOptimizer(parameters.items(), InnerOptimConfig(adam_weight_decay=0.5)).step(0.1, 0)
     changed = {name for name, parameter in parameters.items() if not torch.equal(parameter, before[name])}
     assert changed == {name for name in parameters if name.endswith("original")}
 
@@ -160,7 +160,7 @@ def test_muon_steps_a_conv1d_of_transformers_as_the_linear_module_with_the_same_
         stage = nn.ModuleDict({"units": nn.ModuleDict({"block_0": nn.ModuleDict({"up": module})})})
         if is_quantised:
             apply_quant(stage, PER_CHANNEL)
-        optimizer = build_inner_optimizer(stage.named_parameters(), config, transposed_matrices(stage))
+        optimizer = InnerOptimizer(stage.named_parameters(), config, transposed_matrices(stage))
         weight = next(parameter for parameter in module.parameters() if parameter.dim() == 2)
         for step in range(3):
             gradient = torch.randn(12, 4, generator=torch.Generator().manual_seed(step))

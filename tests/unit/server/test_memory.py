@@ -24,7 +24,7 @@ from shoal.ids import PeerId
 from shoal.model.gpt import GptFamily
 from shoal.model.registry import load_family
 from shoal.model.stage import Family, build_stage, stage_units
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.optim.outer import OuterSgd
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.runtime.clean_interpreter import allocator_settings
@@ -116,7 +116,7 @@ def test_parameters_and_optimizer_are_counted_to_the_byte(case: str, optim: str,
         assert need.device_bytes == (1 + moments) * parameter_bytes + steps + buffer_bytes
         assert (need.step_bytes, need.max_steps) == (parameter_bytes + 2 * buffer_bytes, MAX_OPEN_STEPS)
         # The outer state is what a real replica holds.
-        optimizer = build_inner_optimizer(module.named_parameters(), InnerOptimConfig())
+        optimizer = InnerOptimizer(module.named_parameters(), InnerOptimConfig())
         state = ReplicaState(StageCompute(module, optimizer, run_seed=0, stage=stage), OuterSgd(0.7, 0.9, True))
         elements, dtype = state.gradient_kind
         # With the vector in which its contribution to rounds is averaged, which stays for the next one, averages of two
@@ -415,7 +415,7 @@ def test_a_snapshot_that_is_on_its_way_is_counted() -> None:
     )
     config = config_of("resnet18")
     module = build_stage(load_family(config.model, config.data), 1, 2, seed=0)
-    optimizer = build_inner_optimizer(module.named_parameters(), config.diloco.inner_optim)
+    optimizer = InnerOptimizer(module.named_parameters(), config.diloco.inner_optim)
     compute = StageCompute(module, optimizer, run_seed=0, stage=1)
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)

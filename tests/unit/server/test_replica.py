@@ -60,7 +60,7 @@ def test_replicas_and_the_plain_loop_tell_muon_which_matrices_are_the_other_way_
     gradient = torch.randn(ours[0].shape, generator=torch.Generator().manual_seed(1))
     theirs = torch.nn.Parameter(ours[0].detach().t().clone())
     theirs.grad = gradient.t().contiguous()
-    inner.build_inner_optimizer([(name, theirs)], config.diloco.inner_optim).step(0.02, 0)
+    inner.InnerOptimizer([(name, theirs)], config.diloco.inner_optim).step(0.02, 0)
     for parameter in ours:
         parameter.grad = gradient.clone()
     compute.optimizer.step(0.02, 0)

@@ -29,7 +29,7 @@ from shoal.model.hf.twin import SEED, difference
 from shoal.model.router_loss import RouterPass
 from shoal.model.seeding import seeded
 from shoal.model.stage import StageModule, build_stage
-from shoal.optim.inner import build_inner_optimizer
+from shoal.optim.inner import InnerOptimizer
 from shoal.pipeline.stage_compute import StageCompute
 
 _COEFFICIENT, _WEIGHT = 0.7, 3 / 64
@@ -179,7 +179,7 @@ def test_after_200_steps_on_text_the_loads_of_all_experts_are_alike(
 ) -> None:
     sizes = {"vocab_size": 256, "num_hidden_layers": 2, "num_local_experts": 8, "router_aux_loss_coef": coefficient}
     stage = build_stage(HfFamily(values_of("mixtral", **sizes), _TEXT_TOKENS), 0, 1, seed=1)
-    optimizer = build_inner_optimizer(stage.named_parameters(), InnerOptimConfig(type="adam"))
+    optimizer = InnerOptimizer(stage.named_parameters(), InnerOptimConfig(type="adam"))
     compute = StageCompute(stage, optimizer, run_seed=1, stage=0)
     text = open_pydoc_topics(DataConfig(seq_len=_TEXT_TOKENS)).train
     variations: list[tuple[float, ...]] = []
