@@ -24,9 +24,10 @@ from typing import IO, Any, TypeVar
 
 from shoal.clock import Deadline, SystemClock
 from shoal.errors import InvariantViolation, RunFailed
-from shoal.runtime.process_control import end_with_parent, kill
+from shoal.runtime.process_control import kill
 from shoal.runtime.process_info import command_line, descendants, has_environment, read_stat, with_environment
 from shoal_lab.event_log import EventLog
+from shoal_lab.parents_death import end_with_parent
 
 _Value = TypeVar("_Value")
 

@@ -32,8 +32,9 @@ from tests.e2e.namespaces import enter
 from shoal.cli.early import PRELOAD
 from shoal.runtime import fork_server, fork_server_process
 from shoal.runtime.clean_interpreter import start_interpreter
-from shoal.runtime.process_control import end_with_parent, next_ended, reap
+from shoal.runtime.process_control import next_ended, reap
 from shoal.runtime.process_info import thread_names
+from shoal_lab.parents_death import end_with_parent
 
 MODULES = (
     *PRELOAD,

@@ -20,8 +20,8 @@ from shoal.errors import RunFailed
 from shoal.runtime.clean_interpreter import allocator_settings
 from shoal.runtime.fork_server import _ONE_THREAD
 from shoal.runtime.linux_calls import FORCE_PORTABLE
-from shoal.runtime.process_control import end_with_parent
 from shoal_lab.launched import Launched
+from shoal_lab.parents_death import end_with_parent
 
 ROOT = Path(__file__).parents[2]
 _ROOM = {"ROOM_FOR_ENVIRONMENTS": "x" * (1 << 16)}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tests.simulation.catalogue import FAILURES, WORLDS
 from tests.simulation.safety import Broken
 
-from shoal.runtime.process_control import end_with_parent
+from shoal_lab.parents_death import end_with_parent
 
 
 class Part(NamedTuple):

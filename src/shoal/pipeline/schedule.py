@@ -27,9 +27,8 @@ split, B is the gradient of the input and W those of the parameters; L is forwar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation, Schedule
+from shoal.swarm.step_operations import Operation, OperationKind, ReadyOperation
 
 
 def choose(ready: Iterable[ReadyOperation], max_kept: int | None = None) -> Operation | None:
@@ -52,31 +51,3 @@ def _rank(ready: ReadyOperation, max_kept: int | None) -> tuple[OperationKind, b
     frees = kind == OperationKind.WEIGHTS and max_kept is not None and ready.kept >= max_kept
     place = OperationKind.LOSS if frees else kind
     return place, not frees, not ready.begun, ready.opened, ready.operation.microbatch
-
-
-class PassCounts(NamedTuple):
-    """How many forwards, gradients of inputs and gradients of parameters an operation computes."""
-
-    forwards: int = 0
-    input_gradients: int = 0
-    weight_gradients: int = 0
-
-
-def parts_of(kind: OperationKind, schedule: Schedule, *, is_first: bool, recomputes: bool = False) -> PassCounts:
-    """What an operation consists of; a whole backward counts as both of its gradients, also where one is not needed.
-
-    Args:
-        recomputes: Whether a backward computes the activations of its forward again.
-    """
-    splits, done_before = schedule == Schedule.ZERO_BUBBLE, schedule == Schedule.GPIPE
-    match kind:
-        case OperationKind.FORWARD:
-            return PassCounts(1)
-        case OperationKind.WEIGHTS:
-            return PassCounts(0, int(is_first), 1)
-        case OperationKind.BACKWARD | OperationKind.LOSS:
-            is_loss = kind == OperationKind.LOSS
-            forwards = int(is_loss and not done_before) + int(recomputes and (done_before or not is_loss))
-            return PassCounts(forwards, int(not (splits and is_first)), int(not splits))
-        case _:
-            return PassCounts()

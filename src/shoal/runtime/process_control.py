@@ -10,14 +10,13 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from shoal.runtime.linux_calls import LinuxCall, has
 from shoal.runtime.process_end import wait_until_ended
 from shoal.runtime.process_info import descendants, read_stat, with_environment
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -54,22 +53,6 @@ def set_process_title(role: str, index: int | None = None) -> None:
     room_bytes = stat.args_end - stat.args_start
     title = f"shoal:{role}{suffix}".encode()[: room_bytes - 1]
     ctypes.memmove(stat.args_start, title.ljust(room_bytes, b"\0"), room_bytes)
-
-
-def end_with_parent(number: signal.Signals) -> Callable[[], None]:
-    """Return what a child process has to call before it executes its program, to get a signal when its parent dies.
-
-    Nothing is loaded or imported in the child itself, which has only the thread that forked.
-    """
-    if not has(LinuxCall.PRCTL):
-        return lambda: None
-    libc = ctypes.CDLL(None)
-    prctl, request, signal_number = libc.prctl, ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(number)
-
-    def ask() -> None:
-        prctl(request, signal_number)
-
-    return ask
 
 
 def kill(pid: int) -> None:

@@ -68,12 +68,15 @@ class EventStream(AsyncIterator[TransportEvent]):
 
 
 class Endpoint(Protocol):
-    """One peer's end of all its connections. Every method is called on the event loop's thread."""
+    """One peer's end of all its connections. Every method is called on the event loop's thread.
 
-    @property
-    def peer_id(self) -> PeerId:
-        """Who this endpoint is."""
-        ...
+    Attributes:
+        peer_id: who this endpoint is.
+        metrics: the numbers of this process: a role has one endpoint, and whatever it counts is counted here.
+    """
+
+    peer_id: PeerId
+    metrics: MetricRegistry
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -93,11 +96,6 @@ class Endpoint(Protocol):
     @property
     def received_bytes(self) -> int:
         """Bytes of the messages that have come from other peers."""
-        ...
-
-    @property
-    def metrics(self) -> MetricRegistry:
-        """The numbers of this process: a role has one endpoint, and whatever it counts is counted here."""
         ...
 
     @property

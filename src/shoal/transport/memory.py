@@ -109,29 +109,25 @@ class MemoryNetwork:
 
 
 class MemoryEndpoint(Endpoint):
-    """An endpoint of a `MemoryNetwork`; see `Endpoint` for the rules."""
+    """An endpoint of a `MemoryNetwork`; see `Endpoint` for the rules. Counts `transport.dialled`, `.lost` by cause and
+    `.dropped`."""
 
     def __init__(self, network: MemoryNetwork, peer_id: PeerId) -> None:
         self._network = network
-        self._peer_id = peer_id
+        self.peer_id = peer_id
         self._events = EventQueue()
         self._known: dict[PeerId, tuple[str, ...]] = {}
         self._linked: dict[PeerId, MemoryEndpoint] = {}
         self._sent: Counter[Traffic] = Counter({traffic: 0 for traffic in Traffic})
         self._received_bytes = 0
-        self._metrics = MetricRegistry()
-        self._losses = Losses(self._events, self._metrics)
+        self.metrics = MetricRegistry()
+        self._losses = Losses(self._events, self.metrics)
         self._is_stopped = False
-
-    @property
-    def peer_id(self) -> PeerId:
-        """Who this endpoint is."""
-        return self._peer_id
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """The one address on the network."""
-        return (f"memory:{self._peer_id}",)
+        return (f"memory:{self.peer_id}",)
 
     @property
     def sent_bytes(self) -> Mapping[Traffic, int]:
@@ -144,11 +140,6 @@ class MemoryEndpoint(Endpoint):
         return self._received_bytes
 
     @property
-    def metrics(self) -> MetricRegistry:
-        """`transport.dialled`, `.lost` by cause, `.dropped`."""
-        return self._metrics
-
-    @property
     def peers(self) -> frozenset[PeerId]:
         """Who is connected."""
         return frozenset(self._linked)
@@ -159,7 +150,7 @@ class MemoryEndpoint(Endpoint):
 
     def process_of(self, peer: PeerId) -> int | None:
         """See `Endpoint.process_of`; this process, if the network says that the two are on one host."""
-        return os.getpid() if peer in self._linked and self._network.is_one_host(self._peer_id, peer) else None
+        return os.getpid() if peer in self._linked and self._network.is_one_host(self.peer_id, peer) else None
 
     def is_here(self, peer: PeerId) -> bool:
         """See `Endpoint.is_here`."""
@@ -176,20 +167,20 @@ class MemoryEndpoint(Endpoint):
         traffic: Traffic = Traffic.CONTROL,
     ) -> None:
         frame = self._frame(message, tensors, traffic)
-        if peer == self._peer_id:
+        if peer == self.peer_id:
             self._events.put(Received(peer, frame.message, frame.tensors))
             return
         if peer not in self._linked and (self._losses.pending(peer) or not self._dial(peer)):
-            self._metrics.counter("transport.dropped").add()
+            self.metrics.counter("transport.dropped").add()
             return
         if self._network.before_delivery is not None:
-            self._network.before_delivery(self._peer_id, peer, message)
+            self._network.before_delivery(self.peer_id, peer, message)
         target = self._linked.get(peer)
         if target is None:
-            self._metrics.counter("transport.dropped").add()
+            self.metrics.counter("transport.dropped").add()
             return
         self._sent[traffic] += frame.num_bytes
-        target.deliver(self._peer_id, frame)
+        target.deliver(self.peer_id, frame)
 
     def deliver(self, sender: PeerId, frame: Frame) -> None:
         """Queue a frame of a connected peer; a control frame perhaps before tensors of that peer."""
@@ -215,7 +206,7 @@ class MemoryEndpoint(Endpoint):
 
     def disconnect(self, peer: PeerId, reason: str) -> None:
         if peer in self._linked:
-            self._network.unlink(self._peer_id, peer, reason)
+            self._network.unlink(self.peer_id, peer, reason)
 
     def leaves(self, peer: PeerId) -> None:
         self._losses.leaves(peer)
@@ -225,7 +216,7 @@ class MemoryEndpoint(Endpoint):
 
     async def aclose(self) -> None:
         """Leave the network; the others lose this peer."""
-        self._network.remove(self._peer_id, "closed")
+        self._network.remove(self.peer_id, "closed")
         await anyio.lowlevel.checkpoint()
 
     def stop(self) -> None:
@@ -251,9 +242,9 @@ class MemoryEndpoint(Endpoint):
         if self._is_stopped:  # who was killed may still come as far as its next await
             return False
         addresses = self._known.get(peer, ())
-        self._metrics.counter("transport.dialled").add()
+        self.metrics.counter("transport.dialled").add()
         for address in addresses:
-            target = self._network.find(self._peer_id, address)
+            target = self._network.find(self.peer_id, address)
             if target is not None and target.peer_id == peer:
                 self.link(target)
                 target.link(self)

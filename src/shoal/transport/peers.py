@@ -63,6 +63,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     """The endpoint over connected streams, which its carriers make.
 
     An asynchronous context manager: it listens inside; leaving flushes and closes it. The body's errors pass unwrapped.
+    It counts `transport.dialled`, `.accepted`, `.reconnected`, `.refused` by offence, `.lost` by cause, `.dropped`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             carriers: one for each kind of address, in the order in which a peer's addresses are tried.
         """
         self._tasks = anyio.create_task_group()
-        self._peer_id = peer_id
+        self.peer_id = peer_id
         self._run_id = run_id
         self._role = role
         self._carriers = tuple(carriers)
@@ -104,9 +105,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._beaten_s = self._clock.now_s()
         self._stalled_s, self._woken_s = 0.0, -math.inf
         self._sent: Counter[Traffic] = Counter(dict.fromkeys(Traffic, 0))
-        self._metrics = metrics or MetricRegistry()
-        self._losses = Losses(self._events, self._metrics)
-        self._refusals = Refusals(self._metrics)
+        self.metrics = metrics or MetricRegistry()
+        self._losses = Losses(self._events, self.metrics)
+        self._refusals = Refusals(self.metrics)
 
     async def __aenter__(self) -> Self:
         # Before it listens: who waits for this process connects while the next socket is still being opened.
@@ -134,11 +135,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         return bool(await self._tasks.__aexit__(exc_type, exc, traceback))
 
     @property
-    def peer_id(self) -> PeerId:
-        """Who this endpoint is."""
-        return self._peer_id
-
-    @property
     def addresses(self) -> tuple[str, ...]:
         """Where it listens: as many as a peer takes."""
         return tuple(address for carrier in self._carriers for address in carrier.addresses)[:MAX_ADDRESSES]
@@ -150,11 +146,6 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
     @property
     def received_bytes(self) -> int:
         return self._inbound.received_bytes
-
-    @property
-    def metrics(self) -> MetricRegistry:
-        """`transport.dialled`, `.accepted`, `.reconnected`, `.refused` by offence, `.lost` by cause, `.dropped`."""
-        return self._metrics
 
     def links(self) -> Mapping[PeerId, LinkEstimate]:
         return {peer: state.meter.estimate for peer, state in self._peers.items()}
@@ -182,12 +173,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         traffic: Traffic = Traffic.CONTROL,
     ) -> None:
         frame = encode_frame(message, tensors, traffic, self._limits.wire)
-        if peer == self._peer_id:
+        if peer == self.peer_id:
             self._events.put(Received(peer, message, tuple(tensor.copy() for tensor in tensors)))
             return
         state = self._peers[peer]
         if self._closed or self._losses.pending(peer):
-            self._metrics.counter("transport.dropped").add()
+            self.metrics.counter("transport.dropped").add()
             return
         if state.connection is not None and state.connection.send_at_once(frame):
             self._sent[traffic] += frame.num_bytes
@@ -289,7 +280,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         if isinstance(said, Refusal):
             connection.close(f"refused by the peer: {said.reason}")
             return
-        check_hello(said, run_id=self._run_id, own_peer=self._peer_id, expected=connection.dialled)
+        check_hello(said, run_id=self._run_id, own_peer=self.peer_id, expected=connection.dialled)
         if connection.proven is not None and connection.proven != said.peer:
             raise HandshakeError(
                 f"the certificate is for {connection.proven}, the hello is of {said.peer}", Offence.IDENTITY
@@ -299,7 +290,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             why = f"two processes use the peer id {said.peer}, as where a disk was copied, and the other one is here"
             raise HandshakeError(why, Offence.IDENTITY)
         if connection.dialled is None:
-            duplicate = state.duplicate(said, self._peer_id)
+            duplicate = state.duplicate(said, self.peer_id)
             if duplicate is not None:
                 connection.say(Refusal(duplicate, duplicate=True))
                 connection.close(duplicate, flush=True)
@@ -336,7 +327,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
 
     def _hello(self, peer: PeerId, number: int) -> Hello:
         previous = self._peers[peer].previous
-        return Hello(self._run_id, self._peer_id, self._role, self.addresses, self._generation, number, previous)
+        return Hello(self._run_id, self.peer_id, self._role, self.addresses, self._generation, number, previous)
 
     def _up(self, connection: Connection, state: PeerState, theirs: Hello) -> None:
         """Use this connection from now on."""
@@ -344,12 +335,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         connection.accept(theirs.peer, theirs.connection, state.meter, is_waited_for=is_waited_for)
         self._admission.introduced(connection)
         if state.generation:
-            self._metrics.counter("transport.reconnected").add()
+            self.metrics.counter("transport.reconnected").add()
         state.met(theirs)
         state.connection = connection
         if state.dial is not None and state.dial is not connection:
             state.dial.close("the peer's own connection is used")
-        self._metrics.counter("transport.accepted" if connection.dialled is None else "transport.dialled").add()
+        self.metrics.counter("transport.accepted" if connection.dialled is None else "transport.dialled").add()
         emit(logger, TransportUp(theirs.peer, theirs.role))
         self._losses.up(theirs.peer)
         self._events.put(PeerUp(theirs.peer))
@@ -427,7 +418,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         return until_now_s if until_now_s >= self._limits.deadline_s else 0.0
 
     def _on_stall(self, stalled_s: float) -> None:
-        self._metrics.counter("process.stalled_ms").add(round(stalled_s * 1000))
+        self.metrics.counter("process.stalled_ms").add(round(stalled_s * 1000))
         self._stalled_s, self._woken_s = stalled_s, self._clock.now_s()
 
     def _on_silent(self, connection: Connection, silent_s: float) -> None:

@@ -7,11 +7,20 @@ core. The computation itself stays what it is, to the bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from shoal.config.emulation import SampleTime
-from shoal.pipeline.schedule import PassCounts
+from shoal.swarm.step_operations import OperationKind, Schedule
+
+
+class PassCounts(NamedTuple):
+    """How many forwards, gradients of inputs and gradients of parameters an operation computes."""
+
+    forwards: int = 0
+    input_gradients: int = 0
+    weight_gradients: int = 0
 
 
 class DevicePace(msgspec.Struct, kw_only=True):
@@ -64,3 +73,23 @@ def emulated_pace(call_s: float, sample_times: Sequence[SampleTime]) -> DevicePa
         return DevicePace(forward_s=first.seconds, per_samples=1, changes=changes)
     half_s = call_s / 2
     return DevicePace(forward_s=call_s, input_gradient_s=half_s, weight_gradient_s=half_s) if call_s else None
+
+
+def parts_of(kind: OperationKind, schedule: Schedule, *, is_first: bool, recomputes: bool = False) -> PassCounts:
+    """What an operation consists of; a whole backward counts as both of its gradients, also where one is not needed.
+
+    Args:
+        recomputes: Whether a backward computes the activations of its forward again.
+    """
+    splits, done_before = schedule == Schedule.ZERO_BUBBLE, schedule == Schedule.GPIPE
+    match kind:
+        case OperationKind.FORWARD:
+            return PassCounts(1)
+        case OperationKind.WEIGHTS:
+            return PassCounts(0, int(is_first), 1)
+        case OperationKind.BACKWARD | OperationKind.LOSS:
+            is_loss = kind == OperationKind.LOSS
+            forwards = int(is_loss and not done_before) + int(recomputes and (done_before or not is_loss))
+            return PassCounts(forwards, int(not (splits and is_first)), int(not splits))
+        case _:
+            return PassCounts()

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from shoal.clock import Clock
 from shoal.pipeline.device_operations import Computed, Operations
-from shoal.pipeline.schedule import PassCounts, parts_of
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.swarm.step_operations import Operation, OperationKind
 from shoal.wire.messages.step import Open
 from shoal.wire.tensors import WireTensor
 from shoal_lab.emulation.death_points import DeathPoints
-from shoal_lab.emulation.device_pace import DevicePace
+from shoal_lab.emulation.device_pace import DevicePace, PassCounts, parts_of
 
 _POINTS: Mapping[OperationKind, tuple[str, ...]] = {
     OperationKind.FORWARD: ("forward",),

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from shoal.config.model import ModelPipelineConfig
 from shoal.ids import PeerId
-from shoal.pipeline.schedule import choose, parts_of
+from shoal.pipeline.schedule import choose
 from shoal.swarm.step_operations import Operation, Schedule, SendStepMessage, StepTotals
 from shoal.swarm.step_replica import StepReplica
 from shoal.swarm.step_trainer import FeedMicrobatch, StepPlan, StepTrainer, TrainerEffect
 from shoal.wire.messages.base import Hop, ReplicaRef, SampleRange
 from shoal.wire.messages.step import Forward, Labels, StepMessage
-from shoal_lab.emulation.device_pace import DevicePace
+from shoal_lab.emulation.device_pace import DevicePace, parts_of
 
 TRAINER = PeerId("T")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.pipeline.schedule import PassCounts
-from shoal_lab.emulation.device_pace import DevicePace
+from shoal_lab.emulation.device_pace import DevicePace, PassCounts
 
 
 def test_an_operation_lasts_as_long_as_its_parts_or_as_it_took() -> None:

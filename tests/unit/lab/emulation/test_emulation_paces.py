@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from shoal.config.emulation import EmulationConfig
-from shoal.pipeline.schedule import PassCounts
-from shoal_lab.emulation.device_pace import emulated_pace
+from shoal_lab.emulation.device_pace import PassCounts, emulated_pace
 
 FORWARD = PassCounts(forwards=1)
 
