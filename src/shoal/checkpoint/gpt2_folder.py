@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal.checkpoint.byte_tokenizer import own_tokenizer, tokens_are_bytes
-from shoal.checkpoint.hf_files import StoredTensors
+from shoal.checkpoint.hf_stored import StoredTensors
 from shoal.checkpoint.model_source import ModelSource
 from shoal.config.load import describing_model
 from shoal.config.schema import Config
