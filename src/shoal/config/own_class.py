@@ -61,8 +61,12 @@ def raised(error: BaseException, name: str) -> str:
         name: What the configuration calls the code, `package.module:Class`.
     """
     place = place_of(error, name)
-    said = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return f"{said} ({place})" if place else said
+    return f"{kind_and_text(error)} ({place})" if place else kind_and_text(error)
+
+
+def kind_and_text(error: BaseException) -> str:
+    """Return an error as Python's own last line of a traceback says it."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def kind_of(value: object) -> str:

@@ -27,7 +27,7 @@ from shoal.data.fields import Fields
 from shoal.data.passing_errors import read_patiently
 from shoal.data.skipped_samples import SkippedSamples, UnreadableSample
 from shoal.data.source import Array, DataSet, Indices, KnownSamples, Source
-from shoal.data.targets import IGNORED
+from shoal.data.targets import require_labels
 from shoal.errors import BadSamples, ShoalError, UnreadableAudio
 from shoal.events.base import Event
 
@@ -122,16 +122,10 @@ class CheckedSamples(KnownSamples):
         return _raised_by(lambda: read_patiently(read, which, self._clock))
 
     def _check_labels(self, indices: Indices, labels: NDArray[np.integer[Any]]) -> None:
-        wrong: NDArray[np.bool_] = (labels < 0) | (labels >= self._num_classes)
-        if labels.ndim > 1:
-            wrong &= labels != IGNORED
-        if wrong.any():
-            place = int(np.argwhere(wrong)[0, 0])
-            raise BadSamples(
-                f"{self._kind} {self._source.name_of(int(indices[place]))} of data.dataset_name = {self._dataset} has "
-                f"the label {labels[place][wrong[place]].flat[0]}, and labels are 0 to {self._num_classes - 1}: mend "
-                "the data, or give the model more of them (model.num_classes, of text model.vocab_size)"
-            )
+        def which(place: int) -> str:
+            return f"{self._kind} {self._source.name_of(int(indices[place]))} of data.dataset_name = {self._dataset}"
+
+        require_labels(labels, self._num_classes, which)
 
 
 def _raised_by(read: Callable[[], None]) -> Exception | None:

@@ -20,9 +20,9 @@ from shoal.data.own_data import OwnClass, Sample, require_alike, require_form, s
 from shoal.data.rows import rows_after
 from shoal.data.source import Array, ArraySpec, DataSet, Source
 from shoal.data.streams import RowStream, SampleStream, TokenStream
-from shoal.data.targets import IGNORED
+from shoal.data.targets import require_labels
 from shoal.data.text_corpus import Say, documents_here, documents_of_hub, encoder_of, model_vocabulary
-from shoal.errors import BadSamples, ConfigError, SampleError
+from shoal.errors import ConfigError, SampleError
 
 _MOST_TOKENS: Final = int(np.iinfo(np.int32).max)
 
@@ -156,10 +156,5 @@ def _fitting(sample: Sample, fields: Fields[ArraySpec], num_classes: int, where:
     require_alike(sample, fields, where)
     if np.issubdtype(sample.labels.dtype, np.integer):
         labels = cast("NDArray[np.integer[Any]]", sample.labels)
-        wrong: NDArray[np.bool_] = np.asarray((labels < 0) | (labels >= num_classes))
-        if labels.ndim:
-            wrong &= labels != IGNORED
-        if wrong.any():
-            found = labels[wrong].flat[0]
-            raise BadSamples(f"{where} has the label {found}, and labels are 0 to {num_classes - 1}")
+        require_labels(labels[np.newaxis], num_classes, lambda _place: where)
     return Fields(sample.inputs, sample.labels)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from shoal.clock import Clock
 from shoal.config.model import NATIVE_FAMILIES
-from shoal.config.own_class import place_of
+from shoal.config.own_class import kind_and_text, place_of
 from shoal.config.schema import Config
 from shoal.errors import MisfitError
 from shoal.model.device_calls import name_of
@@ -93,8 +93,7 @@ def _reason(error: Exception, family: Family) -> str:
     """Say what was raised, in which unit, and where in the code of its family."""
     named = [*getattr(error, "__notes__", ())[:1], place_of(error, configured_name(type(family)))]
     where = ", ".join(filter(None, named))
-    said = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return f"{where}: {said}" if where else said
+    return f"{where}: {kind_and_text(error)}" if where else kind_and_text(error)
 
 
 def _files_of(family: Family) -> list[str]:

@@ -462,7 +462,7 @@ def test_what_is_no_stream_is_refused_with_what_to_do(name: str, data: dict[str,
     ("name", "message"),
     [
         ("OtherShapes", r"OtherShapes:40: its inputs are float32\[1, 5, 4\], and those of other samples"),
-        ("OtherClasses", "OtherClasses:40 has the label 4, and labels are 0 to 3"),
+        ("OtherClasses", "OtherClasses:40 has the label 4, and labels are 0 to 3: mend the data"),
     ],
 )
 def test_a_sample_that_is_not_like_the_others_ends_the_run_by_name(name: str, message: str) -> None:
