@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import ConfigError
-from shoal.model.hf.activations import recompute_activations
 from shoal.model.hf.library import build_without_memory, give_values
 from shoal.model.hf.routers import router_losses
 from shoal.model.router_loss import RouterLosses
@@ -106,7 +105,6 @@ class Skeleton:
         constants = nn.ModuleDict({name: module for name, module in owner.named_children() if _is_constant(module)})
         for module in constants.values():
             give_values(self.model, module)
-        recompute_activations(modules[layer + 1] for layer in mine)
         routers = router_losses(model, (modules[layer + 1] for layer in mine))
         return Part(model, constants, routers, is_first=first is not None, is_last=last is not None)
 
