@@ -13,10 +13,10 @@ configs/qwen3_tiny.yaml says, and rounds average, without momentum.
                             all processes together after a round, and what is lost with a server of the first stage
                             that is killed
 
-The plain loop is transformers' own class with torch's AdamW. It begins with the same values, which the swarm reads as
-weights from a folder, and takes the same samples in the same order; dropout, where there is any, draws its own numbers.
-So what the two losses differ by is the swarm's doing. What it costs that two replicas average after a round instead of
-after each step is another question: see docs/learning.md.
+The plain loop is transformers' own class with torch's AdamW. It begins with the same values, which the swarm of one
+replica reads as weights from a folder, and takes the same samples in the same order; dropout, where there is any, draws
+its own numbers. So what the two losses differ by is the swarm's doing. What it costs that two replicas average after a
+round instead of after each step is another question: see docs/learning.md.
 
 Exit code: 0 if for every model the first step comes within 8 s, memory is at most that of the gpt and 250 MB, the loss
 is within 1 % of the plain loop's, every replay agrees and nothing was lost with the killed server; else 1.
@@ -143,20 +143,26 @@ def transformer(model: str) -> Any:
     )
 
 
-def config_of(model: str, folder: Path, seed: int) -> Path:
-    """Write the configuration of a model's run and the weights that it begins from; return where the former is."""
+def config_of(model: str, folder: Path, weights_seed: int | None = None) -> Path:
+    """Write the configuration of a model's run, and the weights that it begins from; return where the former is.
+
+    Args:
+        weights_seed: Of these weights and of the run; None: the run draws its own.
+    """
     values = yaml.safe_load(CONFIG.read_text())
     values["experiment_prefix"] = f"family_{model}"
     values["diloco"]["outer_optim"] = {"sgd_lr": 1.0, "sgd_momentum": 0.0, "sgd_nesterov": False}
     if model == NATIVE:
         values["model"] = {"family": "gpt", "num_layers": 2, "hidden_size": 96, "num_heads": 3}
+    elif weights_seed is None:
+        values["model"] = {"family": "hf", "extra": MODELS[model]}
     else:
-        weights = folder / f"{model}-weights-{seed}"
-        torch.manual_seed(seed)
+        weights = folder / f"{model}-weights-{weights_seed}"
+        torch.manual_seed(weights_seed)
         transformer(model).save_pretrained(weights)
         values["model"] = {"family": "hf", "name_or_path": str(weights)}
-    values["run"] = {"seed": seed}
-    path = folder / f"{model}-{seed}.yaml"
+        values["run"] = {"seed": weights_seed}
+    path = folder / f"{model}-{'start' if weights_seed is None else weights_seed}.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
 
@@ -297,7 +303,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="families-") as temporary:
         folder = Path(temporary)
         for model in (NATIVE, *models):
-            results.append(start_and_kill(model, config_of(model, folder, 0), folder / f"{model}-two"))
+            results.append(start_and_kill(model, config_of(model, folder), folder / f"{model}-two"))
             console.print(results[-1])
             for seed in range(arguments.seeds if model != NATIVE else 0):
                 results[-1].runs.append(train(config_of(model, folder, seed), seed, folder / f"{model}-{seed}"))
