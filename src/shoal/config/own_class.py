@@ -54,14 +54,18 @@ def own_class(name: str, key: str) -> object:
     return found
 
 
-def raised(error: BaseException, name: str) -> str:
+def raised(error: BaseException, name: str = "", *, max_chars: int | None = None) -> str:
     """Say what code of the user's own has raised, and where.
 
     Args:
-        name: What the configuration calls the code, `package.module:Class`.
+        name: What the configuration calls the code, `package.module:Class`; empty: that is not known.
+        max_chars: Of the answer, in which the place stands before the end of a long text.
     """
-    place = place_of(error, name)
-    return f"{kind_and_text(error)} ({place})" if place else kind_and_text(error)
+    place, text = place_of(error, name), kind_and_text(error)
+    where = f" ({place})" if place else ""
+    if max_chars is None:
+        return text + where
+    return (text[: max(0, max_chars - len(where))] + where)[:max_chars]
 
 
 def kind_and_text(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.config.own_class import raised
 from shoal.errors import LocalProtocolError
 from shoal.events.base import emit
 from shoal.events.steps import EvaluationFailed
@@ -16,6 +17,7 @@ from shoal.pipeline.tensor_check import misfit
 from shoal.swarm.microbatch_cut import too_large
 from shoal.transport.base import Endpoint
 from shoal.wire.messages import Traffic
+from shoal.wire.messages.control import MAX_REFUSAL_CHARS
 from shoal.wire.messages.step import EvalForward, EvalLabels, EvalRefused, EvalResult
 from shoal.wire.tensors import WireTensor
 
@@ -121,7 +123,7 @@ class StageEvaluator:
             result = await self._operations.evaluate(batch.taken, batch.labels if is_end else None)
         except (LocalProtocolError, *DEVICE_ERRORS) as error:
             emit(logger, EvaluationFailed(), error=error)
-            self._refuse(pair, f"{type(error).__name__}: {error}"[:200])
+            self._refuse(pair, raised(error, max_chars=MAX_REFUSAL_CHARS))
             return num_samples if is_out_of_memory(error) else 0
         trainer, evaluation, microbatch = pair
         if not isinstance(result, WireTensor):

@@ -18,6 +18,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from torch import Tensor
 
 from shoal.clock import Clock, SystemClock
+from shoal.config.own_class import raised
 from shoal.errors import RoundAborted
 from shoal.events.base import emit
 from shoal.events.steps import StepCapLowered, StepDoesNotFit, StepFailed, StepTensorRefused
@@ -43,6 +44,7 @@ from shoal.swarm.step_replica import StepReplica
 from shoal.transport.base import Endpoint, Received
 from shoal.transport.drive import drive
 from shoal.wire.messages import Traffic
+from shoal.wire.messages.control import MAX_REFUSAL_CHARS
 from shoal.wire.messages.step import (
     Abort,
     AskOutcome,
@@ -382,7 +384,7 @@ class StageWorker:
             emit(logger, StepFailed(str(key), operation.kind.name), error=error)
             if request is not None and is_out_of_memory(error):
                 self._lower_cap(request.microbatch_samples)
-            self._do(self._machine.refuse(key, f"{type(error).__name__}: {error}"[:200]))
+            self._do(self._machine.refuse(key, raised(error, max_chars=MAX_REFUSAL_CHARS)))
             return
         if self.replica_log is not None:
             self.replica_log.done(operation, result.totals)

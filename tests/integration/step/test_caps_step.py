@@ -157,7 +157,7 @@ async def test_another_error_of_the_device_changes_no_cap(make_swarm: MakeSwarm)
     async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
         [replica] = swarm.replicas[1]
         SmallMemory(replica.compute, 0, RuntimeError("CUDA error: device-side assert triggered"), "loss")
-        with pytest.raises(NoPipeline):
+        with pytest.raises(NoPipeline, match=r"assert triggered \(\S+test_caps_step\.py line \d+\)$"):
             await swarm.train(batch, 0, 1e-3)
         assert replica.worker.cap is None
 
