@@ -101,7 +101,8 @@ def test_what_lies_in_memory_is_left_where_it_is(memory: FileVectorMemory) -> No
 
 def _optimizer(kind: str, memory: VectorMemory) -> tuple[InnerOptimizer, dict[str, nn.Parameter]]:
     torch.manual_seed(1)
-    shapes = {"units.a.weight": (1024, 1026), "units.b.weight": (1024, 1025), "units.c.bias": (300,)}
+    # Narrow: a processor without bfloat16 of its own takes minutes for the products of square ones.
+    shapes = {"units.a.weight": (64, 16416), "units.b.weight": (64, 16400), "units.c.bias": (300,)}
     parameters = {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
     config = InnerOptimConfig.model_validate({"type": kind, "muon_except": []})
     return InnerOptimizer(parameters.items(), config, (), memory), parameters
@@ -122,7 +123,7 @@ def test_moments_in_files_make_the_same_steps_and_one_parameters_are_in_memory(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert all(map(torch.equal, plain.state_tensors, lean.state_tensors))
     moments = 2 if kind == "adam" else 1
-    assert 0 < watched.most_bytes <= moments * 4 * 1024 * 1026 + LONG_BYTES
+    assert 0 < watched.most_bytes <= moments * 4 * 64 * 16416 + LONG_BYTES
 
 
 def test_what_is_given_no_file_lies_in_memory_and_that_is_told_once(
