@@ -120,6 +120,7 @@ async def test_frames_that_end_are_not_counted_any_more(host: Any, strangers: li
         for _ in range(4):
             await carol.say(_tensor() + _long_body())
         await scene.until(lambda: len(scene.others) == 9, "all of them")
+        assert scene.target._inbound._unfinished.total_bytes == 0
         await carol.say(_tensor()[:-1])
         carol.socket.shutdown(socket.SHUT_RDWR)
         await scene.until(lambda: len(scene.others) == 10, "it is lost")
