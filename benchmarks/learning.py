@@ -73,7 +73,7 @@ class Form:
         least_saving: How many times fewer bytes than float32 a payload has at least.
         most_gap: How much higher the loss may be than without a codec, as a part of that; None: it is only shown.
         fragments: Of the parameters, one of which each round averages.
-        is_swarm: Is false of the plain loop.
+        is_swarm: Whether a swarm trains it, or else the plain loop.
     """
 
     name: str
@@ -305,8 +305,10 @@ def main() -> int:
     Console(width=120).print(table)
     if options.json is not None:
         options.json.write_text(json.dumps([each.row for each in figures], indent=1))
-    is_ahead = all(one.gap >= 0 for one in figures if isinstance(one, Loss) and not one.form.is_swarm)
-    return 0 if all(each.holds for each in figures) and (is_ahead or options.rounds < LONG_ROUNDS) else 1
+    is_behind_ddp = any(isinstance(each, Loss) and each.form is DDP and each.gap < 0 for each in figures)
+    if is_behind_ddp and options.rounds >= LONG_ROUNDS:
+        return 1
+    return 0 if all(each.holds for each in figures) else 1
 
 
 if __name__ == "__main__":

@@ -65,8 +65,6 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _Args = TypeVarTuple("_Args")
-UNKNOWN_MBIT = 1e6
-"""For a link whose rate is unknown yet: only its round trip counts then."""
 
 
 class StepService(Protocol):
@@ -421,15 +419,3 @@ class RoundMember:
         is_taken = self.steps.resume(snapshot.log, content, snapshot.generation, snapshot.earlier)
         resumed = ReplicaResumed if is_taken else ReplicaNotResumed
         emit(logger, resumed(self._machine.round, self.stage, len(snapshot.log), is_taken))
-
-
-def link_reports(endpoint: Endpoint) -> tuple[LinkReport, ...]:
-    """Return what is known of the links with all peers, those of this host included."""
-    reports: list[LinkReport] = []
-    for peer, link in sorted(endpoint.links().items()):
-        if endpoint.process_of(peer) is not None:
-            reports.append(LinkReport(peer, 0.0, 0.0, is_local=True))
-        elif link.round_trip_s is not None:
-            rate = UNKNOWN_MBIT if link.receive_bytes_per_s is None else link.receive_bytes_per_s * 8e-6
-            reports.append(LinkReport(peer, link.round_trip_s * 1e3, rate))
-    return tuple(reports)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
 import anyio
 
 from shoal.clock import Clock, SystemClock, until_tick_s
+from shoal.control.copied_key import CopyWatch
 from shoal.control.membership import Membership, sequence_at
 from shoal.control.read_pace import SLOW_READ_S, ReadPace
 from shoal.control.records import (
@@ -57,10 +58,6 @@ so old: what is read has two seconds to spare before it looks as if it would exp
 _FAREWELL_TIMEOUT_S = 1.0
 # Two records of one topic in the same instant still have to differ in expiry, or the DHT keeps the first.
 _EXPIRY_STEP_S = 0.001
-_SET_BACK_S: Final = 5.0
-"""So far may the clock have been set back since an earlier process of this peer has signed its last record."""
-_YIELD_S: Final = TTL_S
-"""Where two processes are one peer the younger one takes another identity, if it sees the other one in time."""
 
 
 class Reachable(Protocol):
@@ -310,37 +307,3 @@ class Registry:
         self._dirty |= set(self._own)
         self._wake.notify()
         return True
-
-
-class CopyWatch:
-    """Notices that another process has this peer's key: its machine was cloned, or its files were copied. No I/O.
-
-    a record of mine that I did not sign -> signed once more: who signs lives -> the younger of both yields
-    """
-
-    def __init__(self, peer: PeerId) -> None:
-        self._peer = peer
-        self._first_seen = 0
-        self._is_copied = self._yields = False
-
-    def look(self, opened: VerifiedRecord, own: Record | None) -> bool | None:
-        """Return whether this process is to be somebody else, when that is new; None: there is nothing new.
-
-        Nobody else can sign, and an earlier process of this host has signed nothing since this one began.
-
-        Args:
-            opened: a record of any peer.
-            own: what this process has announced of that kind.
-        """
-        theirs, ours = (getattr(record, "join_unix_s", None) for record in (opened.record, own))
-        if opened.peer != self._peer or theirs is None or ours is None or theirs == ours or self._yields:
-            return None
-        if opened.sequence < sequence_at(ours + _SET_BACK_S):
-            return None
-        self._first_seen = self._first_seen or opened.sequence
-        if opened.sequence == self._first_seen:
-            return None  # it is once more that one has signed which lives
-        was_copied, self._is_copied = self._is_copied, True
-        # Of two the one that announces itself less often, or whose clock is behind, may see the other one alone.
-        self._yields = theirs < ours or opened.sequence > self._first_seen + sequence_at(_YIELD_S)
-        return self._yields if self._yields or not was_copied else None

@@ -70,7 +70,7 @@ _HELD_VECTORS = 5
 _CUT_VECTORS = 3
 # Those that an outer round adds for a moment: the new momentum and the new parameters.
 _ROUND_VECTORS = 2
-# What a round comes to is computed beside steps too (`Foresight`), and once more if that was in vain: the
+# What a round comes to is computed beside steps too (`averaging.foresight`), and once more if that was in vain: the
 # average, the new momentum and the new parameters, and the values that are being decoded.
 _FORESEEN_VECTORS = 4
 # Where pseudo-gradients are encoded as a whole it adds more (`averaging.gathered`): the sum, the values that are being

@@ -18,7 +18,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from shoal.averaging.contents import Contents
 from shoal.averaging.inner_exchange import InnerExchange
-from shoal.averaging.member import RoundEvent, RoundMember, link_reports
+from shoal.averaging.link_reports import link_reports
+from shoal.averaging.member import RoundEvent, RoundMember
 from shoal.averaging.payloads_ahead import PayloadsAhead
 from shoal.averaging.replica_state import ReplicaState, outer_optimizer
 from shoal.averaging.round_average import RingSettings, averaging_codec

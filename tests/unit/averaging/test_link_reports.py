@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.averaging.member import UNKNOWN_MBIT, link_reports
+from shoal.averaging.link_reports import UNKNOWN_MBIT, link_reports
 from shoal.ids import PeerId
 from shoal.transport.link_meter import LinkEstimate
 from shoal.transport.memory import MemoryEndpoint, MemoryNetwork

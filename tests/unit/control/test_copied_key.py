@@ -52,7 +52,7 @@ async def test_where_the_younger_one_does_not_see_the_other_one_the_older_one_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.control.registry.RENEW_S", 0.01)
-    monkeypatch.setattr("shoal.control.registry._YIELD_S", 0.0)
+    monkeypatch.setattr("shoal.control.copied_key._YIELD_S", 0.0)
     (older, younger), noticed = _copies(100.0, 50.0)
     async with alongside(older.run) as tasks:
         await registry_has(_shelf_of(older))
