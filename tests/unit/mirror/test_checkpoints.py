@@ -107,8 +107,9 @@ class Desk:
             self.checkpoints.held(record)
 
     async def written(self, *rounds: int) -> None:
-        """Wait until there are exactly these; no limit of its own."""
-        await until(lambda: self.store.rounds() == [*rounds])
+        """Wait until there are exactly these, or it is told why not; no limit of its own."""
+        await until(lambda: self.store.rounds() == [*rounds] or self.notices)
+        assert self.store.rounds() == [*rounds], self.notices
 
 
 @pytest.fixture
