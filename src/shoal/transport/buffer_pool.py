@@ -56,6 +56,11 @@ class BufferPool:
         self._returned: deque[Memory] = deque()  # filled by whatever thread drops the last view
         self._num_leases = 0
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether memory takes none of the host's before it is written to. Page-locked memory takes all at once."""
+        return self.memory is _usual_memory
+
     def allocate(self, num_bytes: int) -> memoryview:
         """Return writable memory with arbitrary content, aligned for every element type, that the caller owns."""
         if num_bytes < MIN_POOLED_BYTES:

@@ -78,6 +78,10 @@ class ConnectionOwner(Protocol):
         """A frame is complete."""
         ...
 
+    def on_part(self, connection: Connection, frames: FrameDecoder) -> None:
+        """A part of a long frame has come, or the last one, so that `frames` holds other memory than before."""
+        ...
+
     def on_violation(self, connection: Connection, error: Exception) -> None:
         """The peer broke a rule; `connection` closes itself after this."""
         ...
@@ -96,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         proven: the other end, by its certificate; None without TLS.
         prepare: sets the socket's options, and checks what the kernel knows of the other end; the carrier's.
         process: the other end of a Unix socket, by the id that the kernel proves; None: not known.
-        source: host that a TCP connection comes from; empty for a Unix socket.
+        source: host at the other end of a TCP connection; empty for a Unix socket.
         number: the connection's random number, from the dialler's Hello.
         meter: measures the link with the peer, once `accept` was called.
         is_waited_for: whether a step or a round may wait for the peer, or for this process, once `accept` was called.
@@ -125,6 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Stream | None = None
         self._handshake: HandshakeDecoder | None = HandshakeDecoder()
         self._frames: FrameDecoder | None = None
+        self._is_within_long = False
         self._queue = SendQueue(piece_bytes=limits.piece_bytes, control_bytes=limits.control_batch_bytes)
         self._uplink: Uplink | None = None
         self._written: Urgency | None = None
@@ -301,6 +306,9 @@ class Connection(asyncio.BufferedProtocol):
                     self._owner.on_frame(self, frame)
                     if self._reason is not None:
                         return  # the consumer has ended the connection, and its loss is the last event of it
+                if self._is_within_long or self._frames.is_within_long:
+                    self._is_within_long = self._frames.is_within_long
+                    self._owner.on_part(self, self._frames)
             elif self._handshake is not None:
                 said = self._handshake.advance(nbytes)
                 if isinstance(said, Refusal):
@@ -332,6 +340,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_over:
             return
         self._is_over = True
+        self._frames = None  # with what has come of a tensor: others may still know this object
         self.ended.set()
         if self._reason is None:
             self._reason = f"connection failed: {exc}" if exc is not None else "connection closed"

@@ -1,8 +1,9 @@
-"""What an endpoint has received: the memory for it, its counters, and who is not read while too much lies untaken."""
+"""What an endpoint has received: the memory for it, its counters, who is not read while too much lies untaken, and who
+is lost where too much has come of what is not whole."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -11,8 +12,10 @@ from shoal.transport.base import Received
 from shoal.transport.buffer_pool import BufferPool
 from shoal.transport.connection import Connection
 from shoal.transport.event_queue import EventQueue
+from shoal.transport.holdings import Holdings
 from shoal.transport.limits import TransportLimits
 from shoal.wire.frame import Frame
+from shoal.wire.frame_decoder import FrameDecoder
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -30,10 +33,17 @@ class Inbound:
         received_bytes: of all frames.
     """
 
-    def __init__(self, events: EventQueue, limits: TransportLimits) -> None:
+    def __init__(self, events: EventQueue, limits: TransportLimits, source_of: Callable[[PeerId], str]) -> None:
+        """Start without any.
+
+        Args:
+            source_of: returns the host at the other end of a peer's connection.
+        """
         self.pool = BufferPool(limits.max_pooled_bytes)
         self.received_bytes = 0
         self._events = events
+        self._unfinished = Holdings(source_of)
+        self._max_unfinished_bytes = limits.max_unfinished_total_bytes
         total_bytes = limits.max_unread_total_bytes
         self._unread = Unread[Connection](limits.max_unread_bytes, total_bytes, total_bytes // limits.max_connections)
 
@@ -47,6 +57,29 @@ class Inbound:
         if self._unread.received(connection, held_bytes):
             connection.read_on(False)
         self._events.put(received, partial(self._taken, connection, held_bytes))
+
+    def part(self, peer: PeerId, frames: FrameDecoder) -> tuple[PeerId, str] | None:
+        """Count what a peer's connection holds of a long frame that is not whole.
+
+        To read nobody would not help: what is not whole is held until the rest comes, which may be never.
+
+        Returns:
+            The peer that is to be lost for it, and why; None: there is room.
+        """
+        held = self._unfinished
+        held.note(peer, frames.filled_bytes + (0 if self.pool.is_usual else frames.unfilled_bytes))
+        if held.total_bytes <= self._max_unfinished_bytes:
+            return None
+        most = held.most()
+        all_hold = (
+            f"{held.total_bytes} bytes of frames that are not whole have come from all peers, "
+            f"and no more than {self._max_unfinished_bytes} may"
+        )
+        return most, f"{all_hold}: {held[most]} of them from this one"
+
+    def lost(self, peer: PeerId) -> None:
+        """What has come of a frame of this peer is gone with its connection."""
+        self._unfinished.note(peer, 0)
 
     def _taken(self, connection: Connection, held_bytes: int) -> None:
         for resumed in self._unread.taken(connection, held_bytes):

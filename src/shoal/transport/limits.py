@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from shoal.runtime.memory import free_memory_bytes
 from shoal.swarm.liveness import LEAST_HEARTBEATS
 from shoal.wire.limits import MIB, WireLimits
 
@@ -26,6 +27,8 @@ class TransportLimits:
         max_unsent_total_bytes: with more of them queued for all peers, the one that holds most is.
         max_unread_bytes: with more received than the consumer has taken, in memory, the connection is not read from.
         max_unread_total_bytes: with more unread over all connections, those that hold it are not read from.
+        max_unfinished_total_bytes: with more of long frames that are not whole over all connections, the peer that
+            holds most of it is lost.
         max_pooled_bytes: the most unused memory of received tensors that is kept for later ones.
         pool_trim_s: memory that was not needed for this time is given back.
         listen_again_s: so often is it looked whether the socket is still there at which this host's peers dial.
@@ -51,6 +54,7 @@ class TransportLimits:
     max_unsent_total_bytes: int = 1024 * MIB
     max_unread_bytes: int = 256 * MIB
     max_unread_total_bytes: int = 1024 * MIB
+    max_unfinished_total_bytes: int = 1024 * MIB
     max_pooled_bytes: int = 256 * MIB
     pool_trim_s: float = 10.0
     listen_again_s: float = 5.0
@@ -67,19 +71,23 @@ class TransportLimits:
 
 
 DEFAULT_LIMITS: Final = TransportLimits()
+_UNFINISHED_SHARE: Final = 4
+"""One in so many bytes of a host's free memory: what is whole, and what is made of it, needs more than that."""
 UNAWAITED_ROLES: Final = frozenset({"monitor"})
 """No step and no round waits for who has these: on connections with them heartbeats are as seldom as the deadline
 allows."""
 
 
 def limits_for(health: HealthConfig, role: str) -> TransportLimits:
-    """Return the usual limits of a role with the heartbeats that the user wants.
+    """Return the usual limits of a role on this host, with the heartbeats that the user wants.
 
     One of `UNAWAITED_ROLES` is woken as seldom as it has to say something: others of its host it finds dead a heartbeat
     or two later than others do.
     """
     seldom_s = health.deadline_s / LEAST_HEARTBEATS
+    usual_bytes = DEFAULT_LIMITS.max_unfinished_total_bytes
     return TransportLimits(
+        max_unfinished_total_bytes=max(usual_bytes, free_memory_bytes() // _UNFINISHED_SHARE),
         heartbeat_s=seldom_s if role in UNAWAITED_ROLES else health.heartbeat_s,
         deadline_s=health.deadline_s,
         max_deadline_s=health.longest_deadline_s,

@@ -78,7 +78,7 @@ class PeerState:
 
     @property
     def source(self) -> str:
-        """The host that its connection comes from; empty: this one, or there is none."""
+        """The host at the other end of its connection; empty: this one, or there is none."""
         return "" if self.connection is None else self.connection.source
 
     def wait(self, frame: EncodedFrame) -> None:

@@ -47,6 +47,7 @@ from shoal.transport.refusals import Refusals
 from shoal.transport.send_queue import message_bytes
 from shoal.transport.unsent import Unsent
 from shoal.wire.frame import EncodedFrame, Frame, encode_frame
+from shoal.wire.frame_decoder import FrameDecoder
 from shoal.wire.handshake import MAX_ADDRESSES, Hello, Refusal, check_hello
 from shoal.wire.messages import Hop, Message, Traffic
 from shoal.wire.messages.control import Heartbeat
@@ -55,6 +56,7 @@ from shoal.wire.tensors import WireTensor
 logger = logging.getLogger(__name__)
 
 
+_TAKES_NOTHING: Final = "it does not take what it is sent"
 _MAX_PEERS: Final = 1 << 14
 """With more, those that there has been no connection with are forgotten."""
 
@@ -93,12 +95,12 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         self._events = EventQueue()
         self._peers = defaultdict[PeerId, PeerState](lambda: PeerState(LinkMeter(self._clock)))
         self._admission = Admission(limits)
-        self._inbound = Inbound(self._events, limits)
+        self._inbound = Inbound(self._events, limits, self._source_of)
         self._unsent = Unsent(
             limits.max_unsent_bytes,
             limits.max_unsent_total_bytes,
             lambda peer: self._peers[peer].message_bytes,
-            lambda peer: self._peers[peer].source,
+            self._source_of,
         )
         self.allocate = self._inbound.pool.allocate
         self._closed = False
@@ -186,11 +188,13 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         queued_bytes = state.queued_bytes
         if queued_bytes and queued_bytes + frame.num_bytes > self._limits.max_queued_bytes:
             most_bytes = self._limits.max_queued_bytes
-            self._overload(peer, f"{queued_bytes} bytes wait for it, and no more than {most_bytes} may")
+            self._overload(
+                peer, f"{_TAKES_NOTHING}; {queued_bytes} bytes wait for it, and no more than {most_bytes} may"
+            )
             return
         too_much = self._unsent.posted(peer, message_bytes(frame))
         if too_much is not None:
-            self._overload(*too_much)
+            self._overload(too_much[0], f"{_TAKES_NOTHING}; {too_much[1]}")
         if too_much is not None and too_much[0] == peer:
             return
         if state.connection is not None:
@@ -309,6 +313,11 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         elif connection.peer is not None:
             self._inbound.take(connection, connection.peer, frame)
 
+    def on_part(self, connection: Connection, frames: FrameDecoder) -> None:
+        too_much = None if connection.peer is None else self._inbound.part(connection.peer, frames)
+        if too_much is not None:
+            self._overload(too_much[0], f"it does not end what it sends; {too_much[1]}")
+
     def on_violation(self, connection: Connection, error: Exception) -> None:
         self._refusals.note(connection, error)
 
@@ -348,6 +357,9 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             self._send(connection, frame)
         self._end_dialling(state)
 
+    def _source_of(self, peer: PeerId) -> str:
+        return self._peers[peer].source
+
     def _send(self, connection: Connection, frame: EncodedFrame) -> None:
         self._sent[frame.traffic] += frame.num_bytes
         connection.send(frame)
@@ -365,6 +377,7 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
         """Report the end of the connection or of the attempt to make one."""
         connection, state.connection = state.connection, None
         state.take_waiting()
+        self._inbound.lost(peer)
         for end in (connection, state.dial):
             if end is not None:
                 state.previous = end.number
@@ -374,8 +387,8 @@ class StreamEndpoint(Endpoint, ConnectionOwner):
             self._losses.report(peer, reason, cause, silent_s, still_s)
 
     def _overload(self, peer: PeerId, why: str) -> None:
-        """Lose a peer for which too much waits: nobody else is to be short of memory for it."""
-        self._lose(peer, self._peers[peer], f"overloaded: it does not take what it is sent; {why}", Loss.OVERLOADED)
+        """Lose a peer that too much memory is held for: nobody else is to be short of it."""
+        self._lose(peer, self._peers[peer], f"overloaded: {why}", Loss.OVERLOADED)
 
     def _end_dialling(self, state: PeerState) -> None:
         state.dialling, state.dial = False, None

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Final
@@ -90,7 +91,7 @@ class TcpCarrier:
 
         def accept() -> TlsStream:
             connection = make()
-            connection.prepare = lambda sock: self._prepare_accepted(connection, sock)
+            connection.prepare = partial(self._prepare, connection)
             connection.leave_by(self._uplink)
             return TlsStream(connection, self._contexts.server, self._rests, server_side=True)
 
@@ -106,7 +107,7 @@ class TcpCarrier:
 
     async def connect(self, address: str, connection: Connection) -> None:
         host, port = split_host_port(address.removeprefix(_SCHEME))
-        connection.prepare = self._prepare
+        connection.prepare = partial(self._prepare, connection)
         connection.leave_by(self._uplink)
         loop = asyncio.get_running_loop()
         await loop.create_connection(
@@ -129,15 +130,8 @@ class TcpCarrier:
             self._hosts = found
         return self._hosts
 
-    def _prepare_accepted(self, connection: Connection, sock: socket.socket) -> None:
-        self._prepare(sock)
-        # It may be gone already; it is none of this host's all the same, which have places of their own.
-        connection.source = _UNKNOWN
-        with suppress(OSError):
-            connection.source = str(sock.getpeername()[0])
-
-    def _prepare(self, sock: socket.socket) -> None:
-        """Set the socket's options.
+    def _prepare(self, connection: Connection, sock: socket.socket) -> None:
+        """Note where the other end is, and set the socket's options.
 
         No TCP_USER_TIMEOUT: Linux also ends connections by it whose other end is alive and only reads too slowly (its
         window is closed for that long). Heartbeats tell the two apart; keepalive is for what has none, such as a
@@ -145,6 +139,10 @@ class TcpCarrier:
         what it holds beyond what is under way cannot be overtaken any more, so that is bounded. Where the system does
         not have BBR, or does not allow it to this user, its own congestion control stays.
         """
+        # It may be gone already; it is none of this host's all the same, which have places of their own.
+        connection.source = _UNKNOWN
+        with suppress(OSError):
+            connection.source = str(sock.getpeername()[0])
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):

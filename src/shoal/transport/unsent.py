@@ -6,10 +6,10 @@ answer is made for whoever asks, as often as he asks.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from shoal.ids import PeerId
+from shoal.transport.holdings import Holdings
 
 
 class Unsent:
@@ -30,14 +30,12 @@ class Unsent:
 
         Args:
             held_bytes: returns how much waits for a peer now.
-            source_of: returns the host that a peer's connection comes from.
+            source_of: returns the host at the other end of a peer's connection.
         """
         self._max_each_bytes = max_each_bytes
         self._max_total_bytes = max_total_bytes
         self._held_bytes_of = held_bytes
-        self._source_of = source_of
-        self._bytes: dict[PeerId, int] = {}
-        self._total_bytes = 0
+        self._held = Holdings(source_of)
 
     def posted(self, peer: PeerId, num_bytes: int) -> tuple[PeerId, str] | None:
         """Count a message that has to wait.
@@ -50,27 +48,17 @@ class Unsent:
         # A message for who has taken all before is taken, however long it is.
         if held_bytes and held_bytes + num_bytes > self._max_each_bytes:
             return peer, f"{held_bytes} bytes of messages wait for it, and no more than {self._max_each_bytes} may"
-        self._note(peer, held_bytes + num_bytes)
-        if self._total_bytes <= self._max_total_bytes:
+        self._held.note(peer, held_bytes + num_bytes)
+        if self._held.total_bytes <= self._max_total_bytes:
             return None
-        for other in list(self._bytes):
+        for other in self._held:
             if other != peer:
-                self._note(other, self._held_bytes_of(other))
-        if self._total_bytes <= self._max_total_bytes:
+                self._held.note(other, self._held_bytes_of(other))
+        if self._held.total_bytes <= self._max_total_bytes:
             return None
-        most = self._most()
+        most = self._held.most()
         all_hold = (
-            f"{self._total_bytes} bytes of messages wait for all peers, and no more than {self._max_total_bytes} may"
+            f"{self._held.total_bytes} bytes of messages wait for all peers, "
+            f"and no more than {self._max_total_bytes} may"
         )
-        return most, f"{all_hold}: {self._bytes[most]} of them for this one"
-
-    def _note(self, peer: PeerId, num_bytes: int) -> None:
-        self._total_bytes += num_bytes - self._bytes.pop(peer, 0)
-        if num_bytes:
-            self._bytes[peer] = num_bytes
-
-    def _most(self) -> PeerId:
-        of_source: Counter[str] = Counter()
-        for peer, num_bytes in self._bytes.items():
-            of_source[self._source_of(peer)] += num_bytes
-        return max(self._bytes, key=lambda peer: (of_source[self._source_of(peer)], self._bytes[peer]))
+        return most, f"{all_hold}: {self._held[most]} of them for this one"

@@ -91,6 +91,23 @@ class FrameDecoder:
         """Whether the bytes so far end within a frame."""
         return self._start < self._stop or self._header is not None or self._incomplete is not None
 
+    @property
+    def is_within_long(self) -> bool:
+        """Whether there is memory for a part of a frame that is not all here: a tensor, or a long body."""
+        return self._incomplete is not None or self._long_body is not None
+
+    @property
+    def filled_bytes(self) -> int:
+        """Of that memory, what has come."""
+        incomplete = self._incomplete
+        payload_bytes = 0 if incomplete is None else incomplete.header.payload_bytes - incomplete.left_bytes
+        return payload_bytes + (0 if self._long_body is None else self._long_filled)
+
+    @property
+    def unfilled_bytes(self) -> int:
+        """Of the memory of a tensor, what has not come."""
+        return 0 if self._incomplete is None else len(self._incomplete.target) - self._incomplete.filled
+
     def get_buffer(self) -> memoryview:
         """Return where the next bytes go: never empty, valid until `advance`."""
         if self._long_body is not None:

@@ -220,6 +220,8 @@ class _Owner:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         self.num_frames += 1
 
+    def on_part(self, connection: Connection, frames: FrameDecoder) -> None: ...
+
     def on_violation(self, connection: Connection, error: Exception) -> None:
         self.refused = str(error)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import numpy as np
 import pytest
 from tests.integration.transport.samples import CAROL, KEY, MIB, RUN, port_of, step, tensor
 from tests.integration.transport.scene import refusals, talking
@@ -21,12 +23,15 @@ from shoal.transport.peers import StreamEndpoint
 from shoal.transport.tls import tls_contexts
 from shoal.wire.frame import FRAME_VERSION, HEADER, encode_frame
 from shoal.wire.handshake import Hello, encode_handshake
+from shoal.wire.messages.snapshot import OfferSnapshot
 from shoal.wire.messages.step import Forward, Opened
 
 
-async def insider(scene: Any, strangers: list[Stranger], identity: Identity = CAROL) -> Stranger:
+async def insider(
+    scene: Any, strangers: list[Stranger], identity: Identity = CAROL, source: str = "127.0.0.1"
+) -> Stranger:
     """Somebody with the key who has said hello."""
-    strangers.append(Stranger.over_tcp(scene.target))
+    strangers.append(Stranger.over_tcp(scene.target, source))
     await strangers[-1].secure(identity)
     assert isinstance(await strangers[-1].greet(identity.peer_id), Hello)
     return strangers[-1]
@@ -73,6 +78,67 @@ async def test_tensors_that_are_announced_and_then_drip_cost_only_what_has_come(
         assert scene.refused(Offence.FRAME) == 0
         assert sum(isinstance(event, PeerUp) for event in scene.others) == 8
         assert resident_bytes() - before < 32 * MIB
+
+
+def _long_body() -> bytes:
+    """A message without tensors, of some 2 MiB."""
+    return b"".join(encode_frame(OfferSnapshot(bytes(2 * MIB), b"")).in_one_piece())
+
+
+def _tensor() -> bytes:
+    return b"".join(encode_frame(Forward(step(), 0), [tensor(2 * MIB)]).in_one_piece())
+
+
+@pytest.mark.parametrize("whole", [_tensor, _long_body])
+async def test_what_has_come_of_frames_that_never_end_is_bounded_in_sum_and_who_floods_loses_his_own(
+    host: Any, strangers: list[Stranger], whole: Callable[[], bytes]
+) -> None:
+    async with talking(host, max_unfinished_total_bytes=9 * MIB) as scene:
+        # Of all of them it holds most, and is the only one of its address.
+        other = await insider(scene, strangers, source="127.0.0.2")
+        theirs = b"".join(encode_frame(Forward(step(1), 0), [tensor(4 * MIB)]).in_one_piece())
+        await other.say(theirs[:-1])
+        names = [Identity(bytes((number,)) * 32) for number in range(6)]
+        for name in names:
+            one = await insider(scene, strangers, name)
+            await one.say(whole()[:-1])
+        # Two of them fit beside it.
+        await scene.until(lambda: sum(isinstance(e, PeerLost) for e in scene.others) == 4, "the rest is lost")
+        await scene.goes_on()
+        await scene.until(lambda: len(scene.target._inbound.pool._leases) <= 3, "what had come is gone as well")
+        await other.say(theirs[-1:])
+        await scene.until(lambda: isinstance(scene.others[-1], Received), "the other one is heard")
+        lost = [event for event in scene.others if isinstance(event, PeerLost)]
+        assert {event.peer for event in lost} <= {name.peer_id for name in names}
+        assert all(event.reason.startswith("overloaded: it does not end what it sends; ") for event in lost)
+        assert scene.target.metrics.counter("transport.lost", cause="overloaded").value == 4
+
+
+async def test_frames_that_end_are_not_counted_any_more(host: Any, strangers: list[Stranger]) -> None:
+    async with talking(host, max_unfinished_total_bytes=5 * MIB) as scene:
+        carol = await insider(scene, strangers)
+        for _ in range(4):
+            await carol.say(_tensor() + _long_body())
+        await scene.until(lambda: len(scene.others) == 9, "all of them")
+        assert scene.target._inbound._unfinished.total_bytes == 0
+        await carol.say(_tensor()[:-1])
+        carol.socket.shutdown(socket.SHUT_RDWR)
+        await scene.until(lambda: len(scene.others) == 10, "it is lost")
+        assert scene.target._inbound._unfinished.total_bytes == 0
+
+
+async def test_tensors_that_are_announced_count_where_their_memory_is_taken_at_once(
+    host: Any, strangers: list[Stranger]
+) -> None:
+    async with talking(host, max_unfinished_total_bytes=5 * MIB) as scene:
+        # As page-locked memory does.
+        scene.target.receive_into(lambda num_bytes: np.ones(num_bytes, dtype=np.uint8))
+        for number in range(3):
+            one = await insider(scene, strangers, Identity(bytes((number,)) * 32))
+            await one.say(_tensor()[:1000])
+        await scene.until(lambda: any(isinstance(e, PeerLost) for e in scene.others), "one is lost")
+        await scene.goes_on()
+        assert scene.target.metrics.counter("transport.lost", cause="overloaded").value == 1
 
 
 @pytest.mark.parametrize("at", [10, HEADER.size + 5, -100])

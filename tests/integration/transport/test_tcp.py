@@ -278,3 +278,12 @@ async def test_who_listens_on_all_addresses_is_dialled_by_either_kind_and_knows_
         assert ip_address(source).ipv4_mapped is not None if identity is ALICE else source == "::1"
     with pytest.raises(ConfigError, match=r"cannot listen on \[::\]"):
         await host(Identity.generate(), tcp=("::", port_of(b)))
+
+
+async def test_where_a_peer_is_is_known_also_if_this_side_has_dialled_it(host: Any) -> None:
+    a, b = await host(ALICE), await host(BOB)
+    a.introduce(over_tcp(b))
+    a.post(b.peer_id, Opened(step()))
+    assert await take(a, 1) == [PeerUp(b.peer_id)]
+    # Who floods and was dialled would else be of the same source as all others that were.
+    assert a._peers[b.peer_id].source == "127.0.0.1"

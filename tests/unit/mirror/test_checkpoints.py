@@ -107,8 +107,9 @@ class Desk:
             self.checkpoints.held(record)
 
     async def written(self, *rounds: int) -> None:
-        """Wait until there are exactly these, or it is told why not; no limit of its own."""
-        await until(lambda: self.store.rounds() == [*rounds] or self.notices)
+        """Wait until there are exactly these, or the user is told something more; no limit of its own."""
+        num_told = len(self.notices)
+        await until(lambda: self.store.rounds() == [*rounds] or len(self.notices) > num_told)
         assert self.store.rounds() == [*rounds], self.notices
 
 

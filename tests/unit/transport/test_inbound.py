@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.config.host import HealthConfig
+from shoal.transport import limits
 from shoal.transport.inbound import Unread
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(("free_gib", "most_gib"), [(0, 1), (2, 1), (64, 16)])
+def test_what_has_come_of_frames_that_are_not_whole_may_take_a_quarter_of_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch, free_gib: int, most_gib: int
+) -> None:
+    monkeypatch.setattr(limits, "free_memory_bytes", lambda: free_gib * GIB)
+    assert limits.limits_for(HealthConfig(), "server").max_unfinished_total_bytes == most_gib * GIB
 
 
 def test_a_connection_stops_at_its_own_limit_and_goes_on_at_half_of_it() -> None:
