@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.clock import Clock
 from shoal.codec.raw import to_wire
 from shoal.ids import PeerId
-from shoal.optim.vector_memory import leave
+from shoal.optim.vector_memory import is_in_file, leave
 from shoal.runtime.waking import Signal
 from shoal.swarm.content_transfer import (
     AskDonor,
@@ -142,12 +142,12 @@ class ContentFetch(ABC):
                 is_right = await self.is_right()
                 if not is_right and self.is_lost(self.machine.is_offered, self._base_round):
                     return False
-                self._do(self.machine.verified(is_right, self._clock.now_s()))
+                await self._do(self.machine.verified(is_right, self._clock.now_s()))
             elif self.is_lost(self.machine.is_offered, self._base_round):
                 return False
             elif self.machine.wake_at_s <= now_s:
-                self._do(self.machine.peers(self.peers(), now_s))
-                self._do(self.machine.tick(now_s))
+                await self._do(self.machine.peers(self.peers(), now_s))
+                await self._do(self.machine.tick(now_s))
             elif self._events:
                 await self._take(self._events.popleft())
             else:
@@ -157,19 +157,19 @@ class ContentFetch(ABC):
 
     async def _take(self, event: Received | PeerLost) -> None:
         if isinstance(event, PeerLost):
-            self._do(self.machine.lost(event.peer, self._clock.now_s()))
+            await self._do(self.machine.lost(event.peer, self._clock.now_s()))
             return
         match event.message:
             case Have(_, chunk_hashes):
-                self._do(self.machine.offered(event.peer, chunk_hashes, self._clock.now_s()))
+                await self._do(self.machine.offered(event.peer, chunk_hashes, self._clock.now_s()))
             case Missing(_, base_round):
                 self._base_round = max(self._base_round, base_round)
-                self._do(self.machine.refused(event.peer, self._clock.now_s()))
+                await self._do(self.machine.refused(event.peer, self._clock.now_s()))
             case Chunk(_, chunk):
                 self._waiting.discard((event.peer, chunk))
                 self._arrived = event.tensors[0]
                 digest = await self._digest(chunk, self._arrived.data)
-                self._do(self.machine.received(event.peer, chunk, digest, self._clock.now_s()))
+                await self._do(self.machine.received(event.peer, chunk, digest, self._clock.now_s()))
                 self._arrived = None
             case _:
                 pass
@@ -184,7 +184,16 @@ class ContentFetch(ABC):
             return hashlib.sha256(data).digest()
         return (await anyio.to_thread.run_sync(hashlib.sha256, data)).digest()
 
-    def _do(self, effects: Sequence[TransferEffect]) -> None:
+    async def _store(self, chunk: int, data: memoryview) -> None:
+        place = self._plan.place(chunk)
+        into = self._bytes[place.vector][place.start : place.stop]
+        if is_in_file(into):
+            # A disk that stands still holds up this transfer, and not the loop.
+            await anyio.to_thread.run_sync(_store_in_file, into, data)
+        else:
+            to_wire(into).data[:] = data
+
+    async def _do(self, effects: Sequence[TransferEffect]) -> None:
         for effect in effects:
             match effect:
                 case AskDonor(peer):
@@ -196,10 +205,7 @@ class ContentFetch(ABC):
                     self._endpoint.post(peer, Read(self.name, chunk))
                 case Store(chunk):
                     if self._arrived is not None:
-                        place = self._plan.place(chunk)
-                        into = self._bytes[place.vector][place.start : place.stop]
-                        to_wire(into).data[:] = self._arrived.data
-                        leave(into)
+                        await self._store(chunk, self._arrived.data)
                         self.progressed()
                 case Verify():
                     self._is_complete = True
@@ -207,3 +213,9 @@ class ContentFetch(ABC):
                     self._is_done = True
                 case Distrust() | Nobody() | Late():
                     self.report(effect)
+
+
+def _store_in_file(into: Tensor, data: memoryview) -> None:
+    # Torch copies without the lock of Python, as a slice of memory does not.
+    into.copy_(torch.frombuffer(data, dtype=torch.uint8))
+    leave(into)

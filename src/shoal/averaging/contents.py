@@ -66,6 +66,11 @@ class Offered:
         self._vectors = [vector.view(torch.uint8) if vector.numel() else vector for vector in vectors]
         self._hashes = hashes
 
+    @property
+    def is_in_file(self) -> bool:
+        """Whether a disk is read for its chunks."""
+        return any(map(is_in_file, self._vectors))
+
     def chunk(self, number: int) -> WireTensor:
         """Raises IndexError: there is no such chunk."""
         place = self.plan.place(number)
@@ -213,7 +218,11 @@ class Contents:
             self.endpoint.post(peer, Have(name, offered.hashes()))
             return
         try:
-            chunk = offered.chunk(request.chunk)
+            if offered.is_in_file:
+                # The disk may stand still, which nobody else is to wait for.
+                chunk = await anyio.to_thread.run_sync(offered.chunk, request.chunk)
+            else:
+                chunk = offered.chunk(request.chunk)
         except IndexError as error:
             self.endpoint.disconnect(peer, f"it asked for a chunk in vain: {error}")
             return
