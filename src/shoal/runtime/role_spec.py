@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.clock import Backoff
 
@@ -63,6 +64,10 @@ class RoleSpec:
         return f"{self.role}:{self.index}"
 
 
+_MEANS: Final = {signal.SIGBUS: ": a disk fails, or is full, on which memory of it lay in files"}
+"""What a process that is killed so cannot say itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
     """How a process ended.
@@ -82,8 +87,8 @@ class ExitStatus:
         if self.code >= 0:
             return f"exit code {self.code}"
         # Those of the real-time range have no names.
-        named = -self.code in set(signal.Signals)
-        return f"killed by {signal.Signals(-self.code).name if named else f'signal {-self.code}'}"
+        killed = signal.Signals(-self.code).name if -self.code in set(signal.Signals) else f"signal {-self.code}"
+        return f"killed by {killed}{_MEANS.get(-self.code, '')}"
 
 
 KILLED = ExitStatus(-signal.SIGKILL)

@@ -57,6 +57,7 @@ def test_without_a_policy_nothing_is_restarted() -> None:
         (0, True, "exit code 0"),
         (2, False, "exit code 2"),
         (-signal.SIGSEGV, False, "killed by SIGSEGV"),
+        (-signal.SIGBUS, False, "killed by SIGBUS: a disk fails, or is full, on which memory of it lay in files"),
         (-signal.SIGRTMIN - 2, False, f"killed by signal {signal.SIGRTMIN + 2}"),
     ],
 )
