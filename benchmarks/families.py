@@ -160,7 +160,7 @@ def config_of(model: str, folder: Path, weights_seed: int | None = None) -> Path
         weights = folder / f"{model}-weights-{weights_seed}"
         torch.manual_seed(weights_seed)
         transformer(model).save_pretrained(weights)
-        values["model"] = {"family": "hf", "name_or_path": str(weights)}
+        values["model"] = {"family": "hf", "name_or_path": str(weights), "pretrained": True}
         values["run"] = {"seed": weights_seed}
     path = folder / f"{model}-{'start' if weights_seed is None else weights_seed}.yaml"
     path.write_text(yaml.safe_dump(values))
