@@ -279,6 +279,8 @@ class HostRun:
         emit(logger, ForkServerReady(round(process_age_s(os.getpid()), 2)))
         if self.devices and (unused := unused_gpus(self.config)):
             view.notice(unused)
+        if self.resumed is None and not self.succeeds and (unread := self.config.model.unread_weights()):
+            view.notice(unread)
         await self._settle_cut(host, view)
         tasks.start_soon(self._follow_monitor, tasks, await host.start_monitor(), host, view)
         expected = len(self.devices) if self.invite is None else self.config.servers.num_servers or 0

@@ -1,6 +1,7 @@
 """Sections `model` and `model_pipeline`: which network, and into how many stages it is cut."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
@@ -146,6 +147,16 @@ class ModelConfig(Section):
         if not self.pretrained or self.name_or_path is not None:
             return None
         return "model.pretrained: give the folder of the weights, or their name on the hub, by model.name_or_path"
+
+    def unread_weights(self) -> str | None:
+        """Return what to tell who names a model that has weights, and begins from random ones, or None."""
+        name = self.name_or_path
+        # Where sizes are given, no weights fit.
+        if self.family != "hf" or name is None or self.pretrained or self.extra:
+            return None
+        if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
+            return None
+        return f"the model begins from random weights; --model.pretrained begins from those of {name}"
 
     @property
     def kind(self) -> str:

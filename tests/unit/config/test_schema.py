@@ -336,3 +336,18 @@ def test_what_a_biggan_cannot_be_trained_with_is_refused(sections: dict[str, Any
     values = {"model": {"family": "biggan"}, "data": {"task_type": "image_gen"}, **sections}
     with pytest.raises(ConfigError, match=message):
         load_config(None, values, {})
+
+
+def test_who_names_a_model_with_weights_and_begins_from_random_ones_is_told(tmp_path: Path) -> None:
+    def told(**model: Any) -> str | None:
+        return Config.model_validate({"model": {"family": "hf", **model}}).model.unread_weights()
+
+    folder = str(tmp_path)
+    assert told(name_or_path=folder) is None, "it has only a configuration"
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    assert told(name_or_path=folder) == (
+        f"the model begins from random weights; --model.pretrained begins from those of {folder}"
+    )
+    assert "those of Qwen/Qwen3-0.6B" in (told(name_or_path="Qwen/Qwen3-0.6B") or "")
+    assert told(name_or_path=folder, pretrained=True) is None
+    assert told(name_or_path=folder, extra={"num_hidden_layers": 2}) is None, "of other sizes"
