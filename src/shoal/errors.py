@@ -2,7 +2,7 @@
 
     ShoalError
     +-- ConfigError                  the user's input; exit code 2; the message names the key
-    |   +-- MisfitError              a model family gives something else than it says
+    |   +-- MisfitError              a model family raises, or gives something else than it says
     |   +-- WeightsMissing           what a run begins from is not on this host, or it is something else
     +-- IdentityError                a peer is not who it should be
     |   +-- HandshakeError
@@ -79,7 +79,7 @@ class ConfigError(ShoalError):
 
 
 class MisfitError(ConfigError):
-    """A model family gives something else than it says it does, so that no server could train it."""
+    """A model family raises, or gives something else than it says it does, so that no server could train it."""
 
 
 class WeightsMissing(ConfigError):
@@ -185,12 +185,14 @@ class NoPipeline(Transient, ShoalError):
     """No complete path exists now: the message names the stages without a replica.
 
     Attributes:
-        refusal: why replicas of a stage refuse the step, all of them; empty: they are not there.
+        refusal: why replicas of a stage refuse the step; empty: they are not there.
+        is_model: every replica of the stage does, since the model of the user's own fails.
     """
 
-    def __init__(self, message: str, refusal: str = "") -> None:
+    def __init__(self, message: str, refusal: str = "", *, is_model: bool = False) -> None:
         super().__init__(message)
         self.refusal = refusal
+        self.is_model = is_model
 
 
 class RoundAborted(Transient, ShoalError):

@@ -86,6 +86,9 @@ class Reports:
     _refusals: dict[int, str] = field(default_factory=dict[int, str])
     # Slots that have found no server for their step since the last one.
     _waiting: set[int] = field(default_factory=set[int])
+    # Those of them at whose step the model fails, wherever it is computed, since the last step of any slot, with the
+    # generation of the trainer that says so.
+    _failing: dict[int, int] = field(default_factory=dict[int, int])
     refused_since_s: float | None = field(default=None, init=False)
     refused_changed: Signal = field(default_factory=Signal, init=False)
 
@@ -133,6 +136,15 @@ class Reports:
         return bool(left) and self._waiting.issuperset(left)
 
     @property
+    def mistake(self) -> str:
+        """What the model of the user's own raises at the steps of all slots that have something left, wherever they are
+        computed; empty: some may be computed, perhaps by a trainer that has yet to come."""
+        left = [pipeline.slot for pipeline in self.homes.pipelines if not self.trainers.is_done(pipeline.slot)]
+        generations = self.trainers.generations
+        fails = bool(left) and all(self._failing.get(slot) == generations.get(slot, -1) for slot in left)
+        return self._refusals[left[0]] if fails else ""
+
+    @property
     def progress(self) -> Progress:
         """What the trainers have achieved so far."""
         return self.ledger.totals.progress
@@ -142,6 +154,7 @@ class Reports:
         self._round = round
         self._refusals.clear()
         self._waiting.clear()
+        self._failing.clear()
         self._stand_since(None)
         self.shares.begin_round(pipelines)
         self.trainers.nothing_done()
@@ -247,6 +260,10 @@ class Reports:
 
     def _stuck(self, message: TrainerStuck) -> None:
         self._waiting.add(message.slot)
+        if message.is_model and message.refusal:
+            self._failing[message.slot] = self.trainers.generations[message.slot]
+        else:
+            self._failing.pop(message.slot, None)
         self.refused_changed.notify()
         if not message.refusal:
             self.ledger.note(TrainerWithoutPath(message.slot, message.stages))
@@ -264,6 +281,8 @@ class Reports:
 
     def _step(self, report: StepReport) -> None:
         self._refusals.pop(report.slot, None)
+        # Its servers may be those at which another trainer's step has failed: that one tries again soon.
+        self._failing.clear()
         if report.slot in self._waiting:
             self._waiting.discard(report.slot)
             self.refused_changed.notify()
@@ -333,6 +352,7 @@ class Reports:
         generation = self.trainers.generations[report.slot]
         self._note(TrainerFinished(report.slot, generation, report.round, report.sent_bytes))
         self.finished.notify()
+        self.refused_changed.notify()
 
     def _note(self, event: Event) -> None:
         self.ledger.note(event)

@@ -17,7 +17,7 @@ import anyio
 from shoal.averaging.coordinator import CoordinatorEvent
 from shoal.client.ledger import Ledger
 from shoal.client.reports import Reports
-from shoal.errors import ControlError
+from shoal.errors import ControlError, MisfitError
 from shoal.events.stages import (
     ChainLost,
     StageBeganAnew,
@@ -129,6 +129,7 @@ class Standstill:
 
         every server of a stage refuses a trainer's step --nobody commits one for five minutes--> the run has failed
                                   ^                           '-- a step is committed: it goes on --'
+        a model of one's own fails at every server of it, for all trainers --at once-------------> the run has failed
 
     A run that other hosts may join waits for a better server, as it waits for a stage that has none.
 
@@ -147,6 +148,7 @@ class Standstill:
 
         Raises:
             ControlError: no step was committed for long, and servers refuse one.
+            MisfitError: the model fails wherever a step is computed.
         """
         while True:
             changed = self._reports.refused_changed.coming
@@ -154,6 +156,13 @@ class Standstill:
             if since_s is None:
                 await changed.wait()
                 continue
+            mistake = self._reports.mistake
+            # Who pauses a run finds it as it was.
+            if mistake and not self._ledger.totals.time.is_paused:
+                raise MisfitError(
+                    f"the model fails at every server that computes the step: {mistake}. Mend it there; "
+                    "--resume goes on from the last checkpoint"
+                )
             left_s = since_s + self._patience_s - self._ledger.run_s()
             if left_s <= 0:
                 raise ControlError(
@@ -161,5 +170,5 @@ class Standstill:
                     f"{self._reports.refusal}. Mend the model or the data, or give the servers less (see step.failed "
                     "in their logs); --resume goes on from the last checkpoint"
                 )
-            with anyio.move_on_after(max(left_s, min(_LOOK_S, self._patience_s))):
+            with anyio.move_on_after(_LOOK_S if mistake else max(left_s, min(_LOOK_S, self._patience_s))):
                 await changed.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -15,6 +16,7 @@ _SHOAL: Final = f"{Path(__file__).parents[1]}/"
 _PYTHON: Final = f"{Path(os.__file__).parent}/"
 _INSTALLED: Final = ("site-packages", "dist-packages")
 """Folders of what pip and a system install."""
+_RAISE: Final = re.compile(r"(raise|assert)\b")
 
 
 def is_class_name(name: str) -> bool:
@@ -89,6 +91,12 @@ def place_of(error: BaseException, name: str) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(folders) or not _is_of_others(frame.filename)]
     return f"{own[-1].filename} line {own[-1].lineno}" if own else ""
+
+
+def raises_itself(error: BaseException) -> bool:
+    """Whether a line of the user's own has raised an error, and nothing that it has called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and not _is_of_others(frames[-1].filename) and bool(_RAISE.match(frames[-1].line or ""))
 
 
 def _is_of_others(file: str) -> bool:

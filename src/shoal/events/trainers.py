@@ -34,9 +34,9 @@ class TrainerWithoutPath(Event, frozen=True, tag="trainer.no_path"):
 
 
 class StepRefused(Event, frozen=True, tag="step.refused"):
-    """No server of a stage can compute a trainer's step: each has tried. It is tried again once a minute, and when
-    servers come or go. Where no step is committed for five minutes, a run of one host has failed; one that other hosts
-    may join waits for a server that can, until somebody ends it.
+    """Servers of a stage refuse a trainer's step, again and again. It is tried again, at most a minute later and when
+    servers come or go. Where no step is committed for five minutes, a run of one host has failed; at once where a model
+    of one's own fails at all of them. One that other hosts may join waits for a server that can, until someone ends it.
 
     Attributes:
         refusal: of the last server that was asked.
@@ -45,7 +45,7 @@ class StepRefused(Event, frozen=True, tag="step.refused"):
     level = WARNING
     why = "the model fails on these samples, or no server has the memory for them"
     do = "the log of a server of that stage has where it failed (step.failed): mend the model or the data, start again"
-    says = "no server can compute the next step of trainer {slot}, which waits: {refusal}"
+    says = "servers refuse the next step of trainer {slot}, which waits: {refusal}"
     slot: int
     refusal: str
 

@@ -185,8 +185,11 @@ class StepDriver:
         match end:
             case RoundOver(peer):
                 raise RoundClosed(f"round {round} is closed at {peer}")
-            case NoPath((stage,), refusal) if refusal:
-                raise NoPipeline(f"every replica of stage {stage} refuses the step: {refusal}", refusal)
+            case NoPath((stage,), refusal, num_refusing, num_replicas, is_model) if refusal:
+                are_all = num_refusing == num_replicas
+                who = "every replica" if are_all else f"{num_refusing} of {num_replicas} replicas"
+                refuse = "refuses" if are_all else "refuse"
+                raise NoPipeline(f"{who} of stage {stage} {refuse} the step: {refusal}", refusal, is_model=is_model)
             case NoPath(stages):
                 names = ", ".join(map(str, stages))
                 raise NoPipeline(f"no replica can be used of stage {names}: start servers there, or wait for them")

@@ -14,6 +14,8 @@ DEVICE_ERRORS = (
     TypeError,
     LookupError,
     AttributeError,
+    NameError,
+    ImportError,
     ArithmeticError,
     AssertionError,
     OSError,

@@ -25,6 +25,7 @@ from shoal.events.steps import StepCapLowered, StepDoesNotFit, StepFailed, StepT
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.pipeline.device_operations import DeviceOperations
+from shoal.pipeline.model_mistake import is_of_model
 from shoal.pipeline.out_of_memory import DEVICE_ERRORS, is_out_of_memory
 from shoal.pipeline.replica_log import ReplicaLog
 from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
@@ -384,7 +385,8 @@ class StageWorker:
             emit(logger, StepFailed(str(key), operation.kind.name), error=error)
             if request is not None and is_out_of_memory(error):
                 self._lower_cap(request.microbatch_samples)
-            self._do(self._machine.refuse(key, raised(error, max_chars=MAX_REFUSAL_CHARS)))
+            said = raised(error, max_chars=MAX_REFUSAL_CHARS)
+            self._do(self._machine.refuse(key, said, is_model=is_of_model(error)))
             return
         if self.replica_log is not None:
             self.replica_log.done(operation, result.totals)

@@ -385,14 +385,14 @@ class StepReplica:
             sends.append(SendStepMessage(step.trainer, Prepared(operation.key, self.stage, step.version, *sums)))
         return sends
 
-    def refuse(self, key: StepKey, reason: str) -> list[SendStepMessage]:
-        """Gives an unprepared attempt up: a tensor does not fit, or the device failed on it."""
+    def refuse(self, key: StepKey, reason: str, *, is_model: bool = False) -> list[SendStepMessage]:
+        """Gives an unprepared attempt up: a tensor does not fit, or the device or the user's own model failed on it."""
         step = self.open.get(key)
         if step is None or step.prepared:
             return []
         self._remove(step)
         cap = exceeded(step.request.microbatch_samples, self.cap)
-        return [SendStepMessage(step.trainer, Refused(key, reason, cap))]
+        return [SendStepMessage(step.trainer, Refused(key, reason, cap, is_model))]
 
     def _applied(self, step: OpenStep) -> list[SendStepMessage]:
         decision, key = step.decision, step.request.key

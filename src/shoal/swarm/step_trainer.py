@@ -49,7 +49,8 @@ _BROKEN_S = 1.0
 _SUSPECT_PAIR_S = 15.0
 _REFUSED_S = 0.1
 _SUSPECT_S = 60.0
-# Of one step, other than by replicas that are behind: then the cause is not a single replica.
+# Of one step, other than by replicas that are behind, and beside the first time that a replica says that the model
+# fails: then the cause is not a single replica.
 _MAX_REFUSALS = 8
 _MAX_REASON_CHARS = 500
 _MAX_ROUTERS = 4096
@@ -143,11 +144,15 @@ class RoundOver:
 class NoPath:
     """There is no complete path; `stages` have no replica that can be used. The step is applied nowhere.
 
-    `refusal` is why a replica of the only stage would not have it, again and again; empty: that was not the reason.
+    `refusal` is why a replica of the only stage would not have it; empty: that was not the reason. So many of its
+    replicas, out of all, have refused it. `is_model`: all of them, since the model of the user's own fails.
     """
 
     stages: tuple[int, ...]
     refusal: str = ""
+    num_refusing: int = 0
+    num_replicas: int = 0
+    is_model: bool = False
 
 
 TrainerEffect = SendStepMessage | Note | FeedMicrobatch | Dial
@@ -193,6 +198,9 @@ class StepTrainer:
         self._attempts = self._busy = self._refusals = 0
         self._give_up_s = math.inf
         self._given_up_by = set[PeerId]()
+        # Which replica of which stage has refused this step, and whether for the model; and over whom it has failed.
+        self._refusing = dict[tuple[int, PeerId], bool]()
+        self._failed_over = dict[int, set[PeerId]]()
         # Who has said of which round that it is closed.
         self._closed_round, self._closed = 0, set[PeerId]()
         self._clear_attempt(())
@@ -228,6 +236,8 @@ class StepTrainer:
         self._hops = {hop.peer: hop for hop in (*plan.home, *listed)}
         self._attempts = self._busy = self._refusals = 0
         self._given_up_by.clear()
+        self._refusing.clear()
+        self._failed_over.clear()
         self._give_up_s = now_s + self.step_timeout_s
         dials = [Dial(peer) for peer in self._avoidance.look_for([hop.peer for hop in listed], now_s)]
         self._avoidance.forget_ended(now_s)
@@ -404,12 +414,43 @@ class StepTrainer:
         self._avoidance.avoid(sender, now_s + _REFUSED_S)
         if message.reason != BEHIND:
             self._avoidance.suspect(sender, now_s + _SUSPECT_S)
-            self._refusals += 1
-            if self._refusals > _MAX_REFUSALS:
-                aborts, stage = self._aborts(), self._path.index(sender)
-                self._end(NoPath((stage,), message.reason[:_MAX_REASON_CHARS]))
+            stage = self._path.index(sender)
+            is_model = self._note_refusal(plan, stage, sender, message, now_s)
+            if is_model or self._refusals > _MAX_REFUSALS:
+                aborts, reason = self._aborts(), message.reason[:_MAX_REASON_CHARS]
+                refusing = {peer for of_stage, peer in self._refusing if of_stage == stage}
+                num_replicas = len(refusing | self._listed(plan, stage))
+                self._end(NoPath((stage,), reason, len(refusing), num_replicas, is_model))
                 return aborts
         return self._again(plan, now_s)
+
+    def _note_refusal(self, plan: StepPlan, stage: int, sender: PeerId, message: Refused, now_s: float) -> bool:
+        """Note who refuses the step; return whether every replica of its stage does, since the user's model fails.
+
+        Of two others of each stage one may send what the model fails on: with all that could be found out, it has
+        failed over both. A replica that takes no part now, or is lost, has not refused.
+        """
+        if not message.is_model or (stage, sender) in self._refusing:
+            self._refusals += 1
+        self._refusing[stage, sender] = message.is_model
+        if not message.is_model:
+            return False
+        over = self._failed_over.setdefault(stage, set())
+        over.update(self._path)
+        listed = self._listed(plan, stage)
+        if not listed or not all(self._refusing.get((stage, peer), False) for peer in listed):
+            return False
+        others = [self._listed(plan, other) for other in range(len(self._path)) if other != stage]
+        if all(len(peers & over) >= min(2, len(peers)) for peers in others):
+            return True
+        for peer in self._path:
+            self._avoidance.suspect(peer, now_s + _SUSPECT_S)
+        return False
+
+    @staticmethod
+    def _listed(plan: StepPlan, stage: int) -> set[PeerId]:
+        """Return the replicas of a stage that the client has told of."""
+        return {replica.hop.peer for replica in plan.replicas[stage]} if stage < len(plan.replicas) else set()
 
     def _closed_at(self, sender: PeerId, plan: StepPlan, now_s: float) -> list[TrainerEffect]:
         """Believe it, or try once whether it is closed at others too: those from which an answer comes at once."""

@@ -51,7 +51,10 @@ logger = logging.getLogger(__name__)
 _REDIAL_FIRST_S, _REDIAL_MAX_S = 0.05, 0.4
 """Pauses before a lost client is dialled: at the end of the round all wait for it."""
 _REFUSED_S = 60.0
-"""After that a step is tried again that all replicas have refused: they may have been short of memory."""
+"""After that a step is tried again that replicas have refused: they may have been short of memory."""
+_MODEL_FAILED_S = 1.0
+"""The first pause, of which each further one is twice as long up to that, where all have refused it since the model of
+the user's own fails: what they have trained for others meanwhile tells whether it fails at this batch alone."""
 
 _TrainerReport = StepReport | EvalReport | TrainerDone
 
@@ -184,7 +187,7 @@ class TrainerLoop:
     async def _train(self, start: StartRound, number: int, batch: LeasedBatch) -> Finished | None:
         lr = self._schedule.lr(number)
         microbatches = batch.microbatches(self.config)
-        begun_s = self.clock.now_s()
+        begun_s, pause_s = self.clock.now_s(), _MODEL_FAILED_S
 
         def note(key: StepKey, path: tuple[PeerId, ...]) -> None:
             self.feed.note(key, path, batch)
@@ -208,11 +211,13 @@ class TrainerLoop:
             except NoPipeline as error:
                 emit(logger, StepIsStuck(start.round, number, str(error)))
                 stages = tuple(s for s, replicas in enumerate(self._replicas) if not replicas)
+                refusal = error.refusal[:MAX_REFUSAL_CHARS]
                 self.endpoint.post(
-                    self.client.peer, TrainerStuck(self.slot, start.round, stages, error.refusal[:MAX_REFUSAL_CHARS])
+                    self.client.peer, TrainerStuck(self.slot, start.round, stages, refusal, error.is_model)
                 )
                 if error.refusal:
-                    await self._wait_for_others()
+                    await self._wait_for_others(min(pause_s, _REFUSED_S) if error.is_model else _REFUSED_S)
+                    pause_s *= 2.0
                 else:
                     await self._changed.wait()
                 if self._next is not None:
@@ -288,10 +293,10 @@ class TrainerLoop:
         home = next((replica for replica in listed if replica.peer == hop.peer), ReplicaRef(hop))
         return next((replica for replica in (home, *listed) if replica.peer not in self._avoided), home)
 
-    async def _wait_for_others(self) -> None:
+    async def _wait_for_others(self, longest_s: float) -> None:
         """Wait for another round or other replicas: what these have refused they would most likely refuse again."""
         refused = self._replicas
-        with anyio.move_on_after(_REFUSED_S):
+        with anyio.move_on_after(longest_s):
             while self._next is None and self._replicas == refused:
                 await self._changed.wait()
 

@@ -157,9 +157,22 @@ async def test_another_error_of_the_device_changes_no_cap(make_swarm: MakeSwarm)
     async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
         [replica] = swarm.replicas[1]
         SmallMemory(replica.compute, 0, RuntimeError("CUDA error: device-side assert triggered"), "loss")
-        with pytest.raises(NoPipeline, match=r"assert triggered \(\S+test_caps_step\.py line \d+\)$"):
+        said = r"^every replica of stage 1 refuses .*assert triggered \(\S+test_caps_step\.py line \d+\)$"
+        with pytest.raises(NoPipeline, match=said) as refused:
             await swarm.train(batch, 0, 1e-3)
+        assert not refused.value.is_model
         assert replica.worker.cap is None
+
+
+async def test_a_model_that_fails_at_every_replica_is_told_as_that_after_one_try_of_each(make_swarm: MakeSwarm) -> None:
+    [batch, *_] = text_batches((4,))
+    async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
+        [replica] = swarm.replicas[1]
+        model = SmallMemory(replica.compute, 0, NameError("name 'hiden_BTC' is not defined"), "loss")
+        with pytest.raises(NoPipeline, match=r"refuses the step: NameError: .*\(\S+ line \d+\)$") as refused:
+            await swarm.train(batch, 0, 1e-3)
+        assert refused.value.is_model
+        assert model.asked == [4]
 
 
 async def test_an_evaluation_that_does_not_fit_lowers_the_cap_for_the_next(make_swarm: MakeSwarm) -> None:

@@ -214,6 +214,39 @@ async def test_all_steps_are_refused_while_each_trainer_that_has_something_left_
     assert (desk.reports.refusal, desk.reports.refused_since_s) == ("", None), "of a round that is over"
 
 
+async def test_the_model_fails_if_it_does_for_each_trainer_that_has_something_left(desk: Desk) -> None:
+    desk.begin_round(1)
+    fails = TrainerStuck(0, 1, (), "ValueError: odd\nnumber (/own/net.py line 9)", is_model=True)
+    desk.hear(0, fails)
+    assert desk.reports.mistake == "", "another one trains"
+    desk.hear(1, TrainerStuck(1, 1, (), "OutOfMemoryError"))
+    assert (desk.reports.is_refused, desk.reports.mistake) == (True, "")
+    desk.hear(1, structs.replace(fails, slot=1))
+    assert desk.reports.mistake == "ValueError: odd number (/own/net.py line 9)"
+    desk.hear(1, step(1))
+    changed = desk.reports.refused_changed.coming
+    desk.hear(1, done(1))
+    assert changed.is_set(), "who waits for that looks again"
+    assert desk.reports.is_refused
+    assert desk.reports.mistake == "", "a server may have done the step of the other one since"
+    desk.hear(0, fails)
+    assert desk.reports.mistake
+    desk.hear(0, TrainerStuck(0, 1, (1,)))
+    assert desk.reports.mistake == "", "now its servers are lost"
+    desk.hear(0, structs.replace(fails, refusal=""))
+    assert desk.reports.mistake == "", "nobody has said what is wrong"
+    desk.hear(0, fails)
+    desk.hear(1, structs.replace(fails, slot=1))
+    desk.begin_round(2)
+    assert desk.reports.mistake == "", "of a round that is over"
+    desk.hear(0, fails)
+    desk.hear(1, structs.replace(fails, slot=1))
+    assert desk.reports.mistake
+    desk.lose(1)
+    desk.slots.want(2)
+    assert desk.reports.mistake == "", "the next trainer of the other slot may do better"
+
+
 async def test_a_stuck_trainer_has_all_be_told_who_may_be_used(desk: Desk) -> None:
     desk.hear(0, TrainerStuck(0, 1, (1,)))
     assert desk.swarm.times_told == 1

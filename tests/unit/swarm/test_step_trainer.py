@@ -333,7 +333,7 @@ def test_a_stage_whose_only_replica_gives_up_every_attempt_ends_the_step() -> No
     for attempt in range(10):
         machine.receive(A, Aborted(KEY._replace(attempt=attempt)), 0.2 * attempt)
         machine.tick(0.2 * attempt + 0.1)
-    assert machine.ended == NoPath((0,), "it gives up every attempt")
+    assert machine.ended == NoPath((0,), "it gives up every attempt", num_refusing=1, num_replicas=1)
 
 
 def test_a_pair_that_was_apart_is_left_to_itself_for_a_while() -> None:
@@ -568,7 +568,101 @@ def test_a_step_that_is_refused_again_and_again_ends() -> None:
         machine.tick(now_s)
         for peer in (B, B2):
             machine.receive(peer, Refused(KEY._replace(attempt=attempt), "float32[2] expected"), now_s)
-    assert machine.ended == NoPath((1,), "float32[2] expected")
+    assert machine.ended == NoPath((1,), "float32[2] expected", num_refusing=2, num_replicas=2)
+
+
+def refused_until_it_ends(
+    machine: StepTrainer, says: dict[PeerId, Refused], the_plan: StepPlan | None = None, lost: tuple[PeerId, ...] = ()
+) -> int:
+    """Has peers of stage 1 refuse each attempt that reaches them; returns how many did."""
+    effects, now_s, num_refused = machine.start(the_plan or plan(), 0.0), 0.0, 0
+    for peer in lost:
+        effects += machine.lost(peer, now_s)
+    while machine.ended is None:
+        opened = [e for e in effects if isinstance(e, SendStepMessage) and isinstance(e.message, Open)]
+        if not opened:
+            now_s = machine.wake_at_s
+            effects = machine.tick(now_s)
+            continue
+        asked = opened[-1]
+        if asked.to in lost:
+            effects = machine.lost(asked.to, now_s)
+            continue
+        assert asked.to in says, f"{asked.to} does the step"
+        effects = machine.receive(asked.to, structs.replace(says[asked.to], key=asked.message.key), now_s)
+        num_refused += 1
+    return num_refused
+
+
+FAILS = Refused(KEY, "ValueError: odd (/own/net.py line 9)", is_model=True)
+NO_ROOM = Refused(KEY, "OutOfMemoryError: CUDA out of memory")
+FEW_OF_A = (refs(A), refs(B, B2))
+
+
+def test_a_step_at_which_the_model_fails_at_every_replica_of_a_stage_ends_at_once() -> None:
+    machine = trainer()
+    assert refused_until_it_ends(machine, {B: FAILS, B2: FAILS}, plan(replicas=FEW_OF_A)) == 2
+    assert machine.ended == NoPath((1,), FAILS.reason, num_refusing=2, num_replicas=2, is_model=True)
+    # What was said of a step says nothing of it when it is tried again.
+    assert refused_until_it_ends(machine, {B: FAILS, B2: NO_ROOM}, plan(replicas=FEW_OF_A)) > 2
+    assert isinstance(machine.ended, NoPath)
+    assert not machine.ended.is_model
+    many = tuple(PeerId(f"B{number}") for number in range(20))
+    says = dict.fromkeys((B, *many), FAILS)
+    assert refused_until_it_ends(trainer(), says, plan(replicas=(refs(A), refs(B, *many)))) == 21
+
+
+def test_where_the_model_fails_at_one_replica_another_one_does_the_step() -> None:
+    machine = trainer()
+    with pytest.raises(AssertionError, match="B2 does the step"):
+        refused_until_it_ends(machine, {B: FAILS}, plan(replicas=FEW_OF_A))
+    machine.receive(A, Opened(AGAIN), 0.0)
+    machine.receive(B2, Opened(AGAIN), 0.0)
+    machine.receive(A, prepared(0, key=AGAIN), 0.0)
+    machine.receive(B2, prepared(1, key=AGAIN), 0.0)
+    machine.receive(B2, Committed(AGAIN), 0.0)
+    assert isinstance(machine.ended, Finished)
+    # It has done a step since, and so has not failed at the next one, though the other one does.
+    [*_, opened, _, _] = machine.start(plan(8, FEW_OF_A), 0.0)
+    assert isinstance(opened, SendStepMessage)
+    assert opened.to == B2
+    machine.receive(B2, structs.replace(FAILS, key=StepKey(3, 2, 8, 0)), 0.0)
+    assert machine.ended is None
+
+
+@pytest.mark.parametrize(
+    ("says", "lost", "told"),
+    [
+        ({B: FAILS}, (B2,), (1, 2)),
+        ({B: FAILS, B2: NO_ROOM}, (), (2, 2)),
+        ({B: NO_ROOM, B2: NO_ROOM}, (), (2, 2)),
+    ],
+    ids=["another one is lost", "another one has no memory", "none has memory"],
+)
+def test_a_step_that_a_replica_does_not_refuse_for_the_model_is_tried_as_often_as_ever(
+    says: dict[PeerId, Refused], lost: tuple[PeerId, ...], told: tuple[int, int]
+) -> None:
+    machine = trainer()
+    assert refused_until_it_ends(machine, says, plan(replicas=FEW_OF_A), lost) >= 9
+    assert isinstance(machine.ended, NoPath)
+    assert (machine.ended.num_refusing, machine.ended.num_replicas) == told
+    assert not machine.ended.is_model
+
+
+def test_who_is_no_replica_of_the_stage_any_more_is_not_asked_whether_the_model_fails_there() -> None:
+    machine = trainer()
+    refused_until_it_ends(machine, {B2: FAILS}, plan(replicas=(refs(A), refs(B2))), lost=(B,))
+    assert machine.ended == NoPath((1,), FAILS.reason, num_refusing=1, num_replicas=1, is_model=True)
+
+
+def test_what_the_model_fails_on_may_come_of_one_replica_of_another_stage_which_is_found_out() -> None:
+    machine = trainer()
+    assert refused_until_it_ends(machine, {B: FAILS}, plan(replicas=(refs(A, A2), refs(B)))) == 2
+    assert machine.ended == NoPath((1,), FAILS.reason, num_refusing=1, num_replicas=1, is_model=True)
+    alone = trainer()
+    refused_until_it_ends(alone, {B: FAILS}, plan(replicas=(refs(A, A2), refs(B))), lost=(A2,))
+    assert isinstance(alone.ended, NoPath)
+    assert not alone.ended.is_model, "the other one of stage 0 has not been tried"
 
 
 def test_a_refusal_with_a_cap_is_replayed_at_once_over_the_same_path_in_smaller_microbatches() -> None:

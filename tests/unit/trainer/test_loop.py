@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -314,6 +316,25 @@ async def test_a_step_that_all_refuse_is_tried_again_later(monkeypatch: pytest.M
     driver = Driver(steps=[NoPipeline("every replica of stage 1 refuses", "ValueError: odd")])
     await run(Feed(), driver, begin)
     assert [plan["number"] for plan in driver.asked] == [0, 0, 1, 2]
+
+
+async def test_a_step_at_which_the_model_fails_everywhere_is_told_as_that_and_tried_again_after_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[float] = []
+
+    @contextmanager
+    def no_time(longest_s: float) -> Iterator[None]:
+        waited.append(longest_s)
+        with anyio.move_on_after(0.0):
+            yield
+
+    monkeypatch.setattr("shoal.trainer.loop.anyio", SimpleNamespace(**{**vars(anyio), "move_on_after": no_time}))
+    fails = NoPipeline("every replica of stage 1 refuses", "ValueError: odd", is_model=True)
+    driver = Driver(steps=[fails] * 8)
+    heard = await run(Feed(), driver, begin)
+    assert heard[:8] == [TrainerStuck(SLOT, 1, (), "ValueError: odd", is_model=True)] * 8
+    assert waited == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
 async def test_a_stuck_trainer_gives_up_when_the_next_round_begins() -> None:

@@ -116,12 +116,13 @@ MAX_REFUSAL_CHARS = 200
 
 class TrainerStuck(Struct, frozen=True, tag="trainer_stuck"):
     """The trainer cannot put a path together: `stages` have no replica that answers, or those of one refuse its step
-    (`refusal` says why)."""
+    (`refusal` says why; `is_model`: every one of them, since the model of the user's own fails)."""
 
     slot: Slot
     round: Ordinal
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(max_length=MAX_STAGES)]
     refusal: Annotated[str, msgspec.Meta(max_length=MAX_REFUSAL_CHARS)] = ""
+    is_model: bool = False
 
 
 MAX_FAILURE_CHARS = 300

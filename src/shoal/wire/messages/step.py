@@ -90,11 +90,13 @@ class Busy(Struct, frozen=True, tag="busy"):
 
 class Refused(Struct, frozen=True, tag="refused"):
     """The replica will not take part in this attempt: another round, a stale generation, closing. Never answered.
-    `cap`: it takes the step in microbatches of at most so many samples."""
+    `cap`: it takes the step in microbatches of at most so many samples. `is_model`: the model of the user's own has
+    failed on it, as it would on any machine."""
 
     key: StepKey
     reason: str
     cap: Cap | None = None
+    is_model: bool = False
 
 
 class Forward(Struct, frozen=True, tag="fwd"):
