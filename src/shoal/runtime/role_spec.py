@@ -86,9 +86,11 @@ class ExitStatus:
     def __str__(self) -> str:
         if self.code >= 0:
             return f"exit code {self.code}"
-        # Those of the real-time range have no names.
-        killed = signal.Signals(-self.code).name if -self.code in set(signal.Signals) else f"signal {-self.code}"
-        return f"killed by {killed}{_MEANS.get(-self.code, '')}"
+        if -self.code not in set(signal.Signals):
+            # Those of the real-time range have no names.
+            return f"killed by signal {-self.code}"
+        killed = signal.Signals(-self.code)
+        return f"killed by {killed.name}{_MEANS.get(killed, '')}"
 
 
 KILLED = ExitStatus(-signal.SIGKILL)
