@@ -81,12 +81,14 @@ class Costs:
 
     Attributes:
         out, taken: bytes by the kind of message.
+        passed: those that members have told each other.
         decoding_s, deciding_s, encoding_s: on a core.
         turns_s: the longest turn by what it was for.
     """
 
     out: Counter[str] = field(default_factory=Counter[str])
     taken: Counter[str] = field(default_factory=Counter[str])
+    passed: Counter[str] = field(default_factory=Counter[str])
     decoding_s: float = 0.0
     deciding_s: float = 0.0
     encoding_s: float = 0.0
@@ -130,7 +132,7 @@ class Swarm:
         self.ready: RoundReady | None = None
         self._now_s = 0.0
         self._to_client: deque[tuple[PeerId, RoundMessage]] = deque()
-        self._to_members: deque[tuple[PeerId, RoundMessage]] = deque()
+        self._to_members: deque[tuple[PeerId, PeerId, RoundMessage]] = deque()
         self._rings: dict[tuple[int, int], list[tuple[PeerId, RunRing]]] = {}
         self._decode = msgspec.msgpack.Decoder(Body).decode
 
@@ -170,8 +172,8 @@ class Swarm:
         """Until nobody has anything more to say."""
         while self._to_client or self._to_members:
             while self._to_members:
-                peer, order = self._to_members.popleft()
-                self._do(peer, self.members[peer].receive(self.client, order))
+                sender, peer, order = self._to_members.popleft()
+                self._do(peer, self.members[peer].receive(sender, order))
             if self._to_client:
                 self._take(*self._to_client.popleft())
 
@@ -197,7 +199,7 @@ class Swarm:
         turns_s[name] = max(took_s, turns_s.get(name, 0.0))
         for send, num_bytes in sizes:
             self.costs.out[type(send.message).__name__] += num_bytes
-            self._to_members.append((send.peer, send.message))  # type: ignore[arg-type]
+            self._to_members.append((self.client, send.peer, send.message))  # type: ignore[arg-type]
         for effect in effects:
             match effect:
                 case Journal():
@@ -215,6 +217,9 @@ class Swarm:
         member = self.members[peer]
         for effect in effects:
             match effect:
+                case Send(receiver, message) if receiver != self.client:
+                    self.costs.passed[type(message).__name__] += len(_encoded(message))
+                    self._to_members.append((peer, receiver, message))  # type: ignore[arg-type]
                 case Send(_, message):
                     self._to_client.append((peer, message))  # type: ignore[arg-type]
                 case CloseSteps(number):
@@ -345,6 +350,8 @@ def main() -> int:
     for kind in sorted({kind for costs in rounds for kind in costs.taken}):
         table.add_row(f"takes {kind}", *(f"{costs.taken[kind]:,}" for costs in rounds))
     table.add_row("takes in all", *(f"{costs.taken.total():,}" for costs in rounds), end_section=True)
+    for kind in sorted({kind for costs in rounds for kind in costs.passed}):
+        table.add_row(f"members pass on {kind}", *(f"{costs.passed[kind]:,}" for costs in rounds), end_section=True)
     for what in ("decoding", "deciding", "encoding", "computing"):
         table.add_row(f"{what}, s", *(f"{getattr(costs, f'{what}_s'):.3f}" for costs in rounds))
     for kind in sorted({kind for costs in rounds for kind in costs.turns_s}):

@@ -58,7 +58,15 @@ from shoal.swarm.round_orders import Order, StepsClosed
 from shoal.swarm.snapshots import Base
 from shoal.swarm.view import NO_BASE
 from shoal.transport.base import Endpoint, Received
-from shoal.wire.messages.round import MAX_LINK_REPORTS, LinkReport, Propose, Record, SignedRecord, StageHashes
+from shoal.wire.messages.round import (
+    MAX_LINK_REPORTS,
+    LinkReport,
+    OrderPassed,
+    Propose,
+    Record,
+    SignedRecord,
+    StageHashes,
+)
 from shoal.wire.messages.step import StepEntry, StepsTrained
 
 logger = logging.getLogger(__name__)
@@ -225,7 +233,7 @@ class RoundMember:
         """Take a round message for a replica; see `transport.dispatch.Handler`."""
         if self._averages.receive(event) or (self.ahead is not None and self.ahead.receive(event)):
             return True
-        if not isinstance(event.message, Order):
+        if not isinstance(event.message, Order | OrderPassed):
             return False
         self._do(self._machine.receive(event.peer, event.message))
         return True

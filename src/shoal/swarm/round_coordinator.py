@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from shoal.errors import RemoteProtocolError
 from shoal.ids import NO_BALLOT, Ballot, PeerId
+from shoal.swarm.passed_orders import spread
 from shoal.swarm.records import Tip, record_hash, used_samples
 from shoal.swarm.round_choice import choose
 from shoal.swarm.round_effects import (
@@ -182,7 +183,8 @@ class RoundCoordinatorMachine:
     def journaled(self, digest: str) -> Effects:
         """The step logs of the record with this hash are safe: now its members may prepare it."""
         waits = self.phase is RoundPhase.PREPARING
-        return [*self._preparation.journaled(digest, self.ballot, self._quorums.members)] if waits else []
+        rings = [quorum.members for quorum in self._quorums.values()]
+        return [*self._preparation.journaled(digest, self.ballot, rings)] if waits else []
 
     # -- events
 
@@ -216,7 +218,10 @@ class RoundCoordinatorMachine:
             self._since_s = now_s
             for quorum in self._quorums.values():
                 if not quorum.agreed:
+                    quorum.is_told = True
                     effects += self._new_epoch(quorum, frozenset())
+        elif self.phase is RoundPhase.PREPARING:
+            effects += self._preparation.repeat(self.ballot, self._quorums.members, now_s)
         return effects + self._advance(now_s)
 
     def receive(self, peer: PeerId, message: RoundMessage | MirrorMessage, now_s: float) -> Effects:
@@ -529,7 +534,8 @@ class RoundCoordinatorMachine:
     def _propose(self, quorum: StageQuorum) -> Effects:
         # Who has said it, and not who it says that it is: a quorum with a peer that is twice in it is refused by all.
         hops = {peer: Hop(peer, state.hop.addresses) for peer, state in self._replicas.states.items()}
-        return [*self._quorums.propose(quorum, self.ballot, self.tip.round + 1, hops)]
+        sends = self._quorums.propose(quorum, self.ballot, self.tip.round + 1, hops)
+        return [*(sends if quorum.is_told else spread(sends, self.ballot, self.settings.passing))]
 
     def _new_epoch(self, quorum: StageQuorum, without: frozenset[PeerId]) -> Effects:
         self.phase = RoundPhase.STAGING

@@ -14,6 +14,7 @@ Rules, each of which a simulation breaks if it is left out:
   usual.
 - What is told by its name, or as what differs from something else, counts only for who has just that; else the replica
   says what it holds.
+- What others of its ring pass on counts only if the coordinator has named it, and nothing else since.
 - It leaves its own chain only for the record that names its tip, and keeps its state until the other one is there. One
   that neither follows its tip nor names it was chosen without it: then it says what it holds.
 - A server is sent to another stage once: until it is there, further orders only hear where it goes. What it has
@@ -28,6 +29,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shoal.ids import NO_BALLOT, Ballot, PeerId, StepKey
+from shoal.swarm.passed_orders import Arrived, PassedOrder, PassedOrders, pass_on
 from shoal.swarm.record_chains import is_before
 from shoal.swarm.records import Tip, names, outcome_of, record_hash, uncounted
 from shoal.swarm.round_effects import (
@@ -65,6 +67,8 @@ from shoal.wire.messages.round import (
     MemberLost,
     Move,
     Moving,
+    OrderNamed,
+    OrderPassed,
     PrepareRecord,
     Propose,
     Record,
@@ -117,6 +121,7 @@ class RoundMemberMachine:
         self.in_doubt: set[StepKey] = set()
         self.aborted: tuple[StepKey, ...] = ()
         self.quorum: Propose | None = None
+        self._orders = PassedOrders()
         self.staged: dict[tuple[Ballot, int], StageHashes] = {}
         self.pinned: StageHashes | None = None
         self.prepared: SignedRecord | None = None
@@ -142,12 +147,19 @@ class RoundMemberMachine:
             RemoteProtocolError: The sender acts under another peer's ballot, or the message contradicts itself.
             SignatureError: A record's signature does not verify.
         """
+        if isinstance(message, OrderPassed):
+            return self._arrived(self._orders.passed(peer, message))
         if not isinstance(message, Order):
             return []
         check_ballot(peer, message.ballot, self.promised)
         if message.ballot < self.promised:
             return [Send(peer, StaleBallot(self.promised))]
+        if message.ballot > self.promised or isinstance(message, PassedOrder):
+            self._orders.forget()
         self.promised = message.ballot
+        return self._do(message)
+
+    def _do(self, message: Order) -> Effects:
         match message:
             case AskRound():
                 return [*self._moving(), self._state()]
@@ -165,6 +177,15 @@ class RoundMemberMachine:
                 return self._move(message)
             case Restore():
                 return self._restore(message)
+            case OrderNamed():
+                return self._arrived(self._orders.named(message))
+
+    def _arrived(self, arrived: Arrived | None) -> Effects:
+        """Do an order that the coordinator has named, as if it were from itself, and give it to the others."""
+        if arrived is None:
+            return []
+        effects = self._do(arrived.order)
+        return [*effects, *pass_on(arrived, self.quorum, self.hop.peer)]
 
     def lost(self, peer: PeerId) -> Effects:
         """The connection to a peer has ended: the coordinator learns of it if the peer is needed for the ring."""

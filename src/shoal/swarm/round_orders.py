@@ -20,6 +20,7 @@ from shoal.wire.messages.round import (
     Join,
     LinkReport,
     Move,
+    OrderNamed,
     Payload,
     PrepareRecord,
     Propose,
@@ -32,7 +33,7 @@ from shoal.wire.messages.round import (
 )
 from shoal.wire.messages.step import StepEntry, StepsTrained
 
-Order = AskRound | Close | Resolve | Propose | PrepareRecord | CommitRecord | Restore | Move
+Order = AskRound | Close | Resolve | Propose | PrepareRecord | CommitRecord | Restore | OrderNamed | Move
 """What only a coordinator sends."""
 
 NO_BYTES = Basis(NO_BASE, StageHashes("", "", ""))

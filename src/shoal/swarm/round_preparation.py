@@ -1,15 +1,18 @@
 """The record on which a round is to end, from its proposal until every member has prepared it.
 
 proposed --(step logs are journaled)--> PrepareRecord to all members --(RecordPrepared from each)--> complete
+
+In large rings members pass it on (`passed_orders`). To whom it has not come in good time the coordinator tells it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from shoal.ids import Ballot, PeerId
+from shoal.swarm.passed_orders import spread
 from shoal.swarm.record_changes import changes
 from shoal.swarm.records import Tip, build_record, record_hash
 from shoal.swarm.round_effects import Journal, Send
@@ -33,15 +36,18 @@ class RecordPreparation:
         seal: Callable[[Record], SignedRecord],
         unseal: Callable[[SignedRecord], Record],
     ) -> None:
-        self._run_id, self._codecs = settings.run_id, settings.codecs
+        self._run_id, self._codecs, self._passing = settings.run_id, settings.codecs, settings.passing
         self._seal, self._unseal = seal, unseal
         self.tip: Tip | None = None
         self._previous: Tip | None = None
         self._prepared: set[PeerId] = set()
+        self._is_passed_on = False
+        self._told_s: float | None = None  # when it was first looked whether the record has come to all
 
     def clear(self) -> None:
         """Nothing is proposed any more."""
         self.tip = None
+        self._is_passed_on = False
 
     def propose(
         self,
@@ -77,15 +83,29 @@ class RecordPreparation:
         signed = self._seal(record)
         self.tip, self._previous = Tip(record.round, record_hash(signed), signed), previous
         self._prepared.clear()
+        self._is_passed_on = False
         logs = {peer: (joins[peer].stage, joins[peer].log) for peer in sorted(quorums.members)}
         return Journal(record, self.tip.hash, logs)
 
-    def journaled(self, digest: str, ballot: Ballot, members: Iterable[PeerId]) -> list[Send]:
-        """Have the members prepare the record, if it is this one that has been journaled."""
+    def journaled(self, digest: str, ballot: Ballot, rings: Iterable[Sequence[PeerId]]) -> list[Send]:
+        """Have the members of these rings prepare the record, if it is this one that has been journaled."""
         if self.tip is None or self.tip.signed is None or self.tip.hash != digest:
             return []
         order = self._order(ballot, self.tip.signed)
-        return [Send(peer, order) for peer in sorted(members)]
+        told = [send for ring in rings for send in spread([Send(peer, order) for peer in ring], ballot, self._passing)]
+        self._is_passed_on, self._told_s = any(send.message is not order for send in told), None
+        return told
+
+    def repeat(self, ballot: Ballot, members: Collection[PeerId], now_s: float) -> list[Send]:
+        """Tell the record itself to the members that have not prepared it for long: who should have passed it on to
+        them may not have done it."""
+        if not self._is_passed_on or self.tip is None or self.tip.signed is None:
+            return []
+        told_s = now_s if self._told_s is None else self._told_s
+        is_late = now_s - told_s >= self._passing.patience_s
+        self._told_s = now_s if is_late else told_s
+        order = self._order(ballot, self.tip.signed) if is_late else None
+        return [Send(peer, order) for peer in sorted(set(members) - self._prepared) if order is not None]
 
     def _order(self, ballot: Ballot, signed: SignedRecord) -> PrepareRecord:
         """All members hold the record before, as they have joined on top of it: they are told what differs."""

@@ -42,6 +42,7 @@ class StageQuorum:
         epoch: number of the present proposal.
         staged: the hashes that members of this epoch have staged so far.
         differed: members whose bytes differed from the others' in some epoch, or from those of the record before.
+        is_told: the coordinator tells each member itself: the quorum has not ended, and may not have come to all.
     """
 
     stage: int
@@ -52,6 +53,7 @@ class StageQuorum:
     scales: Mapping[PeerId, float] = field(default_factory=dict[PeerId, float])
     payloads: Mapping[PeerId, Payload] = field(default_factory=dict[PeerId, Payload])
     differed: set[PeerId] = field(default_factory=set[PeerId])
+    is_told: bool = False
     _repeated: bool = False
 
     @property

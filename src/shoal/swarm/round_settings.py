@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shoal.ids import PeerId
 from shoal.swarm.codec_rule import CodecRule
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
+from shoal.swarm.passed_orders import IN_LARGE_RINGS, PassingRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class RoundSettings:
         max_gradient_ratio: pseudo-gradients are clipped above it (see `contribution_guard`); None clips none.
         cuts: which steps the average of a round has.
         codecs: as what pseudo-gradients of the next round travel; None: always the same.
+        passing: which orders members pass on.
     """
 
     run_id: str
@@ -36,6 +38,7 @@ class RoundSettings:
     max_gradient_ratio: float | None = 10.0
     cuts: CutRule = EVERY_STEP
     codecs: CodecRule | None = None
+    passing: PassingRule = IN_LARGE_RINGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from shoal.wire.messages.collective import RingPart
 from shoal.wire.messages.control import RunStatus, StartRound, UpdateReplicas
 from shoal.wire.messages.feed import RecordSamples, ReleaseTrainer, WindowsRead
 from shoal.wire.messages.mirror import Follow, Mirrored, RunCounts
-from shoal.wire.messages.round import CommitRecord, Join, PrepareRecord, Propose, Restore, RoundState
+from shoal.wire.messages.round import CommitRecord, Join, OrderPassed, PrepareRecord, Propose, Restore, RoundState
 from shoal.wire.messages.snapshot import OfferSnapshot
 from shoal.wire.messages.step import Backward, EvalForward, EvalLabels, Fenced, Forward, Labels
 from shoal.wire.messages.transfer import Chunk, Have
@@ -48,6 +48,7 @@ LONG_MESSAGES: Final[frozenset[type]] = frozenset(
         PrepareRecord,
         CommitRecord,
         Restore,
+        OrderPassed,
         Follow,
         Mirrored,
         RunCounts,

@@ -143,7 +143,7 @@ class ReplicaHost:
             match effect:
                 case Send(peer, message):
                     self.world.checks.says(self.peer, message)
-                    self.world.send(self.peer, peer, message)
+                    self.world.passing.send(self.peer, peer, message)
                 case CloseSteps():
                     self._later(self._steps_closed)
                 case ResolveStep(fate):

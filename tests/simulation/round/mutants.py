@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +11,22 @@ import msgspec
 from tests.simulation.round.hosts import ClientHost, ReplicaHost
 from tests.simulation.round.lost_commits import LostCommitWorld as World
 
-from shoal.ids import NO_BALLOT, PeerId
+from shoal.ids import NO_BALLOT, Ballot, PeerId
 from shoal.swarm.records import Tip
 from shoal.swarm.round_coordinator import Effects as CoordinatorEffects
 from shoal.swarm.round_coordinator import RoundCoordinatorMachine
 from shoal.swarm.round_effects import Send
 from shoal.swarm.round_member import Effects as MemberEffects
 from shoal.swarm.round_member import RoundMemberMachine
+from shoal.swarm.round_preparation import RecordPreparation
+from shoal.swarm.round_quorums import StageQuorum
 from shoal.swarm.round_replicas import RoundReplicas
 from shoal.swarm.round_restoration import Here, Restoration
 from shoal.swarm.round_settings import CloseRequest
 from shoal.wire.messages.round import (
     Basis,
+    OrderNamed,
+    OrderPassed,
     Propose,
     Record,
     RecordPrepared,
@@ -260,6 +265,36 @@ class NamesWhatIsGone(RoundCoordinatorMachine):
         self._replicas.__class__ = _RemembersTheDead
 
 
+class BelievesWhatIsPassedOn(RoundMemberMachine):
+    """Does what others pass on as the coordinator's order, whether that has named it or not."""
+
+    def receive(self, peer: PeerId, message: RoundMessage) -> MemberEffects:
+        if isinstance(message, OrderPassed):
+            self._orders.named(OrderNamed(self.promised, hashlib.sha256(message.order).digest()))
+        return super().receive(peer, message)
+
+
+class _TellsOnce(RecordPreparation):
+    def repeat(self, ballot: Ballot, members: Collection[PeerId], now_s: float) -> list[Send]:
+        return []
+
+
+class LeavesRecordsToOthers(RoundCoordinatorMachine):
+    """Never tells a record itself to those to whom nobody has passed it on."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._preparation.__class__ = _TellsOnce
+
+
+class LeavesQuorumsToOthers(RoundCoordinatorMachine):
+    """Has a quorum that does not end passed on again, by the same."""
+
+    def _propose(self, quorum: StageQuorum) -> CoordinatorEffects:
+        quorum.is_told = False
+        return super()._propose(quorum)
+
+
 class CountsItsStarts(ClientHost):
     """Has the generation that follows the one on its disk, which a power failure takes back."""
 
@@ -297,7 +332,7 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (WantsNoCheckpoint, 0),
         (NoTakeoverOfPreparedRecords, 952),
         (NoEpochs, 7),
-        (AbortsDoubts, 68),
+        (AbortsDoubts, 437),
         (AsksOnce, 1),
         (RepeatsSeldom, 17),
         (MixesBases, 58),
@@ -306,6 +341,8 @@ MUTANTS: dict[str, tuple[Make, int]] = {
         (CommitsBeforeAnybodySwaps, 37),
         (NamesAlone, 1),
         (NamesWhatIsGone, 23),
+        (LeavesRecordsToOthers, 3),
+        (LeavesQuorumsToOthers, 3),
     )
 }
 MUTANTS |= {
@@ -315,6 +352,7 @@ MUTANTS |= {
         (NoPromise, 0),
         (FetchesOnce, 9),
         (GivesRestoredBytes, 9),
+        (BelievesWhatIsPassedOn, 41),
     )
 }
 MUTANTS |= {

@@ -14,6 +14,7 @@ from tests.simulation.network import Manners, Network
 from tests.simulation.round.checks import PATIENCE_S, Checks, samples_of
 from tests.simulation.round.hosts import ClientHost, Left, ReplicaHost, digest, holds, is_bulk
 from tests.simulation.round.mirrors import Copy, MirrorHost, Mirrors
+from tests.simulation.round.passing import Passing
 from tests.simulation.round.resuming import Keeping, Resumption
 from tests.simulation.safety import Broken, ChainSafety, SampleSafety, Split
 
@@ -26,7 +27,7 @@ from shoal.swarm.round_member import RoundMemberMachine
 from shoal.swarm.round_settings import RoundSettings
 from shoal.swarm.sample_ranges import Ranges, merge
 from shoal.wire.messages.base import SampleRange, StepRange
-from shoal.wire.messages.round import CommitRecord, PrepareRecord, Record, SignedRecord, Staged
+from shoal.wire.messages.round import CommitRecord, OrderNamed, PrepareRecord, Record, SignedRecord, Staged
 from shoal.wire.messages.step import StepEntry
 
 GENESIS = "genesis"
@@ -38,7 +39,7 @@ ROUND_LIMIT_S = 12.0
 """After the last fault a round ends so long after the one before, in virtual time: a record that nobody can finish is
 waited for, then a quorum that does not end is proposed anew (`drop_after_s` and `stage_timeout_s` below). A client that
 still contests with the one that leads, and takes its ballot from it, begins to wait when it has chosen."""
-_ON_RECORDS = frozenset((PrepareRecord, CommitRecord))
+_ON_RECORDS = frozenset((PrepareRecord, OrderNamed, CommitRecord))
 
 
 class DataServer:
@@ -117,7 +118,9 @@ class World:
         rng = self.network.rng
         self.member_class, self.coordinator_class, self.host_class = member_class, coordinator_class, host_class
         self.num_stages, self.num_slots = self.sizes()
-        self.settings = RoundSettings("sim", self.num_stages, GENESIS, 0.3, 8.0, 4.0, PATIENCE_S)
+        self.passing = Passing(self, seed, self.num_stages, self.num_slots)
+        times_s = 0.3, 8.0, 4.0, PATIENCE_S
+        self.settings = RoundSettings("sim", self.num_stages, GENESIS, *times_s, passing=self.passing.rule)
         self.flip_rate = rng.choice((0.0, 0.0, 0.02)) if faults else 0.0
         self.doubt_rate = rng.choice((0.0, 0.2)) if faults else 0.0
         is_sabotaged = faults and rng.random() < 0.6

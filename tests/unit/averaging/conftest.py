@@ -35,6 +35,7 @@ from shoal.optim.outer import OuterSgd
 from shoal.optim.parts import AveragedParts
 from shoal.swarm.content_transfer import TransferSettings
 from shoal.swarm.cut_rule import EVERY_STEP, CutRule
+from shoal.swarm.passed_orders import IN_LARGE_RINGS, PassingRule
 from shoal.swarm.records import Logs
 from shoal.swarm.round_orders import StepsClosed
 from shoal.swarm.round_settings import RoundSettings
@@ -153,6 +154,7 @@ class Run:
     cut_after: int | None = None
     merge: Merge = Merge.CARRY
     chunk_bytes: int = 8
+    passing: PassingRule = IN_LARGE_RINGS
     replicas: list[list[Replica]] = field(default_factory=list)
     generation: int = 0
     journal: dict[str, Logs] = field(default_factory=dict)
@@ -204,7 +206,15 @@ class Run:
             endpoint=endpoint,
             signer=Signer(identity, AUTHORITY, "run"),
             generation=self.generation,
-            settings=RoundSettings("run", self.num_stages, "D0", retry_s=0.02, drop_after_s=10.0, cuts=self.cuts),
+            settings=RoundSettings(
+                "run",
+                self.num_stages,
+                "D0",
+                retry_s=0.02,
+                drop_after_s=10.0,
+                cuts=self.cuts,
+                passing=self.passing,
+            ),
             clock=SystemClock(),
             journal=self.write,
         )

@@ -17,12 +17,13 @@ from shoal.averaging.signing import Signer
 from shoal.errors import RoundAborted
 from shoal.identity import Identity, verify
 from shoal.ids import Ballot, PeerId, StepKey
+from shoal.swarm.passed_orders import PassingRule
 from shoal.swarm.records import record_hash
 from shoal.swarm.round_effects import ReplicaOut
 from shoal.transport.base import PeerLost, Received
 from shoal.wire.messages import Message, SampleRange
 from shoal.wire.messages.collective import RingPart, RingReady, SharedVector
-from shoal.wire.messages.round import CommitRecord, PrepareRecord, QuorumTag, Record, RoundState
+from shoal.wire.messages.round import CommitRecord, OrderPassed, PrepareRecord, Propose, QuorumTag, Record, RoundState
 
 MakeRun = Callable[..., object]
 
@@ -76,6 +77,31 @@ async def test_all_replicas_of_a_stage_end_with_the_record_s_bytes(make_run: Mak
         assert second.record.previous == record_hash(first.signed)
         assert second.record.stages[0].weights == (4, 0, 0)
         assert second.sent_bytes["pseudo_gradients"] > 0
+
+
+async def test_members_pass_quorums_and_records_on(make_run: MakeRun) -> None:
+    async with make_run(2, 5, passing=PassingRule(least_members=2, num_first=1)) as run:
+        coordinator = await run.lead()
+        client = run.identity.peer_id
+        told: list[type[Message]] = []
+        passed: list[PeerId] = []
+
+        def hook(source: PeerId, target: PeerId, message: Message) -> None:
+            if source == client:
+                told.append(type(message))
+            elif isinstance(message, OrderPassed):
+                passed.append(target)
+
+        run.network.before_delivery = hook
+        for number in range(2):
+            run.commit(0, number)
+            outcome = await finish(run, coordinator, number + 1)
+            assert [len(stage.members) for stage in outcome.record.stages] == [5, 5]
+            for stage, its in zip(run.replicas, outcome.record.stages, strict=True):
+                assert {replica.member.hashes for replica in stage} == {its.hashes}
+        assert not {Propose, PrepareRecord} & set(told)
+        assert told.count(OrderPassed) == 8, "of each stage one member, in two rounds a quorum and a record"
+        assert {r.peer for stage in run.replicas for r in stage[1:]} <= set(passed)
 
 
 async def test_a_round_without_training_leaves_the_state_alone(make_run: MakeRun) -> None:

@@ -33,6 +33,7 @@ from shoal.wire.messages.round import (
     Join,
     LinkReport,
     MemberLost,
+    OrderNamed,
     Payload,
     PrepareRecord,
     Propose,
@@ -464,7 +465,7 @@ def test_of_many_replicas_not_all_are_looked_at_whenever_one_joins(
         assert machine.receive(peer, Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0) == []
     assert looked == []
     effects = machine.receive(peers[-1], Join(machine.ballot, 1, 0, 0, (), (), ()), 1.0)
-    assert sent(effects, Propose).keys() == set(peers)
+    assert sent(effects, OrderNamed).keys() == set(peers)
 
 
 def test_a_replica_joins_for_the_stage_alone_that_it_has_named() -> None:

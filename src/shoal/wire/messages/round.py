@@ -378,6 +378,25 @@ class Restore(Struct, frozen=True, tag="restore"):
     instead_of: str = ""
 
 
+class OrderNamed(Struct, frozen=True, tag="order_named"):
+    """Do the order with this SHA-256, a `Propose` or `PrepareRecord` of this ballot, when it comes (`OrderPassed`), and
+    pass it on. It counts until another one is named or told."""
+
+    ballot: Ballot
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+MAX_ORDER_BYTES = 12 << 20
+"""Of an encoded order that is passed on: a record and more parts of another one than there are."""
+
+
+class OrderPassed(Struct, frozen=True, tag="order_passed"):
+    """An encoded order of the coordinator, from it or from a neighbour in the ring. It is for who has been told its
+    name, and says nothing to anybody else."""
+
+    order: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER_BYTES)]
+
+
 class Swapped(Struct, frozen=True, tag="swapped"):
     """The replica now holds D_round, with bytes of these hashes. `sent_bytes` counts what it sent since it held the
     record before, by traffic."""
@@ -422,6 +441,8 @@ RoundMessage = (
     | RecordPrepared
     | CommitRecord
     | Restore
+    | OrderNamed
+    | OrderPassed
     | Swapped
     | Move
     | Moving
