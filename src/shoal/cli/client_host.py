@@ -23,7 +23,8 @@ from shoal.cli.host_network import HostNetwork
 from shoal.cli.inviting import invitation_text
 from shoal.cli.joining import LastingIdentities, invitation, load_or_create_swarm_key, require_membership
 from shoal.cli.local import HostRun
-from shoal.cli.run_files import make_log_dir, new_run_id
+from shoal.cli.run_files import make_log_dir, new_run_id, no_unbegun_log_dir
+from shoal.cli.run_folder import LAUNCHER
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.data.places import require_here
@@ -92,32 +93,33 @@ def start_trainer_client(
             return await train(found.config, found.run_id)
 
         async def train(config: Config, run_id: RunId) -> int:
-            if resumption is None:
-                log_dir, source = make_log_dir(config, run_id), None
-            else:
-                claim = early.run_dir.claim_folder
-                log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=False, claim=claim)
-                source = resumption.source
-            log.configure("launcher", log_dir, config.log_level)
+            with no_unbegun_log_dir(config, run_id):
+                if resumption is None:
+                    log_dir, source = make_log_dir(config, run_id), None
+                else:
+                    claim = early.run_dir.claim_folder
+                    log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=False, claim=claim)
+                    source = resumption.source
+                log.configure(LAUNCHER, log_dir, config.log_level)
 
-            def invite(maddrs: Sequence[str], is_first: bool) -> Iterator[str]:
-                text = invitation_text(config, swarm_key, maddrs, clock) if invites else ""
-                return invitation(config, maddrs, log_dir, new_key=is_new, text=text, is_first=is_first)
+                def invite(maddrs: Sequence[str], is_first: bool) -> Iterator[str]:
+                    text = invitation_text(config, swarm_key, maddrs, clock) if invites else ""
+                    return invitation(config, maddrs, log_dir, new_key=is_new, text=text, is_first=is_first)
 
-            host = HostRun(
-                config,
-                run_id,
-                log_dir,
-                clock,
-                swarm_key,
-                baseline=baseline,
-                network=HostNetwork(config.network),
-                identity_of=identities.identity,
-                invite=invite,
-                succeeds=origins is not None,
-                resumed=source,
-            )
-            return await host.run(early)
+                host = HostRun(
+                    config,
+                    run_id,
+                    log_dir,
+                    clock,
+                    swarm_key,
+                    baseline=baseline,
+                    network=HostNetwork(config.network),
+                    identity_of=identities.identity,
+                    invite=invite,
+                    succeeds=origins is not None,
+                    resumed=source,
+                )
+                return await host.run(early)
 
         early.require_uninterrupted()
         return anyio.run(run, backend_options={"use_uvloop": True})

@@ -29,8 +29,16 @@ from shoal.cli.farewell import GRACE_S, Farewell
 from shoal.cli.host import SwarmHost
 from shoal.cli.host_network import HostNetwork
 from shoal.cli.live import LiveView
-from shoal.cli.run_files import in_time, make_log_dir, new_run_id, remove_empty_outputs, write_config, write_summary
-from shoal.cli.run_folder import LOCAL_KEY, read_object
+from shoal.cli.run_files import (
+    in_time,
+    make_log_dir,
+    new_run_id,
+    no_unbegun_log_dir,
+    remove_empty_outputs,
+    write_config,
+    write_summary,
+)
+from shoal.cli.run_folder import LAUNCHER, LOCAL_KEY, read_object
 from shoal.clock import Clock, SystemClock, utc_iso
 from shoal.config import Config
 from shoal.control.maddrs import outward
@@ -88,22 +96,23 @@ def run_local(
     devices = devices_of_servers(config)
     clock = SystemClock()
     config = with_known_cut(config if resumption is not None else with_class_names(config))
-    if resumption is None:
-        run_id, source = new_run_id(config, clock), None
-        log_dir = make_log_dir(config, run_id, is_local=True)
-        swarm_key = create_swarm_key(log_dir / LOCAL_KEY)
-    else:
-        run_id, source, swarm_key = resumption.run_id, resumption.source, resumption.swarm_key
-        claim = early.run_dir.claim_folder
-        log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=True, claim=claim)
-    log.configure("launcher", log_dir, config.log_level)
+    run_id = new_run_id(config, clock) if resumption is None else resumption.run_id
 
     async def run() -> int:
         host = HostRun(config, run_id, log_dir, clock, swarm_key, devices, baseline, resumed=source)
         return await host.run(early)
 
-    early.require_uninterrupted()
-    return anyio.run(run, backend_options={"use_uvloop": True})
+    with no_unbegun_log_dir(config, run_id):
+        if resumption is None:
+            source = None
+            log_dir = make_log_dir(config, run_id, is_local=True)
+            swarm_key = create_swarm_key(log_dir / LOCAL_KEY)
+        else:
+            source, swarm_key, claim = resumption.source, resumption.swarm_key, early.run_dir.claim_folder
+            log_dir = resumption.prepare(clock, partial(print, flush=True), is_local=True, claim=claim)
+        log.configure(LAUNCHER, log_dir, config.log_level)
+        early.require_uninterrupted()
+        return anyio.run(run, backend_options={"use_uvloop": True})
 
 
 @dataclass

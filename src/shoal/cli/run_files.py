@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,7 +18,7 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from shoal import log
-from shoal.cli.run_folder import CONFIG_FILE, LOCAL_MARK
+from shoal.cli.run_folder import CONFIG_FILE, LAUNCHER, LOCAL_KEY, LOCAL_MARK
 from shoal.clock import Clock, utc_stamp
 from shoal.config import Config, dump_config, load_config
 from shoal.errors import ConfigError, os_error_as
@@ -82,6 +84,45 @@ def take_log_dir(config: Config, run_id: RunId, claim: Callable[[Path], bool], *
     if not _answered(config, take):
         raise ConfigError(f"{path} is in use: another process goes on with run {run_id} at this moment, or ends it")
     return path
+
+
+@contextmanager
+def no_unbegun_log_dir(config: Config, run_id: RunId) -> Generator[None]:
+    """Inside, a run's folder is made, and the run begins; an interrupt in between leaves no folder of it.
+
+    `log_dir/<experiment_prefix>` then leads again to where it led before.
+    """
+    path = config.log_dir.absolute() / run_id
+    link = path.parent / config.experiment_prefix
+    # Somebody may have put the key there, of a run that goes on from its checkpoint.
+    was_there = path.exists()
+    before = _target(link)
+    try:
+        yield
+    finally:
+        if not was_there and _is_unbegun(path):
+            with suppress(OSError):
+                shutil.rmtree(path)
+                if _target(link) == path.name:
+                    link.unlink()
+                    if before is not None:
+                        link.symlink_to(before)
+
+
+def _target(link: Path) -> str | None:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None
+
+
+def _is_unbegun(path: Path) -> bool:
+    """Whether nothing lies in a run's folder but what does before it begins, and nothing is logged."""
+    try:
+        left = {each.name for each in path.iterdir() if each.name != f"{LAUNCHER}.log" or each.stat().st_size}
+    except OSError:
+        return False
+    return left <= {CONFIG_FILE, LOCAL_MARK, LOCAL_KEY}
 
 
 def _fill(path: Path, config: Config, *, is_local: bool) -> None:

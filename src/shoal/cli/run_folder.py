@@ -14,6 +14,8 @@ LOCAL_MARK: Final = "run-local"
 """A file in the folder of a run that no other host can join, since nobody else has its key."""
 LOCAL_KEY: Final = "swarm.key"
 """The key of such a run, which only its owner may read: whoever goes on with the run has to have it."""
+LAUNCHER: Final = "launcher"
+"""What the process is called in logs that starts the roles of a host."""
 
 
 def is_run_id(name: str) -> bool:

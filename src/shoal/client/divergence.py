@@ -26,14 +26,23 @@ class Divergence:
     def __init__(self, config: DilocoConfig) -> None:
         self._max_rounds = min(MAX_SKIPPED_ROUNDS, config.outer_steps)
         inner, outer = config.inner_optim, config.outer_optim
-        self._advice = (
+        self._lower = (
             f"lower diloco.inner_optim.{inner.type}_lr (now {inner.lr:g}) or diloco.outer_optim.sgd_lr "
             f"(now {outer.sgd_lr:g})"
         )
         self._steps_in_a_row = self._rounds_in_a_row = 0
+        self._has_trained = False
+
+    @property
+    def _advice(self) -> str:
+        if self._has_trained:
+            return self._lower
+        # No rate has been applied yet, at least by this client.
+        return f"no step has given a number yet: look at the samples and at the model's loss first, else {self._lower}"
 
     def step(self, skipped: bool) -> str | None:
         """Count a step; returns what the user should be told, if anything."""
+        self._has_trained |= not skipped
         self._steps_in_a_row = self._steps_in_a_row + 1 if skipped else 0
         if self._steps_in_a_row != MANY_IN_A_ROW:
             return None

@@ -161,14 +161,19 @@ class Standstill:
             if mistake and not self._ledger.totals.time.is_paused:
                 raise MisfitError(
                     f"the model fails at every server that computes the step: {mistake}. Mend it there; "
-                    "--resume goes on from the last checkpoint"
+                    f"{self._how_again()}"
                 )
             left_s = since_s + self._patience_s - self._ledger.run_s()
             if left_s <= 0:
                 raise ControlError(
                     f"no server can compute a step, for {self._patience_s / 60:.0f} minutes now: "
                     f"{self._reports.refusal}. Mend the model or the data, or give the servers less (see step.failed "
-                    "in their logs); --resume goes on from the last checkpoint"
+                    f"in their logs); {self._how_again()}"
                 )
             with anyio.move_on_after(_LOOK_S if mistake else max(left_s, min(_LOOK_S, self._patience_s))):
                 await changed.wait()
+
+    def _how_again(self) -> str:
+        # Before the first round is recorded there is nothing to go on from.
+        is_kept = self._ledger.totals.rounds > 0
+        return "--resume goes on from the last checkpoint" if is_kept else "then start it again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import re
@@ -42,7 +43,12 @@ def own_class(name: str, key: str) -> object:
         raise ConfigError(f"{key}: {name!r} is of a module that comes with Python; name a class of your own")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
+    except SyntaxError as error:
+        raise ConfigError(
+            f"{key}: cannot import {module_name} for {name!r}: {error.msg} ({error.filename} line {error.lineno}); "
+            "mend it there"
+        ) from error
+    except ImportError as error:
         place = place_of(error, name)
         at = f", imported by {place}" if place else ""
         raise ConfigError(
@@ -52,7 +58,9 @@ def own_class(name: str, key: str) -> object:
         raise ConfigError(f"{key}: {module_name}, when it is imported, raises {raised(error, name)}") from error
     found: object = getattr(module, class_name, None)
     if found is None:
-        raise ConfigError(f"{key}: the module {module_name} has no {class_name}; check the part after the colon")
+        near = difflib.get_close_matches(class_name, vars(module), n=1)
+        said = f"did you mean {near[0]}?" if near else "check the part after the colon"
+        raise ConfigError(f"{key}: the module {module_name} has no {class_name}; {said}")
     return found
 
 
@@ -84,22 +92,27 @@ def place_of(error: BaseException, name: str) -> str:
     """Return the last line of the user's own code that an error has come through, as `FILE line 12`; empty: none.
 
     Args:
-        name: As of `raised`.
+        name: As of `raised`. What pip has installed is the user's own where this names it.
     """
-    package = sys.modules.get(name.partition(":")[0].partition(".")[0])
-    folders = tuple(f"{folder}/" for folder in getattr(package, "__path__", ()))
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(folders) or not _is_of_others(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename, name)]
     return f"{own[-1].filename} line {own[-1].lineno}" if own else ""
 
 
-def raises_itself(error: BaseException) -> bool:
-    """Whether a line of the user's own has raised an error, and nothing that it has called."""
+def raises_itself(error: BaseException, name: str = "") -> bool:
+    """Whether a line of the user's own has raised an error, and nothing that it has called.
+
+    Args:
+        name: As of `place_of`.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and not _is_of_others(frames[-1].filename) and bool(_RAISE.match(frames[-1].line or ""))
+    return bool(frames) and _is_own(frames[-1].filename, name) and bool(_RAISE.match(frames[-1].line or ""))
 
 
-def _is_of_others(file: str) -> bool:
-    """Whether a file is of shoal, of Python or of what is installed beside them."""
+def _is_own(file: str, name: str) -> bool:
+    """Whether a file is of the package or module that the configuration names, or of nobody else."""
+    package = sys.modules.get(name.partition(":")[0].partition(".")[0])
+    folders = tuple(f"{folder}/" for folder in getattr(package, "__path__", ()))
+    if file.startswith(folders) or file == getattr(package, "__file__", None):
+        return True
     is_installed = any(part in _INSTALLED for part in Path(file).parts)
-    return is_installed or file.startswith(("<", _SHOAL, _PYTHON))
+    return not is_installed and not file.startswith(("<", _SHOAL, _PYTHON))

@@ -299,7 +299,7 @@ class TrainingDiverging(Event, frozen=True, tag="training.diverging"):
     """Many steps in a row were skipped, because loss or gradient was not finite."""
 
     level = WARNING
-    why = "mostly a learning rate that is too high for the model, or samples that are no numbers"
+    why = "mostly a learning rate that is too high for the model, or a loss or samples that are no numbers"
     says = "training may have diverged: {reason}"
     reason: str
 

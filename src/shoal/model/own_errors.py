@@ -25,8 +25,7 @@ def asked(family: type[object], what: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        is_ours = family.__module__.startswith("shoal.")
-        if is_ours or isinstance(error, ShoalError | MemoryError | torch.OutOfMemoryError):
+        if is_ours(family) or isinstance(error, ShoalError | MemoryError | torch.OutOfMemoryError):
             raise
         name = configured_name(family)
         raise MisfitError(f"model.family: {what} of {name} raises {raised(error, name)}; mend it there") from error
@@ -40,6 +39,11 @@ def require_module(family: type[object], index: int, unit: object) -> nn.Module:
         f"model.family: build_unit({index}) of {configured_name(family)} gives {kind_of(unit)}, and has to give a "
         "torch.nn.Module"
     )
+
+
+def is_ours(family: type[object]) -> bool:
+    """Whether a family comes with shoal."""
+    return family.__module__.startswith("shoal.")
 
 
 def configured_name(family: type[object]) -> str:

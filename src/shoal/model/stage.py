@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from shoal.errors import ConfigError, LocalProtocolError
 from shoal.model.chunked_loss import ChunkedLoss
-from shoal.model.own_errors import asked, require_module
+from shoal.model.own_errors import asked, configured_name, is_ours, require_module
 from shoal.model.partition import StageUnits, counts_by_cost, units_by_counts
 from shoal.model.router_loss import RouterLosses, RouterPass
 from shoal.model.seeding import seeded, unit_seed
@@ -310,6 +310,11 @@ class StageModule(nn.Module):
     @property
     def is_first(self) -> bool:
         return self.stage == 0
+
+    @property
+    def family_name(self) -> str:
+        """What the configuration calls somebody's own family, `package.module:Class`; empty: it is one of shoal's."""
+        return "" if is_ours(type(self._family)) else configured_name(type(self._family))
 
     def parts_of(self, unit_name: str, *, is_of_experts: bool) -> int:
         """As how many samples a module of a unit gets one sample: as its positions where the loss is computed in

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from shoal.config.own_class import place_of, raises_itself
-from shoal.pipeline.out_of_memory import is_out_of_memory
+from shoal.errors import ShoalError
+from shoal.pipeline.out_of_memory import DEVICE_ERRORS, is_out_of_memory
 
 _OF_MACHINES: Final = (OSError, ImportError)
 _SAY_MACHINE: Final = re.compile(r"cuda|cudnn|cublas|nccl|\bmps\b|\bxpu\b|\bhip\b|\brocm|device|driver|memory", re.I)
@@ -19,14 +20,27 @@ _SAY_SHAPE: Final = re.compile(r"shape|size|dimension|same dtype|expected scalar
 """Of what torch raises as a RuntimeError, whatever the cause, these come of what it was given."""
 
 
-def is_of_model(error: BaseException) -> bool:
-    """Whether code of the user's own has raised what it would raise anywhere."""
-    if any(_is_of_machine(each) for each in _behind(error)) or not place_of(error, ""):
+def is_of_model(error: BaseException, name: str = "") -> bool:
+    """Whether code of the user's own has raised what it would raise anywhere.
+
+    Args:
+        name: What the configuration calls the model's family, as for `raised`.
+    """
+    if any(_is_of_machine(each) for each in _behind(error)) or not place_of(error, name):
         return False
     if isinstance(error, RuntimeError):
         # Those of compilers and devices are classes of their own.
-        return raises_itself(error) or (type(error) is RuntimeError and bool(_SAY_SHAPE.search(str(error))))
+        return raises_itself(error, name) or (type(error) is RuntimeError and bool(_SAY_SHAPE.search(str(error))))
     return True
+
+
+def is_refused_for(error: Exception, name: str = "") -> bool:
+    """Whether a step or an evaluation is refused for an error, and the server goes on with others.
+
+    Args:
+        name: As for `is_of_model`. An error of a class of the user's own may be any one.
+    """
+    return isinstance(error, DEVICE_ERRORS) or (not isinstance(error, ShoalError) and is_of_model(error, name))
 
 
 def _is_of_machine(error: BaseException) -> bool:

@@ -12,7 +12,8 @@ from shoal.events.base import emit
 from shoal.events.steps import EvaluationFailed
 from shoal.ids import PeerId
 from shoal.pipeline.device_operations import Operations
-from shoal.pipeline.out_of_memory import DEVICE_ERRORS, is_out_of_memory
+from shoal.pipeline.model_mistake import is_refused_for
+from shoal.pipeline.out_of_memory import is_out_of_memory
 from shoal.pipeline.tensor_check import misfit
 from shoal.swarm.microbatch_cut import too_large
 from shoal.transport.base import Endpoint
@@ -121,9 +122,12 @@ class StageEvaluator:
             return 0
         try:
             result = await self._operations.evaluate(batch.taken, batch.labels if is_end else None)
-        except (LocalProtocolError, *DEVICE_ERRORS) as error:
+        except Exception as error:
+            family = self._compute.module.family_name
+            if not (isinstance(error, LocalProtocolError) or is_refused_for(error, family)):
+                raise
             emit(logger, EvaluationFailed(), error=error)
-            self._refuse(pair, raised(error, max_chars=MAX_REFUSAL_CHARS))
+            self._refuse(pair, raised(error, family, max_chars=MAX_REFUSAL_CHARS))
             return num_samples if is_out_of_memory(error) else 0
         trainer, evaluation, microbatch = pair
         if not isinstance(result, WireTensor):

@@ -25,8 +25,8 @@ from shoal.events.steps import StepCapLowered, StepDoesNotFit, StepFailed, StepT
 from shoal.ids import PeerId, StepKey
 from shoal.pipeline.device_meter import DeviceMeter
 from shoal.pipeline.device_operations import DeviceOperations
-from shoal.pipeline.model_mistake import is_of_model
-from shoal.pipeline.out_of_memory import DEVICE_ERRORS, is_out_of_memory
+from shoal.pipeline.model_mistake import is_of_model, is_refused_for
+from shoal.pipeline.out_of_memory import is_out_of_memory
 from shoal.pipeline.replica_log import ReplicaLog
 from shoal.pipeline.role_hooks import NO_HOOKS, RoleHooks
 from shoal.pipeline.schedule import choose
@@ -379,14 +379,16 @@ class StageWorker:
         self._post_results()
         try:
             result = await call
-        except DEVICE_ERRORS as error:
-            if operation.kind in (OperationKind.COMMIT, OperationKind.DROP):
-                raise  # half a commit cannot be taken back
+        except Exception as error:
+            family = self.compute.module.family_name
+            # Half a commit cannot be taken back, and what is no error of a device or a model is a bug.
+            if operation.kind in (OperationKind.COMMIT, OperationKind.DROP) or not is_refused_for(error, family):
+                raise
             emit(logger, StepFailed(str(key), operation.kind.name), error=error)
             if request is not None and is_out_of_memory(error):
                 self._lower_cap(request.microbatch_samples)
-            said = raised(error, max_chars=MAX_REFUSAL_CHARS)
-            self._do(self._machine.refuse(key, said, is_model=is_of_model(error)))
+            said = raised(error, family, max_chars=MAX_REFUSAL_CHARS)
+            self._do(self._machine.refuse(key, said, is_model=is_of_model(error, family)))
             return
         if self.replica_log is not None:
             self.replica_log.done(operation, result.totals)

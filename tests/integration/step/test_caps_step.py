@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from tests.families import gpt
 from torch import Tensor
 
 from shoal.codec.raw import to_wire
+from shoal.config import own_class
 from shoal.config.diloco import InnerOptimConfig
 from shoal.data.fields import Fields
 from shoal.data.microbatch import Microbatch
 from shoal.errors import NoPipeline, RoundAborted
 from shoal.ids import PeerId
-from shoal.model.stage import build_stage
+from shoal.model.stage import StageModule, build_stage
 from shoal.pipeline.stage_compute import StageCompute
 from shoal.trainer.baseline import PlainLoop
 from shoal.wire.messages.step import Open
@@ -173,6 +175,44 @@ async def test_a_model_that_fails_at_every_replica_is_told_as_that_after_one_try
             await swarm.train(batch, 0, 1e-3)
         assert refused.value.is_model
         assert model.asked == [4]
+
+
+async def test_a_model_that_pip_has_installed_is_the_users_own_as_any_other(
+    make_swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [batch, *_] = text_batches((4,))
+    # As if this file, which raises, were of a package that the configuration names.
+    monkeypatch.setattr(own_class, "_INSTALLED", Path(__file__).parts)
+    async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
+        [replica] = swarm.replicas[1]
+        SmallMemory(replica.compute, 0, NameError("name 'hiden_BTC' is not defined"), "loss")
+        with pytest.raises(NoPipeline, match=r"is not defined$") as refused:
+            await swarm.train(batch, 0, 1e-3)
+        assert not refused.value.is_model
+        monkeypatch.setattr(StageModule, "family_name", f"{__name__}:Family")
+        with pytest.raises(NoPipeline, match=r"is not defined \(\S+test_caps_step\.py line \d+\)$") as refused:
+            await swarm.train(batch, 1, 1e-3)
+        assert refused.value.is_model
+
+
+class OddShape(Exception):
+    """Of a model of somebody's own, whose errors may be of any class."""
+
+
+async def test_an_error_of_a_class_of_the_users_own_is_a_refusal_of_its_step_and_of_an_evaluation(
+    make_swarm: MakeSwarm,
+) -> None:
+    [batch, *_] = text_batches((4,))
+    microbatches = [Microbatch(Fields(to_wire(x), to_wire(y)), len(y)) for x, y in batch]
+    async with make_swarm(gpt(0.1), 2, seed=SEED) as swarm:
+        [replica] = swarm.replicas[1]
+        for operation in ("loss", "evaluate"):
+            SmallMemory(replica.compute, 0, OddShape("too odd"), operation)
+        with pytest.raises(NoPipeline, match=r"OddShape: too odd \(\S+test_caps_step\.py line \d+\)$") as refused:
+            await swarm.train(batch, 0, 1e-3)
+        assert refused.value.is_model
+        with pytest.raises(RoundAborted, match=r"OddShape: too odd"):
+            await swarm.drivers[0].evaluate(evaluation=0, base_round=0, microbatches=microbatches, path=swarm.refs())
 
 
 async def test_an_evaluation_that_does_not_fit_lowers_the_cap_for_the_next(make_swarm: MakeSwarm) -> None:

@@ -5,15 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.hung_disk import far_disk
 
+from shoal import log
 from shoal.cli import run_files
-from shoal.cli.run_files import make_joining_log_dir, make_log_dir, new_run_id, remove_empty_outputs, take_log_dir
-from shoal.cli.run_folder import is_run_id
+from shoal.cli.local import run_local
+from shoal.cli.run_files import (
+    make_joining_log_dir,
+    make_log_dir,
+    new_run_id,
+    no_unbegun_log_dir,
+    remove_empty_outputs,
+    take_log_dir,
+)
+from shoal.cli.run_folder import LAUNCHER, LOCAL_KEY, is_run_id
 from shoal.clock import SystemClock
 from shoal.config import Config
 from shoal.errors import ConfigError
@@ -45,6 +57,50 @@ def test_no_other_folder_beside_those_of_runs_is_called_as_a_run_is() -> None:
     assert is_run_id(run_id)
     others = ("checkpoints", ".", "..", f"{run_id}.servers", f"{run_id}.mirror", f"{run_id}-2", f"x/{run_id}", "a.b-c")
     assert [name for name in others if is_run_id(name)] == []
+
+
+def _interrupted(config: Config, run: str, *left: str) -> None:
+    """Press Ctrl-C when a run's folder has been made, and these files are in it besides."""
+    with suppress(KeyboardInterrupt), no_unbegun_log_dir(config, RunId(run)):
+        made = make_log_dir(config, RunId(run), is_local=True)
+        (made / LOCAL_KEY).touch()
+        log.configure(LAUNCHER, made)
+        for name in left:
+            (made / name).write_text("{}")
+        raise KeyboardInterrupt
+
+
+def test_who_interrupts_before_a_run_begins_finds_the_folders_and_the_newest_one_as_they_were(tmp_path: Path) -> None:
+    config = Config(log_dir=tmp_path, experiment_prefix="mine")
+    _interrupted(config, "mine-1")
+    assert list(tmp_path.iterdir()) == []
+    with no_unbegun_log_dir(config, RunId("mine-2")):
+        (make_log_dir(config, RunId("mine-2")) / "summary.json").write_text("{}")
+    _interrupted(config, "mine-3")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "mine-2"]
+    assert (tmp_path / "mine").readlink() == Path("mine-2")
+    (tmp_path / "mine-6").mkdir()
+    with suppress(KeyboardInterrupt), no_unbegun_log_dir(config, RunId("mine-6")):
+        take_log_dir(config, RunId("mine-6"), lambda _: True)
+        raise KeyboardInterrupt
+    assert (tmp_path / "mine-6").is_dir(), "it was there before, perhaps with the key that its user has copied"
+    (tmp_path / "mine-6" / "config.yaml").unlink()
+    (tmp_path / "mine-6").rmdir()
+    # What has begun stays, and so does what tells how it has failed.
+    _interrupted(config, "mine-4", "summary.json")
+    _interrupted(config, "mine-5", f"{LAUNCHER}.log")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "mine-2", "mine-4", "mine-5"]
+
+
+def test_a_run_of_this_machine_that_is_interrupted_before_it_begins_leaves_no_folder(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        assert list(tmp_path.glob("*/swarm.key")), "its folder is there"
+        raise KeyboardInterrupt
+
+    early: Any = SimpleNamespace(require_uninterrupted=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_local(Config(log_dir=tmp_path), early)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_launchers_that_make_a_folder_at_once_have_one_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ def diloco(outer_steps: int = 100) -> DilocoConfig:
 
 def test_many_skipped_steps_in_a_row_are_said_once_with_what_to_change() -> None:
     divergence = Divergence(diloco())
+    assert divergence.step(False) is None
     told = [divergence.step(True) for _ in range(3 * MANY_IN_A_ROW)]
     assert [number for number, text in enumerate(told, 1) if text] == [MANY_IN_A_ROW]
     said = str(told[MANY_IN_A_ROW - 1])
@@ -42,3 +43,12 @@ def test_rounds_of_nothing_but_skipped_steps_end_the_run() -> None:
 def test_a_short_run_of_nothing_but_skipped_steps_fails_too() -> None:
     with pytest.raises(TrainingDiverged):
         Divergence(diloco(outer_steps=1)).round_over(0, 8)
+
+
+def test_where_no_step_was_finite_yet_the_samples_and_the_loss_are_named_before_the_rates() -> None:
+    divergence = Divergence(diloco(outer_steps=1))
+    told = [divergence.step(True) for _ in range(MANY_IN_A_ROW)]
+    first = "no step has given a number yet: look at the samples and at the model's loss first, else lower diloco"
+    assert first in str(told[-1])
+    with pytest.raises(TrainingDiverged, match=first):
+        divergence.round_over(0, 8)

@@ -12,6 +12,7 @@ from tests.alongside import alongside, until
 
 from shoal.client import stage_watch
 from shoal.client.stage_watch import PATIENCE_S, Standstill
+from shoal.client.totals import RunTotals
 from shoal.errors import ControlError, MisfitError
 from shoal.runtime.waking import Signal
 from shoal.swarm.round_boundary import RunTime
@@ -25,10 +26,11 @@ class Desk:
         self.refused_since_s: float | None = None
         self.refusal = "ValueError: odd number"
         self.mistake = ""
-        self.time = RunTime()
+        self.time, self.totals = RunTime(), RunTotals(rounds=2)
+        self.totals.time = self.time
         self.now_s = 0.0
         self.looks = 0
-        ledger: Any = SimpleNamespace(run_s=self.run_s, totals=SimpleNamespace(time=self.time))
+        ledger: Any = SimpleNamespace(run_s=self.run_s, totals=self.totals)
         reports: Any = self
         # What it waits for is the time of the run, which the test sets; in between it looks at once.
         self.watch = Standstill(reports, ledger, patience_s=patience_s)
@@ -51,6 +53,15 @@ async def test_a_step_that_stays_refused_while_none_is_committed_ends_the_run_wi
     desk.refused(0.0)
     desk.now_s = 1.0
     with pytest.raises(ControlError, match=r"no server can compute a step.*ValueError: odd number.*--resume goes on"):
+        await desk.watch.run()
+
+
+@pytest.mark.parametrize("mistake", ["", "TypeError: no shape"])
+async def test_a_run_without_a_recorded_round_is_not_said_to_go_on_from_a_checkpoint(mistake: str) -> None:
+    desk = Desk()
+    desk.totals.rounds, desk.mistake, desk.now_s = 0, mistake, 1.0
+    desk.refused(0.0)
+    with pytest.raises((ControlError, MisfitError), match=r"Mend .*then start it again$"):
         await desk.watch.run()
 
 

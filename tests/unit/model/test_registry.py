@@ -82,6 +82,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
     (tmp_path / f"{name}.py").write_text(_OWN_FAMILY)
     (tmp_path / f"{name}_broken.py").write_text("import there_is_no_such_module")
     (tmp_path / f"{name}_raising.py").write_text("\n1 / 0")
+    (tmp_path / f"{name}_misspelt.py").write_text("\nx = = 1")
     monkeypatch.syspath_prepend(tmp_path)
     return name
 
@@ -140,7 +141,8 @@ def test_a_family_of_ones_own_is_found_and_reads_its_own_options(own_module: str
     [
         ("resnet34", "choose gpt, mlp, resnet18"),
         ("no.such.module:Class", "cannot import no.such.module"),
-        ("{own}:Missing", "has no Missing"),
+        ("{own}:Missing", "has no Missing; check the part after the colon$"),
+        ("{own}:unfinnished", r"has no unfinnished; did you mean Unfinished\?$"),
         ("{own}:Unrelated", "not a subclass"),
         ("{own}:not_a_class", "not a subclass"),
         ("{own}:Unfinished", "does not define .*build_unit.*loss"),
@@ -149,6 +151,10 @@ def test_a_family_of_ones_own_is_found_and_reads_its_own_options(own_module: str
             r"no module named 'there_is_no_such_module', imported by \S+/{own}_broken\.py line 1\); is it installed",
         ),
         ("{own}_raising:Tiny", r"when it is imported, raises ZeroDivisionError: .* \(\S+/{own}_raising\.py line 2\)"),
+        (
+            "{own}_misspelt:Tiny",
+            r"cannot import {own}_misspelt .*: invalid syntax \(\S+/{own}_misspelt\.py line 2\); mend it there$",
+        ),
         ("{own}:Tiny()", "not of the form"),
         ("os; os:system", "not of the form"),
     ],
