@@ -302,9 +302,10 @@ def _not_loaded(data: DataConfig, split: str, error: Exception) -> ConfigError:
     hub = "the Hugging Face hub, which needs a network (no folder here is called so)"
     tried = "this folder" if is_local else hub
     check = "its files" if is_local else "the name and the connection"
+    said = str(error.__cause__ or error).rstrip(".")
     return ConfigError(
         f"data.dataset_name = {data.dataset_name} (dataset_config {data.dataset_config}, dataset_split "
-        f"{split}) could not be loaded from {tried}: {error.__cause__ or error}. "
+        f"{split}) could not be loaded from {tried}: {said}. "
         f"Check {check}, or use a data set that needs no network: {BUILTIN_NAMES}"
     )
 

@@ -102,8 +102,13 @@ def _require_fast(images: Any, content: bytes) -> None:
         ValueError: It is such an image.
         Exception: As its decoder says.
     """
-    with images.open(io.BytesIO(content)) as header:
-        (width, height), form = header.size, header.format
+    unknown: type[Exception] = images.UnidentifiedImageError
+    try:
+        with images.open(io.BytesIO(content)) as header:
+            (width, height), form = header.size, header.format
+    except unknown as error:
+        # Pillow names the buffer's address in memory.
+        raise unknown("it is no image of a kind that Pillow reads") from error
     # What makes it small has a table of 32 bytes for each pixel of a side.
     if max(width, height) > _LONGEST_SIDE:
         raise ValueError(f"it has {width} x {height} pixels, and at most {_LONGEST_SIDE} of a side are read")
@@ -167,7 +172,7 @@ def image_in(content: bytes, data: DataConfig) -> NDArray[np.float32]:
     except MemoryError:
         raise  # another time there may be enough
     except unknown as error:
-        raise SampleError("it is no image of a kind that Pillow reads") from error
+        raise SampleError(str(error)) from error
     except Exception as error:
         raise SampleError(f"{type(error).__name__}: {error}") from error
 

@@ -166,7 +166,8 @@ class MapSamples(KnownSamples):
 
     Raises:
         StorageError: The system does not give one of those that are looked at.
-        ConfigError: It has no samples, none of those looked at can be read, or one is another when it is read again.
+        ConfigError: It has no samples or no length, none of those looked at can be read, or one is another when it is
+            read again.
         SampleError: One of them is no sample.
     """
 
@@ -174,7 +175,10 @@ class MapSamples(KnownSamples):
         self._samples = samples
         self._name = name
         self._reading = threading.Lock()
-        num_samples = len(samples)
+        try:
+            num_samples = len(samples)
+        except Exception as error:
+            raise ConfigError(f"data.dataset_name = {name}: its length raises {raised(error, name)}") from error
         if not num_samples:
             raise ConfigError(f"data.dataset_name = {name} has no samples: its length is 0")
         first = self._look(num_samples)

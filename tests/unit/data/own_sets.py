@@ -126,3 +126,10 @@ def with_its_own_held_out(count: int) -> DataSet:
 def numpy_only(count: int) -> Any:
     """What has a length and an index is a data set, whatever it is."""
     return [(np.full((1, 4, 4), index, np.float16), np.int32(index % 4)) for index in range(count)]
+
+
+class Unmeasured(Pictures):
+    """Has no length, by a mistake."""
+
+    def __len__(self) -> int:
+        raise AttributeError("no attribute 'cuont'")

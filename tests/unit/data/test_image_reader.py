@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import struct
 
+import datasets
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from shoal.config.training import DataConfig
 from shoal.data import image_reader
-from shoal.data.image_reader import image_in
+from shoal.data.image_reader import ImageReader, image_in
 from shoal.errors import SampleError
 
 _DATA = DataConfig(dataset_name="photos", task_type="cv", img_size=8)
@@ -55,3 +56,9 @@ def test_a_long_line_is_no_image_of_a_file_either() -> None:
     Image.new("L", (70_000, 1)).save(content, "PNG")
     with pytest.raises(SampleError, match="70000 x 1 pixels"):
         image_in(content.getvalue(), _DATA)
+
+
+def test_a_row_that_is_no_image_is_told_in_words_without_an_address_in_memory() -> None:
+    reader = ImageReader(datasets.Image(decode=False), _DATA)
+    with pytest.raises(UnidentifiedImageError, match=r"^it is no image of a kind that Pillow reads$"):
+        reader.read({"bytes": b"\x89PNG\r\n", "path": None})

@@ -95,6 +95,7 @@ def test_a_worker_opens_the_same() -> None:
         ("with_its_own_held_out", {"arguments": {"count": 9}, "eval_split": "test"}, "takes no argument 'split'"),
         ("WithoutSplit", {"arguments": {"count": 0}}, "has no samples: its length is 0"),
         ("WithoutSplit", {"arguments": {"count": 1}}, "has 1 sample"),
+        ("Unmeasured", {}, r"its length raises AttributeError: no .*cuont. \(\S+/own_sets\.py line \d+\)"),
         (
             "WithoutSplit",
             {"arguments": {"bad": list(range(20))}},

@@ -132,7 +132,10 @@ def test_every_family_can_be_cut_as_often_as_the_configuration_allows(name: str)
 def test_a_family_of_ones_own_is_found_and_reads_its_own_options(own_module: str) -> None:
     config = Config.model_validate({"model": {"family": f"{own_module}:Tiny", "extra": {"width": 6}}})
     family = load_family(config.model, config.data)
-    assert build_stage(family, 0, 1, seed=1).output_spec.shape == (128, 256)
+    stage = build_stage(family, 0, 1, seed=1)
+    assert stage.output_spec.shape == (128, 256)
+    assert stage.family_name == config.model.family
+    assert build_stage(load_family(Config().model, Config().data), 0, 2, seed=1).family_name == ""
     assert family.boundary_spec(0).shape == (128, 6)
 
 
