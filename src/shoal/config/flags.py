@@ -7,7 +7,18 @@ or false need no value and have a `--no-` form, lists of addresses may be given 
 from collections.abc import Iterable, Sequence
 
 from shoal.config.distqat_names import REMOVED
-from shoal.config.keys import ALIASES, SECRETS, Key, flag_names, keys, nearest, plain, section_of, unknown_key
+from shoal.config.keys import (
+    ALIASES,
+    SECRETS,
+    Key,
+    flag_names,
+    keys,
+    nearest,
+    plain,
+    section_of,
+    unknown_key,
+    within_mapping,
+)
 from shoal.config.sources import Layer, from_text, from_value
 
 _TRUE = frozenset({"true", "yes", "on", "1"})
@@ -100,6 +111,8 @@ def _unknown_flag(flag: str, other_flags: Iterable[str]) -> str:
             return unknown_key(removed, flag, ())
     if flag.removeprefix("--") in other_flags:
         return f"{flag} is a flag of other commands, and means nothing to this one; remove it"
+    if advice := within_mapping(flag.removeprefix("--")):
+        return f"unknown flag {flag}; {advice}"
     candidates = [flag_of(name)[2:] for name in keys()] + [
         f"no-{flag_of(k.name)[2:]}" for k in keys().values() if k.is_bool
     ]

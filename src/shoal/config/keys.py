@@ -57,6 +57,11 @@ class Key:
         return any(_is_structure(option) for option in _options(self.info))
 
     @property
+    def is_mapping(self) -> bool:
+        """Whether the value is a mapping whose names the schema does not know."""
+        return any(get_origin(option) is dict for option in _options(self.info))
+
+    @property
     def accepts_word(self) -> bool:
         """Whether the value can be a plain word or number."""
         return any(option is not type(None) and not _is_structure(option) for option in _options(self.info))
@@ -141,6 +146,15 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     return by_plain[close[0]] if close else None
 
 
+def within_mapping(name: str) -> str:
+    """Return how a value within a key's mapping is given, if that is what a name means; else nothing."""
+    for key in keys().values():
+        within = name[len(key.name) + 1 :].replace("-", "_")
+        if key.is_mapping and within and plain(name).startswith(plain(key.name) + "-"):
+            return f"{key.name} is a mapping: give its values as --{key.name} '{{{within}: VALUE}}'"
+    return ""
+
+
 def unknown_key(name: str, where: str, candidates: Iterable[str]) -> str:
     """Return what is wrong with a key that does not exist, and what to do.
 
@@ -153,4 +167,5 @@ def unknown_key(name: str, where: str, candidates: Iterable[str]) -> str:
         return f"{where}: {name} does not exist in shoal: {REMOVED[name]}. Remove it."
     suggestion = nearest(name, candidates)
     advice = f"did you mean {suggestion}?" if suggestion else "`shoal config keys` lists all keys."
+    advice = within_mapping(name) or advice
     return f"{where}: unknown key {name}; {advice}"

@@ -295,7 +295,9 @@ def _json_list(path: Path, reader: RowReader) -> Iterator[tuple[float, TextPiece
 
 def _cell(row: dict[str, Any], reader: RowReader, where: str) -> TextPiece | Unreadable:
     if reader.column not in row:
-        return Unreadable(where, f'it has no "{reader.column}" ({reader.key}) but {", ".join(map(str, list(row)[:8]))}')
+        said = f'it has no "{reader.column}" ({reader.key}) but {", ".join(map(str, list(row)[:8]))}'
+        is_chat = reader.key == "data.text_column" and any(isinstance(value, list) for value in row.values())
+        return Unreadable(where, f"{said}; data.messages_column names conversations" if is_chat else said)
     return reader.take(row, where, is_table=False)
 
 

@@ -19,6 +19,8 @@ from tests.unit.checkpoint.folders import make_config, write_model
 
 from shoal.checkpoint.loading import load_model
 from shoal.config import Config
+from shoal.config.training import DataConfig
+from shoal.data import huggingface
 from shoal.data.catalog import log_event
 from shoal.data.class_names import with_classes
 from shoal.errors import ConfigError
@@ -139,3 +141,8 @@ def test_what_cannot_be_classified_is_told_what_to_do(tmp_path: Path) -> None:
         code, out, err = classified(*argv)
         assert (code, out) == (2, "")
         assert says in err
+
+
+def test_what_a_library_says_ends_with_one_full_stop() -> None:
+    error = huggingface._not_loaded(DataConfig(dataset_name="no/such"), "train", ValueError("please install 'it'."))
+    assert "please install 'it'. Check the name" in str(error)

@@ -190,6 +190,10 @@ def test_what_is_merged_may_be_said_anew_whatever_the_order_in_which_it_is_read(
     [
         (["--diloco.inner-step", "3"], ["--diloco.inner-step;", "did you mean --diloco.inner-steps?"]),
         (["--config-pth", "x"], ["did you mean --config-path?"]),
+        (
+            ["--model.extra.vocab-size", "3"],
+            ["model.extra is a mapping: give its values as --model.extra '{vocab_size: "],
+        ),
         (["--config-path=x"], ["--config-path is a flag of other commands"]),
         (["--diloco.inner-steps"], ["--diloco.inner-steps needs a value"]),
         (["--diloco.inner-steps", "--no-wandb"], ["--diloco.inner-steps needs a value"]),
@@ -209,6 +213,7 @@ def test_wrong_flags_are_refused_with_advice(flags: list[str], parts: list[str])
 
 
 def test_unknown_variables_with_the_prefix_are_refused() -> None:
+    assert "--model.extra '{width: VALUE}'" in _refused(env={"SHOAL_MODEL__EXTRA__WIDTH": "8"})
     assert "did you mean SHOAL_DILOCO__INNER_STEPS?" in _refused(env={"SHOAL_DILOCO_INNER_STEPS": "1"})
     assert "SHOAL_NONSENSE" in _refused(env={"SHOAL_NONSENSE": "1"})
     assert "environment variable SHOAL_RUN__SEED" in _refused(env={"SHOAL_RUN__SEED": "x"})

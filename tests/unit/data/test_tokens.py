@@ -425,12 +425,15 @@ def test_rows_may_be_one_json_list(tmp_path: Path) -> None:
     for name, indent in (("compact.json", None), ("indented.json", 2)):
         (tmp_path / name).write_text("\n " + json.dumps(rows, indent=indent))
         assert files_of(tmp_path / name) == TEXTS[:3]
-    (tmp_path / "odd.json").write_text('[{"text": "a"}, 5, {"body": "b"}]')
+    (tmp_path / "odd.json").write_text('[{"text": "a"}, 5, {"body": "b"}, {"turns": []}]')
     data = of_folder(tmp_path / "odd.json").data
     found = [item for item in local_documents(data, None) or () if isinstance(item, Unreadable)]
     assert found == [
         Unreadable("odd.json:2", "it is no JSON object"),
         Unreadable("odd.json:3", 'it has no "text" (data.text_column) but body'),
+        Unreadable(
+            "odd.json:4", 'it has no "text" (data.text_column) but turns; data.messages_column names conversations'
+        ),
     ]
     (tmp_path / "broken.json").write_text('[{"text": "a"},')
     with pytest.raises(ConfigError, match=r"broken\.json begins as a JSON list of rows and is none .*; mend it"):
