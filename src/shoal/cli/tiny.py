@@ -5,7 +5,8 @@
     data       what shoal carries, in short samples
     training   a few short rounds; of image models they average
 
-What a flag or the environment says stays as it is said; of a model of transformers all sizes become small.
+What a flag or the environment says stays as it is said; of a model of transformers all sizes become small, but the
+vocabulary of a tokenizer that is said.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def _model_changes(model: ModelConfig, said: set[str]) -> Iterator[tuple[str, An
     yield "model.num_layers", min(_MOST_BLOCKS, model.num_layers)
     yield "model.num_heads", heads
     yield "model.hidden_size", _HEAD_WIDTH * (model.num_heads if "model.num_heads" in said else heads)
-    yield "model.vocab_size", _NUM_BYTES
+    if "data.tokenizer" not in said:
+        yield "model.vocab_size", _NUM_BYTES
 
 
 def _small_of_transformers(config: Config) -> dict[str, Any]:
@@ -157,8 +159,10 @@ def _small_of_transformers(config: Config) -> dict[str, Any]:
 
         small = small_speech_values(values, model_config(values, config.model.extra))
         return {"name_or_path": None, "revision": None, "commit": None, "extra": {}, "hf_config": small}
-    sizes = {"vocab_size": _NUM_BYTES, "max_position_embeddings": config.data.seq_len}
-    small = small_values(values, model_config(values, config.model.extra), **sizes)
+    large = model_config(values, config.model.extra)
+    # A tokenizer that is said besides has the vocabulary of the large model.
+    num_tokens = _NUM_BYTES if config.data.tokenizer is None else large.get_text_config().vocab_size
+    small = small_values(values, large, vocab_size=num_tokens, max_position_embeddings=config.data.seq_len)
     return {"name_or_path": None, "revision": None, "commit": None, "extra": {}, "hf_config": small}
 
 

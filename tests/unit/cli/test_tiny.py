@@ -143,6 +143,11 @@ def test_what_a_flag_or_the_environment_says_is_kept(
     small = printed(capsys, path, "--tiny", "--data.seq-len=100", "--model.tie=false", "--model-pipeline.stages=1")
     assert (small.model.tie, small.num_stages) == (False, 1)
     assert of_transformers(small).max_position_embeddings == 100
+    # With the tokenizer of the large model the small one has its vocabulary; else it is one of bytes.
+    large = of_transformers(load_config(ROOT / "configs/gemma3_270m.yaml")).vocab_size
+    assert of_transformers(printed(capsys, path, "--tiny")).vocab_size == 256 < large
+    assert of_transformers(printed(capsys, path, "--tiny", "--data.tokenizer=./mine")).vocab_size == large
+    assert printed(capsys, "--tiny", "--data.tokenizer=./mine", "--model.vocab-size=999").model.vocab_size == 999
 
 
 def test_a_cut_of_the_large_model_is_none_of_the_small_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
