@@ -33,7 +33,7 @@ class ForkRole(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preloaded(msgspec.Struct, frozen=True, tag=True):
-    """All modules are imported; forks are served from now on."""
+    """All modules of a `Configure` are imported; forks are served from now on."""
 
 
 class PreloadFailed(msgspec.Struct, frozen=True, tag=True):

@@ -177,10 +177,7 @@ class ForkServer:
         configure = self._unserved.popleft()
         if not isinstance(configure, Configure):
             raise InvariantViolation(f"the first request is {type(configure).__name__}, not Configure")
-        if not self._import(configure):
-            return False
-        self._send(Preloaded())
-        return True
+        return self._import(configure)
 
     def _import(self, configure: Configure) -> bool:
         """Import modules that all roles share which are forked later; returns whether forks can be served."""
@@ -210,6 +207,7 @@ class ForkServer:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*usual)
+        self._send(Preloaded())
         return True
 
     def _receive(self) -> bool:

@@ -75,6 +75,7 @@ class ForkServerKeeper:
         self._requests = Mailbox[Launch]()
         self._first_preloaded = anyio.Event()
         self._preloaded = anyio.Event()
+        self._num_preloaded = 0
         self._stopping = anyio.Event()
         self._has_orphans = Signal()
         self._reason = ""
@@ -173,6 +174,7 @@ class ForkServerKeeper:
             if launch.waiting:
                 self._requests.put(launch)
         self._preloaded = anyio.Event()
+        self._num_preloaded = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._send_requests, tasks, server, name="fork server requests")
             async for reply, descriptor in server.replies():
@@ -197,9 +199,12 @@ class ForkServerKeeper:
     def _receive(self, server: ForkServerProcess, reply: Reply, descriptor: int) -> None:
         match reply:
             case Preloaded():
-                emit(_logger, ForkServerPreloaded(server.pid))
-                self._first_preloaded.set()
-                self._preloaded.set()
+                self._num_preloaded += 1
+                # Until then it imports, which may take longer than a fork server that hangs is waited for.
+                if self._num_preloaded == server.num_preloads:
+                    emit(_logger, ForkServerPreloaded(server.pid))
+                    self._first_preloaded.set()
+                    self._preloaded.set()
             case PreloadFailed(message):
                 self._cannot_preload(message)
             case Forked(number, pid):

@@ -25,6 +25,7 @@ class ForkServerProcess:
 
     Attributes:
         pid: also the number of the session of all its roles.
+        num_preloads: how often it was told to import something; it says of each that it has.
     """
 
     def __init__(self, preload: Sequence[str], run_dir: Path | None, tag: str) -> None:
@@ -61,6 +62,7 @@ class ForkServerProcess:
             os.close(lifeline_read_fd)
         self.pid = self._process.pid
         self._requests.setblocking(False)
+        self.num_preloads = 0
         self.preload(preload)
 
     def preload(self, modules: Sequence[str]) -> None:
@@ -70,6 +72,7 @@ class ForkServerProcess:
             OSError: the fork server is gone.
         """
         self._requests.sendall(framed(Configure(list(modules), SystemClock.began_unix_s)))
+        self.num_preloads += 1
 
     async def send(self, request: Request, fd: int | None = None) -> None:
         """Send one request, with a descriptor if it takes one; one task at a time.

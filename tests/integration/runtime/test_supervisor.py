@@ -29,6 +29,7 @@ from tests.linux_calls import needs
 from tests.windows import fork_server_pid
 
 from shoal.errors import ConnectionLost, RemoteError
+from shoal.runtime import fork_server_keeper
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.launch import Launch
 from shoal.runtime.launcher_messages import (
@@ -367,6 +368,31 @@ async def test_what_a_run_turns_out_to_need_is_imported_once_for_all_its_roles(
         for index in range(2):
             role = await supervisor.start(RoleSpec("server", index, "roles:knowing", b"needed_as_well"))
             assert (await told_by(role))["is_imported"]
+
+
+async def test_a_fork_server_that_still_imports_that_is_not_asked_for_a_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    (tmp_path / "takes_long.py").write_text(f"open({str(tmp_path / 'go')!r}).read()")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Whoever hangs is killed at once.
+    monkeypatch.setattr(fork_server_keeper, "_ANSWER_TIMEOUT_S", 0.001)
+    notices: list[str] = []
+    servers = ForkServers(["json"])
+    servers.preload(["takes_long"])
+    async with (
+        Supervisor(fork_servers=servers, notice=notices.append) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        pid = servers.current.pid
+        tasks.start_soon(supervisor.start, RoleSpec("server", 0, "roles:steady"))
+        # It opens when the first modules are imported and this one is not.
+        async with await anyio.open_file(tmp_path / "go", "w"):
+            await anyio.sleep(0.1)
+            assert servers.current.pid == pid
+        monkeypatch.setattr(fork_server_keeper, "_ANSWER_TIMEOUT_S", DEADLINE_S)
+    assert notices == []
 
 
 async def test_if_it_cannot_be_imported_the_run_ends_with_the_reason() -> None:
