@@ -69,8 +69,12 @@ def from_flags(tokens: Sequence[str], other_flags: Iterable[str] = ()) -> Layer:
                 layer.merge(from_value(key, False if key.is_bool else None, flag))
             continue
         if not equals:
-            if key.is_bool and (following is None or following.lower() not in _TRUE | _FALSE):
+            if key.is_bool and (following is None or following.startswith("--")):
                 text = "true"
+            elif key.is_bool and following is not None and following.lower() not in _TRUE | _FALSE:
+                layer.problems.append(f"{flag} takes true or false, not {following!r}")
+                position += 1
+                continue
             elif following is None or following.startswith("--"):
                 layer.problems.append(f"{flag} needs a value; `shoal config keys` shows which")
                 continue

@@ -189,6 +189,7 @@ def test_what_is_merged_may_be_said_anew_whatever_the_order_in_which_it_is_read(
     ("flags", "parts"),
     [
         (["--diloco.inner-step", "3"], ["--diloco.inner-step;", "did you mean --diloco.inner-steps?"]),
+        (["--wandb", "maybe", "--run.seed=x"], ["--wandb takes true or false, not 'maybe'", "run.seed"]),
         (["--config-pth", "x"], ["did you mean --config-path?"]),
         (
             ["--model.extra.vocab-size", "3"],
