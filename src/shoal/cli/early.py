@@ -23,7 +23,7 @@ import msgspec
 
 from shoal.clock import SystemClock
 from shoal.errors import ConfigError, RemoteError
-from shoal.model.hf.described import OF_TRANSFORMERS
+from shoal.model.hf.described import OF_TRANSFORMERS, kind_of
 from shoal.runtime.file_limit import raise_file_limit
 from shoal.runtime.fork_servers import ForkServers
 from shoal.runtime.process_info import process_age_s
@@ -54,7 +54,7 @@ PRELOAD = (
 )
 """What the fork server imports once for all roles."""
 
-_FOR_TRANSFORMERS = ("shoal.model.hf.preloaded",)
+_FOR_TRANSFORMERS = "shoal.model.hf.preloaded"
 _FOR_ADAPTERS = ("peft",)
 
 
@@ -82,7 +82,9 @@ class EarlyStart:
     def preload_for(self, config: Config) -> None:
         """Have what this model needs besides imported once, before the roles that need it are forked."""
         if config.model.family in OF_TRANSFORMERS:
-            self.fork_servers.preload(_FOR_TRANSFORMERS if config.lora is None else _FOR_TRANSFORMERS + _FOR_ADAPTERS)
+            kind = kind_of(config.model)
+            of_model = _FOR_TRANSFORMERS if kind is None else f"{_FOR_TRANSFORMERS}:{kind}"
+            self.fork_servers.preload((of_model,) if config.lora is None else (of_model, *_FOR_ADAPTERS))
 
     def announce(
         self, run_id: str, log_dir: Path, client: Hop | None = None, hosts: Literal["servers", "mirror"] = "servers"

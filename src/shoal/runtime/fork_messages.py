@@ -18,6 +18,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
     """What to import before the next fork: the first request, and again when it is known what a run needs besides.
 
     Attributes:
+        preload: see `ForkServerProcess.preload`.
         began_unix_s: from which time this host's roles count on (`SystemClock`), also if the wall clock was set since.
     """
 

@@ -188,7 +188,10 @@ class ForkServer:
         gc.set_threshold(*_IMPORT_THRESHOLD)
         for name in configure.preload:
             try:
-                importlib.import_module(name)
+                module, _, text = name.partition(":")
+                imported = importlib.import_module(module)
+                if text:
+                    imported.preload(text)
             except ImportError as error:
                 self._send(PreloadFailed(f"cannot import {name}: {error}"))
                 return False

@@ -32,7 +32,7 @@ class ForkServerProcess:
         """Start the program.
 
         Args:
-            preload: modules to import before the first fork; none of them may start a thread.
+            preload: modules to import before the first fork, see `preload`; none of them may start a thread.
             run_dir: the fork server removes it when it ends; None: there is none.
             tag: "NAME=value", for the environment of the fork server and of all processes below it.
 
@@ -67,6 +67,9 @@ class ForkServerProcess:
 
     def preload(self, modules: Sequence[str]) -> None:
         """Have it import modules before the next fork; to be called while nothing else is sent to it.
+
+        Args:
+            modules: "package.module", or "package.module:text", whose function `preload` is called with the text then.
 
         Raises:
             OSError: the fork server is gone.

@@ -395,6 +395,17 @@ async def test_a_fork_server_that_still_imports_that_is_not_asked_for_a_role(
     assert notices == []
 
 
+async def test_a_module_that_is_given_a_text_imports_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imports_more.py").write_text("preload = __import__")
+    (tmp_path / "said_by_text.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with Supervisor(preload=["imports_more:said_by_text"]) as supervisor:
+        role = await supervisor.start(RoleSpec("server", 0, "roles:knowing", b"said_by_text"))
+        assert (await told_by(role))["is_imported"]
+
+
 async def test_if_it_cannot_be_imported_the_run_ends_with_the_reason() -> None:
     servers = ForkServers(["json"])
     servers.preload(["no_such_module"])

@@ -21,10 +21,12 @@ _HF: dict[str, Any] = {"model": {"family": "hf", "extra": {"model_type": "qwen3"
     [
         ({}, []),
         ({"model": {"family": "own.package:Own"}}, []),
-        (_HF, ["shoal.model.hf.preloaded"]),
-        ({**_HF, "lora": {}}, ["shoal.model.hf.preloaded", "peft"]),
+        (_HF, ["shoal.model.hf.preloaded:qwen3"]),
+        ({**_HF, "lora": {}}, ["shoal.model.hf.preloaded:qwen3", "peft"]),
+        ({"model": {"family": "hf", "hf_config": {"model_type": "gpt2"}}}, ["shoal.model.hf.preloaded:gpt2"]),
+        ({"model": {"family": "hf", "extra": {"model_type": 2}}}, ["shoal.model.hf.preloaded"]),
     ],
-    ids=["gpt", "own", "hf", "adapters"],
+    ids=["gpt", "own", "hf", "adapters", "from a folder", "no kind"],
 )
 def test_what_a_model_needs_is_imported_once_for_all_roles(values: dict[str, Any], expected: list[str]) -> None:
     asked: list[str] = []

@@ -94,6 +94,12 @@ def config_values(model: ModelConfig) -> dict[str, Any]:
     return values
 
 
+def kind_of(model: ModelConfig) -> str | None:
+    """Return the `model_type` as far as it is known without reading a file; it may be any text."""
+    kind = model.extra.get("model_type", (model.hf_config or {}).get("model_type"))
+    return kind if isinstance(kind, str) else None
+
+
 def transformers_version() -> str:
     """Return which transformers is installed.
 
