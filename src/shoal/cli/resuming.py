@@ -192,8 +192,9 @@ def _store(place: str, prefix: str | None) -> tuple[CheckpointStore, int | None]
             )
         return CheckpointStore(location, run_id), round
     if "://" not in place and not os.path.isdir(place):
+        wrong = f"{place} is no folder" if os.path.exists(place) else f"there is no {place}"
         raise ConfigError(
-            f"--resume: there is no {place}: name the folder or URL with the checkpoints, by --resume or checkpoint_dir"
+            f"--resume: {wrong}: name the folder or URL with the checkpoints, by --resume or checkpoint_dir"
         )
     # What has the name of another folder of this host's logs would pass for a run with a key and a file of its own.
     stores = [store for store in stores_at(place) if is_run_id(store.run_id)]

@@ -185,7 +185,9 @@ def lines_of(status: SwarmStatus) -> Iterator[str]:
         yield f"trainers  {slots or 'none'}"
     if status.client is not None:
         answers = "" if status.client.answers else f", does not answer: {status.client.problem}"
-        yield f"client  {status.client.name} at {', '.join(status.client.addresses) or 'no address'}{answers}"
+        addresses = ", ".join(status.client.addresses)
+        where = f" at {addresses}" if addresses else ", which other hosts cannot reach"
+        yield f"client  {status.client.name}{where}{answers}"
     happened = [event for event in status.events if not event.routine][-_LAST_EVENTS:]
     for number, event in enumerate(happened):
         title = " " * len(_EVENTS_TITLE) if number else _EVENTS_TITLE

@@ -182,6 +182,9 @@ def test_where_there_is_none_the_place_is_named(runs: Runs, tmp_path: Path) -> N
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match=rf"no checkpoint in {tmp_path}/checkpoints"):
         runs.resume()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/file is no folder"):
+        runs.resume(wanted=str(tmp_path / "file"))
 
 
 def test_where_all_are_damaged_each_is_named(runs: Runs) -> None:

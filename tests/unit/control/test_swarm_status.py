@@ -73,6 +73,13 @@ def test_a_run_with_a_client_is_said_in_words_and_numbers() -> None:
     assert msgspec.json.decode(msgspec.json.encode(status), type=SwarmStatus) == status
 
 
+def test_a_client_of_a_local_run_is_one_that_other_hosts_cannot_reach() -> None:
+    client = ClientPeer(Hop(CLIENT.peer, ("unix:m:/c",)), 0.0)
+    view = SwarmView(SERVERS, clients=(client,), run=_run(), labels=LABELS)
+    last = list(lines_of(swarm_status("sandbox", view, ANSWER, "")))[-1]
+    assert last == "client  client@desk, which other hosts cannot reach"
+
+
 @pytest.mark.parametrize(
     ("clients", "run", "state"),
     [
