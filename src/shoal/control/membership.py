@@ -189,9 +189,12 @@ class Membership:
                 labels[opened.peer] = label
         self._labels = dict(list(labels.items())[-_MAX_LABELS:])
 
-    def _rebuild(self) -> None:
+    def _built(self) -> SwarmView:
         believed = (o for o in self._records.values() if o.sequence > self._lost.get(o.peer, -1))
-        view = build_view(believed, self._labels)
+        return build_view(believed, self._labels)
+
+    def _rebuild(self) -> None:
+        view = self._built()
         if view != self.view:
             self.view = view
             self._changed.notify()
