@@ -357,7 +357,10 @@ def images(*said: tuple[Any, ...]) -> FakeTable:
 def use_pillow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stand in for the library that decodes images."""
     pillow = SimpleNamespace(
-        init=lambda: None, ID=["PNG", "EPS"], open=lambda _: nullcontext(SimpleNamespace(size=(4, 4), format="PNG"))
+        init=lambda: None,
+        ID=["PNG", "EPS"],
+        open=lambda _: nullcontext(SimpleNamespace(size=(4, 4), format="PNG")),
+        UnidentifiedImageError=OSError,
     )
     monkeypatch.setitem(sys.modules, "PIL.Image", pillow)  # type: ignore[arg-type]
     return pillow
