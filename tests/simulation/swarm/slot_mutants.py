@@ -158,7 +158,7 @@ MUTANTS: dict[str, tuple[Callable[[int], World], int]] = {
         (KeepsTheLost, 0),
         (ForgetsWhoWasNotTold, 71),
         (StartsAnotherMeanwhile, 3),
-        (LooksNoMore, 108),
+        (LooksNoMore, 2),
         (ReplacesThemForEver, 2),
         (IsDoneForGood, 1),
         (WaitsForEver, 1),
