@@ -14,9 +14,9 @@ from shoal.errors import InvariantViolation
 from shoal.ids import PeerId
 from shoal.swarm.view import SwarmView
 
-_GATHERING_S: Final = 0.001
-"""For each who watches: what hundreds announce within so long is told to each of them at once, as a poll of the DHT
-brings it. Told one by one, a round of 400 would take the cube of 400."""
+_GATHERING_S: Final = 6e-6
+"""For each two of those who watch: what is announced within so long is told to all of them together, as a poll of the
+DHT brings it, since that costs the square of how many they are. One by one, a round of 400 would take its cube."""
 
 
 def _hears_all(_watcher: PeerId, _peer: PeerId) -> bool:
@@ -80,7 +80,7 @@ class LocalRegistry:
         self._records[peer, topic] = opened
         self._not_in_whole.append(opened)
         if not self._announced:
-            asyncio.get_running_loop().call_later(_GATHERING_S * len(self._watchers), self.tell)
+            asyncio.get_running_loop().call_later(_GATHERING_S * len(self._watchers) ** 2, self.tell)
         self._announced.append(opened)
 
     def tell(self) -> None:
